@@ -1,0 +1,49 @@
+# Every target makes .venv by itself when it is missing or older than its description.
+PYTHON ?= python3
+bin := .venv/bin
+# two torch processes with all threads each run many times slower than with one
+export OMP_NUM_THREADS ?= 1
+
+# shapes are checked at every call, but for the tests of compiled graphs, which the checks would break
+pytest := $(bin)/pytest -n 2 --ignore tests/compile --jaxtyping-packages=sedd,beartype.beartype
+
+.PHONY: help demo test lint verify docs bench clean
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear .venv
+	@if $(bin)/python -m pip install --quiet --constraint constraints.txt uv; then \
+	  links=$$($(bin)/python -m pip config get global.find-links 2>/dev/null || true); \
+	  UV_FIND_LINKS="$$links" $(bin)/uv pip install --quiet --python $(bin)/python \
+	    --constraint constraints.txt --build-constraint constraints.txt --editable '.[dev,docs]'; \
+	else \
+	  PIP_CONSTRAINT=constraints.txt $(bin)/python -m pip install --editable '.[dev,docs]'; \
+	fi
+	@touch $@
+
+demo: .venv/ready  ## train and sample a model of a law known exactly, in seconds
+	$(bin)/python examples/toy_law.py
+
+test: .venv/ready  ## the tests
+	$(pytest) -m "not verify"
+	$(bin)/pytest -q tests/compile
+
+lint: .venv/ready  ## style, types, and who may import whom
+	$(bin)/ruff check
+	$(bin)/ruff format --check
+	$(bin)/mypy
+	$(bin)/lint-imports
+
+verify: .venv/ready  ## the long proofs
+	$(pytest) -m verify
+
+docs: .venv/ready  ## the documentation, in site/
+	$(bin)/zensical build --strict
+
+bench: .venv/ready  ## time and memory of the core on this machine
+	$(bin)/python benchmarks/core.py
+
+clean:  ## remove what was made
+	rm -rf .venv site build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""``python -m sedd``."""
+
+from sedd.cli import main
+
+main()

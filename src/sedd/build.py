@@ -1,0 +1,93 @@
+"""From names to objects: the only room in which a string chooses a class."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from sedd import objective as objectives
+from sedd import parameterization as parameterizations
+from sedd import process as processes
+from sedd import schedule as schedules
+
+PROCESSES: Mapping[str, type[processes.Process]] = {
+    "absorbing": processes.Absorbing,
+    "uniform": processes.Uniform,
+}
+SCHEDULES: Mapping[str, type[schedules.Schedule]] = {
+    "log-linear": schedules.LogLinear,
+    "geometric": schedules.Geometric,
+    "cosine": schedules.Cosine,
+    "polynomial": schedules.Polynomial,
+}
+PARAMETERIZATIONS: Mapping[str, type[nn.Module]] = {
+    "score": parameterizations.Score,
+    "mean": parameterizations.Mean,
+    "conditional": parameterizations.Conditional,
+}
+OBJECTIVES: Mapping[str, type[objectives.Objective]] = {
+    "score-entropy": objectives.DenoisingScoreEntropy,
+    "explicit-score-entropy": objectives.ExplicitScoreEntropy,
+    "implicit-score-entropy": objectives.ImplicitScoreEntropy,
+    "concrete-score": objectives.DenoisingConcreteScore,
+    "explicit-concrete-score": objectives.ExplicitConcreteScore,
+    "ratio-matching": objectives.RatioMatching,
+    "mean": objectives.MeanCrossEntropy,
+    "d3pm": objectives.D3PM,
+    "t-dce": objectives.TimeDCE,
+    "lambda-dce": objectives.LambdaDCE,
+    "any-order": objectives.AnyOrder,
+    "softmax-linear": objectives.SoftmaxLinear,
+    "autoregressive": objectives.Autoregressive,
+}
+
+
+T = TypeVar("T")
+
+
+def process(name: str, vocab_size: int) -> processes.Process:
+    """``absorbing`` or ``uniform`` noise on ``vocab_size`` tokens."""
+    return _choose("process", name, PROCESSES)(vocab_size)
+
+
+def schedule(name: str, **options: float) -> schedules.Schedule:
+    """A schedule; ``options`` are its own: ``eps``, ``lo`` and ``hi``, ``power``."""
+    return _make("schedule", name, SCHEDULES, options)
+
+
+def parameterization(name: str, network: nn.Module, process: processes.Process) -> nn.Module:
+    """``network``, wrapped so that it is called as a model is."""
+    return _choose("parameterization", name, PARAMETERIZATIONS)(network, process)
+
+
+def objective(
+    name: str,
+    process: processes.Process,
+    schedule: schedules.Schedule,
+    **options: Any,
+) -> objectives.Objective:
+    """An objective; ``options`` are its own: ``t_min``, ``clock``, ``steps`` of d3pm, ``law`` of the explicit ones."""
+    kind = _choose("objective", name, OBJECTIVES)
+    given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
+    taken = inspect.signature(kind).parameters
+    return _make("objective", name, OBJECTIVES, {k: v for k, v in given.items() if k in taken} | options)
+
+
+def _choose(what: str, name: str, choices: Mapping[str, T]) -> T:
+    if name not in choices:
+        raise ValueError(f"{what} is {name!r}; choose one of {', '.join(choices)}")
+    return choices[name]
+
+
+def _make(what: str, name: str, choices: Mapping[str, type[T]], options: Mapping[str, Any]) -> T:
+    kind = _choose(what, name, choices)
+    parameters = inspect.signature(kind).parameters
+    if unknown := [option for option in options if option not in parameters]:
+        raise ValueError(
+            f"{what} {name} has no option {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
+        )
+    required = [n for n, p in parameters.items() if p.default is p.empty]
+    if missing := [option for option in required if option not in options]:
+        raise ValueError(f"{what} {name} needs {', '.join(missing)}, which was not given")
+    return kind(**options)

@@ -1,0 +1,77 @@
+"""The border: bad values are refused in a sentence that says what was given and what is allowed."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def _visible(x: Tensor) -> bool:
+    """Whether a look at values is free: an accelerator would be waited for, a compiled graph broken."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _first(x: Tensor, bad: Tensor) -> float | int:
+    value: float | int = x[bad].flatten()[0].item()
+    return value
+
+
+def times(t: Float[Tensor, "*s"]) -> None:
+    """Refuse times outside [0, 1]."""
+    if _visible(t) and (bad := ~((t >= 0) & (t <= 1))).any():
+        raise ValueError(f"t is {_first(t, bad)}; it must lie in [0, 1], where 0 is data and 1 is noise")
+
+
+def noise(sigma: Float[Tensor, "*s"]) -> None:
+    """Refuse a total noise that is negative or not a number."""
+    if _visible(sigma) and (bad := ~(sigma >= 0)).any():
+        raise ValueError(f"sigma is {_first(sigma, bad)}; total noise must be 0 or more")
+
+
+def clean(x_0: Int[Tensor, "*s"], vocab_size: int) -> None:
+    """Refuse data that holds anything but the tokens 0 … vocab_size − 1."""
+    if _visible(x_0) and (bad := (x_0 < 0) | (x_0 >= vocab_size)).any():
+        token = _first(x_0, bad)
+        mask = " (that is the mask, which clean data never holds)" if token == vocab_size else ""
+        raise ValueError(f"x_0 holds token {token}{mask}; tokens must lie in 0..{vocab_size - 1}")
+
+
+def states(x: Int[Tensor, "*s"], num_states: int) -> None:
+    """Refuse ids that are no state of the process."""
+    if _visible(x) and (bad := (x < 0) | (x >= num_states)).any():
+        raise ValueError(f"x holds state {_first(x, bad)}; states must lie in 0..{num_states - 1}")
+
+
+def weights(weights: Float[Tensor, "*s n"]) -> None:
+    """Refuse rows that are no unnormalised law: an entry below 0 or not finite, or nothing above 0."""
+    if not _visible(weights):
+        return
+    if (bad := ~((weights >= 0) & (weights < math.inf))).any():
+        raise ValueError(f"a weight is {_first(weights, bad)}; weights must be finite and 0 or more")
+    if not (weights.amax(-1) > 0).all():
+        raise ValueError("a row of weights is all 0; at least one entry must be above 0 to draw from it")
+
+
+def vocabulary(vocab_size: int) -> None:
+    """Refuse a vocabulary in which there is nothing to tell apart."""
+    if vocab_size < 2:
+        raise ValueError(f"vocab_size is {vocab_size}; a process needs at least 2 tokens")
+
+
+def entries(output: Float[Tensor, "*s n"], expected: int, what: str) -> None:
+    """Refuse a network output of the wrong width."""
+    if output.shape[-1] != expected:
+        raise ValueError(f"the {what} has {output.shape[-1]} entries a position; this process needs {expected}")
+
+
+def fraction(name: str, value: float, why: str) -> None:
+    """Refuse a setting outside the open interval (0, 1)."""
+    if not 0 < value < 1:
+        raise ValueError(f"{name} is {value}; it must lie between 0 and 1, {why}")
+
+
+def t_min(value: float) -> None:
+    """Refuse a first time that leaves nothing to integrate."""
+    if not 0 <= value < 1:
+        raise ValueError(f"t_min is {value}; it must lie in [0, 1)")

@@ -1,0 +1,124 @@
+"""Parameterizations: from what a network says to a log-score.  [§5]
+
+Each wraps a network ``network(x, sigma) -> (*b, L, num_states)`` and is then called as a model is:
+``log_score = model(x_t, sigma)``, with 0 at y = x_t. `Mean` and `Conditional` also say what they predict.
+"""
+
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from sedd import check
+from sedd.process import Process, at_least_float32
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Whatever gives log-scores: a wrapped network, or `exact.Score`."""
+
+    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """log s(x_t)_y, with 0 at y = x_t."""
+        ...
+
+
+@runtime_checkable
+class Denoiser(Protocol):
+    """A model that predicts the clean token."""
+
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+        """log p(x_0 | x_t), position by position."""
+        ...
+
+
+@runtime_checkable
+class Conditioner(Protocol):
+    """A model that predicts each noisy token from the others."""
+
+    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """log p_t(x_i | x_−i)."""
+        ...
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """A model that predicts each clean token from those before it."""
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+        """log p(x_i | x_1 … x_{i−1})."""
+        ...
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, network: nn.Module, process: Process) -> None:
+        super().__init__()
+        self.network, self.process = network, process
+
+    def output(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """What the network says, one entry a state, in float32 or better."""
+        check.states(x, self.process.num_states)
+        output: Tensor = self.network(x, sigma)
+        check.entries(output, self.process.num_states, "network's output")
+        return at_least_float32(output)
+
+
+@final
+class Score(_Wrapped):
+    """The output is the log-score, up to the scale that noise gives it."""
+
+    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing)."""
+        output = self.output(x_t, sigma)
+        scale = self.process.log_scale(sigma.to(output.dtype))[..., None, None]
+        return (output + scale).scatter(-1, x_t[..., None], 0)
+
+
+@final
+class Mean(_Wrapped):
+    """The output is a softmax over the N tokens, the law of the clean token; the mask's entry is unused."""
+
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+        """log p(x_0 | x_t)."""
+        return self.output(x_t, sigma)[..., : self.process.vocab_size].log_softmax(-1)
+
+    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """The score of the predicted law: s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0)."""
+        return self.process.mean_score(self.log_mean(x_t, sigma), x_t, sigma)
+
+
+@final
+class Conditional(_Wrapped):
+    """The output is the law of the noisy token itself, given the others: ratio matching.  [§6]
+
+    The network's output at position i must not depend on x_i, or it would learn to copy.
+    """
+
+    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """log p_t(x_i | x_−i)."""
+        return self.output(x_t, sigma).log_softmax(-1)
+
+    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """log s_y = log p(y | x_−i) − log p(x_i | x_−i)."""
+        log_p = self.log_conditional(x_t, sigma)
+        return log_p - log_p.gather(-1, x_t[..., None])
+
+
+@final
+class Causal(nn.Module):
+    """The output at i is a softmax over the token at i, given those before it: the autoregressive baseline.
+
+    The network reads the tokens moved one place to the right behind a start token, id ``vocab_size``, and
+    gives at least ``vocab_size`` entries; its output at i must not depend on what stands after i.
+    """
+
+    def __init__(self, network: nn.Module, vocab_size: int) -> None:
+        super().__init__()
+        check.vocabulary(vocab_size)
+        self.network, self.vocab_size = network, vocab_size
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+        """log p(x_i | x_1 … x_{i−1})."""
+        before = torch.nn.functional.pad(x_0[..., :-1], (1, 0), value=self.vocab_size)
+        output = self.network(before, torch.zeros(x_0.shape[:-1], device=x_0.device))
+        return at_least_float32(output)[..., : self.vocab_size].log_softmax(-1)

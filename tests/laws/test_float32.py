@@ -1,0 +1,143 @@
+"""Losses in float32 at vocabulary 50,257 are those of float64, gradients included, at every noise."""
+
+import pytest
+import torch
+
+from sedd import divergence
+from sedd.objective import D3PM, DenoisingScoreEntropy, Objective
+from sedd.parameterization import Mean, Score
+from sedd.process import Absorbing, Process, Uniform
+from sedd.schedule import Geometric, LogLinear
+
+N = 50_257
+SIGMAS = torch.logspace(-6, 1.301, 12).clamp_max(20.0)
+
+
+def tokens(process: Process) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three positions: kept, replaced, replaced by another; under absorbing noise the last two are masks."""
+    x_0 = torch.tensor([17, 17, N - 1])
+    x_t = torch.tensor([17, 5, 0]) if isinstance(process, Uniform) else torch.tensor([17, N, N])
+    return x_t.expand(len(SIGMAS), -1), x_0.expand(len(SIGMAS), -1)
+
+
+def outputs(kind: str, process: Process) -> torch.Tensor:
+    z = torch.randn(len(SIGMAS), 3, process.num_states, generator=torch.Generator().manual_seed(0))
+    if kind == "zero":
+        return torch.zeros_like(z)
+    if kind == "sharp":  # a trained model: nearly sure, and right
+        return z + 15 * torch.nn.functional.one_hot(tokens(process)[1], process.num_states)
+    return z
+
+
+def loss_and_gradient(f: object, z: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    z = z.to(dtype).requires_grad_()
+    loss = f(z, SIGMAS.to(dtype))
+    (gradient,) = torch.autograd.grad(loss.sum(), z)
+    assert loss.dtype == dtype
+    return loss.detach().double(), gradient.double()
+
+
+def agree(f: object, z: torch.Tensor, atol: float = 1e-30, softmax: float = 0.0) -> None:
+    """Within 1e-4 of float64; ``atol`` nats for a loss that is next to nothing where it is computed.
+
+    The gradient through a softmax is a difference of numbers as large as the loss, so it is known to
+    ``softmax`` times the loss at best.
+    """
+    single, double = (loss_and_gradient(f, z, dtype) for dtype in (torch.float32, torch.float64))
+    for a, b in zip(single, double, strict=True):
+        assert a.isfinite().all()
+        assert b.isfinite().all()
+    assert (single[0] >= 0).all()
+    torch.testing.assert_close(single[0], double[0], rtol=1e-4, atol=atol)
+    error, size = (single[1] - double[1]).norm(dim=-1), double[1].norm(dim=-1)
+    assert (error <= 1e-4 * size + softmax * (double[0] + 1e-3) + atol).all()
+
+
+@pytest.mark.parametrize("kind", ["random", "zero", "sharp"])
+@pytest.mark.parametrize("process", [Uniform(N), Absorbing(N)], ids=str)
+def test_score_entropy(process: Process, kind: str) -> None:
+    """On log-scores themselves: random, all 0, and near the ratios."""
+    x_t, x_0 = tokens(process)
+    log_score = outputs("zero" if kind == "zero" else "random", process)
+    if kind == "sharp":
+        ratio = process.ratios(x_t, x_0, SIGMAS)
+        near = ratio.log_rest.clamp_min(-30)[..., None].expand(log_score.shape)
+        near = near.scatter(-1, x_0[..., None], ratio.log_data[..., None].expand(*x_0.shape, 1))
+        log_score = near + 0.1 * log_score
+    agree(lambda z, sigma: process.score_entropy(z, x_t, x_0, sigma), log_score)
+
+
+@pytest.mark.parametrize("kind", ["random", "zero", "sharp"])
+@pytest.mark.parametrize("wrapper", [Score, Mean])
+@pytest.mark.parametrize("process", [Uniform(N), Absorbing(N)], ids=str)
+def test_score_entropy_of_a_network(process: Process, wrapper: type, kind: str) -> None:
+    """From a network's output, through the parameterization."""
+    x_t, x_0 = tokens(process)
+
+    def loss(z: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return process.score_entropy(wrapper(Says(z), process)(x_t, sigma), x_t, x_0, sigma)
+
+    mean = wrapper is Mean and isinstance(process, Uniform)
+    sure = 1e-5 if mean and kind == "sharp" else 1e-30  # log p of a sure model is known to 1e-6
+    agree(loss, outputs(kind, process), atol=sure, softmax=1e-6 if mean else 0.0)
+
+
+class Says(torch.nn.Module):
+    def __init__(self, output: torch.Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.output
+
+
+@pytest.mark.parametrize("process", [Uniform(N), Absorbing(N)], ids=str)
+def test_posterior_kl(process: Process) -> None:
+    x_t, x_0 = tokens(process)
+    agree(
+        lambda z, sigma: process.posterior_kl(z[..., :N].log_softmax(-1), x_t, x_0, 0.9 * sigma, sigma),
+        outputs("random", process),
+        atol=1e-9,
+    )
+
+
+def test_no_noise_at_all_is_finite() -> None:
+    """At t = 0 nothing is replaced; the ratios that do not happen must not make NaN of the others."""
+    for process in (Uniform(5), Absorbing(5)):
+        log_score = torch.randn(1, 2, process.num_states, requires_grad=True)
+        x = torch.tensor([[0, 4]])
+        loss = process.score_entropy(log_score, x, x, torch.zeros(1))
+        loss.sum().backward()
+        assert loss.isfinite().all()
+        assert log_score.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("objective", [DenoisingScoreEntropy(Absorbing(9), LogLinear()), D3PM(Uniform(9), Geometric())])
+def test_half_precision_networks_get_float32_losses(objective: Objective) -> None:
+    process = objective.process
+    output = torch.randn(4, 6, process.num_states, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    x_0 = torch.randint(9, (4, 6), generator=generator)
+    loss = objective(Mean(Says(output), process), x_0, torch.rand(4, dtype=torch.float64), generator)
+    assert loss.dtype == torch.float32
+    assert loss.isfinite().all()
+
+
+def test_the_naive_formula_would_fail_here() -> None:
+    """A test of the test: s − a log s + K(a), as written, has no digits left near its minimum."""
+    log_ratio = torch.tensor(-1e-4)
+    truth = divergence.score_entropy(torch.tensor(0.0, dtype=torch.float64), log_ratio.double())
+    assert abs(divergence.score_entropy(torch.tensor(0.0), log_ratio) / truth - 1) < 1e-4
+    ratio = log_ratio.exp()
+    naive = 1 - ratio * 0 + divergence.K(ratio)
+    assert abs(naive / truth - 1) > 0.1
+
+
+def test_score_entropy_gradients_by_finite_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    log_score = (3 * torch.randn(40, generator=generator, dtype=torch.float64)).requires_grad_()
+    log_ratio = torch.cat(
+        [torch.full((5,), -torch.inf), log_score.detach()[5:10], torch.randn(30, generator=generator)]
+    )
+    assert torch.autograd.gradcheck(divergence.score_entropy, (log_score, log_ratio.double()))
+    assert torch.autograd.gradgradcheck(divergence.score_entropy, (log_score, log_ratio.double()))

@@ -1,0 +1,129 @@
+"""Bad input is refused in a sentence that names the value and the allowed range."""
+
+import math
+
+import pytest
+import torch
+
+from sedd import build, exact, objective, parameterization
+from sedd.process import Absorbing, Process, Uniform
+from sedd.schedule import Cosine, Even, Geometric, Importance, LogLinear, Polynomial, Schedule
+
+SIGMA = torch.tensor([0.5])
+X = torch.tensor([[0, 1]])
+
+
+@pytest.mark.parametrize("kind", [Uniform, Absorbing])
+@pytest.mark.parametrize("size", [1, 0, -3])
+def test_vocabulary_too_small(kind: type[Process], size: int, refuses: object) -> None:
+    refuses(lambda: kind(size), f"vocab_size is {size}", "at least 2")
+
+
+@pytest.mark.parametrize("process", [Uniform(4), Absorbing(4)], ids=str)
+def test_tokens_out_of_range(process: Process, refuses: object, generator: torch.Generator) -> None:
+    for bad in (-1, 7):
+        refuses(lambda b=bad: process.corrupt(torch.tensor([[0, b]]), SIGMA, generator), f"token {bad}", "0..3")
+    log_score = torch.zeros(1, 2, process.num_states)
+    refuses(lambda: process.score_entropy(log_score, torch.tensor([[0, 9]]), X, SIGMA), "state 9")
+    refuses(lambda: process.score_entropy(log_score, X, torch.tensor([[0, 9]]), SIGMA), "token 9")
+    refuses(lambda: process.log_prior(torch.tensor([9]), SIGMA), "state 9")
+
+
+def test_masks_in_clean_data(refuses: object, generator: torch.Generator) -> None:
+    masked = torch.tensor([[0, 4]])
+    refuses(lambda: Absorbing(4).corrupt(masked, SIGMA, generator), "token 4", "mask", "0..3")
+    dse = objective.DenoisingScoreEntropy(Absorbing(4), LogLinear())
+    model = parameterization.Score(exact.Table(5, 2), Absorbing(4))
+    refuses(lambda: dse(model, masked, SIGMA.double(), generator), "token 4", "mask", "0..3")
+
+
+@pytest.mark.parametrize("process", [Uniform(4), Absorbing(4)], ids=str)
+@pytest.mark.parametrize("sigma", [-0.1, math.nan])
+def test_impossible_noise(process: Process, sigma: float, refuses: object, generator: torch.Generator) -> None:
+    bad = torch.tensor([sigma])
+    log_score = torch.zeros(1, 2, process.num_states)
+    for call in (
+        lambda: process.corrupt(X, bad, generator),
+        lambda: process.transition_matrix(bad),
+        lambda: process.prior_kl(bad),
+        lambda: process.score_entropy(log_score, X, X, bad),
+        lambda: process.staggered_score(log_score, bad),
+        lambda: LogLinear().t(bad),
+        lambda: Geometric().t(bad),
+    ):
+        refuses(call, f"sigma is {bad.item()}", "0 or more")
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Geometric(), Cosine(), Polynomial()], ids=str)
+@pytest.mark.parametrize("t", [-0.01, 1.5, math.nan])
+def test_times_outside_the_unit_interval(schedule: Schedule, t: float, refuses: object) -> None:
+    bad = torch.tensor([0.5, t])
+    for call in (schedule, schedule.sigma, schedule.rate, Even(), Importance(torch.ones(3))):
+        refuses(lambda c=call: c(bad), f"t is {bad[1].item()}", "[0, 1]")
+
+
+@pytest.mark.parametrize("kind", [LogLinear, Cosine, Polynomial])
+@pytest.mark.parametrize("eps", [0.0, 1.0, -1e-3, 2.0])
+def test_eps_outside_the_unit_interval(kind: type, eps: float, refuses: object) -> None:
+    refuses(lambda: kind(eps=eps), f"eps is {eps}", "between 0 and 1")
+
+
+def test_other_settings_of_schedules(refuses: object) -> None:
+    refuses(lambda: Geometric(2.0, 1.0), "lo is 2.0 and hi is 1.0", "0 < lo < hi")
+    refuses(lambda: Geometric(0.0, 1.0), "lo is 0.0")
+    refuses(lambda: Polynomial(0.5), "power is 0.5", "1 or more")
+    refuses(lambda: Importance(torch.tensor([1.0, 0.0])), "[1.0, 0.0]", "above 0")
+    dse = objective.DenoisingScoreEntropy
+    refuses(lambda: dse(Uniform(4), LogLinear(), t_min=1.0), "t_min is 1.0", "[0, 1)")
+    refuses(lambda: objective.D3PM(Uniform(4), LogLinear(), steps=0), "steps is 0", "at least 1")
+
+
+@pytest.mark.parametrize("name", ["t-dce", "lambda-dce", "any-order"])
+def test_objectives_that_mask_need_a_mask(name: str, refuses: object) -> None:
+    refuses(lambda: build.objective(name, Uniform(4), LogLinear()), "Absorbing", "Uniform(vocab_size=4)", "no mask")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("mean", "log_mean"),
+        ("d3pm", "log_mean"),
+        ("any-order", "log_mean"),
+        ("ratio-matching", "log_conditional"),
+        ("autoregressive", "log_next"),
+    ],
+)
+def test_objectives_refuse_models_that_do_not_predict_what_they_need(
+    name: str, method: str, refuses: object, generator: torch.Generator
+) -> None:
+    process = Absorbing(4)
+    model = parameterization.Score(exact.Table(5, 2), process)
+    loss = build.objective(name, process, LogLinear())
+    refuses(lambda: loss(model, X, SIGMA.double(), generator), method, "Score", "parameterization")
+
+
+def test_networks_of_the_wrong_width(refuses: object) -> None:
+    model = parameterization.Score(exact.Table(4, 2), Absorbing(4))
+    refuses(lambda: model(X, SIGMA), "4 entries", "needs 5")
+    refuses(lambda: Uniform(4).score_entropy(torch.zeros(1, 2, 5), X, X, SIGMA), "5 entries", "needs 4")
+    refuses(lambda: Uniform(4).mean_score(torch.zeros(1, 2, 5), X, SIGMA), "5 entries", "needs 4")
+
+
+def test_laws_that_are_none(refuses: object) -> None:
+    refuses(lambda: exact.Law(torch.ones(2, 3) / 6), "(2, 3)", "one axis a position")
+    refuses(lambda: exact.Law(torch.tensor([0.5, 0.6])), "sums to 1.1", "sum to 1")
+    refuses(lambda: exact.Law(torch.tensor([1.5, -0.5])), "-0.5", "0 or more")
+    law = exact.Law(torch.eye(2) / 2)
+    refuses(lambda: law.at(Uniform(3), SIGMA), "2 tokens", "Uniform(vocab_size=3)")
+    refuses(lambda: law.given(torch.tensor([0, 1])), "[0, 1]", "probability 0")
+    refuses(lambda: law.given(torch.tensor([0])), "(1,)", "2 positions")
+
+
+def test_names_that_nobody_has(refuses: object) -> None:
+    refuses(lambda: build.process("gauss", 4), "'gauss'", "absorbing, uniform")
+    refuses(lambda: build.schedule("linear"), "'linear'", "log-linear")
+    refuses(lambda: build.schedule("cosine", lo=1.0), "cosine has no option lo", "eps")
+    refuses(lambda: build.objective("dse", Uniform(4), LogLinear()), "'dse'", "score-entropy")
+    refuses(lambda: build.objective("d3pm", Uniform(4), LogLinear(), t_min=0.1), "no option t_min", "steps")
+    refuses(lambda: build.objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs law")
+    refuses(lambda: build.parameterization("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")

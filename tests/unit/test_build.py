@@ -1,0 +1,74 @@
+"""Everything can be had by its name."""
+
+import pytest
+import torch
+
+from sedd import build, exact, objective
+from sedd.parameterization import Causal, Conditioner, Denoiser, Model, Predictor
+from sedd.process import Absorbing, Uniform
+from sedd.schedule import Importance, LogLinear
+
+LAW = exact.Law.random(4, 3, torch.Generator().manual_seed(0))
+BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregressive"}
+
+
+def make(name: str, process: object) -> objective.Objective:
+    options = {"law": LAW} if name.startswith("explicit") else {}
+    return build.objective(name, process, LogLinear(), **options)
+
+
+@pytest.mark.parametrize("process_name", build.PROCESSES)
+@pytest.mark.parametrize("name", build.OBJECTIVES)
+def test_every_objective_gives_a_finite_loss_a_position(name: str, process_name: str) -> None:
+    if process_name == "uniform" and name in {"t-dce", "lambda-dce", "any-order"}:
+        return  # refused, as test_border says
+    generator = torch.Generator().manual_seed(0)
+    process = build.process(process_name, 4)
+    loss_of = make(name, process)
+    x_0 = LAW.draw(8, generator)
+    loss = loss_of(exact.Score(LAW, process), x_0, torch.linspace(0.01, 0.99, 8).double(), generator)
+    assert loss.shape == x_0.shape
+    assert loss.isfinite().all()
+    assert loss_of.is_bound == (name in BOUNDS)
+
+
+def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
+    for process in (Uniform(4), Absorbing(4)):
+        for name in build.PARAMETERIZATIONS:
+            table = exact.Table(process.num_states, 3)
+            with torch.no_grad():
+                table.weight.normal_()
+            model = build.parameterization(name, table, process)
+            x_t = torch.randint(process.num_states, (5, 3))
+            log_score = model(x_t, torch.rand(5))
+            assert log_score.shape == (5, 3, process.num_states)
+            assert (log_score.gather(-1, x_t[..., None]) == 0).all()
+            assert isinstance(model, Model)
+            assert isinstance(model, Denoiser) == (name == "mean")
+            assert isinstance(model, Conditioner) == (name == "conditional")
+    assert isinstance(Causal(table, 4), Predictor)
+
+
+def test_options_reach_what_is_built() -> None:
+    assert build.schedule("geometric", lo=0.1, hi=3.0).hi == 3.0
+    clock = Importance(torch.tensor([1.0, 3.0]))
+    built = build.objective("score-entropy", Uniform(4), LogLinear(), t_min=0.25, clock=clock)
+    times = built.times(torch.tensor([0.2, 0.6], dtype=torch.float64))
+    torch.testing.assert_close(times.t, torch.tensor([0.25 + 0.75 * 0.4, 0.25 + 0.75 * (0.5 + 0.35 / 1.5)]).double())
+    torch.testing.assert_close(times.weight, torch.tensor([1.5, 0.5]).double())
+    assert build.objective("d3pm", Uniform(4), LogLinear(), steps=7).steps == 7
+
+
+def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
+    """So the first loss of a model whose head starts at 0 is known: log N nats a token, for both wrappers."""
+    generator = torch.Generator().manual_seed(0)
+    process = Absorbing(4)
+    for name in ("score", "mean"):
+        model = build.parameterization(name, exact.Table(5, 3), process)
+        x_t = torch.tensor([[4, 4, 0]])
+        log_mean = model(x_t, torch.tensor([0.7])) + torch.log(torch.expm1(torch.tensor(0.7)))
+        torch.testing.assert_close(log_mean[0, :2, :4].exp(), torch.full((2, 4), 0.25).double())
+    loss = build.objective("any-order", process, LogLinear())
+    mean = build.parameterization("mean", exact.Table(5, 3), process)
+    total = loss(mean, LAW.draw(6, generator), torch.rand(6), generator).sum(-1)
+    torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
