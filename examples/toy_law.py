@@ -5,6 +5,7 @@ trains, and the probability with which a sampler, following the learned ratios, 
 """
 
 import sys
+from itertools import pairwise
 
 import torch
 from rich.console import Console
@@ -64,7 +65,7 @@ def main() -> None:
     p = torch.zeros(len(x), dtype=torch.float64)
     p[-1] = 1
     times = torch.linspace(1, 0, SAMPLER_STEPS + 1, dtype=torch.float64)
-    for t, s in zip(times[:-1], times[1:], strict=True):
+    for t, s in pairwise(times):
         p = exact.propagate(p, sampler.table(x, t.expand(len(x)), s.expand(len(x))))
     said = p[exact.index_of(torch.stack([ids(sentence) for sentence in SENTENCES]), process.num_states)]
     print("\nsentence        in the data   from the model")

@@ -1,17 +1,13 @@
-"""How far a score s is from a ratio a, entry by entry, both given as logarithms."""
+"""How far a score s is from a ratio a, entry by entry, both given as logarithms; and sums of it over a vocabulary."""
 
-from collections.abc import Callable
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-Divergence = Callable[[Tensor, Tensor], Tensor]
-"""A function of (log s, log a), differentiable in log s; log a broadcasts to the shape of log s."""
-
 _ZERO = -70.0  # a ratio of e^−70 or less is 0: far below any rounding, and 0·∞ stays away
-_NEAR = 0.5  # |log s − log a| below which the series of e^d − 1 − d is used
 
 
 def K(a: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -19,52 +15,120 @@ def K(a: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     return torch.xlogy(a, a) - a
 
 
-def _remainder(d: Tensor) -> Tensor:
-    """e^d − 1 − d for |d| ≤ ½, to full precision: d²/2·(1 + d/3·(1 + d/4·(…)))."""
-    total = torch.ones_like(d)
-    for n in range(14, 2, -1):  # ½^15/15! < 1e-16
-        total = 1 + d / n * total
-    return d * d / 2 * total
+class Divergence(ABC):
+    """A function D(s, a) of a score and a ratio, and its slope; ``log_a = None`` stands for a = 0.
+
+    Values and slopes are written out because autograd would keep ten tensors of the size of the vocabulary.
+    """
+
+    @abstractmethod
+    def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """D(s, a)."""
+
+    @abstractmethod
+    def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """∂D/∂log s."""
+
+    def __call__(self, log_s: Float[Tensor, "*s"], log_a: Float[Tensor, "*#s"]) -> Float[Tensor, "*s"]:
+        """D(s, a), entry by entry, any a among them 0."""
+        some: Tensor = _Each.apply(self, log_s, log_a.clamp_min(_ZERO))  # type: ignore[no-untyped-call]
+        none: Tensor = _Each.apply(self, log_s, None)  # type: ignore[no-untyped-call]
+        return torch.where(log_a > _ZERO, some, none)
+
+    def sum_except(
+        self,
+        excluded: Int[Tensor, "*b L k"],
+        log_s: Float[Tensor, "*b L n"],
+        log_a: Float[Tensor, "*b L"] | None,
+    ) -> Float[Tensor, "*b L"]:
+        """Σ_y D(s_y, a) over the states y of a position that are not ``excluded``, with one a for all of them."""
+        if log_a is not None:
+            log_a = log_a.clamp_min(_ZERO)[..., None]
+        total: Tensor = _Sum.apply(self, excluded, log_s, log_a)  # type: ignore[no-untyped-call]
+        return total
 
 
-class _ScoreEntropy(torch.autograd.Function):
-    """A function of its own because autograd would keep ten tensors of the size of the vocabulary."""
+class _Each(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, divergence: Divergence, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        ctx.divergence = divergence
+        ctx.save_for_backward(log_s, log_a)
+        return divergence.value(log_s, log_a)
 
     @staticmethod
-    def forward(ctx: Any, log_score: Tensor, log_ratio: Tensor) -> Tensor:
-        ctx.save_for_backward(log_score, log_ratio)
-        d, a = _difference(log_score, log_ratio)
-        far = log_score.exp() - torch.where(a > 0, a * (1 + d), 0)  # where: s = a = 0 is no error
-        return torch.where(d.abs() < _NEAR, a * _remainder(d.clamp(-_NEAR, _NEAR)), far)
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        log_s, log_a = ctx.saved_tensors
+        return None, grad * ctx.divergence.slope(log_s, log_a), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, divergence: Divergence, excluded: Tensor, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        ctx.divergence = divergence
+        ctx.save_for_backward(excluded, log_s, log_a)
+        return divergence.value(log_s, log_a).scatter_(-1, excluded, 0).sum(-1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """∂/∂log s = s − a = a(e^d − 1)."""
-        log_score, log_ratio = ctx.saved_tensors
-        d, a = _difference(log_score, log_ratio)
-        return grad * torch.where(d.abs() < 1, a * torch.expm1(d.clamp(-1, 1)), log_score.exp() - a), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:
+        excluded, log_s, log_a = ctx.saved_tensors
+        slope = ctx.divergence.slope(log_s, log_a).scatter_(-1, excluded, 0)
+        return None, None, slope.mul_(grad[..., None]), None
 
 
-def _difference(log_score: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """d = log s − log a, kept finite where a is 0, and a."""
-    return log_score - log_ratio.clamp_min(_ZERO), torch.where(log_ratio > _ZERO, log_ratio.exp(), 0)
-
-
-def score_entropy(log_score: Float[Tensor, "*#s"], log_ratio: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
+@final
+class ScoreEntropy(Divergence):
     """s − a log s + K(a) = a(e^d − 1 − d) with d = log s − log a: never negative, 0 exactly at s = a.  [§4]
 
-    The second form is the one computed: the first cancels to noise in float32 once the model is good.
+    The second form is the one computed: the first cancels to noise in float32 once a model is good.
     """
-    value: Tensor = _ScoreEntropy.apply(log_score, log_ratio)  # type: ignore[no-untyped-call]
-    return value
+
+    def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """a(e^d − 1 − d), by its series d²/2·(1 + d/3·(1 + d/4·(…))) where |d| < 0.01; s where a = 0."""
+        if log_a is None:
+            return log_s.exp()
+        d = log_s - log_a
+        series = torch.ones_like(d)
+        for n in range(8 if d.dtype == torch.float64 else 4, 2, -1):  # to 1e-16 and 1e-8 of the value
+            series = series.mul_(d).div_(n).add_(1)
+        series = series.mul_(d).mul_(d).div_(2)
+        return torch.where(d.abs() < 0.01, series, torch.expm1(d).sub_(d)).mul_(log_a.exp())
+
+    def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """s − a = a(e^d − 1)."""
+        return log_s.exp() if log_a is None else torch.expm1(log_s - log_a).mul_(log_a.exp())
 
 
-def square(log_score: Float[Tensor, "*#s"], log_ratio: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
+@final
+class Square(Divergence):
     """½(s − a)²: concrete score matching.  [§6]"""
-    return (log_score.exp() - log_ratio.exp()) ** 2 / 2
+
+    def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """½(s − a)²."""
+        return _minus(log_s.exp(), log_a).square_().div_(2)
+
+    def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """s(s − a)."""
+        s = log_s.exp()
+        return s * _minus(s, log_a)
 
 
-def linear(log_score: Float[Tensor, "*#s"], log_ratio: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
-    """s − a·s + K(a): what `softmax-linear` puts where score entropy has its logarithm. No divergence.  [§6]"""
-    ratio = log_ratio.exp()
-    return log_score.exp() * (1 - ratio) + K(ratio)
+@final
+class Linear(Divergence):
+    """s − a·s + K(a): what `softmax-linear` puts where score entropy has its logarithm. No divergence at all.  [§6]"""
+
+    def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """s(1 − a) + K(a)."""
+        return self.slope(log_s, log_a) if log_a is None else self.slope(log_s, log_a).add_(K(log_a.exp()))
+
+    def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """s(1 − a)."""
+        return log_s.exp() if log_a is None else log_s.exp().mul_(-torch.expm1(log_a))
+
+
+def _minus(s: Tensor, log_a: Tensor | None) -> Tensor:
+    return s if log_a is None else s - log_a.exp()
+
+
+score_entropy = ScoreEntropy()
+square = Square()
+linear = Linear()

@@ -24,7 +24,8 @@ class Ratio(NamedTuple):
     """The denoising ratios a_y over all y ≠ x_t: one value at y = x_0, one at every other y, as logarithms."""
 
     log_data: Float[Tensor, "*s"]
-    log_rest: Float[Tensor, "*s"]
+    log_rest: Float[Tensor, "*s"] | None
+    """None: they are 0."""
 
 
 def log_odds(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -228,8 +229,7 @@ def _sum_by_value(
     divergence: Divergence, log_s: Tensor, x_t: Tensor, x_0: Tensor, ratio: Ratio
 ) -> Float[Tensor, "*b L"]:
     """Σ_{y≠x_t} D(s_y, a_y), where a_y takes one value at y = x_0 and one at every other y."""
-    rest = divergence(log_s, ratio.log_rest[..., None])
-    rest = rest.scatter(-1, x_t[..., None], 0).scatter(-1, x_0[..., None], 0).sum(-1)
+    rest = divergence.sum_except(torch.stack([x_t, x_0], -1), log_s, ratio.log_rest)
     data = divergence(at_token(log_s, x_0), ratio.log_data)
     return rest + torch.where(x_t == x_0, 0, data)
 
@@ -435,7 +435,7 @@ class Absorbing(Process):
     def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
         """At masked positions a_y = [y = x_0]/e, e = e^σ − 1.  [§4]"""
         log_data = -log_odds(sigma)[..., None].expand(x_t.shape)
-        return Ratio(log_data=log_data, log_rest=torch.full_like(log_data, -math.inf))
+        return Ratio(log_data=log_data, log_rest=None)
 
     def unknown(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """Where the mask is."""

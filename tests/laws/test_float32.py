@@ -61,7 +61,8 @@ def test_score_entropy(process: Process, kind: str) -> None:
     log_score = outputs("zero" if kind == "zero" else "random", process)
     if kind == "sharp":
         ratio = process.ratios(x_t, x_0, SIGMAS)
-        near = ratio.log_rest.clamp_min(-30)[..., None].expand(log_score.shape)
+        rest = torch.full(x_t.shape, -30.0) if ratio.log_rest is None else ratio.log_rest
+        near = rest[..., None].expand(log_score.shape)
         near = near.scatter(-1, x_0[..., None], ratio.log_data[..., None].expand(*x_0.shape, 1))
         log_score = near + 0.1 * log_score
     agree(lambda z, sigma: process.score_entropy(z, x_t, x_0, sigma), log_score)
@@ -133,11 +134,40 @@ def test_the_naive_formula_would_fail_here() -> None:
     assert abs(naive / truth - 1) > 0.1
 
 
-def test_score_entropy_gradients_by_finite_differences() -> None:
+@pytest.mark.parametrize(
+    "f", [divergence.score_entropy, divergence.square, divergence.linear], ids=lambda f: type(f).__name__
+)
+def test_gradients_by_finite_differences(f: divergence.Divergence) -> None:
+    """Near s = a, far from it, and at a = 0; entry by entry and summed."""
     generator = torch.Generator().manual_seed(0)
-    log_score = (3 * torch.randn(40, generator=generator, dtype=torch.float64)).requires_grad_()
+    log_score = (2 * torch.randn(4, 10, generator=generator, dtype=torch.float64)).requires_grad_()
     log_ratio = torch.cat(
-        [torch.full((5,), -torch.inf), log_score.detach()[5:10], torch.randn(30, generator=generator)]
-    )
-    assert torch.autograd.gradcheck(divergence.score_entropy, (log_score, log_ratio.double()))
-    assert torch.autograd.gradgradcheck(divergence.score_entropy, (log_score, log_ratio.double()))
+        [torch.full((4, 2), -torch.inf), log_score.detach()[:, 2:5] + 1e-3, torch.randn(4, 5)], -1
+    ).double()
+    assert torch.autograd.gradcheck(f, (log_score, log_ratio))
+    excluded = torch.tensor([[0, 3], [1, 1], [9, 0], [2, 5]])
+    for ratio in (log_ratio[:, 6], None):
+        assert torch.autograd.gradcheck(lambda log_s, a=ratio: f.sum_except(excluded, log_s, a), log_score)
+
+
+@pytest.mark.parametrize(
+    "f", [divergence.score_entropy, divergence.square, divergence.linear], ids=lambda f: type(f).__name__
+)
+def test_a_sum_is_the_sum_of_its_entries(f: divergence.Divergence) -> None:
+    log_score, ratio = torch.randn(3, 8).double(), torch.randn(3).double()
+    kept = torch.tensor([[2, 3, 4, 5, 6, 7]]).expand(3, -1)
+    excluded = torch.tensor([[0, 1]]).expand(3, -1)
+    for log_a in (ratio, torch.full_like(ratio, -torch.inf)):
+        each = f(log_score, log_a[:, None]).gather(-1, kept).sum(-1)
+        torch.testing.assert_close(f.sum_except(excluded, log_score, log_a), each)
+    torch.testing.assert_close(f.sum_except(excluded, log_score, None), each)
+
+
+def test_score_entropy_is_its_formula_across_the_seam_of_its_two_forms() -> None:
+    d = torch.cat([torch.linspace(-0.03, 0.03, 601), torch.linspace(-9, 9, 100)]).double()
+    s, a = torch.exp(d + 0.3), torch.full_like(d, 0.3).exp()
+    expected = s - a * (d + 0.3) + divergence.K(a)
+    torch.testing.assert_close(divergence.score_entropy(d + 0.3, a.log()), expected, rtol=0, atol=2e-15 * 1e4)
+    small = torch.logspace(-9, -2.0001, 50, dtype=torch.float64)
+    exact = small**2 / 2 + small**3 / 6 + small**4 / 24 + small**5 / 120 + small**6 / 720
+    torch.testing.assert_close(divergence.score_entropy(small, torch.zeros_like(small)), exact, rtol=1e-12, atol=0)
