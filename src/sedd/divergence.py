@@ -1,6 +1,7 @@
 """How far a score s is from a ratio a, entry by entry, both given as logarithms; and sums of it over a vocabulary."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -31,9 +32,8 @@ class Divergence(ABC):
 
     def __call__(self, log_s: Float[Tensor, "*s"], log_a: Float[Tensor, "*#s"]) -> Float[Tensor, "*s"]:
         """D(s, a), entry by entry, any a among them 0."""
-        some: Tensor = _Each.apply(self, log_s, log_a.clamp_min(_ZERO))  # type: ignore[no-untyped-call]
-        none: Tensor = _Each.apply(self, log_s, None)  # type: ignore[no-untyped-call]
-        return torch.where(log_a > _ZERO, some, none)
+        each: Tensor = _Each.apply(self, log_s, log_a)  # type: ignore[no-untyped-call]
+        return each
 
     def sum_except(
         self,
@@ -50,15 +50,19 @@ class Divergence(ABC):
 
 class _Each(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, divergence: Divergence, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+    def forward(ctx: Any, divergence: Divergence, log_s: Tensor, log_a: Tensor) -> Tensor:
         ctx.divergence = divergence
         ctx.save_for_backward(log_s, log_a)
-        return divergence.value(log_s, log_a)
+        return _where_zero(divergence.value, log_s, log_a)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         log_s, log_a = ctx.saved_tensors
-        return None, grad * ctx.divergence.slope(log_s, log_a), None
+        return None, grad * _where_zero(ctx.divergence.slope, log_s, log_a), None
+
+
+def _where_zero(f: Callable[[Tensor, Tensor | None], Tensor], log_s: Tensor, log_a: Tensor) -> Tensor:
+    return torch.where(log_a > _ZERO, f(log_s, log_a.clamp_min(_ZERO)), f(log_s, None))
 
 
 class _Sum(torch.autograd.Function):
