@@ -2,8 +2,8 @@
 
 A float32 uniform has 24 bits. In a vocabulary of 50,257 at a step probability of 1e-4 a token may have
 probability 1e-9, which such a uniform cannot express: Gumbel noise made of it never draws those tokens, which
-lowers the temperature without saying so. Here every decision is made with 53 bits, and no float64 tensor of
-the size of the vocabulary is made on the way.
+lowers the temperature without saying so. Here every decision is made with 53 bits, and float64 is used a few
+rows at a time: no float64 tensor of the size of the input is made on the way.
 """
 
 import math
@@ -35,31 +35,40 @@ def draw(weights: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tens
 def invert(weights: Float[Tensor, "*s n"], u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
     """The first index at which the running sum of a row passes ``u`` times its total.
 
-    Two levels: first among about √n blocks by their float64 sums, then inside one block, so that the float64
-    work is on tensors of √n entries a row. An entry of weight 0 is never returned.
+    Two levels: first among about √n blocks by their sums, then inside one block. Weight 0 is never returned.
     """
-    rows, n = weights.reshape(-1, weights.shape[-1]), weights.shape[-1]
-    size = math.isqrt(n - 1) + 1
-    blocks = -(-n // size)
-    if blocks * size != n:
-        rows = torch.nn.functional.pad(rows, (0, blocks * size - n))
-    grid = rows.view(-1, blocks, size)
-    block, rest = _pick(grid.sum(-1, dtype=torch.float64), u.reshape(-1, 1).double(), share=True)
+    rows, shares = weights.reshape(-1, weights.shape[-1]), u.reshape(-1, 1).double()
+    size = math.isqrt(rows.shape[-1] - 1) + 1
+    drawn = [_invert(w, s, size) for w, s in zip(_pieces(rows), shares.split(_at_once(rows)), strict=True)]
+    return torch.cat(drawn).view(weights.shape[:-1]) if drawn else u.new_zeros(u.shape, dtype=torch.long)
+
+
+def _invert(rows: Tensor, u: Tensor, size: int) -> Tensor:
+    grid = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % size)).view(len(rows), -1, size)
+    sums = grid.sum(-1, dtype=torch.float64)
+    block, rest = _first_above(u * sums.sum(-1, keepdim=True), sums)
     inside = grid[torch.arange(len(grid), device=grid.device), block.squeeze(-1)]
-    index, _ = _pick(inside.double(), rest, share=False)
-    return (block * size + index).view(weights.shape[:-1])
+    index, _ = _first_above(rest, inside.double())
+    return (block * size + index).squeeze(-1)
 
 
-def _pick(weights: Tensor, target: Tensor, share: bool) -> tuple[Tensor, Tensor]:
+def _first_above(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The first index at which the running sum exceeds ``target``, and what of ``target`` is left there."""
     sums = weights.cumsum(-1)
-    total = sums[:, -1:]
-    target = target * total if share else target
-    end = torch.nextafter(total, torch.zeros_like(total))
+    end = torch.nextafter(sums[:, -1:], torch.zeros_like(target))
     target = torch.minimum(target, end)  # rounding may pass the end
     index = torch.searchsorted(sums, target, right=True)
     before = torch.where(index > 0, sums.gather(-1, (index - 1).clamp_min(0)), 0)
     return index, target - before
+
+
+def _at_once(rows: Tensor) -> int:
+    """How many rows are worked on at once: about four million entries."""
+    return max(1, 2**22 // rows.shape[-1])
+
+
+def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
+    return rows.split(_at_once(rows)) if len(rows) else ()
 
 
 def move(x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
@@ -69,9 +78,13 @@ def move(x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: 
     what is left of 1 and is never read, so a step probability of 1e-4 loses no digits to it.
     """
     leave = probabilities.scatter(-1, x[..., None], 0)
-    moves = happens(leave.sum(-1, dtype=torch.float64), generator)
+    check.probabilities(leave)
+    rows = leave.reshape(-1, leave.shape[-1])
+    total = torch.cat([piece.sum(-1, dtype=torch.float64) for piece in _pieces(rows)]).view(x.shape)
+    moves = happens(total, generator)
     y = x.clone()
-    y[moves] = draw(leave[moves], generator)
+    if moves.any():
+        y[moves] = draw(leave[moves], generator)
     return y
 
 

@@ -29,6 +29,12 @@ def noise(sigma: Float[Tensor, "*s"]) -> None:
         raise ValueError(f"sigma is {_first(sigma, bad)}; total noise must be 0 or more")
 
 
+def between(name: str, x: Float[Tensor, "*s"], first: Tensor, last: Tensor) -> None:
+    """Refuse values outside [first, last], but for rounding."""
+    if _visible(x) and (bad := ~((x >= first * (1 - 1e-5)) & (x <= last * (1 + 1e-5)))).any():
+        raise ValueError(f"{name} is {_first(x, bad)}; here it lies between {first.item():g} and {last.item():g}")
+
+
 def clean(x_0: Int[Tensor, "*s"], vocab_size: int) -> None:
     """Refuse data that holds anything but the tokens 0 … vocab_size − 1."""
     if _visible(x_0) and (bad := (x_0 < 0) | (x_0 >= vocab_size)).any():
@@ -53,10 +59,30 @@ def weights(weights: Float[Tensor, "*s n"]) -> None:
         raise ValueError("a row of weights is all 0; at least one entry must be above 0 to draw from it")
 
 
+def probabilities(p: Float[Tensor, "*s n"]) -> None:
+    """Refuse rows that hold an entry below 0 or not finite, or more than 1 in all."""
+    if not _visible(p):
+        return
+    if (bad := ~((p >= 0) & (p < math.inf))).any():
+        raise ValueError(f"a probability is {_first(p, bad)}; probabilities must be finite and 0 or more")
+    if (bad := (total := p.sum(-1)) > 1 + 1e-5).any():
+        raise ValueError(f"the probabilities of moving sum to {_first(total, bad)}; they must leave 0 or more to stay")
+
+
+def decreasing(sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> None:
+    """Refuse a step backwards that does not go to less noise."""
+    noise(sigma_s)
+    noise(sigma_t)
+    if _visible(sigma_s) and (bad := ~(sigma_s < sigma_t)).any():
+        raise ValueError(
+            f"sigma_s is {_first(sigma_s, bad)} and sigma_t is {_first(sigma_t, bad)}; a step needs sigma_s < sigma_t"
+        )
+
+
 def vocabulary(vocab_size: int) -> None:
     """Refuse a vocabulary in which there is nothing to tell apart."""
-    if vocab_size < 2:
-        raise ValueError(f"vocab_size is {vocab_size}; a process needs at least 2 tokens")
+    if not isinstance(vocab_size, int) or vocab_size < 2:
+        raise ValueError(f"vocab_size is {vocab_size}; a process needs a whole number of at least 2 tokens")
 
 
 def entries(output: Float[Tensor, "*s n"], expected: int, what: str) -> None:

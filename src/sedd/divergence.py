@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _ZERO = -70.0  # a ratio of e^−70 or less is 0: far below any rounding, and 0·∞ stays away
+_FAR = 30.0  # beyond it e^d may overflow where a·e^d = s does not
 
 
 def K(a: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -58,7 +59,7 @@ class _Each(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         log_s, log_a = ctx.saved_tensors
-        return None, grad * _where_zero(ctx.divergence.slope, log_s, log_a), None
+        return None, _times(_where_zero(ctx.divergence.slope, log_s, log_a), grad), None
 
 
 def _where_zero(f: Callable[[Tensor, Tensor | None], Tensor], log_s: Tensor, log_a: Tensor) -> Tensor:
@@ -76,7 +77,12 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:
         excluded, log_s, log_a = ctx.saved_tensors
         slope = ctx.divergence.slope(log_s, log_a).scatter_(-1, excluded, 0)
-        return None, None, slope.mul_(grad[..., None]), None
+        return None, None, _times(slope, grad[..., None]), None
+
+
+def _times(slope: Tensor, grad: Tensor) -> Tensor:
+    """slope·grad, where a grad of 0 means that the entry does not count, even if its slope is infinite."""
+    return torch.where(grad == 0, 0, slope * grad)
 
 
 @final
@@ -95,11 +101,16 @@ class ScoreEntropy(Divergence):
         for n in range(8 if d.dtype == torch.float64 else 4, 2, -1):  # to 1e-16 and 1e-8 of the value
             series = series.mul_(d).div_(n).add_(1)
         series = series.mul_(d).mul_(d).div_(2)
-        return torch.where(d.abs() < 0.01, series, torch.expm1(d).sub_(d)).mul_(log_a.exp())
+        a = log_a.exp()
+        near = torch.where(d.abs() < 0.01, series, torch.expm1(d).sub_(d)).mul_(a)
+        return torch.where(d > _FAR, log_s.exp().sub_(a * (1 + d)), near)
 
     def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
         """s − a = a(e^d − 1)."""
-        return log_s.exp() if log_a is None else torch.expm1(log_s - log_a).mul_(log_a.exp())
+        if log_a is None:
+            return log_s.exp()
+        d, a = log_s - log_a, log_a.exp()
+        return torch.where(d > _FAR, log_s.exp().sub_(a), torch.expm1(d).mul_(a))
 
 
 @final

@@ -1,14 +1,15 @@
 """Demonstrations on laws small enough to know everything about."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from sedd import build, exact
+from sedd import build, check, exact
 
-MOST_STATES = 1296
-"""The largest space `bound` enumerates: every pair of sequences is looked at, at every node."""
+MOST_WORK = 4_000_000
+"""How much `bound` enumerates: pairs of a noisy and a clean sequence, times their entries, at every node."""
 
 
 class Row(NamedTuple):
@@ -26,11 +27,17 @@ class Row(NamedTuple):
 
 def bound(vocab_size: int, length: int, seed: int) -> Iterator[Row]:
     """The bound of the exact score, from the true marginal at t = 1, against the entropy it should equal."""
+    check.vocabulary(vocab_size)
     if length < 1:
         raise ValueError(f"length is {length}; it must be 1 or more")
-    if (states := (vocab_size + 1) ** length) > MOST_STATES:
-        raise ValueError(f"{vocab_size} tokens at length {length} make {states} masked sequences; "
-                         f"at most {MOST_STATES} are enumerated: choose fewer tokens or a shorter length")  # fmt: skip
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}; it must lie in 0..2^63 − 1")
+    pairs = length * (math.log(vocab_size) + math.log(vocab_size + 1))
+    if pairs + math.log(length * (vocab_size + 1)) > math.log(MOST_WORK):
+        raise ValueError(
+            f"{vocab_size} tokens at length {length} are too many to enumerate; "
+            "3 tokens go up to length 4, 2 tokens up to length 6"
+        )
     for process_name in build.PROCESSES:
         for schedule_name in build.SCHEDULES:
             process, schedule = build.process(process_name, vocab_size), build.schedule(schedule_name)

@@ -45,12 +45,11 @@ class Objective(ABC):
         self._accept(model)
         times = self.times(u)
         x_t = self.corrupt(x_0, times.t, generator)
-        return _rows(times.weight, loss := self.loss(model, x_t, x_0, times.t)) * loss
+        return _weighed(times.weight, self.loss(model, x_t, x_0, times.t))
 
+    @abstractmethod
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """Times in [0, 1] and 1/density, from uniform ``u``."""
-        check.times(u)
-        return Times(t=u, weight=torch.ones_like(u))
 
     @abstractmethod
     def corrupt(
@@ -77,9 +76,9 @@ class Objective(ABC):
             )
 
 
-def _rows(x: Tensor, like: Tensor) -> Tensor:
-    """A value a row, as a column in the dtype of ``like``."""
-    return x.to(like.dtype)[..., None]
+def _weighed(weight: Tensor, loss: Tensor) -> Tensor:
+    """The loss of every position times the weight of its row."""
+    return weight.to(loss.dtype)[..., None] * loss
 
 
 @dataclass(frozen=True)
@@ -125,6 +124,10 @@ class Masked(Objective, ABC):
     def __post_init__(self) -> None:
         _only_absorbing(self, self.process)
 
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """``u`` itself, which picks how much is masked."""
+        return Even()(u)
+
     def _tokens(self) -> int:
         return self.process.vocab_size
 
@@ -150,7 +153,7 @@ class DenoisingScoreEntropy(Integral):
         """σ'·(score entropy against the denoising ratios)."""
         sigma, rate = self.schedule(t)
         loss = self.process.score_entropy(model(x_t, sigma), x_t, x_0, sigma)
-        return _rows(rate, loss) * loss
+        return _weighed(rate, loss)
 
 
 @final
@@ -166,13 +169,13 @@ class DenoisingConcreteScore(Integral):
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²."""
         sigma, rate = self.schedule(t)
         loss = self.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
-        return _rows(rate, loss) * loss
+        return _weighed(rate, loss)
 
 
 @final
 @dataclass(frozen=True)
 class SoftmaxLinear(Integral):
-    """A formulation in circulation: s = softmax of the output, and s where score entropy has log s.  [§6]
+    """A formulation in circulation: s = softmax of the log-scores, and s where score entropy has log s.  [§6]
 
     It is linear in s, so it is no score entropy, its minimum is not at the ratios, and it bounds nothing.
     Kept under its own name so that people can see what it does. The score it trains is
@@ -188,12 +191,16 @@ class SoftmaxLinear(Integral):
         sigma, rate = self.schedule(t)
         log_s = model(x_t, sigma).log_softmax(-1)
         loss = self.process.denoising(divergence.linear, log_s, x_t, x_0, sigma)
-        return _rows(rate, loss) * loss
+        return _weighed(rate, loss)
 
 
 @dataclass(frozen=True)
 class _Explicit(Integral, ABC):
     law: Law
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Score(self.law, self.process)  # refuses a law of another vocabulary
 
     def _log_ratio(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         ratio: Tensor = Score(self.law, self.process)(x_t, sigma)
@@ -214,7 +221,7 @@ class ExplicitScoreEntropy(_Explicit):
         sigma, rate = self.schedule(t)
         log_ratio = self._log_ratio(x_t, sigma)
         loss = self.process.explicit(divergence.score_entropy, model(x_t, sigma), log_ratio, x_t)
-        return _rows(rate, loss) * loss
+        return _weighed(rate, loss)
 
 
 @final
@@ -231,7 +238,7 @@ class ExplicitConcreteScore(_Explicit):
         sigma, rate = self.schedule(t)
         log_ratio = self._log_ratio(x_t, sigma)
         loss = self.process.explicit(divergence.square, model(x_t, sigma), log_ratio, x_t)
-        return _rows(rate, loss) * loss
+        return _weighed(rate, loss)
 
 
 @final
@@ -263,7 +270,7 @@ class ImplicitScoreEntropy(Integral):
             for rates in (self.process.rates_into, self.process.rates_out_of)
         )
         loss = torch.where(into > 0, into * log_score.exp(), 0) - torch.where(out > 0, out * back, 0)
-        return _rows(rate, log_score) * loss.sum(-1)
+        return _weighed(rate, loss.sum(-1))
 
 
 @final
@@ -314,8 +321,8 @@ class D3PM(Noised):
     steps: int = 1000
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}; the chain needs at least 1 step")
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; the chain needs a whole number of at least 1 step")
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """The ends k/T of the steps, evenly; each stands for T of them."""
@@ -350,8 +357,8 @@ class TimeDCE(Integral):
         """σ'/(e^σ − 1) · −log p_{x_0} at masked positions."""
         sigma, rate = self.schedule(t)
         loss = -at_token(model.log_mean(x_t, sigma), x_0)
-        weight = _rows(rate * torch.exp(-log_odds(sigma)), loss)
-        return torch.where(self.process.unknown(x_t), weight * loss, 0)
+        loss = torch.where(self.process.unknown(x_t), loss, 0)
+        return _weighed(rate * torch.exp(-log_odds(sigma)), loss)
 
 
 @final
@@ -373,7 +380,8 @@ class LambdaDCE(Masked):
     ) -> Float[Tensor, "*b L"]:
         """1/λ · −log p_{x_0} at masked positions."""
         loss = -at_token(model.log_mean(x_t, self._sigma(t)), x_0)
-        return torch.where(self.process.unknown(x_t), loss / _rows(t, loss), 0)
+        loss = torch.where(self.process.unknown(x_t), loss, 0)
+        return _weighed(1 / t.clamp_min(1e-30), loss)  # λ = 0 masks nothing, and 0·∞ is no loss
 
     def _sigma(self, masked: Tensor) -> Tensor:
         return -torch.log1p(-masked)
@@ -401,7 +409,7 @@ class AnyOrder(Masked):
         length, k = x_0.shape[-1], self._count(t, x_0)
         sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
         loss = -at_token(model.log_mean(x_t, sigma), x_0)
-        return torch.where(self.process.unknown(x_t), loss * _rows(length / k, loss), 0)
+        return _weighed(length / k, torch.where(self.process.unknown(x_t), loss, 0))
 
     def _count(self, t: Tensor, x_0: Tensor) -> Tensor:
         length = x_0.shape[-1]
@@ -419,6 +427,10 @@ class Autoregressive(Objective):
 
     def __post_init__(self) -> None:
         check.vocabulary(self.vocab_size)
+
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """There is no time; any will do."""
+        return Even()(u)
 
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator

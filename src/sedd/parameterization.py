@@ -7,7 +7,7 @@ Each wraps a network ``network(x, sigma) -> (*b, L, num_states)`` and is then ca
 from typing import Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd import check
@@ -55,10 +55,12 @@ class _Wrapped(nn.Module):
         super().__init__()
         self.network, self.process = network, process
 
-    def output(self, x: Tensor, sigma: Tensor) -> Tensor:
+    def output(self, x: Tensor, sigma: Tensor, valid: Tensor | None) -> Tensor:
         """What the network says, one entry a state, in float32 or better."""
         check.states(x, self.process.num_states)
-        output: Tensor = self.network(x, sigma)
+        check.noise(sigma)
+        told = sigma.float()  # times are drawn in float64; networks compute in less
+        output: Tensor = self.network(x, told) if valid is None else self.network(x, told, valid)
         check.entries(output, self.process.num_states, "network's output")
         return at_least_float32(output)
 
@@ -67,9 +69,11 @@ class _Wrapped(nn.Module):
 class Score(_Wrapped):
     """The output is the log-score, up to the scale that noise gives it."""
 
-    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+    def forward(
+        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L num_states"]:
         """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing)."""
-        output = self.output(x_t, sigma)
+        output = self.output(x_t, sigma, valid)
         scale = self.process.log_scale(sigma.to(output.dtype))[..., None, None]
         return (output + scale).scatter(-1, x_t[..., None], 0)
 
@@ -78,13 +82,17 @@ class Score(_Wrapped):
 class Mean(_Wrapped):
     """The output is a softmax over the N tokens, the law of the clean token; the mask's entry is unused."""
 
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+    def log_mean(
+        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L vocab_size"]:
         """log p(x_0 | x_t)."""
-        return self.output(x_t, sigma)[..., : self.process.vocab_size].log_softmax(-1)
+        return self.output(x_t, sigma, valid)[..., : self.process.vocab_size].log_softmax(-1)
 
-    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+    def forward(
+        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L num_states"]:
         """The score of the predicted law: s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0)."""
-        return self.process.mean_score(self.log_mean(x_t, sigma), x_t, sigma)
+        return self.process.mean_score(self.log_mean(x_t, sigma, valid), x_t, sigma)
 
 
 @final
@@ -94,13 +102,17 @@ class Conditional(_Wrapped):
     The network's output at position i must not depend on x_i, or it would learn to copy.
     """
 
-    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+    def log_conditional(
+        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L num_states"]:
         """log p_t(x_i | x_−i)."""
-        return self.output(x_t, sigma).log_softmax(-1)
+        return self.output(x_t, sigma, valid).log_softmax(-1)
 
-    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+    def forward(
+        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L num_states"]:
         """log s_y = log p(y | x_−i) − log p(x_i | x_−i)."""
-        log_p = self.log_conditional(x_t, sigma)
+        log_p = self.log_conditional(x_t, sigma, valid)
         return log_p - log_p.gather(-1, x_t[..., None])
 
 
@@ -117,8 +129,39 @@ class Causal(nn.Module):
         check.vocabulary(vocab_size)
         self.network, self.vocab_size = network, vocab_size
 
-    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+    def log_next(
+        self, x_0: Int[Tensor, "*b L"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L vocab_size"]:
         """log p(x_i | x_1 … x_{i−1})."""
         before = torch.nn.functional.pad(x_0[..., :-1], (1, 0), value=self.vocab_size)
-        output = self.network(before, torch.zeros(x_0.shape[:-1], device=x_0.device))
+        told = torch.zeros(x_0.shape[:-1], device=x_0.device)  # no noise
+        output = self.network(before, told) if valid is None else self.network(before, told, valid)
         return at_least_float32(output)[..., : self.vocab_size].log_softmax(-1)
+
+
+@final
+class Padded:
+    """A model that is told which positions of its rows are padding: out of attention, and so of every answer."""
+
+    def __init__(self, model: nn.Module, valid: Bool[Tensor, "*b L"]) -> None:
+        self.model, self.valid = model, valid
+
+    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """The model's log-score."""
+        log_score: Tensor = self.model(x_t, sigma, self.valid)
+        return log_score
+
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+        """The model's prediction of the clean token."""
+        log_mean: Tensor = self.model.log_mean(x_t, sigma, self.valid)  # type: ignore[operator]
+        return log_mean
+
+    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """The model's prediction of the noisy token."""
+        log_p: Tensor = self.model.log_conditional(x_t, sigma, self.valid)  # type: ignore[operator]
+        return log_p
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+        """The model's prediction of the next token."""
+        log_p: Tensor = self.model.log_next(x_0, self.valid)  # type: ignore[operator]
+        return log_p

@@ -81,6 +81,5 @@ def last_step(
 ) -> Float[Tensor, "*b L n"]:
     """The step to no noise at all: p(x_0 | x), position by position. No mask is left."""
     p = analytic_step(model, process, x, sigma, torch.zeros_like(sigma))
-    p = p.clone()
-    p[..., process.vocab_size :] = 0
-    return _law(p)
+    tokens = torch.arange(process.num_states, device=x.device) < process.vocab_size
+    return _law(torch.where(tokens, p, 0))

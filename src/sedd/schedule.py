@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sedd import check
+from sedd.categorical import uniforms
 
 
 class Noise(NamedTuple):
@@ -33,9 +34,16 @@ class Schedule(ABC):
     def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Rate of noise σ'(t)."""
 
-    @abstractmethod
     def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The time at which the total noise is ``sigma``."""
+        check.noise(sigma)
+        first, last = self.sigma(sigma.new_tensor([0.0, 1.0]))
+        check.between("sigma", sigma, first, last)
+        return self._inverse(sigma).clamp(0, 1)  # rounding may step over an end
+
+    @abstractmethod
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """σ(t) solved for t."""
 
     def __call__(self, t: Float[Tensor, "*b"]) -> Noise:
         """Both readings at time ``t``."""
@@ -47,9 +55,8 @@ def _total(lost: Float[Tensor, "*b"], kept: Float[Tensor, "*b"]) -> Float[Tensor
     return torch.where(lost < 0.5, -torch.log1p(-lost), -torch.log(kept))
 
 
-def _lost(sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+def lost(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """1 − e^−σ, the probability that a token has been touched."""
-    check.noise(sigma)
     return -torch.expm1(-sigma)
 
 
@@ -73,9 +80,9 @@ class LogLinear(Schedule):
         check.times(t)
         return (1 - self.eps) / self._kept(t)
 
-    def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _inverse(self, sigma: Tensor) -> Tensor:
         """t = (1 − e^−σ) / (1 − ε)."""
-        return _lost(sigma) / (1 - self.eps)
+        return lost(sigma) / (1 - self.eps)
 
     def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return (1 - t) + self.eps * t  # 1 − t is exact near t = 1, where 1 − (1 − ε)t would cancel
@@ -102,9 +109,8 @@ class Geometric(Schedule):
         """σ' = σ · log(hi/lo)."""
         return self.sigma(t) * math.log(self.hi / self.lo)
 
-    def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _inverse(self, sigma: Tensor) -> Tensor:
         """t = log(σ/lo) / log(hi/lo)."""
-        check.noise(sigma)
         return torch.log(sigma / self.lo) / math.log(self.hi / self.lo)
 
 
@@ -128,9 +134,9 @@ class Cosine(Schedule):
         check.times(t)
         return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._kept(t)
 
-    def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _inverse(self, sigma: Tensor) -> Tensor:
         """t = (4/π)·asin √((1 − e^−σ) / (2(1 − ε)))."""
-        return 4 / math.pi * torch.asin(torch.sqrt(_lost(sigma) / (2 * (1 - self.eps))))
+        return 4 / math.pi * torch.asin(torch.sqrt(lost(sigma) / (2 * (1 - self.eps))))
 
     def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return self.eps + (1 - self.eps) * torch.sin(math.pi / 2 * (1 - t))  # cos(πt/2), precise near t = 1
@@ -159,9 +165,9 @@ class Polynomial(Schedule):
         check.times(t)
         return (1 - self.eps) * self.power * t ** (self.power - 1) / self._kept(t)
 
-    def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _inverse(self, sigma: Tensor) -> Tensor:
         """t = ((1 − e^−σ) / (1 − ε))^(1/power)."""
-        return (_lost(sigma) / (1 - self.eps)) ** (1 / self.power)
+        return (lost(sigma) / (1 - self.eps)) ** (1 / self.power)
 
     def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return -torch.expm1(self.power * torch.log(t)) + self.eps * t**self.power  # 1 − t^power, precise at 1
@@ -180,9 +186,8 @@ def stratified(count: int, generator: torch.Generator) -> Float[Tensor, " count"
     Every point by itself is uniform, so that each row of a batch sees every time; together they are spread
     evenly, so that the mean over the batch varies little.
     """
-    device = generator.device
-    jitter = torch.rand(count, generator=generator, dtype=torch.float64, device=device).clamp_min(2.0**-54)
-    return (torch.randperm(count, generator=generator, device=device) + jitter) / count
+    order = torch.randperm(count, generator=generator, device=generator.device)
+    return (order + uniforms((count,), generator)) / count
 
 
 class Clock(ABC):
@@ -221,15 +226,16 @@ class Importance(Clock):
     def fit(
         cls, t: Float[Tensor, " n"], losses: Float[Tensor, " n"], parts: int = 32, t_min: float = 0.0
     ) -> "Importance":
-        """Masses from losses seen at times t; a part never seen gets the mean, and none less than a tenth of it."""
+        """Masses from losses at times t, without weights; no part gets less than a tenth of the average mass."""
         check.times(t)
+        if parts < 1:
+            raise ValueError(f"parts is {parts}; there must be at least 1")
         part = ((t - t_min) / (1 - t_min) * parts).long().clamp(0, parts - 1)
         count = torch.bincount(part, minlength=parts)
-        square = torch.bincount(part, losses.double() ** 2, minlength=parts)
-        seen = count > 0
+        square = torch.bincount(part, losses.detach().double() ** 2, minlength=parts)
         mean = square.sum() / count.sum()
-        root = torch.where(seen, square / count.clamp_min(1), mean).sqrt()
-        return cls(root.clamp_min(root.mean() / 10))
+        root = torch.where(count > 0, square / count.clamp_min(1), mean).sqrt()  # never seen: as the others
+        return cls(root.clamp_min(root.mean() / 10) if mean > 0 else torch.ones_like(root))
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
         """t by inversion: the part first, then evenly inside it."""

@@ -140,3 +140,29 @@ def test_bad_weights_are_refused(refuses: object, generator: torch.Generator) ->
     refuses(lambda: categorical.draw(torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
     refuses(lambda: categorical.draw(torch.tensor([[0.5, math.nan]]), generator), "nan", "finite")
     refuses(lambda: categorical.draw(torch.tensor([[0.0, 0.0]]), generator), "all 0")
+    x = torch.tensor([0])
+    refuses(lambda: categorical.move(x, torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
+    refuses(lambda: categorical.move(x, torch.tensor([[0.5, 1.5]]), generator), "1.5", "stay")
+
+
+def test_uniforms_have_53_bits_and_stay_inside(generator: torch.Generator) -> None:
+    u = categorical.uniforms((100_000,), generator)
+    assert ((u > 0) & (u < 1)).all()
+    assert ((u * 2**24) % 1 != 0).float().mean() > 0.99  # not multiples of 2^−24
+    assert ((u * 2**52) % 1 != 0).float().mean() > 0.2  # not even of 2^−52
+
+
+def test_tokens_of_probability_1e_9_can_be_reached(generator: torch.Generator) -> None:
+    """One heavy token and 50,256 of weight 1e-9: a 24-bit uniform could reach 843 of them."""
+    weights = torch.full((N,), 1e-9).index_fill(0, torch.tensor(0), 1.0)
+    light = 1 - categorical.uniforms((400,), generator) * 5e-5
+    found = categorical.invert(weights.expand(400, -1), light)
+    assert len(found.unique()) > 390
+
+
+def test_no_float64_tensor_of_the_size_of_the_input() -> None:
+    rows = torch.rand(512, N)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        categorical.draw(rows, torch.Generator().manual_seed(0))
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest <= 2**22 * 8 + 2**20 < rows.numel() * 8

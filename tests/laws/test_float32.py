@@ -80,7 +80,7 @@ def test_score_entropy_of_a_network(process: Process, wrapper: type, kind: str) 
 
     mean = wrapper is Mean and isinstance(process, Uniform)
     sure = 1e-5 if mean and kind == "sharp" else 1e-30  # log p of a sure model is known to 1e-6
-    agree(loss, outputs(kind, process), atol=sure, softmax=1e-6 if mean else 0.0)
+    agree(loss, outputs(kind, process), atol=sure, softmax=2e-7 if mean else 0.0)
 
 
 class Says(torch.nn.Module):
@@ -171,3 +171,31 @@ def test_score_entropy_is_its_formula_across_the_seam_of_its_two_forms() -> None
     small = torch.logspace(-9, -2.0001, 50, dtype=torch.float64)
     exact = small**2 / 2 + small**3 / 6 + small**4 / 24 + small**5 / 120 + small**6 / 720
     torch.testing.assert_close(divergence.score_entropy(small, torch.zeros_like(small)), exact, rtol=1e-12, atol=0)
+
+
+def test_losses_stay_finite_next_to_no_noise() -> None:
+    """At the first times a float32 schedule can tell from 0, a·e^d would overflow where s does not."""
+    process = Uniform(N)
+    x_t, x_0 = tokens(process)
+    sigma = torch.logspace(-38, -8, len(SIGMAS))
+    z = outputs("random", process).requires_grad_()
+    loss = process.score_entropy(Mean(Says(z), process)(x_t, sigma), x_t, x_0, sigma)
+    assert loss[:, 0].isfinite().all()  # kept tokens: replaced ones do not happen there
+    loss[:, 0].sum().backward()
+    assert z.grad.isfinite().all()
+
+
+def test_half_precision_scores_are_raised() -> None:
+    process, x = Absorbing(5), torch.tensor([[5, 5]])
+    log_score = torch.randn(1, 2, 6).bfloat16()
+    sigma = torch.tensor([0.3])
+    half = process.score_entropy(log_score, x, x - 1, sigma)
+    assert half.dtype == torch.float32
+    assert torch.equal(half, process.score_entropy(log_score.float(), x, x - 1, sigma))
+
+
+def test_positions_that_do_not_count_have_gradient_0_whatever_their_slope() -> None:
+    log_s = torch.full((1, 2, 3), 400.0, requires_grad=True)  # e^400 overflows
+    total = divergence.square.sum_except(torch.tensor([[[0, 0], [0, 0]]]), log_s, None)
+    (total * 0).sum().nan_to_num().backward()
+    assert (log_s.grad == 0).all()

@@ -113,6 +113,28 @@ def test_autoregressive_is_its_definition_and_the_entropy_at_the_truth() -> None
     assert torch.equal(causal.log_next(changed), causal.log_next(LAW.sequences))  # the last token is seen by none
 
 
+def test_the_first_token_is_predicted_from_a_start_token_of_its_own() -> None:
+    seen = []
+
+    class Sees(torch.nn.Module):
+        def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            return torch.zeros(*x.shape, 4)
+
+    Causal(Sees(), 3).log_next(torch.tensor([[0, 1, 2]]))
+    assert seen[0].tolist() == [[3, 0, 1]]
+
+
+def test_no_masked_token_and_no_time_give_no_nan() -> None:
+    process = Absorbing(3)
+    model = random_model(Mean, process, 3)
+    x_0 = LAW.sequences[:4]
+    loss = objectives.LambdaDCE(process)(model, x_0, torch.zeros(4).double(), torch.Generator().manual_seed(0))
+    loss.sum().backward()
+    assert (loss == 0).all()
+    assert model.network.weight.grad.isfinite().all()
+
+
 class CausalTable(torch.nn.Module):
     """Reads what stands at i of the shifted sequence, and nothing else."""
 

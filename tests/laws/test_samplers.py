@@ -65,7 +65,7 @@ def test_the_error_falls_at_the_declared_order(kind: type[Process], schedule: Sc
 
 
 def late_score(law: Law, process: Process, schedule: Schedule) -> Callable[..., torch.Tensor]:
-    """The network is told the noise of the next time."""
+    """The network is told the noise of half a step later."""
     score = exact.Score(law, process)
 
     def table(x: torch.Tensor, t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
@@ -121,3 +121,16 @@ def test_no_mask_survives_the_last_step() -> None:
     torch.testing.assert_close(
         p[-1], exact.Score(law, process).log_mean(x[-1:], tensor(0.5).view(1))[0].exp() @ torch.eye(3, 4).double()
     )
+
+
+def test_steps_too_long_and_scores_too_wrong_still_give_laws() -> None:
+    """Entries below 0 are clamped, entries above 1 normalised: a table is always a law."""
+    x = exact.every(3, 2)
+    loud = lambda x, sigma: torch.full((*x.shape, 3), 3.0).double().scatter(-1, x[..., None], 0)  # noqa: E731
+    quiet = lambda x, sigma: torch.full((*x.shape, 3), -9.0).double().scatter(-1, x[..., None], 0)  # noqa: E731
+    t, s = (tensor(v).expand(len(x)) for v in (1.0, 0.0))
+    for model in (loud, quiet):
+        for sampler in (Tweedie(model, Uniform(3), LogLinear()), Euler(model, Uniform(3), LogLinear())):
+            table = sampler.table(x, t, s)
+            assert (table >= 0).all()
+            torch.testing.assert_close(table.sum(-1), torch.ones(len(x), 2).double())

@@ -48,10 +48,26 @@ def test_impossible_noise(process: Process, sigma: float, refuses: object, gener
         lambda: process.prior_kl(bad),
         lambda: process.score_entropy(log_score, X, X, bad),
         lambda: process.staggered_score(log_score, bad),
+        lambda: process.transition(X, X, bad[:, None]),
+        lambda: process.ratios(X, X, bad),
+        lambda: process.log_prior(X, bad[:, None]),
+        lambda: process.draw_prior((2,), bad[0], generator),
+        lambda: process.mean_score(torch.zeros(1, 2, 4), X, bad),
+        lambda: parameterization.Score(exact.Table(process.num_states, 2), process)(X, bad),
         lambda: LogLinear().t(bad),
         lambda: Geometric().t(bad),
     ):
         refuses(call, f"sigma is {bad.item()}", "0 or more")
+
+
+@pytest.mark.parametrize("process", [Uniform(4), Absorbing(4)], ids=str)
+def test_steps_that_go_the_wrong_way(process: Process, refuses: object) -> None:
+    log_mean = torch.zeros(1, 2, 4)
+    more, less = torch.tensor([0.5]), torch.tensor([0.2])
+    refuses(lambda: process.posterior_kl(log_mean, X, X, more, less), "sigma_s is 0.5", "sigma_s < sigma_t")
+    refuses(lambda: process.log_posterior(log_mean, X, more, less), "sigma_s is 0.5", "sigma_s < sigma_t")
+    refuses(lambda: process.posterior_kl(log_mean, X, X + 7, less, more), "token 7")
+    refuses(lambda: process.posterior_kl(log_mean, X + 7, X, less, more), "state 7")
 
 
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric(), Cosine(), Polynomial()], ids=str)
@@ -115,6 +131,9 @@ def test_laws_that_are_none(refuses: object) -> None:
     refuses(lambda: exact.Law(torch.tensor([1.5, -0.5])), "-0.5", "0 or more")
     law = exact.Law(torch.eye(2) / 2)
     refuses(lambda: law.at(Uniform(3), SIGMA), "2 tokens", "Uniform(vocab_size=3)")
+    refuses(lambda: law.at(Uniform(2), torch.tensor([math.inf])), "inf", "finite")
+    explicit = objective.ExplicitScoreEntropy
+    refuses(lambda: explicit(Uniform(3), LogLinear(), law), "2 tokens", "Uniform(vocab_size=3)")
     refuses(lambda: law.given(torch.tensor([0, 1])), "[0, 1]", "probability 0")
     refuses(lambda: law.given(torch.tensor([0])), "(1,)", "2 positions")
 

@@ -7,8 +7,8 @@ import scipy.stats
 import torch
 
 from sedd import exact
-from sedd.process import Absorbing, Process, Uniform
-from sedd.schedule import LogLinear, stratified
+from sedd.process import Absorbing, Process, Uniform, log_odds
+from sedd.schedule import Cosine, Even, Geometric, Importance, LogLinear, Polynomial, Schedule, stratified
 
 
 @pytest.mark.parametrize("sigma", [0.05, 1.0, 4.0])
@@ -87,3 +87,47 @@ def test_what_cannot_move_is_never_read(process: Process) -> None:
     assert (gradient[~process.unknown(x_t)] == 0).all()
     assert (loss[~process.unknown(x_t)] == 0).all()
     assert (gradient[process.unknown(x_t)].abs().sum(-1) > 0).all()
+
+
+def test_the_ratio_of_the_mask_to_a_token_is_the_odds_of_replacement() -> None:
+    sigma = torch.tensor([0.4], dtype=torch.float64)
+    log_mean = torch.zeros(1, 2, 3, dtype=torch.float64).log_softmax(-1)
+    log_score = Absorbing(3).mean_score(log_mean, torch.tensor([[1, 3]]), sigma)
+    assert math.isclose(log_score[0, 0, 3].exp(), math.expm1(0.4), rel_tol=1e-12)
+    assert log_score[0, 1, 3] == 0
+
+
+def test_odds_far_below_rounding() -> None:
+    assert math.isclose(log_odds(torch.tensor(1e-20)), math.log(1e-20), rel_tol=1e-6)
+
+
+def test_even_and_fitted_times_cover_what_they_weigh() -> None:
+    u = (torch.arange(100_000).double() + 0.5) / 100_000
+    for t_min in (0.0, 0.2):
+        even = Even()(u, t_min)
+        assert even.t.min() < t_min + 1e-4
+        assert even.t.max() > 1 - 1e-4
+        clock = Importance.fit(even.t, 1 / even.t, parts=8, t_min=t_min)
+        for times in (even, clock(u, t_min)):  # ∫ 3t² dt = 1 − t_min³
+            assert math.isclose((times.weight * 3 * times.t**2).mean(), 1 - t_min**3, rel_tol=1e-4)
+        first = clock(u, t_min).t < t_min + (1 - t_min) / 8
+        assert first.double().mean() > 0.15  # more than its eighth: the loss is largest there
+
+
+def test_fitting_needs_no_graph_and_no_losses() -> None:
+    t = torch.rand(64, dtype=torch.float64)
+    clock = Importance.fit(t, torch.rand(64, requires_grad=True) * 2)
+    assert not clock.masses.requires_grad
+    assert torch.equal(Importance.fit(t, torch.zeros(64), parts=4).masses, torch.full((4,), 0.25).double())
+
+
+@pytest.mark.parametrize(
+    "schedule", [LogLinear(), LogLinear(0.3), Cosine(), Geometric(), Polynomial(3.5, 1e-4)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_times_come_back_inside_the_unit_interval(schedule: Schedule, dtype: torch.dtype, refuses: object) -> None:
+    t = torch.linspace(0, 1, 101, dtype=dtype)
+    back = schedule.t(schedule.sigma(t))
+    assert ((back >= 0) & (back <= 1)).all()
+    schedule.sigma(back)
+    refuses(lambda: schedule.t(torch.tensor([1e3], dtype=dtype)), "sigma is 1000.0", "between")

@@ -71,7 +71,9 @@ def _prior(law: Law, process: Process, sigma: Tensor, true_base: bool) -> Tensor
     x, P = every(process.num_states, law.length), transition_matrix(process, sigma)
     p_1 = P[x[:, None], law.sequences].prod(-1)  # x, x_0
     base = law.at(process, sigma) if true_base else process.log_prior(x, sigma).sum(-1).exp()
-    return (law.probabilities * torch.xlogy(p_1, p_1 / base[:, None])).sum()
+    joint = law.probabilities * p_1
+    ratio = torch.where(joint > 0, p_1 / base[:, None], 1)  # what cannot happen costs nothing
+    return (joint * ratio.log()).sum()
 
 
 def _reconstruction(model: Any, law: Law, process: Process, sigma: Tensor) -> Tensor:
@@ -81,5 +83,6 @@ def _reconstruction(model: Any, law: Law, process: Process, sigma: Tensor) -> Te
     x_t, x_0, weight = pairs(law, process, sigma)
     score = model(x_t, sigma.expand(len(x_t))).exp()
     p = (score @ transition_matrix(process, -sigma).T) * transition_matrix(process, sigma)[x_t]
-    p = p[..., : law.vocab_size] / p[..., : law.vocab_size].sum(-1, keepdim=True)
+    p = p[..., : law.vocab_size].clamp_min(0)  # a wrong score may go below 0; the last step draws such tokens never
+    p = p / p.sum(-1, keepdim=True)
     return -(weight * at_token(p, x_0).log().sum(-1)).sum()

@@ -26,6 +26,12 @@ def _scores(model: Any, law: Law, process: Process, sigma: Scalar) -> tuple[Tens
     return x, law.at(process, sigma), model(x, sigma.expand(len(x))), rates[x]
 
 
+def _mean(p: Tensor, each: Tensor) -> Tensor:
+    """Σ_x p(x)·Σ each(x), over what can happen."""
+    each = each.flatten(1).sum(-1)
+    return torch.where(p > 0, p * each, 0).sum()
+
+
 def _true_ratios(law: Law, process: Process, sigma: Scalar) -> Tensor:
     """p_σ(x with x_i → y) / p_σ(x), for every x, i, y."""
     x, p = every(process.num_states, law.length), law.at(process, sigma)
@@ -45,27 +51,28 @@ def explicit_score_entropy(model: Any, law: Law, process: Process, sigma: Scalar
     """Σ_x p(x) Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a the true ratios."""
     _, p, log_s, rates = _scores(model, law, process, sigma)
     each = _score_entropy(log_s, _true_ratios(law, process, sigma))
-    return torch.einsum("x,xiy->", p, torch.where(rates > 0, rates * each, 0))
+    return _mean(p, torch.where(rates > 0, rates * each, 0))
 
 
 def explicit_concrete_score(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} Q(x_i, y)·½(s_y − a_y)², a the true ratios."""
     _, p, log_s, rates = _scores(model, law, process, sigma)
     each = (log_s.exp() - _true_ratios(law, process, sigma)) ** 2 / 2
-    return torch.einsum("x,xiy->", p, torch.where(rates > 0, rates * each, 0))
+    return _mean(p, torch.where(rates > 0, rates * each, 0))
 
 
 def implicit_score_entropy(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]: no ratio in it."""
     x, p, log_s, rates = _scores(model, law, process, sigma)
     Q = process.rate_matrix()
-    total = torch.einsum("x,xiy->", p, torch.where(rates > 0, rates * log_s.exp(), 0))
+    happens = p > 0
+    total = _mean(p, torch.where(rates > 0, rates * log_s.exp(), 0))
     for i, y in itertools.product(range(law.length), range(process.num_states)):
         neighbour = x.clone()
         neighbour[:, i] = y
         back = log_s[index_of(neighbour, process.num_states), i, x[:, i]]
         weight = torch.where(x[:, i] == y, 0, Q[y, x[:, i]])
-        total = total - (p * torch.where(weight > 0, weight * back, 0)).sum()
+        total = total - (p * torch.where(happens & (weight > 0), weight * back, 0)).sum()
     return total
 
 
@@ -102,7 +109,7 @@ def ratio_matching(model: Any, law: Law, process: Process, sigma: Scalar) -> Sca
     """−Σ_x p(x) Σ_i log p(x_i | x_−i)."""
     x, p = every(process.num_states, law.length), law.at(process, sigma)
     log_c = at_token(model.log_conditional(x, sigma.expand(len(x))), x)
-    return -(p * log_c.sum(-1)).sum()
+    return -_mean(p, log_c)
 
 
 def _cross_entropy(model: Any, x_t: Tensor, x_0: Tensor, sigma: Tensor, process: Process) -> Tensor:

@@ -44,6 +44,8 @@ def expm(A: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
 
 def transition_matrix(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b n n"]:
     """exp(σQ), by the matrix exponential. σ may be negative here: exp(−σQ) undoes noise.  [§1]"""
+    if not sigma.isfinite().all():
+        raise ValueError(f"sigma is {sigma.flatten().tolist()}; a matrix exponential needs finite noise")
     return expm(sigma.double()[..., None, None] * process.rate_matrix())
 
 
@@ -86,6 +88,7 @@ class Law:
     def at(self, process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b states"]:
         """p_σ: the probability of every noisy sequence, in the order of `every`."""
         self._fits(process)
+        check.noise(sigma)
         P = transition_matrix(process, sigma.reshape(-1))[..., : self.vocab_size]
         p = self.probabilities.expand(len(P), -1)
         for i in range(self.length):  # noise one position after another: left is noised, right is not yet
