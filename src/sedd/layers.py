@@ -125,11 +125,11 @@ class HeadNorm(Part):
 
 @final
 class Embedding(Part):
-    """A row for every state, drawn from U(−bound, bound)."""
+    """A row for every state, drawn from U(−1/√width, 1/√width)."""
 
-    def __init__(self, states: int, width: int, *, bound: float) -> None:
+    def __init__(self, states: int, width: int) -> None:
         super().__init__()
-        self.bound = bound
+        self.bound = 1 / math.sqrt(width)
         self.embedding = nn.Parameter(torch.empty(states, width))
 
     @torch.no_grad()
@@ -229,15 +229,14 @@ class Sight(NamedTuple):
 
 
 def sight(rotation: Rotation, valid: Bool[Tensor, "b L"] | None, causal: bool) -> Sight:
-    """Padding is seen by nobody valid."""
+    """Padding is seen by nobody valid; everybody sees somebody, for kernels differ on a softmax over no key."""
     if valid is None:
         return Sight(rotation, None, causal)
     length = valid.shape[-1]
     if not causal:
-        # a row of padding alone sees itself: a softmax over no key is NaN
         return Sight(rotation, (valid | ~valid.any(-1, keepdim=True))[:, None, None], False)
     past = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
-    own = torch.eye(length, dtype=torch.bool, device=valid.device)  # for the same reason
+    own = torch.eye(length, dtype=torch.bool, device=valid.device)
     return Sight(rotation, (valid[:, None, None] & past) | own, False)
 
 

@@ -104,17 +104,13 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
         self.states, self.causal = states, causal
-        self.vocab_embed = self._embedding(states, width)
+        self.vocab_embed = Embedding(states, width)
         self.sigma_map = NoiseEmbedding(cond) if timed else None
         self.rotary_emb = Rotary(shape.head_dim)
         self.blocks = nn.ModuleList(self._block(shape) for _ in range(depth))
         self.output_layer = self._last(shape, outputs)
         if not self.head.weight.is_meta:  # nothing is there to be drawn
             self.draw(generator)
-
-    @abstractmethod
-    def _embedding(self, states: int, width: int) -> Embedding:
-        """The embedding of tokens."""
 
     @abstractmethod
     def _block(self, shape: Shape) -> nn.Module:
@@ -183,9 +179,6 @@ class Reference(Transformer):
     Told σ, it has the layout of SEDD; with ``timed=False`` that of RADD, a plain pre-norm transformer.
     """
 
-    def _embedding(self, states: int, width: int) -> Embedding:
-        return Embedding(states, width, bound=width**-0.5)
-
     def _block(self, shape: Shape) -> nn.Module:
         return ReferenceBlock(shape)
 
@@ -212,7 +205,7 @@ class ReferenceBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "b L h"], c: Float[Tensor, "b cond"] | None, sight: Sight
     ) -> Float[Tensor, "b L h"]:
-        """X after the block; at the start, where the modulation is 0, x itself if σ is told."""
+        """x after the block; at the start, where the modulation is 0, x itself if σ is told."""
         if self.adaLN_modulation is None or c is None:
             x = x + self._look(self.norm1(x), sight)
             return x + self._think(self.norm2(x))
@@ -253,9 +246,6 @@ class ReferenceLast(Last):
 class Modern(Transformer):
     """RMSNorm, queries and keys normed with a gain, squared ReLU, no biases; gates that start at 0 if σ is told."""
 
-    def _embedding(self, states: int, width: int) -> Embedding:
-        return Embedding(states, width, bound=3**0.5)  # variance 1, as after every norm
-
     def _block(self, shape: Shape) -> nn.Module:
         return ModernBlock(shape)
 
@@ -282,7 +272,7 @@ class ModernBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "b L h"], c: Float[Tensor, "b cond"] | None, sight: Sight
     ) -> Float[Tensor, "b L h"]:
-        """X after the block; at the start, where the modulation is 0, x itself if σ is told."""
+        """x after the block; at the start, where the modulation is 0, x itself if σ is told."""
         if self.modulation is None or c is None:
             x = x + self._look(rms_norm(x), sight)
             return x + self._think(rms_norm(x))
