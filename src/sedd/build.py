@@ -10,6 +10,7 @@ from sedd import objective as objectives
 from sedd import parameterization as parameterizations
 from sedd import process as processes
 from sedd import schedule as schedules
+from sedd import transformer as transformers
 
 PROCESSES: Mapping[str, type[processes.Process]] = {
     "absorbing": processes.Absorbing,
@@ -25,6 +26,10 @@ PARAMETERIZATIONS: Mapping[str, type[nn.Module]] = {
     "score": parameterizations.Score,
     "mean": parameterizations.Mean,
     "conditional": parameterizations.Conditional,
+}
+NETWORKS: Mapping[str, type[transformers.Transformer]] = {
+    "reference": transformers.Reference,
+    "modern": transformers.Modern,
 }
 OBJECTIVES: Mapping[str, type[objectives.Objective]] = {
     "score-entropy": objectives.DenoisingScoreEntropy,
@@ -54,6 +59,11 @@ def process(name: str, vocab_size: int) -> processes.Process:
 def schedule(name: str, **options: float) -> schedules.Schedule:
     """A schedule; ``options`` are its own: ``eps``, ``lo`` and ``hi``, ``power``."""
     return _make("schedule", name, SCHEDULES, options)
+
+
+def network(style: str, **options: Any) -> transformers.Transformer:
+    """A ``reference`` or a ``modern`` transformer; ``options`` are those of `transformer.Transformer`."""
+    return _make("network", style, NETWORKS, options)
 
 
 def parameterization(name: str, network: nn.Module, process: processes.Process) -> nn.Module:

@@ -10,6 +10,7 @@ from sedd.objective import DenoisingScoreEntropy
 from sedd.parameterization import Mean, Score
 from sedd.process import Absorbing, Process, Uniform
 from sedd.schedule import Geometric
+from sedd.transformer import Modern, Reference, Transformer
 
 
 @pytest.mark.parametrize("wrapper", [Score, Mean])
@@ -33,3 +34,21 @@ def test_compiled_losses_are_the_same(process: Process, wrapper: type) -> None:
 
     compiled = torch.compile(objective.loss, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(run(compiled), run(objective.loss), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("style", "causal"), [(Reference, False), (Modern, True)])
+def test_compiled_networks_are_the_same(style: type[Transformer], causal: bool) -> None:
+    """In one graph, forwards and backwards, with padding and without."""
+    network = style(states=7, width=24, depth=1, heads=3, causal=causal)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0, 0.3)
+    x, sigma = torch.randint(7, (4, 6)), torch.rand(4)
+
+    def run(call: Callable[..., torch.Tensor], valid: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        value = call(x, sigma, valid)
+        return value.detach(), *torch.autograd.grad(value.logsumexp(-1).sum(), list(network.parameters()))
+
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    for valid in (None, torch.arange(6) < torch.tensor([[6], [3], [1], [0]])):
+        torch.testing.assert_close(run(compiled, valid), run(network, valid), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,249 @@
+"""The parts of a network: what it is told of the noise, of positions, and how tokens look at each other.
+
+Matrix products of the trunk run in the dtype of the weights, or of autocast. Norms, the noise embedding and what it
+modulates are computed in float32 whatever that is, or in float64 if the weights are.
+"""
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """float32, or what is better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """Half precision raised to float32."""
+    return x.to(widened(x.dtype))
+
+
+class Part(nn.Module, ABC):
+    """A module with weights of its own, and the law they are first drawn from."""
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Draw the weights anew; None is torch's global generator."""
+
+
+class Affine(Part, ABC):
+    """Wx + b, each entry of W and b drawn from U(−1/√inputs, 1/√inputs), or 0."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, zero: bool = False) -> None:
+        super().__init__()
+        self.bound = 0.0 if zero else 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None) -> None:
+        """U(−bound, bound)."""
+        for parameter in self.parameters():
+            parameter.uniform_(-self.bound, self.bound, generator=generator)
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
+        """Wx + b."""
+
+
+@final
+class Linear(Affine):
+    """Wx + b in the dtype of the weights, or of autocast: the trunk's."""
+
+    def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
+        """Wx + b."""
+        return F.linear(x, self.weight, self.bias)
+
+
+@final
+class WideLinear(Affine):
+    """Wx + b in float32 or better. For what σ decides: it costs one row a sequence, and every block reads it."""
+
+    def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
+        """Wx + b."""
+        with _without_autocast(x.device.type):
+            return F.linear(x, wide(self.weight), None if self.bias is None else wide(self.bias))
+
+
+def _without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
+    # on the meta device there is none, and asking for none is an error
+    available = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if available else contextlib.nullcontext()
+
+
+@final
+class LayerNorm(Part):
+    """(x − mean)/√(variance + 1e-5)·weight + bias, over the last axis; first weight 1 and bias 0."""
+
+    def __init__(self, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Nothing is drawn: 1 and 0."""
+        self.weight.fill_(1)
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def forward(self, x: Float[Tensor, "*s width"]) -> Float[Tensor, "*s width"]:
+        """The norm, in float32 or better."""
+        bias = None if self.bias is None else wide(self.bias)
+        return F.layer_norm(wide(x), x.shape[-1:], wide(self.weight), bias, eps=1e-5)
+
+
+def rms_norm(x: Float[Tensor, "*s width"]) -> Float[Tensor, "*s width"]:
+    """x/√(mean x² + 1e-6) over the last axis, in float32 or better; a matrix that follows holds any weight."""
+    return F.rms_norm(wide(x), x.shape[-1:], eps=1e-6)
+
+
+@final
+class HeadNorm(Part):
+    """weight·x/√(mean x² + 1e-6) over a head, first with weight 1: queries and keys of a length that is learnt."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(head_dim))
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Nothing is drawn: 1."""
+        self.weight.fill_(1)
+
+    def forward(self, x: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:
+        """The norm, computed in float32 or better and given in the dtype of x."""
+        return (rms_norm(x) * wide(self.weight)).to(x.dtype)
+
+
+@final
+class Embedding(Part):
+    """A row for every state, drawn from U(−1/√width, 1/√width)."""
+
+    def __init__(self, states: int, width: int) -> None:
+        super().__init__()
+        self.bound = 1 / math.sqrt(width)
+        self.embedding = nn.Parameter(torch.empty(states, width))
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None) -> None:
+        """U(−bound, bound)."""
+        self.embedding.uniform_(-self.bound, self.bound, generator=generator)
+
+    def forward(self, x: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L width"]:
+        """The rows of x."""
+        return F.embedding(x, self.embedding)
+
+
+@final
+class NoiseEmbedding(nn.Module):
+    """c = SiLU(W₂ SiLU(W₀ [cos(σω), sin(σω)] + b₀) + b₂), ω_i = 10⁴^(−i/128) for i < 128, in float32 or better."""
+
+    def __init__(self, cond: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(WideLinear(256, cond), nn.SiLU(), WideLinear(cond, cond), nn.SiLU())
+
+    def forward(self, sigma: Float[Tensor, " b"]) -> Float[Tensor, "b cond"]:
+        """The embedding c of the total noise σ, which is given in float32 or better."""
+        # t = 1 may mean infinite noise, whose cosine is NaN; past 10³ no float64 tells e^−σ from 0
+        sigma = sigma.clamp_max(1e3)
+        i = torch.arange(128, device=sigma.device, dtype=sigma.dtype)
+        angle = sigma[:, None] * torch.exp(-math.log(1e4) / 128 * i)
+        c: Tensor = self.mlp(torch.cat([angle.cos(), angle.sin()], -1))
+        return c
+
+
+def modulate(
+    x: Float[Tensor, "b L width"], shift: Float[Tensor, "b 1 width"], scale: Float[Tensor, "b 1 width"]
+) -> Float[Tensor, "b L width"]:
+    """x·(1 + scale) + shift: how σ reaches a block."""
+    return x * (1 + scale) + shift
+
+
+class Rotation(NamedTuple):
+    """The angle of every position and frequency, as its cosine and sine."""
+
+    cos: Float[Tensor, "L half"]
+    sin: Float[Tensor, "L half"]
+
+
+@final
+class Rotary(Part):
+    """Position m turns the plane (x_i, x_{i+d/2}) of a head by the angle m·10⁴^(−2i/d), d = head_dim.
+
+    So scores between queries and keys depend on how far apart they are, and on nothing else of where they stand.
+    """
+
+    inv_freq: Tensor
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.register_buffer("inv_freq", torch.empty(head_dim // 2))
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Nothing is drawn: the frequencies, which published layouts store."""
+        self.inv_freq.copy_(self._frequencies(self.inv_freq))
+
+    def forward(self, length: int) -> Rotation:
+        """The rotations of positions 0 … length − 1, in float32 or better."""
+        # never from the buffer: a model turned to bfloat16 has it rounded, and far positions would blur
+        frequencies = self._frequencies(self.inv_freq)
+        angle = torch.arange(length, device=frequencies.device, dtype=frequencies.dtype)[:, None] * frequencies
+        return Rotation(angle.cos(), angle.sin())
+
+    def _frequencies(self, like: Tensor) -> Tensor:
+        i = torch.arange(0, self.head_dim, 2, device=like.device, dtype=widened(like.dtype))
+        return torch.exp(-math.log(1e4) / self.head_dim * i)
+
+
+def rotate(x: Float[Tensor, "b heads L d"], rotation: Rotation) -> Float[Tensor, "b heads L d"]:
+    """[a cos − b sin, a sin + b cos] of the halves a, b of every head."""
+    a, b = wide(x).chunk(2, -1)
+    cos, sin = rotation
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+def split_heads(qkv: Float[Tensor, "b L qkv"], heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, (b, heads, L, d), packed in this order."""
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
+    return q, k, v
+
+
+class Sight(NamedTuple):
+    """Where tokens stand and which of them see which."""
+
+    rotation: Rotation
+    mask: Bool[Tensor, "b 1 #L L"] | None
+    """True where the query (rows) sees the key (columns); None: everywhere, or all before it."""
+    causal: bool
+    """Whether a token sees itself and those before it alone, where no mask says so."""
+
+
+def sight(rotation: Rotation, valid: Bool[Tensor, "b L"] | None, causal: bool) -> Sight:
+    """Padding is seen by nobody valid; everybody sees somebody, for kernels differ on a softmax over no key."""
+    if valid is None:
+        return Sight(rotation, None, causal)
+    length = valid.shape[-1]
+    if not causal:
+        return Sight(rotation, (valid | ~valid.any(-1, keepdim=True))[:, None, None], False)
+    past = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
+    own = torch.eye(length, dtype=torch.bool, device=valid.device)
+    return Sight(rotation, (valid[:, None, None] & past) | own, False)
+
+
+def attend(
+    q: Float[Tensor, "b heads L d"], k: Float[Tensor, "b heads L d"], v: Float[Tensor, "b heads L d"], sight: Sight
+) -> Float[Tensor, "b L h"]:
+    """softmax(q·k/√d) v over the keys each query sees, q and k rotated to their positions; heads side by side."""
+    q, k = rotate(q, sight.rotation), rotate(k, sight.rotation)
+    seen = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask, is_causal=sight.causal)
+    return seen.transpose(1, 2).flatten(-2)

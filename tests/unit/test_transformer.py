@@ -1,0 +1,465 @@
+"""The networks: the published one to the letter, and the laws that hold for both."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from sedd import build
+from sedd.layers import Rotary, rotate, sight
+from sedd.objective import DenoisingScoreEntropy, LambdaDCE
+from sedd.parameterization import Causal, Mean, Score
+from sedd.process import Absorbing, lost
+from sedd.schedule import Geometric, LogLinear, Schedule
+from sedd.transformer import Modern, Reference, Transformer
+
+STYLES = [Reference, Modern]
+styles = pytest.mark.parametrize("style", STYLES)
+
+
+def make(style: type[Transformer], seed: int = 0, **options: object) -> Transformer:
+    """A small network in which no weight is 0, so that nothing hides behind its first value."""
+    network = style(**({"states": 7, "width": 24, "depth": 2, "heads": 3, "cond": 8} | options))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            noise = torch.empty_like(parameter).normal_(generator=generator)
+            parameter.copy_(1 + 0.3 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise)
+    return network.eval()
+
+
+def ids(*shape: int, states: int = 7, seed: int = 1) -> Tensor:
+    return torch.randint(states, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# The published network -------------------------------------------------------------------------------------
+
+SMALL = {"width": 768, "depth": 12, "heads": 12}
+MEDIUM = {"width": 1024, "depth": 24, "heads": 16}
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters", "entries"),
+    [
+        (SMALL | {"states": 50258}, 169_627_218, 131),
+        (MEDIUM | {"states": 50258}, 424_477_010, 251),
+        (SMALL | {"states": 50257}, 169_625_681, 131),
+        (SMALL | {"states": 50258, "timed": False}, 162_265_682, 126),
+        (MEDIUM | {"states": 50258, "timed": False}, 405_191_762, 246),
+    ],
+)
+def test_published_sizes(options: dict[str, int], parameters: int, entries: int) -> None:
+    with torch.device("meta"):
+        network = Reference(**options)
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    assert len(network.state_dict()) == entries
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_published_layout(timed: bool) -> None:
+    """Names and shapes, written out."""
+    D, h, cond, d = 7, 24, 128, 8
+    block = {
+        "norm1.weight": (h,),
+        "norm2.weight": (h,),
+        "attn_qkv.weight": (3 * h, h),
+        "attn_out.weight": (h, h),
+        "mlp.0.weight": (4 * h, h),
+        "mlp.0.bias": (4 * h,),
+        "mlp.2.weight": (h, 4 * h),
+        "mlp.2.bias": (h,),
+    }
+    layout = {
+        "vocab_embed.embedding": (D, h),
+        "rotary_emb.inv_freq": (d // 2,),
+        "output_layer.norm_final.weight": (h,),
+        "output_layer.linear.weight": (D, h),
+        "output_layer.linear.bias": (D,),
+    }
+    if timed:
+        block |= {"adaLN_modulation.weight": (6 * h, cond), "adaLN_modulation.bias": (6 * h,)}
+        layout |= {
+            "sigma_map.mlp.0.weight": (cond, 256),
+            "sigma_map.mlp.0.bias": (cond,),
+            "sigma_map.mlp.2.weight": (cond, cond),
+            "sigma_map.mlp.2.bias": (cond,),
+            "output_layer.adaLN_modulation.weight": (2 * h, cond),
+            "output_layer.adaLN_modulation.bias": (2 * h,),
+        }
+    else:
+        block |= {"norm1.bias": (h,), "norm2.bias": (h,)}
+        layout |= {"output_layer.norm_final.bias": (h,)}
+    layout |= {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in block.items()}
+    network = Reference(states=D, width=h, depth=2, heads=3, timed=timed)
+    assert {name: tuple(value.shape) for name, value in network.state_dict().items()} == layout
+    frequencies = torch.tensor([10000 ** (-2 * i / d) for i in range(d // 2)])
+    torch.testing.assert_close(network.state_dict()["rotary_emb.inv_freq"], frequencies)
+
+
+def published(w: dict[str, Tensor], x: Tensor, sigma: Tensor, heads: int, mutant: str = "") -> Tensor:
+    """The published forward pass from its description, for one sequence, head by head and position by position."""
+    timed = "sigma_map.mlp.0.weight" in w
+
+    def norm(h: Tensor, name: str) -> Tensor:
+        h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        return h * w[f"{name}.weight"] + w.get(f"{name}.bias", 0)
+
+    def affine(h: Tensor, name: str) -> Tensor:
+        return h @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+    def turned(vector: Tensor, m: int) -> Tensor:
+        half = len(vector) // 2
+        pairs = vector.view(half, 2).T.flatten() if mutant == "interleaved" else vector
+        z = torch.complex(pairs[:half], pairs[half:])
+        z = z * torch.exp(1j * m * torch.tensor([10000 ** (-i / half) for i in range(half)], dtype=torch.float64))
+        turned = torch.cat([z.real, z.imag])
+        return turned.view(2, half).T.flatten() if mutant == "interleaved" else turned
+
+    def attention(h: Tensor, i: int) -> Tensor:
+        length, width = h.shape
+        d = width // heads
+        q, k, v = affine(h, f"blocks.{i}.attn_qkv").view(length, 3, heads, d).unbind(1)
+        looked = torch.zeros(length, heads, d, dtype=h.dtype)
+        for head in range(heads):
+            for m in range(length):
+                scores = [turned(q[m, head], m) @ turned(k[n, head], n) / math.sqrt(d) for n in range(length)]
+                looked[m, head] = torch.stack(scores).softmax(-1) @ v[:, head]
+        return affine(looked.flatten(1), f"blocks.{i}.attn_out")
+
+    def changes(name: str, count: int) -> tuple[Tensor | float, ...]:
+        if not timed:
+            return (0.0, 0.0, 1.0) * (count // 3) or (0.0, 0.0)
+        return affine(c, name).chunk(count)
+
+    if timed:
+        angle = sigma * torch.tensor([math.exp(-math.log(1e4) * i / 128) for i in range(128)], dtype=torch.float64)
+        waves = [angle.sin(), angle.cos()] if mutant == "sin first" else [angle.cos(), angle.sin()]
+        c = F.silu(affine(torch.cat(waves), "sigma_map.mlp.0"))
+        c = affine(c, "sigma_map.mlp.2")
+        c = c if mutant == "one SiLU" else F.silu(c)
+    h = w["vocab_embed.embedding"][x]
+    for i in range(2):
+        shift1, scale1, gate1, shift2, scale2, gate2 = changes(f"blocks.{i}.adaLN_modulation", 6)
+        if mutant == "scale first":
+            shift1, scale1 = scale1, shift1
+        h = h + gate1 * attention(norm(h, f"blocks.{i}.norm1") * (1 + scale1) + shift1, i)
+        inner = affine(norm(h, f"blocks.{i}.norm2") * (1 + scale2) + shift2, f"blocks.{i}.mlp.0")
+        inner = F.gelu(inner, approximate="none" if mutant == "exact GELU" else "tanh")
+        h = h + gate2 * affine(inner, f"blocks.{i}.mlp.2")
+    shift, scale, *_ = changes("output_layer.adaLN_modulation", 2)
+    return affine(norm(h, "output_layer.norm_final") * (1 + scale) + shift, "output_layer.linear")
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_reference_is_the_published_network(timed: bool) -> None:
+    network = make(Reference, timed=timed).double()
+    weights = {name: value.double() for name, value in network.state_dict().items()}
+    x, sigma = ids(3, 5), torch.tensor([0.01, 0.7, 6.0], dtype=torch.float64)
+    expected = torch.stack([published(weights, *row, heads=3) for row in zip(x, sigma, strict=True)])
+    torch.testing.assert_close(network(x, sigma), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(network.float()(x, sigma.float()), expected.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mutant", ["interleaved", "sin first", "one SiLU", "scale first", "exact GELU"])
+def test_the_comparison_sees_near_misses(mutant: str) -> None:
+    network = make(Reference).double()
+    x, sigma = ids(5), torch.tensor(0.7, dtype=torch.float64)
+    wrong = published(dict(network.state_dict()), x, sigma, heads=3, mutant=mutant)
+    assert (network(x, sigma) - wrong).abs().max() > 1e-4
+
+
+def test_first_weights_of_the_reference_have_the_published_law() -> None:
+    network = Reference(states=50, width=64, depth=1, heads=4, generator=torch.Generator().manual_seed(0))
+    for name, value in network.named_parameters():
+        if "adaLN" in name or "output_layer.linear" in name:
+            assert (value == 0).all(), name
+        elif "norm" in name:
+            assert (value == 1).all(), name
+        elif value.ndim == 2:
+            bound = value.shape[-1] ** -0.5
+            assert 0.98 * bound < value.abs().max() <= bound, name
+            assert abs(value.std() * math.sqrt(3) / bound - 1) < 0.05, name
+
+
+# Laws of every network -------------------------------------------------------------------------------------
+
+
+@styles
+def test_weights_are_a_function_of_the_generator(style: type[Transformer]) -> None:
+    def drawn(seed: int) -> dict[str, Tensor]:
+        return style(states=7, width=24, depth=2, heads=3, generator=torch.Generator().manual_seed(seed)).state_dict()
+
+    before = torch.get_rng_state()
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["vocab_embed.embedding"], other["vocab_embed.embedding"])
+    with torch.device("meta"):
+        late = style(states=7, width=24, depth=2, heads=3)
+    late = late.to_empty(device="cpu")
+    late.draw(torch.Generator().manual_seed(0))
+    assert all(torch.equal(first[name], value) for name, value in late.state_dict().items())
+
+
+@styles
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_row_does_not_know_its_batch_mates(style: type[Transformer], causal: bool) -> None:
+    network = make(style, causal=causal)
+    x, sigma = ids(4, 6), torch.tensor([0.1, 1.0, 2.0, 9.0])
+    out = network(x, sigma)
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(network(x[order], sigma[order]), out[order], rtol=1e-6, atol=1e-6)
+    x_other, sigma_other = ids(4, 6, seed=2), torch.rand(4)
+    x_other[1], sigma_other[1] = x[1], sigma[1]
+    torch.testing.assert_close(network(x_other, sigma_other)[1], out[1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(network(x.view(2, 2, 6), sigma.view(2, 2)), out.view(2, 2, 6, 7), rtol=1e-6, atol=1e-6)
+    network, sigma = network.double(), sigma.double()  # products of another size are summed in another order
+    torch.testing.assert_close(network(x[1], sigma[1]), network(x, sigma)[1], rtol=1e-12, atol=1e-12)
+
+
+@styles
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_padded_batch_is_its_single_rows(style: type[Transformer], causal: bool) -> None:
+    """Whatever stands in the padding; also its gradient, and a row of padding alone."""
+    network = make(style, causal=causal)
+    lengths, sigma = torch.tensor([5, 3, 1, 0]), torch.tensor([0.1, 1.0, 2.0, 3.0])
+    x, valid = ids(4, 5), torch.arange(5) < lengths[:, None]
+    out = network(x, sigma, valid)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+    for row, length in enumerate(lengths):
+        single = network(x[row, :length], sigma[row]) if length else out[row, :0]
+        torch.testing.assert_close(out[row, :length], single, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(network(torch.where(valid, x, 0), sigma, valid)[valid], out[valid])
+    if not causal:
+        assert (network(x, sigma)[1, :3] - out[1, :3]).abs().max() > 1e-3  # the padding would have been seen
+
+
+@styles
+def test_padding_on_the_left_of_a_causal_row_is_not_seen(style: type[Transformer]) -> None:
+    network, sigma = make(style, causal=True), torch.ones(1)
+    valid = torch.tensor([[False, False, True, True]])
+    x = ids(1, 4)
+    out = network(x, sigma, valid)
+    assert out.isfinite().all()
+    torch.testing.assert_close(network(torch.where(valid, x, 3), sigma, valid)[valid], out[valid])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_everybody_sees_somebody_and_nobody_valid_sees_padding(causal: bool) -> None:
+    """Some kernels give NaN for a query that sees no key."""
+    valid = torch.tensor([[True, True, False], [False, False, True], [False, False, False]])
+    mask = sight(Rotary(8)(3), valid, causal).mask
+    assert mask is not None
+    mask = mask[:, 0].expand(3, 3, 3)
+    assert mask.any(-1).all()
+    assert not (mask & valid[:, :, None] & ~valid[:, None]).any()
+
+
+@styles
+@pytest.mark.parametrize("causal", [False, True])
+def test_who_depends_on_whom(style: type[Transformer], causal: bool) -> None:
+    """Output i on input j: for j ≤ i alone if causal, else for every j."""
+    network, sigma = make(style, causal=causal), torch.ones(1)
+    x = ids(1, 6)
+    depends = torch.zeros(6, 6, dtype=torch.bool)
+    for j in range(6):
+        changed = x.clone()
+        changed[0, j] = (x[0, j] + 1) % 7
+        depends[:, j] = (network(changed, sigma) != network(x, sigma)).any(-1)[0]
+    everywhere = torch.ones(6, 6, dtype=torch.bool)
+    assert torch.equal(depends, everywhere.tril() if causal else everywhere)
+
+
+def test_rotary_scores_depend_on_distance_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(8, dtype=torch.float64, generator=generator) for _ in "qk")
+    rotary = Rotary(8).double()
+    rotary.draw(None)
+    rotation = rotary(50)
+    rows = (rotate(x.expand(1, 1, 50, 8), rotation)[0, 0] for x in (q, k))
+    q, k = rows
+    scores = q @ k.T
+    for distance in (-20, 0, 1, 20):
+        along = scores.diagonal(distance)
+        torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-12, atol=1e-12)
+    assert (scores[0, 1] - scores[0, 2]).abs() > 1e-3
+    torch.testing.assert_close(q.norm(dim=-1), q[0].norm().expand(50))
+
+
+@styles
+def test_order_of_tokens_matters(style: type[Transformer]) -> None:
+    network, x = make(style), torch.tensor([[1, 2, 3, 4, 5]])
+    out = network(x, torch.ones(1))
+    assert (network(x.flip(-1), torch.ones(1)).flip(-2) - out).abs().max() > 1e-3
+
+
+def test_modern_queries_and_keys_have_no_scale() -> None:
+    """Larger weights for queries and keys change nothing, where they would sharpen the reference's attention."""
+    x, sigma = ids(2, 5), torch.ones(2)
+    for style, qkv in ((Modern, "qkv"), (Reference, "attn_qkv")):
+        network = make(style)
+        out = network(x, sigma)
+        with torch.no_grad():
+            getattr(network.blocks[0], qkv).weight[:48] *= 3  # of 3·24 rows the values' are the last
+        same = torch.allclose(network(x, sigma), out, rtol=1e-4, atol=1e-4)
+        assert same == (style is Modern)
+
+
+@styles
+def test_time_free_ignores_the_noise_and_timed_does_not(style: type[Transformer]) -> None:
+    x = ids(2, 5)
+    little, much = torch.full((2,), 0.1), torch.tensor([3.0, math.inf])
+    free, timed = make(style, timed=False), make(style)
+    assert torch.equal(free(x, little), free(x, much))
+    assert (timed(x, little) - timed(x, much)).abs().amin(0).max() > 1e-3
+    assert not any("sigma" in name or "odulation" in name for name in free.state_dict())
+
+
+@styles
+def test_any_noise_gives_numbers(style: type[Transformer]) -> None:
+    sigma = torch.tensor([0.0, 1e-8, 1e-3, 1.0, 20.0, 1e3, 1e30, math.inf])
+    network = make(style)
+    out = network(ids(1, 5).expand(8, 5), sigma)
+    assert out.isfinite().all()
+    assert torch.equal(out[5:], out[5:6].expand(3, -1, -1))  # no noise beyond 10³ is told apart
+
+
+@styles
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("schedule", [LogLinear(), Geometric()], ids=lambda s: type(s).__name__)
+def test_the_first_loss_is_known(style: type[Transformer], timed: bool, schedule: Schedule) -> None:
+    """A head of 0 holds every token equally likely: σ'e^−σ·log N a token in expectation, or log N with λ-DCE.
+
+    The expectation over masks is exact: a token is masked with probability 1 − e^−σ, and costs nothing otherwise.
+    """
+    N, process = 11, Absorbing(11)
+    network = style(states=N + 1, width=24, depth=2, heads=3, timed=timed)
+    x_0, t = ids(6, 5, states=N), torch.linspace(0.05, 0.95, 6)
+    assert (network(x_0, t) == 0).all()
+    masked = torch.full_like(x_0, N)
+    sigma, rate = schedule(t)
+    score_entropy = DenoisingScoreEntropy(process, schedule)
+    expected = (lost(sigma)[:, None] * score_entropy.loss(Score(network, process), masked, x_0, t)).mean(-1)
+    torch.testing.assert_close(expected, rate * torch.exp(-sigma) * math.log(N), rtol=1e-4, atol=0)
+    assert (score_entropy.loss(Score(network, process), x_0, x_0, t) == 0).all()
+    expected = (t[:, None] * LambdaDCE(process).loss(Mean(network, process), masked, x_0, t)).mean(-1)
+    torch.testing.assert_close(expected, torch.full((6,), math.log(N)))
+
+
+@styles
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("how", ["autocast", "converted"])
+def test_a_trunk_in_bfloat16_gives_float32(style: type[Transformer], timed: bool, how: str) -> None:
+    """The head's product is in bfloat16; the embedding of σ, the residual stream and the output are not."""
+    network, x, sigma = make(style, timed=timed), ids(2, 40), torch.tensor([0.3, 3.0])
+    exact = network(x, sigma)
+    network = network.bfloat16() if how == "converted" else network
+    seen: dict[str, torch.dtype] = {}
+    parts = {"noise": network.sigma_map, "block": network.blocks[0], "head": network.head}
+    for name, part in parts.items():
+        if part is not None:
+            part.register_forward_hook(lambda _part, _inputs, output, name=name: seen.update({name: output.dtype}))
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        out = network(x, sigma)
+    assert out.dtype == torch.float32
+    assert seen == ({"noise": torch.float32} if timed else {}) | {"block": torch.float32, "head": torch.bfloat16}
+    assert 0 < (out - exact).norm() / exact.norm() < 0.03
+    out.logsumexp(-1).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+def test_rotation_is_not_rounded_with_the_weights() -> None:
+    rotary = Rotary(8)
+    rotary.draw(None)
+    exact = rotary(2000)
+    for rounded, value in zip(rotary.bfloat16()(2000), exact, strict=True):
+        assert torch.equal(rounded, value)
+
+
+@styles
+def test_the_head_reads_the_hidden_states(style: type[Transformer]) -> None:
+    network, x, sigma = make(style, outputs=4), ids(2, 3, 5), torch.rand(2, 3)
+    hidden = network.hidden(x, sigma)
+    assert hidden.shape == (2, 3, 5, 24)
+    assert torch.equal(network.head(hidden), network(x, sigma))
+    assert network.head.weight.shape == (4, 24)
+
+
+@styles
+def test_dropout_is_for_training(style: type[Transformer]) -> None:
+    network, x, sigma = make(style, dropout=0.5), ids(2, 5), torch.ones(2)
+    assert torch.equal(network(x, sigma), make(style)(x, sigma))
+    network.train()
+    assert not torch.equal(network(x, sigma), network(x, sigma))
+
+
+@styles
+def test_every_weight_learns(style: type[Transformer]) -> None:
+    """Three steps from the first weights: none stays where it was, and the loss falls."""
+    network = style(states=8, width=24, depth=2, heads=3, generator=torch.Generator().manual_seed(0))
+    first = {name: value.clone() for name, value in network.named_parameters()}
+    model, x_0 = Mean(network, Absorbing(7)), ids(1, 6).expand(4, 6)
+    optimizer, loss_of, t = torch.optim.Adam(network.parameters(), 1e-2), LambdaDCE(Absorbing(7)), torch.full((4,), 0.5)
+    losses = []
+    for _ in range(4):
+        x_t = loss_of.corrupt(x_0, t, torch.Generator().manual_seed(0))
+        loss = loss_of.loss(model, x_t, x_0, t).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+    assert [name for name, value in network.named_parameters() if torch.equal(value, first[name])] == []
+
+
+@styles
+def test_a_causal_network_is_an_autoregressive_model(style: type[Transformer]) -> None:
+    """It reads a start token and is a law: the probabilities of all sequences sum to 1."""
+    model = Causal(make(style, states=4, outputs=3, causal=True, timed=False), vocab_size=3)
+    x = torch.cartesian_prod(*[torch.arange(3)] * 3)
+    log_p = model.log_next(x).gather(-1, x[..., None]).sum((-2, -1))
+    torch.testing.assert_close(log_p.exp().sum(), torch.tensor(1.0))
+
+
+# The border ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"width": 25}, ["width 25", "multiple of heads 3"]),
+        ({"heads": 0}, ["heads 0"]),
+        ({"width": 15}, ["5 a head", "even"]),
+        ({"depth": 0}, ["depth is 0", "at least 1"]),
+        ({"dropout": 1.0}, ["dropout is 1.0", "[0, 1)"]),
+        ({"dropout": -0.1}, ["dropout is -0.1"]),
+        ({"states": 1}, ["states is 1", "at least 2"]),
+        ({"outputs": 1}, ["outputs is 1", "at least 2"]),
+        ({"cond": 0}, ["cond is 0", "timed=False"]),
+    ],
+)
+@styles
+def test_bad_shapes_are_refused(
+    refuses: Callable[..., None], style: type[Transformer], options: dict[str, object], words: list[str]
+) -> None:
+    refuses(lambda: style(**({"states": 7, "width": 24, "depth": 2, "heads": 3} | options)), *words)
+
+
+@styles
+def test_bad_inputs_are_refused(refuses: Callable[..., None], style: type[Transformer]) -> None:
+    network = make(style)
+    refuses(lambda: network(torch.tensor([[7]]), torch.ones(1)), "state 7", "0..6")
+    refuses(lambda: network(ids(1, 3), -torch.ones(1)), "sigma is -1.0")
+
+
+def test_networks_have_names(refuses: Callable[..., None]) -> None:
+    sizes = {"states": 7, "width": 24, "depth": 2, "heads": 3}
+    assert [type(build.network(name, **sizes)) for name in build.NETWORKS] == STYLES
+    refuses(lambda: build.network("ancient", **sizes), "network is 'ancient'", "reference, modern")
+    refuses(lambda: build.network("modern", length=8, **sizes), "no option length")
+    refuses(lambda: build.network("modern"), "needs states, width, depth, heads")
