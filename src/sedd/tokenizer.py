@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import tokenizers
@@ -24,7 +24,7 @@ CONFIG = "tokenizer_config.json"
 DEFINITION = "tokenizer.json"
 FORMAT = 1
 
-Ids = Int[np.ndarray, " n"]
+Ids = Int[np.ndarray, " _"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Tokenizer(ABC):
 
     @classmethod
     @abstractmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
         """The tokenizer of these settings, saved in ``folder``; KeyError and TypeError mean damage."""
 
     @abstractmethod
@@ -76,9 +76,9 @@ class Tokenizer(ABC):
         """How many ids there are, specials included and the mask not."""
         return self.base_size + len({id for id in (self.eos, self.pad) if id is not None and id >= self.base_size})
 
-    def with_specials(self, eos: bool, pad: bool) -> Self:
+    def with_specials(self, eos: bool, pad: bool) -> "Tokenizer":
         """This tokenizer with the specials asked for; those it lacks come after its other ids, eos first."""
-        made = self
+        made: Tokenizer = self
         if eos and made.eos is None:
             made = replace(made, eos=made.vocab_size)
         if pad and made.pad is None:
@@ -158,7 +158,7 @@ class Bytes(Tokenizer):
         return {}
 
     @classmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Bytes":
         """From its specials alone."""
         return cls(eos=config["eos"], pad=config["pad"])
 
@@ -185,7 +185,7 @@ class Characters(Tokenizer):
         self._check_specials()
 
     @classmethod
-    def fit(cls, texts: Iterable[str]) -> Self:
+    def fit(cls, texts: Iterable[str]) -> "Characters":
         """The alphabet that ``texts`` use."""
         seen: set[str] = set()
         for text in texts:
@@ -230,7 +230,7 @@ class Characters(Tokenizer):
         return {"alphabet": self.alphabet}
 
     @classmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Characters":
         """From its alphabet."""
         return cls(alphabet=config["alphabet"], eos=config["eos"], pad=config["pad"])
 
@@ -258,7 +258,7 @@ class Integers(Tokenizer):
         self._check_specials()
 
     @classmethod
-    def fit(cls, texts: Iterable[str]) -> Self:
+    def fit(cls, texts: Iterable[str]) -> "Integers":
         """The smallest vocabulary that holds every integer of ``texts``."""
         top = max((int(ids.max()) for text in texts if (ids := _integers(text)).size), default=-1)
         if top < 0:
@@ -285,7 +285,7 @@ class Integers(Tokenizer):
         return {"size": self.size}
 
     @classmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Integers":
         """From its size."""
         return cls(size=config["size"], eos=config["eos"], pad=config["pad"])
 
@@ -313,7 +313,7 @@ class BPE(Tokenizer):
         self._check_specials()
 
     @classmethod
-    def train(cls, texts: Iterator[str], vocab_size: int) -> Self:
+    def train(cls, texts: Iterator[str], vocab_size: int) -> "BPE":
         """A byte-level vocabulary of ``vocab_size`` runs at most, fewer where ``texts`` do not repeat themselves."""
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         if vocab_size < len(alphabet):
@@ -324,7 +324,7 @@ class BPE(Tokenizer):
         return cls(definition=model.to_str())
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> "BPE":
         """Any ``tokenizer.json``; its own end-of-text and padding tokens are used where it has them."""
         made = cls(definition=_text(path))
         special = {token.content: id for id, token in made._model.get_added_tokens_decoder().items() if token.special}
@@ -333,7 +333,7 @@ class BPE(Tokenizer):
         return replace(made, eos=eos[0] if eos else None, pad=pad[0] if pad else None)
 
     @classmethod
-    def gpt2(cls, vocab: Path, merges: Path) -> Self:
+    def gpt2(cls, vocab: Path, merges: Path) -> "BPE":
         """GPT-2's tokenizer from its two published files, ``encoder.json`` and ``vocab.bpe``."""
         for path in (vocab, merges):
             _text(path)
@@ -390,7 +390,7 @@ class BPE(Tokenizer):
         return {}
 
     @classmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "BPE":
         """From its definition."""
         return cls(definition=_text(folder / DEFINITION), eos=config["eos"], pad=config["pad"])
 

@@ -111,7 +111,7 @@ def test_training_is_the_same_in_every_process() -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys, sedd.tokenizer; assert 'torch' not in sys.modules"
+    code = "import sys, sedd.tokenizer, sedd.data; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
