@@ -1,7 +1,9 @@
 """From names to objects: the only room in which a string chooses a class."""
 
 import inspect
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -10,6 +12,7 @@ from sedd import objective as objectives
 from sedd import parameterization as parameterizations
 from sedd import process as processes
 from sedd import schedule as schedules
+from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
 
 PROCESSES: Mapping[str, type[processes.Process]] = {
@@ -46,7 +49,7 @@ OBJECTIVES: Mapping[str, type[objectives.Objective]] = {
     "softmax-linear": objectives.SoftmaxLinear,
     "autoregressive": objectives.Autoregressive,
 }
-
+TOKENIZERS = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
 
 T = TypeVar("T")
 
@@ -82,6 +85,41 @@ def objective(
     given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
     taken = inspect.signature(kind).parameters
     return _make("objective", name, OBJECTIVES, {k: v for k, v in given.items() if k in taken} | options)
+
+
+def tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> tokenizers.Tokenizer:
+    """A tokenizer by name, or saved at a path; ``texts`` is called for the corpus where it is fitted to one."""
+    name, _, size = spec.partition(":")
+    match name, size:
+        case "bytes", "":
+            return tokenizers.Bytes()
+        case "chars", "":
+            return tokenizers.Characters.fit(texts())
+        case "ints", "":
+            return tokenizers.Integers.fit(texts())
+        case "ints", _ if size.isdecimal():
+            return tokenizers.Integers(size=int(size))
+        case "bpe", _ if size.isdecimal():
+            return tokenizers.BPE.train(texts(), int(size))
+        case "gpt2", "":
+            return _gpt2()
+    if (path := Path(spec)).exists():
+        return tokenizers.load(path) if path.is_dir() else tokenizers.BPE.read(path)
+    raise ValueError(
+        f"tokenizer is {spec!r}; choose one of {', '.join(TOKENIZERS)}, or the path of a tokenizer.json or of a folder "
+        "with one"
+    )
+
+
+def _gpt2() -> tokenizers.Tokenizer:
+    place = Path(os.environ.get("SEDD_GPT2") or Path.home() / ".cache" / "sedd" / "gpt2")
+    file = place if place.is_file() else place / "tokenizer.json"
+    if not file.exists():
+        raise ValueError(
+            f"{file}, the tokenizer of GPT-2, does not exist; download it from huggingface.co/openai-community/gpt2 "
+            "and put it there, or its path into SEDD_GPT2"
+        )
+    return tokenizers.BPE.read(file)
 
 
 def _choose(what: str, name: str, choices: Mapping[str, T]) -> T:

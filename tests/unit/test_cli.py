@@ -13,7 +13,9 @@ def sedd(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "sedd", *words], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["lab", "--help"], ["lab", "bound", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["lab", "--help"], ["lab", "bound", "--help"], ["data", "prepare", "--help"], ["--version"]]
+)
 def test_help_answers_without_torch(words: list[str]) -> None:
     code = (
         "import sys\n"

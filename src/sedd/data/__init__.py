@@ -1,0 +1,12 @@
+"""Data: files become shards of token ids on disk, shards become blocks, and blocks come in a known order.
+
+`prepare` reads any corpus in pieces, so that its size does not matter, and writes it once; `cached` does so where
+nobody has before. `Blocks` reads the result through memory maps. `order` says which block is the n-th to be seen.
+No torch here.
+"""
+
+from sedd.data.blocks import Blocks, order
+from sedd.data.reading import documents
+from sedd.data.shards import Index, Shard, cached, prepare
+
+__all__ = ["Blocks", "Index", "Shard", "cached", "documents", "order", "prepare"]

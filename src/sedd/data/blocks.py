@@ -1,0 +1,183 @@
+"""Blocks of tokens out of a prepared folder, and the order in which they are seen."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from sedd.data.shards import LENGTHS, Index
+from sedd.tokenizer import Tokenizer, load
+
+SPLITS = ("train", "validation", "all")
+
+
+@final
+class Blocks:
+    """Rows of ``length`` tokens: windows of the stream where it is packed, padded records where it is lines.
+
+    The last part of the rows, ``validation`` of them and at least one, is kept for validation; training has the rest.
+    """
+
+    @staticmethod
+    def open(
+        folder: str | Path, length: int | None, split: str, validation: float = 0.05, check: bool = False
+    ) -> "Blocks":
+        """The blocks of a prepared folder; with ``check`` the content of every file is compared with its SHA-256."""
+        folder = Path(folder)
+        index = Index.read(folder)
+        tokenizer = load(folder)
+        if tokenizer.fingerprint() != index.tokenizer:
+            raise ValueError(f"the tokenizer in {folder} is not the one of its index; prepare the data again")
+        blocks = Blocks(folder, index, tokenizer, length, split, validation)
+        if check:
+            blocks.verify()
+        return blocks
+
+    def __init__(
+        self,
+        folder: Path,
+        index: Index,
+        tokenizer: Tokenizer,
+        length: int | None,
+        split: str,
+        validation: float,
+    ) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split is {split!r}; choose one of {', '.join(SPLITS)}")
+        if not 0 < validation < 1:
+            raise ValueError(f"validation is {validation}; it must lie between 0 and 1")
+        self.folder, self.index, self.tokenizer, self.vocab_size = folder, index, tokenizer, index.vocab_size
+        self.length = _block_length(folder, index, length)
+        self._check_sizes()
+        self._shards = [np.memmap(folder / shard.name, index.dtype, "r") for shard in index.shards]
+        self._ends = np.cumsum([shard.tokens for shard in index.shards])
+        self._starts = np.zeros(0, np.int64)
+        if index.mode == "lines":
+            lengths = np.fromfile(folder / LENGTHS, "<u4")
+            self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            if self._starts[-1] != index.tokens:
+                raise ValueError(f"{folder / LENGTHS} is damaged: lengths do not add up; prepare the data again")
+        self._first, self._count = self._part(split, validation)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def chars_per_token(self) -> float:
+        """Characters for each token that counts in a loss."""
+        return self.index.characters / self._counted()
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of UTF-8 for each token that counts in a loss."""
+        return self.index.bytes / self._counted()
+
+    def read(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
+        """The blocks of these numbers, and where their tokens are valid: everywhere but in padding to be ignored."""
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
+            raise ValueError(f"block numbers lie in {indices.min()}..{indices.max()}; there are 0..{len(self) - 1}")
+        fill = self.tokenizer.pad if self.index.pad == "model" else 0
+        rows = np.full((len(indices), self.length), fill, np.int64)
+        valid = np.ones(rows.shape, bool)
+        for row, mask, number in zip(rows, valid, indices.tolist(), strict=True):
+            start, stop = self._span(self._first + number)
+            self._copy(start, row[: stop - start])
+            if self.index.pad == "ignore":
+                mask[stop - start :] = False
+        return rows, valid
+
+    def verify(self) -> None:
+        """Refuse files whose content is not what was written."""
+        stored = [(shard.name, shard.sha256) for shard in self.index.shards]
+        for name, sha256 in [*stored, *([(LENGTHS, self.index.lengths)] if self.index.lengths else [])]:
+            with (self.folder / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                    raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; prepare the data again")
+
+    def _check_sizes(self) -> None:
+        width = np.dtype(self.index.dtype).itemsize
+        sizes = [(shard.name, shard.tokens * width) for shard in self.index.shards]
+        for name, size in [*sizes, *([(LENGTHS, self.index.records * 4)] if self.index.lengths else [])]:
+            path = self.folder / name
+            found = path.stat().st_size if path.exists() else 0
+            if found != size:
+                raise ValueError(f"{path} is damaged: it has {found} bytes, not {size}; prepare the data again")
+
+    def _part(self, split: str, validation: float) -> tuple[int, int]:
+        """The first block of a split, and how many it has."""
+        packed = self.index.mode == "packed"
+        total = self.index.tokens // self.length if packed else self.index.records
+        if split == "all" and total >= 1:
+            return 0, total
+        if total < 2:
+            advice = f"at this size length may be {self.index.tokens // 2} at most" if packed else "add records"
+            raise ValueError(
+                f"{self.folder} holds {self.index.tokens} tokens, {total} blocks of length {self.length}; training and "
+                f"validation need one each: {advice}"
+            )
+        held = min(max(1, round(total * validation)), total - 1)
+        return (0, total - held) if split == "train" else (total - held, held)
+
+    def _span(self, number: int) -> tuple[int, int]:
+        """Where a block begins and ends in the stream."""
+        if self.index.mode == "packed":
+            return number * self.length, (number + 1) * self.length
+        return int(self._starts[number]), int(self._starts[number + 1])
+
+    def _copy(self, start: int, row: Int[np.ndarray, " n"]) -> None:
+        """Fill ``row`` from the stream, over as many shards as it takes."""
+        filled = 0
+        while filled < len(row):
+            shard = int(np.searchsorted(self._ends, start + filled, side="right"))
+            tokens = self._shards[shard]
+            at = start + filled - (int(self._ends[shard]) - len(tokens))
+            part = tokens[at : at + len(row) - filled]
+            row[filled : filled + len(part)] = part
+            filled += len(part)
+
+    def _counted(self) -> int:
+        return self.index.records * self.length if self.index.pad == "model" else self.index.tokens
+
+
+def _block_length(folder: Path, index: Index, length: int | None) -> int:
+    """The length asked for, where these data can be had at it."""
+    if length is not None and length < 1:
+        raise ValueError(f"length is {length}; a block needs 1 token or more")
+    if index.mode == "packed":
+        if length is None:
+            raise ValueError(f"{folder} is packed and has no length of its own; say how long a block shall be")
+        return length
+    own = int(index.length or 0)
+    if length is not None and (length < own or (length > own and index.pad is None)):
+        allowed = f"{own}, as they have no padding" if index.pad is None else f"{own} or more"
+        raise ValueError(f"length is {length}; the records in {folder} need {allowed}")
+    return length or own
+
+
+def order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray, " count"]:
+    """Which of ``size`` blocks are the samples ``start`` … ``start + count − 1`` of a run.
+
+    Every epoch sees each block once, in an order that is a function of (seed, epoch) alone.
+    """
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed is {seed}; it must lie in 0..2⁶⁴ − 1")
+    if size < 1 or start < 0 or count < 0:
+        raise ValueError(f"size is {size}, start {start}, count {count}; they must be at least 1, 0 and 0")
+    samples = np.arange(start, start + count)
+    found = np.empty(count, np.int64)
+    for epoch in range(start // size, (start + count - 1) // size + 1):
+        inside = samples // size == epoch
+        found[inside] = _permutation(seed, epoch, size)[samples[inside] % size]
+    return found
+
+
+@lru_cache(maxsize=2)  # a batch may lie in two epochs
+def _permutation(seed: int, epoch: int, size: int) -> Int[np.ndarray, " size"]:
+    """The order of 64 random bits a block: numpy promises that Philox stays as it is, but not that its shuffles do."""
+    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(size)
+    found = np.argsort(bits, kind="stable")
+    found.flags.writeable = False
+    return found

@@ -1,0 +1,410 @@
+"""Reading: files, folders and data sets of the Hub become texts, a piece at a time."""
+
+import bz2
+import codecs
+import contextlib
+import csv
+import gzip
+import importlib
+import io
+import json
+import lzma
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from io import BufferedIOBase, BufferedReader
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from sedd.tokenizer import Ids
+
+PIECE = 1 << 20  # bytes read, and characters encoded, at a time
+LONGEST_LINE = 1 << 26
+
+KINDS = (".txt", ".tokens", ".jsonl", ".csv", ".parquet", ".npy")
+TABLES = (".jsonl", ".csv", ".parquet")
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+OBVIOUS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")  # column names
+
+Text = str | Ids
+Group = tuple[Sequence[Text], bool]  # neighbouring texts; whether the first goes on with the document before
+
+
+@final
+class Source(NamedTuple):
+    """What was named, and the files it stands for; a data set of the Hub has none."""
+
+    name: str
+    files: tuple[Path, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(file.stat().st_size for file in self.files)
+
+
+@final
+class Chunk(NamedTuple):
+    """Neighbouring texts of one file, about a piece of it."""
+
+    source: str
+    first: int  # the number of the first text among the records of the file, from 1
+    texts: Sequence[Text]
+    continues: bool  # the first text goes on with the document of the chunk before
+    done: int  # bytes of all sources read by then
+
+
+def documents(sources: Sequence[str | Path], column: str | None = None, records: str = "packed") -> Iterator[str]:
+    """The texts of ``sources`` in order, long files in pieces: what a tokenizer is fitted to."""
+    for chunk in chunks(expand(sources), column, records):
+        for text in chunk.texts:
+            yield text if isinstance(text, str) else " ".join(map(str, text.tolist()))
+
+
+def expand(sources: Sequence[str | Path]) -> list[Source]:
+    """Each source with its files, those of a folder in the order of their paths."""
+    if not sources:
+        raise ValueError(f"no source was given; name files ({', '.join(KINDS)}), folders, or hf:NAME")
+    return [Source(str(source), tuple(_files(source))) for source in sources]
+
+
+def several(sources: Sequence[Source]) -> bool:
+    """Whether there may be more than one document."""
+    files = [file for source in sources for file in source.files]
+    return len(files) != 1 or _kind(files[0]) in TABLES
+
+
+def chunks(sources: Sequence[Source], column: str | None, records: str) -> Iterator[Chunk]:
+    """The texts of ``sources`` in order; of a text file its ``lines``, or pieces of it to be ``packed``."""
+    done = 0
+    for source in sources:
+        empty = True
+        hub = source.name.startswith("hf:")
+        for chunk in _hub(source.name, column) if hub else _local(source.files, column, records):
+            empty = False
+            yield chunk._replace(done=done + chunk.done)
+        if empty:
+            raise ValueError(f"{source.name} holds no text; name a source that does")
+        done += source.size
+
+
+def _files(source: str | Path) -> list[Path]:
+    if str(source).startswith("hf:"):
+        return []
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) in KINDS)
+        if not files:
+            raise ValueError(f"the folder {path} holds no file that ends in {', '.join(KINDS)}; name one that does")
+        return files
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; name a file, a folder, or hf:NAME for a Hugging Face data set")
+    if _kind(path) not in (*KINDS, ""):
+        raise ValueError(
+            f"{path} ends in {_kind(path)}; known are {', '.join(KINDS)}, "
+            f"also followed by {', '.join(COMPRESSED)}, and text without an ending"
+        )
+    return [path]
+
+
+def _kind(path: Path) -> str:
+    """The ending that says what is inside, below that of a compression."""
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
+
+
+def _local(files: Sequence[Path], column: str | None, records: str) -> Iterator[Chunk]:
+    done = 0
+    for file in files:
+        with _sentences_for(file), file.open("rb") as raw, _decompressed(file, raw) as stream:
+            first = 1
+            for texts, continues in _texts(file, stream, column, records):
+                yield Chunk(str(file), first, texts, continues, done + raw.tell())
+                first += len(texts)
+        done += file.stat().st_size
+
+
+def _hub(name: str, column: str | None) -> Iterator[Chunk]:
+    datasets = _extra("datasets", name)
+    path, _, split = name.removeprefix("hf:").partition(":")
+    try:
+        rows = iter(datasets.load_dataset(path, split=split or "train", streaming=True))
+    except Exception as error:  # network, names, scripts: the library raises anything
+        raise ValueError(f"{name} could not be loaded: {error}") from None
+    first = 1
+    for texts, continues in _grouped(_column_of_rows(name, rows, column)):
+        yield Chunk(name, first, texts, continues, done=0)
+        first += len(texts)
+
+
+@contextlib.contextmanager
+def _sentences_for(file: Path) -> Iterator[None]:
+    """What the readers of a file raise, as a sentence that names it."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(
+            f"{file} is not UTF-8 text (it holds the byte 0x{byte:02x}); convert it, or name a text file"
+        ) from None
+    except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        raise ValueError(f"{file} could not be read: {error}; it may be damaged") from None
+
+
+def _decompressed(file: Path, raw: BufferedReader) -> contextlib.AbstractContextManager[BufferedIOBase]:
+    match file.suffix.lower():
+        case ".gz":
+            return gzip.GzipFile(fileobj=raw)
+        case ".xz":
+            return lzma.LZMAFile(raw)
+        case ".bz2":
+            return bz2.BZ2File(raw)
+        case ".zst":
+            return BufferedReader(_Zstd(raw, _extra("zstandard", str(file))), PIECE)
+    return contextlib.nullcontext(raw)
+
+
+@final
+class _Zstd(io.RawIOBase):
+    """The frames of a file, one after another; the library's own reader takes a file cut short for a whole one."""
+
+    def __init__(self, raw: BufferedIOBase, library: Any) -> None:
+        self.raw, self.library = raw, library
+        self.frame: Any = None
+        self.unused = self.ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            block = self.unused or self.raw.read(PIECE // 8)
+            if not block:
+                if self.frame is not None:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            self.frame = self.frame or self.library.ZstdDecompressor().decompressobj()
+            try:
+                self.ready = self.frame.decompress(block)
+            except self.library.ZstdError as error:
+                raise EOFError(str(error)) from None
+            self.unused = self.frame.unused_data
+            if self.frame.eof:
+                self.frame = None
+        now, self.ready = self.ready[: len(buffer)], self.ready[len(buffer) :]
+        buffer[: len(now)] = now
+        return len(now)
+
+
+def _extra(module: str, source: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(
+            f"{source} needs the package {module.partition('.')[0]}; install it with pip install 'sedd[data]'"
+        ) from None
+
+
+def _texts(file: Path, stream: BufferedIOBase, column: str | None, records: str) -> Iterator[Group]:
+    kind = _kind(file)
+    if kind not in TABLES and column is not None:
+        raise ValueError(f"column is {column!r}, but {file} has no columns; leave it out")
+    match kind:
+        case ".jsonl":
+            return _grouped(_column_of_rows(str(file), _json_rows(file, stream), column))
+        case ".csv":
+            return _grouped(_csv_texts(file, stream, column))
+        case ".parquet":
+            return _grouped(_parquet_texts(file, stream, column))
+        case ".npy":
+            return _arrays(file, stream)
+    return _lines(file, stream) if records == "lines" else _pieces(file, stream)
+
+
+def _grouped(texts: Iterator[str | None]) -> Iterator[Group]:
+    """Texts that are there, a piece at a time."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        if text:
+            group.append(text)
+            size += len(text)
+        if size >= PIECE:
+            yield group, False
+            group, size = [], 0
+    if group:
+        yield group, False
+
+
+def _decoded(file: Path, stream: BufferedIOBase) -> Iterator[str]:
+    """The text of a file, piece by piece; a character is never cut."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    while block := stream.read(PIECE):
+        if 0 in block:
+            raise ValueError(f"{file} holds zero bytes and is not text; name a text file, or .npy for integers")
+        if text := decoder.decode(block):
+            yield text
+    decoder.decode(b"", final=True)  # refuses a file that ends inside a character
+
+
+def _pieces(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
+    """One document in pieces that join to it."""
+    rest, continues = "", False
+    for text in _decoded(file, stream):
+        if rest:
+            cut = _cut(rest)
+            yield [rest[:cut]], continues
+            rest, continues = rest[cut:], True
+        rest += text
+    if rest:
+        yield [rest], continues
+
+
+def _cut(text: str) -> int:
+    """Where to cut so that tokenizers hardly notice: after a line end between words, else before a space, else last."""
+    at = text.rfind("\n", 1, -1)
+    while at > 0:
+        if not (text[at - 1].isspace() or text[at + 1].isspace()):
+            return at + 1
+        at = text.rfind("\n", 1, at)
+    at = text.rfind(" ", 1)
+    return at if at > 0 else len(text)
+
+
+def _lines(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
+    """A record a line; empty lines are none."""
+    for group in _whole_lines(file, stream):
+        if kept := [text for line in group if (text := line.removesuffix("\n").removesuffix("\r"))]:
+            yield kept, False
+
+
+def _whole_lines(file: Path, stream: BufferedIOBase) -> Iterator[list[str]]:
+    """All lines with their ends, a piece at a time."""
+    rest = ""
+    for text in _decoded(file, stream):
+        *whole, rest = (rest + text).split("\n")
+        if len(rest) > LONGEST_LINE:
+            raise ValueError(f"{file} has a line of more than {LONGEST_LINE} characters; pack it as one text, as .txt")
+        yield [line + "\n" for line in whole]
+    if rest:
+        yield [rest]
+
+
+def _json_rows(file: Path, stream: BufferedIOBase) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(chain.from_iterable(_whole_lines(file, stream)), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} of {file} is no JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} of {file} is a {type(row).__name__}; each line must be an object")
+        yield row
+
+
+def _column_of_rows(source: str, rows: Iterator[dict[str, Any]], column: str | None) -> Iterator[str | None]:
+    head = list(islice(rows, 1))
+    if not head:
+        return
+    strings = [key for key, value in head[0].items() if isinstance(value, str)]
+    chosen = _choose_column(source, list(head[0]), strings, column)
+    for number, row in enumerate(chain(head, rows), 1):
+        text = row.get(chosen)
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"record {number} of {source} has a {type(text).__name__} as {chosen!r}; it must be text")
+        yield text
+
+
+def _csv_texts(file: Path, stream: BufferedIOBase, column: str | None) -> Iterator[str | None]:
+    csv.field_size_limit(LONGEST_LINE)  # Python's own is 128 KiB, less than a long document
+    try:
+        rows = csv.reader(chain.from_iterable(_whole_lines(file, stream)), strict=True)
+        header = next(rows, [])
+        head = list(islice(rows, 1))
+        if not head:
+            return
+        words = [name for name, value in zip(header, head[0], strict=False) if not _is_number(value)]
+        at = header.index(_choose_column(str(file), header, words, column))
+        for row in chain(head, rows):
+            yield row[at] if at < len(row) else None
+    except csv.Error as error:
+        raise ValueError(f"{file} is no CSV: {error}") from None
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _choose_column(source: str, columns: list[str], strings: list[str], wanted: str | None) -> str:
+    """The column that was asked for, or the one that can only be meant."""
+    if wanted is not None:
+        if wanted not in columns:
+            raise ValueError(f"column is {wanted!r}; {source} has {', '.join(columns)}")
+        return wanted
+    obvious = [name for known in OBVIOUS for name in strings if name.lower() == known]
+    if obvious or len(strings) == 1:
+        return (obvious or strings)[0]
+    raise ValueError(f"{source} has the columns {', '.join(columns)}; say which one is the text with column")
+
+
+@contextlib.contextmanager
+def _seekable(file: Path, stream: BufferedIOBase) -> Iterator[BufferedIOBase]:
+    """The file itself, or a temporary copy of what is compressed in it."""
+    if file.suffix.lower() not in COMPRESSED:
+        yield stream
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(stream, copy, PIECE)
+        copy.seek(0)
+        yield copy
+
+
+def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None) -> Iterator[str | None]:
+    parquet = _extra("pyarrow.parquet", str(file))
+    pyarrow = _extra("pyarrow", str(file))
+    with _seekable(file, stream) as table:
+        try:
+            found = parquet.ParquetFile(table)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{file} is no Parquet file: {error}") from None
+        schema = found.schema_arrow
+        strings = [field.name for field in schema if str(field.type) in ("string", "large_string")]
+        chosen = _choose_column(str(file), schema.names, strings, column)
+        if chosen not in strings:
+            raise ValueError(f"column {chosen!r} of {file} is of type {schema.field(chosen).type}; it must be text")
+        for batch in found.iter_batches(batch_size=1024, columns=[chosen]):
+            yield from batch.column(0).to_pylist()
+
+
+def _arrays(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
+    """Integers: a row is one long document, a table has a record a row."""
+    with _seekable(file, stream) as plain:
+        try:
+            version = np.lib.format.read_magic(plain)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, by_column, dtype = read(plain)
+        except ValueError as error:
+            raise ValueError(f"{file} is no .npy file: {error}") from None
+        if dtype.kind not in "iu" or len(shape) not in (1, 2):
+            raise ValueError(f"{file} holds {dtype} of shape {shape}; it must hold integers, in one row or in a table")
+        if by_column and len(shape) == 2:
+            raise ValueError(f"{file} is stored column by column; save it again with numpy.ascontiguousarray")
+        width = shape[1] if len(shape) == 2 else 1
+        step = max(1, PIECE // max(1, width)) * width * dtype.itemsize
+        left, continues = int(np.prod(shape)) * dtype.itemsize, False
+        while left:
+            block = plain.read(min(step, left))
+            if not block:
+                raise EOFError(f"{left} bytes are missing at its end")
+            left -= len(block)
+            row = np.frombuffer(block, dtype).astype(np.int64)
+            yield (list(row.reshape(-1, width)) if len(shape) == 2 else [row]), continues
+            continues = len(shape) == 1
