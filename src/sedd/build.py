@@ -2,18 +2,22 @@
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import nn
 
+from sedd import checkpoint
 from sedd import objective as objectives
 from sedd import parameterization as parameterizations
 from sedd import process as processes
 from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
+from sedd.config import TIME_FREE, Run
 
 PROCESSES: Mapping[str, type[processes.Process]] = {
     "absorbing": processes.Absorbing,
@@ -120,6 +124,80 @@ def _gpt2() -> tokenizers.Tokenizer:
             "and put it there, or its path into SEDD_GPT2"
         )
     return tokenizers.BPE.read(file)
+
+
+class Parts(NamedTuple):
+    """What a run is made of besides its network."""
+
+    process: processes.Process
+    schedule: schedules.Schedule
+    objective: objectives.Objective
+
+
+def parts(config: Run, vocab_size: int) -> Parts:
+    """Process, schedule and objective of a run."""
+    noise = process(config.noise.process, vocab_size)
+    times = schedule(config.noise.schedule or "log-linear", **config.noise.options)
+    options = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
+    return Parts(noise, times, objective(config.objective, noise, times, **options))
+
+
+def run_network(config: Run, parts: Parts) -> transformers.Transformer:
+    """The network of a run, with fresh weights."""
+    m = config.model
+    causal = config.objective == "autoregressive"
+    states = parts.process.vocab_size + 1 if causal else parts.process.num_states
+    return network(
+        m.style,
+        states=states,
+        width=m.width,
+        depth=m.depth,
+        heads=m.heads,
+        cond=m.cond,
+        dropout=m.dropout,
+        timed=config.objective not in TIME_FREE,
+        causal=causal,
+        generator=torch.Generator().manual_seed(config.seed),
+    )
+
+
+def run_model(config: Run, network: nn.Module, parts: Parts) -> nn.Module:
+    """The network, called as a model is."""
+    if config.model.parameterization == "causal":
+        return parameterizations.Causal(network, parts.process.vocab_size)
+    return parameterization(config.model.parameterization or "score", network, parts.process)
+
+
+class Loaded(NamedTuple):
+    """A trained model and what belongs to it."""
+
+    model: nn.Module
+    network: nn.Module
+    process: processes.Process
+    schedule: schedules.Schedule
+    objective: objectives.Objective
+    tokenizer: tokenizers.Tokenizer
+    config: Run
+    folder: Path
+
+
+def load(folder: Path | str, weights: str = "ema", device: str = "cpu") -> Loaded:
+    """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``."""
+    path = Path(folder)
+    if (path / "checkpoints").is_dir():
+        found = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
+        path = found or path
+    if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
+        raise ValueError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
+    stored = checkpoint.record(path, "config")
+    vocab_size = stored.pop("vocab_size")
+    config = Run.from_dict(stored)
+    made = parts(config, vocab_size)
+    net = run_network(config, made)
+    net.load_state_dict(checkpoint.tensors(path, weights))
+    net = net.to(device).eval().requires_grad_(False)
+    model = run_model(config, net, made)
+    return Loaded(model, net, *made, tokenizers.load(path), config, path)
 
 
 def _choose(what: str, name: str, choices: Mapping[str, T]) -> T:

@@ -1,16 +1,20 @@
 """The command line. Data goes to stdout, everything else to stderr; torch is imported by the commands."""
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, track
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, track
 from rich.table import Table
 
 from sedd import __version__
+
+if TYPE_CHECKING:
+    from sedd.config import Run
 
 app = typer.Typer(
     help="Score entropy discrete diffusion: learn the ratios of discrete data, follow them back from noise.",
@@ -133,6 +137,267 @@ def data_prepare(
         print(
             f"{out}: {index.tokens} tokens in {index.records} records, {row['bytes_per_token']:.4f} bytes a token, "
             f"vocabulary of {index.vocab_size}"
+        )
+
+
+# Training --------------------------------------------------------------------------------------------------
+
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(help="Files or folders: .txt .jsonl .csv .parquet .npy, also compressed. Not needed with --resume."),
+]
+Recipe = Annotated[str | None, typer.Option(help="A named run to start from: tiny, text8, small, medium.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A YAML or JSON file of options, as a run stores it.")
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Any option by its path: --set optim.lr=3e-4. Repeatable.")
+]
+Process = Annotated[str | None, typer.Option(help="What noise does: absorbing (default) or uniform.")]
+Parameterization = Annotated[str | None, typer.Option(help="What the network says: score or mean.")]
+Objective = Annotated[str | None, typer.Option(help="What is made small: score-entropy (default), lambda-dce, d3pm …")]
+TokenizerSpec = Annotated[
+    str | None, typer.Option("--tokenizer", help="bytes (default), chars, bpe:4096, gpt2, ints, or a tokenizer.json.")
+]
+Steps = Annotated[int | None, typer.Option(help="Stop after this many steps.")]
+Minutes = Annotated[float | None, typer.Option(help="Stop after this many minutes of training.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def _configure(
+    sources: list[str] | None,
+    recipe: str | None,
+    file: Path | None,
+    flags: dict[str, Any],
+    sets: list[str] | None,
+    stored: dict[str, Any] | None = None,
+) -> "Run":
+    """Defaults, then what a run stored, a recipe, a file, the flags, and --set: the later wins."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from sedd.config import Run
+    from sedd.recipes import RECIPES
+
+    if recipe is not None and recipe not in RECIPES:
+        raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
+    flags = {path: value for path, value in flags.items() if value is not None}
+    if sources:
+        flags["data.sources"] = list(sources)
+    try:
+        merged = OmegaConf.merge(
+            OmegaConf.structured(Run),
+            OmegaConf.create(stored or {}),
+            OmegaConf.create(RECIPES[recipe] if recipe else {}),
+            OmegaConf.load(file) if file else {},
+            *(OmegaConf.from_dotlist([f"{path}={json.dumps(value)}"]) for path, value in flags.items()),
+            OmegaConf.from_dotlist(sets or []),
+        )
+        config = OmegaConf.to_object(merged)
+    except (OmegaConfBaseException, OSError) as error:
+        raise ValueError(f"the options do not fit: {str(error).splitlines()[0]}") from None
+    assert isinstance(config, Run)
+    return config.resolved()
+
+
+def _prepared(config: "Run") -> Path:
+    """The data of a run as shards, made once for each content and kept in a cache."""
+    from sedd import build
+    from sedd import data as corpora
+
+    chosen = config.data
+    if not chosen.sources:
+        raise ValueError("no data was given; name a file or a folder, as in: sedd train book.txt --out run")
+    return corpora.cached(
+        chosen.sources,
+        chosen.tokenizer,
+        lambda: build.tokenizer(
+            chosen.tokenizer, lambda: corpora.documents(chosen.sources, chosen.column, chosen.records)
+        ),
+        cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",
+        records=chosen.records,
+        length=config.model.length if chosen.records == "lines" else None,
+        pad=chosen.pad if chosen.records == "lines" else None,
+        column=chosen.column,
+    )
+
+
+@app.command()
+def train(
+    sources: Sources = None,
+    out: Annotated[Path, typer.Option(help="The folder of the run.")] = Path("run"),
+    recipe: Recipe = None,
+    process: Process = None,
+    parameterization: Parameterization = None,
+    objective: Objective = None,
+    tokenizer: TokenizerSpec = None,
+    steps: Steps = None,
+    minutes: Minutes = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides first weights, order of data and noise.")] = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    compile: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Compile the network.")] = None,
+    shard: Annotated[
+        bool | None, typer.Option("--shard/--no-shard", help="Cut weights over processes (FSDP2).")
+    ] = None,
+    on_nonfinite: Annotated[
+        str | None, typer.Option(help="stop (default) or skip, at a loss that is no number.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on a file, on one process or, under torchrun, on many.
+
+    Examples: `sedd train book.txt --out run --minutes 5`, or
+    `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`.
+    What is not given is decided by the recipe or a default, and stored in the run's config.json.
+    """
+    from sedd import train as training
+
+    flags = {
+        "noise.process": process,
+        "model.parameterization": parameterization,
+        "objective": objective,
+        "data.tokenizer": tokenizer,
+        "budget.steps": steps,
+        "budget.minutes": minutes,
+        "loop.save_every": save_every,
+        "seed": seed,
+        "loop.compile": compile,
+        "loop.shard": shard,
+        "loop.on_nonfinite": on_nonfinite,
+    }
+    stored = None
+    if resume and (out / "config.json").is_file():
+        stored = json.loads((out / "config.json").read_text())
+    chosen = _configure(sources, recipe, config, flags, sets, stored)
+    _writable(out)
+    with _bar() as bar:
+        task = bar.add_task("training", total=1.0, note="")
+
+        def hear(kind: str, record: dict[str, Any]) -> None:
+            if kind == "note":
+                bar.console.print(record["text"], markup=False, highlight=False)
+                return
+            bar.update(task, completed=record["spent"])
+            if "loss" in record:
+                note = f"step {record['step']}  {record['bits_per_char']:.3f} bits/char"
+                bar.update(task, note=f"{note}  {record['tokens_per_second']:,} tok/s")
+            if "bound" in record:
+                bound = f"held-out bound {record['bound_bits_per_char']:.3f} bits/char"
+                bar.console.print(f"step {record['step']}: {bound}", markup=False, highlight=False)
+
+        try:
+            end = training.run(chosen, lambda: _prepared(chosen), out, resume, hear)
+        except training.NonFiniteError as error:
+            print(f"sedd: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+    if int(os.environ.get("RANK", "0")) == 0:
+        if as_json:
+            print(json.dumps({"run": str(out), "step": end.progress.step, "tokens": end.progress.tokens, **end.bound}))
+        else:
+            print(
+                f"{out}: {end.progress.step} steps, held-out bound {end.bound['bound']:.4f} nats a token "
+                f"= {end.bound['bound_bits_per_char']:.4f} bits a character (± {end.bound['bound_stderr']:.4f} nats)"
+            )
+    if end.signal is not None:
+        print(f"sedd: stopped by a signal at step {end.progress.step}, saved; go on with --resume", file=sys.stderr)
+        raise typer.Exit(128 + end.signal)
+
+
+def _writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
+
+
+def _bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    hidden = int(os.environ.get("RANK", "0")) != 0
+    return Progress(*columns, console=Console(stderr=True), disable=hidden)
+
+
+@app.command()
+def plan(
+    sources: Sources = None,
+    recipe: Recipe = None,
+    process: Process = None,
+    parameterization: Parameterization = None,
+    objective: Objective = None,
+    tokenizer: TokenizerSpec = None,
+    steps: Steps = None,
+    minutes: Minutes = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a run would cost here: parameters, memory, tokens a second over 20 steps, time to finish."""
+    from sedd import train as training
+
+    flags = {
+        "noise.process": process,
+        "model.parameterization": parameterization,
+        "objective": objective,
+        "data.tokenizer": tokenizer,
+        "budget.steps": steps,
+        "budget.minutes": minutes,
+    }
+    chosen = _configure(sources, recipe, config, flags, sets)
+    found = training.plan(chosen, lambda: _prepared(chosen))
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        print(
+            f"{name.replace('_', ' '):28s} {value:,.1f}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' '):28s} {value:,}"
+        )
+
+
+@app.command()
+def info(
+    model: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")],
+    as_json: AsJson = False,
+) -> None:
+    """What a model is: its size, noise, objective, tokenizer, and how far it was trained."""
+    from sedd import build, checkpoint
+
+    loaded = build.load(model)
+    state = checkpoint.record(loaded.folder, "state")
+    record = {
+        "folder": str(loaded.folder),
+        "parameters": sum(p.numel() for p in loaded.network.parameters()),
+        "vocab_size": loaded.process.vocab_size,
+        "length": loaded.config.model.length,
+        "process": loaded.config.noise.process,
+        "schedule": str(loaded.schedule),
+        "objective": loaded.config.objective,
+        "parameterization": loaded.config.model.parameterization,
+        "style": loaded.config.model.style,
+        "tokenizer": loaded.tokenizer.kind,
+        "step": state["step"],
+        "tokens": state["tokens"],
+        "best_bound": state["best"],
+    }
+    if as_json:
+        print(json.dumps(record))
+        return
+    for name, value in record.items():
+        print(
+            f"{name.replace('_', ' '):18s} {value:,}"
+            if isinstance(value, int)
+            else f"{name.replace('_', ' '):18s} {value}"
         )
 
 

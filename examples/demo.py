@@ -1,0 +1,153 @@
+"""The main job: train on sentences whose entropy is known, watch the bound approach it, sample, fill blanks.
+
+Writes ``demo/``: the run with its model, the sentences, and ``bound.png``. About three minutes on two cores.
+"""
+
+import json
+import math
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sedd import build, data, generate, logs, train
+from sedd.config import Budget, Data, Loop, Model, Optim, Run
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+LENGTH, SENTENCES = 44, 20_000
+# Each choice with its weight; subject and verb agree, everything else is independent. No two ways to one sentence.
+DETERMINERS = {"the": 4, "a": 3, "every": 1}
+ADJECTIVES = {"old": 3, "small": 3, "red": 2, "sleepy": 1}
+NOUNS = {"cat": 4, "dog": 3, "fox": 2, "owl": 1}
+VERBS = {"sees": 4, "likes": 3, "follows": 2, "hears": 1}
+PLURALS = {"two": 3, "many": 2}
+SLOTS = [ADJECTIVES, NOUNS, VERBS, DETERMINERS, ADJECTIVES, NOUNS]
+
+
+def entropy_of(choice: dict[str, int]) -> float:
+    """Of one choice, in nats."""
+    total = sum(choice.values())
+    return -sum(w / total * math.log(w / total) for w in choice.values())
+
+
+def sentence_entropy() -> float:
+    """Singular or plural first (1 bit), then the choices in turn: in nats a sentence, exactly."""
+    subject = math.log(2) + (entropy_of(DETERMINERS) + entropy_of(PLURALS)) / 2
+    return subject + sum(entropy_of(slot) for slot in SLOTS)
+
+
+def sentence(draw: random.Random) -> str:
+    """One sentence, such as: two old cats like a red fox."""
+
+    def pick(choice: dict[str, int]) -> str:
+        return draw.choices(list(choice), list(choice.values()))[0]
+
+    plural = draw.random() < 0.5
+    first = pick(PLURALS if plural else DETERMINERS)
+    adjective, noun, verb, determiner, other, thing = (pick(slot) for slot in SLOTS)
+    noun, verb = (noun + "s", verb.removesuffix("s")) if plural else (noun, verb)
+    return f"{first} {adjective} {noun} {verb} {determiner} {other} {thing}."
+
+
+def is_grammatical(text: str) -> bool:
+    """Whether the grammar can say it."""
+    words = text.removesuffix(".").split(" ")
+    if len(words) != 7 or not text.endswith("."):
+        return False
+    first, adjective, noun, verb, determiner, other, thing = words
+    if first in PLURALS:
+        noun, verb = noun.removesuffix("s") if noun.endswith("s") else "", verb + "s"
+    elif first not in DETERMINERS:
+        return False
+    said = (adjective, noun, verb, determiner, other, thing)
+    return all(word in slot for word, slot in zip(said, SLOTS, strict=True))
+
+
+def main(out: Path = Path("demo"), minutes: float = 2.3) -> None:
+    """Make the corpus, train, compare, sample, fill."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    draw = random.Random(0)
+    (out / "sentences.txt").write_text("".join(sentence(draw) + "\n" for _ in range(SENTENCES)))
+    entropy = sentence_entropy()
+    print(f"{SENTENCES:,} sentences such as: {sentence(draw)}")
+    print(f"entropy: {entropy:.4f} nats a sentence; no model's bound is below it\n")
+    config = Run(
+        data=Data([str(out / "sentences.txt")], tokenizer="chars", records="lines", pad="model"),
+        model=Model(width=128, depth=3, heads=4, length=LENGTH, parameterization="mean"),
+        optim=Optim(lr=3e-3, warmup=50, ema=0.99),
+        budget=Budget(minutes=minutes),
+        loop=Loop(batch=64, eval_every=150, eval_sequences=1000, save_every=0, log_every=50),
+    ).resolved()
+    sources = config.data.sources
+    tokenizer = build.tokenizer("chars", lambda: data.documents(sources, records="lines"))
+    data.prepare(sources, out / "data", tokenizer, records="lines", length=LENGTH, pad="model")
+    columns = (TextColumn("training"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def hear(kind: str, record: dict[str, Any]) -> None:
+            if kind == "log":
+                bar.update(task, completed=record["spent"])
+                if "bound" in record:
+                    nats = record["bound"] * LENGTH
+                    print(
+                        f"step {record['step']:5d}   bound {nats:8.4f} nats a sentence   excess {nats - entropy:+.4f}"
+                    )
+
+        train.run(config, lambda: out / "data", out / "run", resume=False, hear=hear)
+    plot(out, entropy)
+    show(out)
+
+
+def plot(out: Path, entropy: float) -> None:
+    """The bound against steps, and the entropy it cannot cross."""
+    records = [record for record in logs.read(out / "run") if "bound" in record]
+    figure, axes = plt.subplots(figsize=(7, 4))
+    steps, bounds = [r["step"] for r in records], [r["bound"] * LENGTH for r in records]
+    axes.errorbar(steps, bounds, [r["bound_stderr"] * LENGTH for r in records], marker="o", label="held-out bound")
+    axes.axhline(entropy, color="black", linestyle="--", label=f"entropy, {entropy:.3f}")
+    axes.set(xlabel="step", ylabel="nats a sentence", ylim=(0.9 * entropy, 2 * entropy))
+    axes.legend()
+    figure.savefig(out / "bound.png", dpi=120, bbox_inches="tight")
+
+
+def show(out: Path) -> None:
+    """Sentences from nothing, and sentences around what is given."""
+    loaded = build.load(out / "run")
+    generator = torch.Generator().manual_seed(0)
+
+    def texts(fixed: torch.Tensor) -> list[str]:
+        *_, ids = generate.trajectory(loaded.model, loaded.process, loaded.schedule, fixed, 64, generator)
+        return [loaded.tokenizer.decode(row) for row in ids.tolist()]
+
+    drawn = texts(generate.blank(200, LENGTH, generator.device))
+    good = sum(is_grammatical(text) for text in drawn)
+    print(f"\nfrom nothing ({good} of {len(drawn)} are grammatical):")
+    for text in drawn[:5]:
+        print(f"  {text}")
+    for template in ("the ????? ??? sees a ????? ???.", "two ??? ???s ???? every red owl."):
+        fixed = generate.blank(3, LENGTH, generator.device)
+        pad = loaded.tokenizer.pad
+        assert pad is not None
+        fixed[:, len(template) :] = pad
+        for i, character in enumerate(template):
+            if character != "?":
+                fixed[:, i] = int(loaded.tokenizer.encode(character)[0])
+        print(f"\nfilling  {template}")
+        for text in texts(fixed):
+            print(f"  {text}")
+    (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(drawn), "texts": drawn}, indent=1))
+    print(f"\nthe model is in {out}/run, the picture in {out}/bound.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Every option of a run, as dataclasses that check themselves. No torch here."""
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+NEEDS = {  # which parameterization an objective trains, where it is not free to choose
+    "ratio-matching": "conditional",
+    "mean": "mean",
+    "d3pm": "mean",
+    "t-dce": "mean",
+    "lambda-dce": "mean",
+    "any-order": "mean",
+    "autoregressive": "causal",
+}
+TIME_FREE = ("lambda-dce", "any-order", "autoregressive")
+"""Objectives whose network is told no noise level."""
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise ValueError(f"{name} is {value}; it must be {least:g} or more")
+
+
+def _above_zero(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value}; it must be above 0")
+
+
+@dataclass
+class Data:
+    """What to train on."""
+
+    sources: list[str] = field(default_factory=list)
+    tokenizer: str = "bytes"
+    records: str = "packed"
+    """packed: one stream cut into blocks. lines: one record a line, padded to the model's length."""
+    pad: str = "model"
+    """For lines. model: padding is a token, in the loss. ignore: it is out of noise, loss, attention and counts."""
+    column: str | None = None
+    validation: float = 0.05
+
+    def __post_init__(self) -> None:
+        _choice("data.records", self.records, ("packed", "lines"))
+        _choice("data.pad", self.pad, ("model", "ignore"))
+        if not 0 < self.validation < 1:
+            raise ValueError(f"data.validation is {self.validation}; it is a share and must lie between 0 and 1")
+
+
+@dataclass
+class Noise:
+    """What noise does, and when."""
+
+    process: str = "absorbing"
+    schedule: str | None = None
+    """By default log-linear; geometric for a denoiser under uniform noise, whose bound else is infinite."""
+    options: dict[str, float] = field(default_factory=dict)
+    """Of the schedule: eps, lo, hi, power."""
+
+    def __post_init__(self) -> None:
+        _choice("noise.process", self.process, ("absorbing", "uniform"))
+
+
+@dataclass
+class Model:
+    """The network."""
+
+    style: str = "modern"
+    width: int = 256
+    depth: int = 6
+    heads: int = 4
+    cond: int = 128
+    dropout: float = 0.0
+    length: int = 256
+    parameterization: str | None = None
+    """score or mean; by default what the objective needs, else score."""
+
+    def __post_init__(self) -> None:
+        _choice("model.style", self.style, ("modern", "reference"))
+        for name in ("width", "depth", "heads", "length", "cond"):
+            _at_least(f"model.{name}", getattr(self, name), 1)
+        if self.parameterization is not None:
+            _choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
+
+
+@dataclass
+class Optim:
+    """How weights move."""
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.98
+    weight_decay: float = 0.0
+    warmup: int = 100
+    """Steps over which the learning rate rises from 0."""
+    decay: str = "cosine"
+    final: float = 0.1
+    """The share of the learning rate that is left at the end."""
+    clip: float = 1.0
+    ema: float = 0.999
+
+    def __post_init__(self) -> None:
+        _choice("optim.name", self.name, ("adamw", "muon"))
+        _choice("optim.decay", self.decay, ("constant", "linear", "cosine"))
+        _above_zero("optim.lr", self.lr)
+        _above_zero("optim.clip", self.clip)
+        _at_least("optim.warmup", self.warmup, 0)
+        for name in ("beta1", "beta2", "ema", "final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"optim.{name} is {getattr(self, name)}; it must lie in [0, 1]")
+
+
+@dataclass
+class Budget:
+    """When to stop: at the first of these that is reached."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "tokens", "minutes"):
+            if (value := getattr(self, name)) is not None:
+                _above_zero(f"budget.{name}", value)
+
+
+@dataclass
+class Loop:
+    """How a step is made, and what happens every so often; 0 turns an occasion off."""
+
+    batch: int = 64
+    """Sequences a step, over all processes."""
+    accumulate: int = 1
+    """Parts into which each process cuts its share, to save memory."""
+    precision: str = "float32"
+    compile: bool = False
+    shard: bool = False
+    log_every: int = 10
+    eval_every: int = 250
+    eval_sequences: int = 256
+    save_every: int = 500
+    keep: int = 3
+    sample_every: int = 0
+    on_nonfinite: str = "stop"
+    max_skips: int = 10
+
+    def __post_init__(self) -> None:
+        _choice("loop.precision", self.precision, ("float32", "bfloat16"))
+        _choice("loop.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
+        for name in ("batch", "accumulate", "log_every", "keep", "eval_sequences"):
+            _at_least(f"loop.{name}", getattr(self, name), 1)
+        for name in ("eval_every", "save_every", "sample_every", "max_skips"):
+            _at_least(f"loop.{name}", getattr(self, name), 0)
+
+
+@dataclass
+class Run:
+    """Everything that decides what a run computes."""
+
+    data: Data = field(default_factory=Data)
+    noise: Noise = field(default_factory=Noise)
+    model: Model = field(default_factory=Model)
+    optim: Optim = field(default_factory=Optim)
+    budget: Budget = field(default_factory=Budget)
+    loop: Loop = field(default_factory=Loop)
+    objective: str = "score-entropy"
+    objective_options: dict[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    def resolved(self) -> "Run":
+        """This, with what was left open decided and what contradicts refused."""
+        needs = NEEDS.get(self.objective)
+        self.model.parameterization = self.model.parameterization or needs or "score"
+        if needs and self.model.parameterization != needs:
+            raise ValueError(
+                f"objective {self.objective} trains parameterization {needs}; model.parameterization is "
+                f"{self.model.parameterization}: leave it out, or choose another objective"
+            )
+        if self.noise.schedule is None:
+            denoiser = self.noise.process == "uniform" and self.model.parameterization == "mean"
+            self.noise.schedule = "geometric" if denoiser else "log-linear"
+        if self.budget.steps is self.budget.tokens is self.budget.minutes is None:
+            self.budget.steps = 1000
+        if self.objective == "any-order" and self.data.records == "lines" and self.data.pad == "ignore":
+            raise ValueError(
+                "objective any-order counts positions, so data.pad=ignore does not go with it; use lambda-dce"
+            )
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as stored beside the weights."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Run":
+        """The run that `as_dict` wrote."""
+        parts = {"data": Data, "noise": Noise, "model": Model, "optim": Optim, "budget": Budget, "loop": Loop}
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise ValueError(f"the configuration has {', '.join(unknown)}; it may have {', '.join(sorted(known))}")
+        try:
+            return cls(**{name: parts[name](**value) if name in parts else value for name, value in data.items()})
+        except TypeError as error:
+            raise ValueError(f"the configuration does not fit: {error}") from None

@@ -1,0 +1,51 @@
+"""The likelihood bound, estimated: three terms a sequence.  [§8]"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sedd.objective import DenoisingScoreEntropy
+from sedd.parameterization import Model
+from sedd.process import Process, at_token
+from sedd.sampler import last_step
+from sedd.schedule import Schedule
+
+
+class Terms(NamedTuple):
+    """Nats a sequence; their sum estimates an upper bound on −log p(x_0)."""
+
+    diffusion: Float[Tensor, "*b"]
+    prior: Float[Tensor, "*b"]
+    reconstruction: Float[Tensor, "*b"]
+
+    @property
+    def total(self) -> Float[Tensor, "*b"]:
+        """The bound."""
+        return self.diffusion + self.prior + self.reconstruction
+
+
+def terms(
+    model: Model,
+    process: Process,
+    schedule: Schedule,
+    x_0: Int[Tensor, "*b L"],
+    x_t: Int[Tensor, "*b L"],
+    x_first: Int[Tensor, "*b L"],
+    t: Float[Tensor, "*b"],
+    valid: Bool[Tensor, "*b L"],
+) -> Terms:
+    """The terms at one time a sequence: ``x_t`` is noised to t ~ U(0, 1), ``x_first`` to the schedule's first noise."""
+    count = valid.sum(-1)
+    ends = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64, device=x_0.device))
+    diffusion = DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, t)
+    reconstruction = torch.zeros_like(diffusion)
+    if ends[0] > 0:
+        first = ends[0].to(diffusion.dtype).expand(x_0.shape[:-1])
+        reconstruction = -at_token(last_step(model, process, x_first, first), x_0).clamp_min(1e-30).log()
+    return Terms(
+        diffusion=torch.where(valid, diffusion, 0).sum(-1),
+        prior=(count * process.prior_kl(ends[1])).to(diffusion.dtype),
+        reconstruction=torch.where(valid, reconstruction, 0).sum(-1),
+    )
