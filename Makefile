@@ -23,8 +23,9 @@ help:  ## what there is
 	fi
 	@touch $@
 
-demo: .venv/ready  ## train and sample a model of a law known exactly, in seconds
-	$(bin)/python examples/toy_law.py
+demo: export OMP_NUM_THREADS = 2
+demo: .venv/ready  ## train on sentences of known entropy, sample, fill blanks: about three minutes
+	$(bin)/python examples/demo.py
 
 test: .venv/ready  ## the tests
 	$(pytest) -m "not verify"

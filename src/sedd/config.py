@@ -22,12 +22,12 @@ def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
 
 
-def _at_least(name: str, value: float, least: float) -> None:
+def _at_least(name: str, value: int | float, least: int) -> None:
     if not value >= least:
-        raise ValueError(f"{name} is {value}; it must be {least:g} or more")
+        raise ValueError(f"{name} is {value}; it must be {least} or more")
 
 
-def _above_zero(name: str, value: float) -> None:
+def _above_zero(name: str, value: int | float) -> None:
     if not 0 < value < math.inf:
         raise ValueError(f"{name} is {value}; it must be above 0")
 

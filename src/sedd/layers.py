@@ -143,6 +143,33 @@ class Embedding(Part):
 
 
 @final
+class Place(Part):
+    """gain·[cos(iω), sin(iω)] for position i, ω_k = 10⁴^(−2k/width): where a token stands, of any length.
+
+    Rotary attention sees distances alone, so a sequence of masks looks the same from everywhere; records that begin
+    with a certain token cannot be learnt without this.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.gain = nn.Parameter(torch.empty(width))
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Nothing is drawn: as large as the embedding of a token."""
+        self.gain.fill_(1 / math.sqrt(self.width))
+
+    def forward(self, length: int) -> Float[Tensor, "L width"]:
+        """A row for every position, in float32 or better."""
+        gain = wide(self.gain)
+        k = torch.arange(0, self.width, 2, device=gain.device, dtype=gain.dtype)
+        i = torch.arange(length, device=gain.device, dtype=gain.dtype)
+        angle = i[:, None] * torch.exp(-math.log(1e4) / self.width * k)
+        return gain * torch.cat([angle.cos(), angle.sin()], -1)[:, : self.width]
+
+
+@final
 class NoiseEmbedding(nn.Module):
     """c = SiLU(W₂ SiLU(W₀ [cos(σω), sin(σω)] + b₀) + b₂), ω_i = 10⁴^(−i/128) for i < 128, in float32 or better."""
 

@@ -35,7 +35,7 @@ from sedd.config import Run
 from sedd.distributed import Ranks
 from sedd.objective import Autoregressive
 from sedd.parameterization import Padded
-from sedd.schedule import stratified
+from sedd.schedule import Times, stratified
 from sedd.transformer import Transformer
 
 NOISE_PARTS = 10
@@ -182,27 +182,27 @@ class Trainer:
     @torch.no_grad()
     def held_out_bound(self) -> dict[str, float]:
         """The bound of the averaged weights on held-out data, in nats a token, always with the same noise."""
-        count = min(len(self.held_out), self.config.loop.eval_sequences)
-        x_0, valid = (torch.from_numpy(a) for a in self.held_out.read(np.arange(count)))
+        count = self.config.loop.eval_sequences  # more than there are: each is looked at more than once
+        x_0, valid = (torch.from_numpy(a) for a in self.held_out.read(np.arange(count) % len(self.held_out)))
         generator = seeded(self.config.seed, 0, 2)
-        t = stratified(count, generator)
+        times = likelihood.early_times(stratified(count, generator))
         process, schedule = self.parts.process, self.parts.schedule
         x_t, x_first = (
             torch.where(valid, process.corrupt(x_0, schedule.sigma(s), generator), x_0)
-            for s in (t, torch.zeros_like(t))
+            for s in (times.t, torch.zeros_like(times.t))
         )
         mine = slice(self.ranks.rank, None, self.ranks.world)
-        columns = [a[mine].to(self.ranks.device) for a in (x_0, x_t, x_first, t, valid)]
+        columns = [a[mine].to(self.ranks.device) for a in (x_0, x_t, x_first, *times, valid)]
         size = max(1, self.config.loop.batch // self.ranks.world // self.config.loop.accumulate)
         sums = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
         # processes must ask the network equally often: a sharded one gathers its weights each time
         rounds = math.ceil(math.ceil(count / self.ranks.world) / size)
         for i in range(rounds):
-            x_0, x_t, x_first, t, valid = (a[i * size : (i + 1) * size] for a in columns)
-            if not len(x_0):
-                x_0, x_t, x_first, t, valid = (a[:1] for a in columns)
-                valid = torch.zeros_like(valid)
-            sums += self._bound_sums(x_0, x_t, x_first, t, valid)
+            piece = [a[i * size : (i + 1) * size] for a in columns]
+            if not len(piece[0]):
+                piece = [a[:1] for a in columns]
+                piece[-1] = torch.zeros_like(piece[-1])
+            sums += self._bound_sums(*piece)
         diffusion, prior, reconstruction, squares, tokens = self.ranks.total(sums).tolist()
         nats = (diffusion + prior + reconstruction) / tokens
         spread = max(0.0, squares / count - ((diffusion + prior + reconstruction) / count) ** 2)
@@ -212,13 +212,16 @@ class Trainer:
             "bound_bits_per_char": nats / np.log(2) / self.held_out.chars_per_token,
         }
 
-    def _bound_sums(self, x_0: Tensor, x_t: Tensor, x_first: Tensor, t: Tensor, valid: Tensor) -> Tensor:
+    def _bound_sums(
+        self, x_0: Tensor, x_t: Tensor, x_first: Tensor, t: Tensor, weight: Tensor, valid: Tensor
+    ) -> Tensor:
         model = self.ema_model if bool(valid.all()) else Padded(self.ema_model, valid)
         if isinstance(self.parts.objective, Autoregressive):
             exact = torch.where(valid, self.parts.objective.loss(model, x_0, x_0, t), 0).sum(-1)
             terms = likelihood.Terms(exact, torch.zeros_like(exact), torch.zeros_like(exact))
         else:
-            terms = likelihood.terms(model, self.parts.process, self.parts.schedule, x_0, x_t, x_first, t, valid)
+            times, parts = Times(t, weight), self.parts
+            terms = likelihood.terms(model, parts.process, parts.schedule, x_0, x_t, x_first, times, valid)
         return torch.stack([*(a.sum() for a in terms), (terms.total**2).sum(), valid.sum()]).double()
 
     def samples(self, count: int, steps: int = 64) -> list[str]:
@@ -316,6 +319,7 @@ def run(config: Run, prepare: Callable[[], Path], out: Path, resume: bool, hear:
         tell = hear if ranks.first else (lambda kind, record: None)
         blocks, held_out = _open(config, prepare, ranks)
         trainer = Trainer(config, blocks, held_out, ranks)
+        out.mkdir(parents=True, exist_ok=True)
         saves = out / "checkpoints"
         if found := _start(trainer, saves, resume, tell):
             tell("note", {"text": f"going on from {found.name}"})

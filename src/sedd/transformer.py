@@ -22,6 +22,7 @@ from sedd.layers import (
     Linear,
     NoiseEmbedding,
     Part,
+    Place,
     Rotary,
     Sight,
     WideLinear,
@@ -106,11 +107,16 @@ class Transformer(nn.Module, ABC):
         self.states, self.causal = states, causal
         self.vocab_embed = Embedding(states, width)
         self.sigma_map = NoiseEmbedding(cond) if timed else None
+        self.place = self._place(shape)
         self.rotary_emb = Rotary(shape.head_dim)
         self.blocks = nn.ModuleList(self._block(shape) for _ in range(depth))
         self.output_layer = self._last(shape, outputs)
         if not self.head.weight.is_meta:  # nothing is there to be drawn
             self.draw(generator)
+
+    @abstractmethod
+    def _place(self, shape: Shape) -> Place | None:
+        """What is added to the embedding of a token for where it stands; None: nothing."""
 
     @abstractmethod
     def _block(self, shape: Shape) -> nn.Module:
@@ -140,6 +146,7 @@ class Transformer(nn.Module, ABC):
         place = sight(self.rotary_emb(x.shape[-1]), None if valid is None else valid.reshape(rows), self.causal)
         c = self._condition(sigma)
         h = wide(self.vocab_embed(x.reshape(rows)))
+        h = h if self.place is None else h + self.place(x.shape[-1])
         for block in self.blocks:
             h = block(h, c, place)
         last: Tensor = self.output_layer(h, c)
@@ -178,6 +185,9 @@ class Reference(Transformer):
 
     Told σ, it has the layout of SEDD; with ``timed=False`` that of RADD, a plain pre-norm transformer.
     """
+
+    def _place(self, shape: Shape) -> Place | None:
+        return None
 
     def _block(self, shape: Shape) -> nn.Module:
         return ReferenceBlock(shape)
@@ -244,7 +254,13 @@ class ReferenceLast(Last):
 
 @final
 class Modern(Transformer):
-    """RMSNorm, queries and keys normed with a gain, squared ReLU, no biases; gates that start at 0 if σ is told."""
+    """RMSNorm, queries and keys normed with a gain, squared ReLU, no biases; gates that start at 0 if σ is told.
+
+    Tokens also know where they stand, not just how far apart: see `layers.Place`.
+    """
+
+    def _place(self, shape: Shape) -> Place | None:
+        return Place(shape.width)
 
     def _block(self, shape: Shape) -> nn.Module:
         return ModernBlock(shape)

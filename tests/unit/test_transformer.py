@@ -12,8 +12,8 @@ from sedd import build
 from sedd.layers import Rotary, rotate, sight
 from sedd.objective import DenoisingScoreEntropy, LambdaDCE
 from sedd.parameterization import Causal, Mean, Score
-from sedd.process import Absorbing, lost
-from sedd.schedule import Geometric, LogLinear, Schedule
+from sedd.process import Absorbing
+from sedd.schedule import Geometric, LogLinear, Schedule, lost
 from sedd.transformer import Modern, Reference, Transformer
 
 STYLES = [Reference, Modern]
@@ -463,3 +463,17 @@ def test_networks_have_names(refuses: Callable[..., None]) -> None:
     refuses(lambda: build.network("ancient", **sizes), "network is 'ancient'", "reference, modern")
     refuses(lambda: build.network("modern", length=8, **sizes), "no option length")
     refuses(lambda: build.network("modern"), "needs states, width, depth, heads")
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_only_modern_can_tell_the_places_of_masks_apart(timed: bool) -> None:
+    """Rotary attention sees distances: where all tokens are one, the reference network says the same everywhere."""
+    masks = torch.full((1, 6), 4)
+    for style, tells in (("reference", False), ("modern", True)):
+        network = build.network(style, states=5, width=16, depth=2, heads=2, timed=timed)
+        with torch.no_grad():
+            for value in network.parameters():
+                value.normal_(generator=torch.Generator().manual_seed(0))
+        output = network(masks, torch.ones(1))
+        spread = (output - output[:, :1]).abs().max() / output.abs().max()
+        assert (spread > 1e-2) == tells
