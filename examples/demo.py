@@ -86,7 +86,7 @@ def main(out: Path, minutes: float) -> None:
         model=Model(width=128, depth=3, heads=4, length=LENGTH, parameterization="mean"),
         optim=Optim(lr=2e-3, warmup=50, ema=0.99),
         budget=Budget(minutes=minutes),
-        loop=Loop(batch=128, eval_every=400, eval_sequences=20_000, save_every=0, log_every=100),
+        loop=Loop(batch=128, eval_every=60, eval_sequences=6_000, save_every=0, log_every=100),
     ).resolved()
     sources = config.data.sources
     tokenizer = build.tokenizer("bpe:420", lambda: data.documents(sources, records="lines"))
