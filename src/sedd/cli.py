@@ -353,16 +353,17 @@ def plan(
         "budget.minutes": minutes,
     }
     chosen = _configure(sources, recipe, config, flags, sets)
-    found = training.plan(chosen, lambda: _prepared(chosen))
+    _show(training.plan(chosen, lambda: _prepared(chosen)), as_json)
+
+
+def _show(record: dict[str, Any], as_json: bool) -> None:
+    """A line for every entry, or one JSON record."""
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(record))
         return
-    for name, value in found.items():
-        print(
-            f"{name.replace('_', ' '):28s} {value:,.1f}"
-            if isinstance(value, float)
-            else f"{name.replace('_', ' '):28s} {value:,}"
-        )
+    for name, value in record.items():
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if isinstance(value, float) else str(value)
+        print(f"{name.replace('_', ' '):26s} {shown}")
 
 
 @app.command()
@@ -388,17 +389,9 @@ def info(
         "tokenizer": loaded.tokenizer.kind,
         "step": state["step"],
         "tokens": state["tokens"],
-        "best_bound": state["best"],
+        "best_bound": None if state["best"] is None else f"{state['best']:.4f} nats a token",
     }
-    if as_json:
-        print(json.dumps(record))
-        return
-    for name, value in record.items():
-        print(
-            f"{name.replace('_', ' '):18s} {value:,}"
-            if isinstance(value, int)
-            else f"{name.replace('_', ' '):18s} {value}"
-        )
+    _show(record, as_json)
 
 
 def main() -> None:
