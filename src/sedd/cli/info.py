@@ -1,0 +1,36 @@
+"""``sedd info``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sedd.cli.root import AsJson, app, show
+
+
+@app.command()
+def info(
+    model: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")],
+    as_json: AsJson = False,
+) -> None:
+    """What a model is: its size, noise, objective, tokenizer, and how far it was trained."""
+    from sedd import build, checkpoint
+
+    loaded = build.load(model)
+    state = checkpoint.record(loaded.folder, "state")
+    record = {
+        "folder": str(loaded.folder),
+        "parameters": sum(p.numel() for p in loaded.network.parameters()),
+        "vocab_size": loaded.process.vocab_size,
+        "length": loaded.config.model.length,
+        "process": loaded.config.noise.process,
+        "schedule": str(loaded.schedule),
+        "objective": loaded.config.objective,
+        "parameterization": loaded.config.model.parameterization,
+        "style": loaded.config.model.style,
+        "tokenizer": loaded.tokenizer.kind,
+        "step": state["step"],
+        "tokens": state["tokens"],
+        "best_bound": None if state["best"] is None else f"{state['best']:.4f} nats a token",
+    }
+    show(record, as_json)
