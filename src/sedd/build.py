@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ from sedd import checkpoint
 from sedd import objective as objectives
 from sedd import parameterization as parameterizations
 from sedd import process as processes
+from sedd import sampler as samplers
 from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
@@ -53,6 +55,22 @@ OBJECTIVES: Mapping[str, type[objectives.Objective]] = {
     "softmax-linear": objectives.SoftmaxLinear,
     "autoregressive": objectives.Autoregressive,
 }
+SAMPLERS: Mapping[str, type[samplers.Sampler]] = {
+    "exact": samplers.Exact,
+    "tweedie": samplers.Tweedie,
+    "euler": samplers.Euler,
+    "ancestral": samplers.Ancestral,
+    "theta": samplers.Theta,
+    "gibbs": samplers.Gibbs,
+    "remask": samplers.Remask,
+    "ordered": samplers.Ordered,
+    "confidence": samplers.Confident,
+    "entropy": samplers.EntropyBounded,
+}
+GRIDS: Mapping[str, Callable[[int], torch.Tensor]] = {
+    "uniform": samplers.uniform_grid,
+    "cosine": samplers.cosine_grid,
+}
 TOKENIZERS = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
 
 T = TypeVar("T")
@@ -89,6 +107,51 @@ def objective(
     given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
     taken = inspect.signature(kind).parameters
     return _make("objective", name, OBJECTIVES, {k: v for k, v in given.items() if k in taken} | options)
+
+
+def sampler(
+    name: str | None,
+    model: Any,
+    process: processes.Process,
+    schedule: schedules.Schedule,
+    sharpness: samplers.Sharpness | None = None,
+    **options: Any,
+) -> samplers.Sampler:
+    """A sampler; None is the best known for the model. ``options`` are its own: ``theta``, ``eta``, ``direction`` …"""
+    denoiser = isinstance(model, parameterizations.MeanReader)
+    sharpness = sharpness or samplers.Sharpness()
+    if isinstance(model, parameterizations.Causal):
+        if name is not None or options:
+            raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
+        return samplers.LeftToRight(model, process, schedule, sharpness)
+    if name is None:
+        masks = isinstance(process, processes.Absorbing)
+        name = ("exact" if masks else "ancestral") if denoiser else "tweedie"
+    if name == "ancestral" and not denoiser:
+        raise ValueError(
+            "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
+        )
+    kind = _choose("sampler", name, SAMPLERS)
+    own = {f.name: type(f.default) for f in fields(kind) if f.default is not MISSING}
+    for option, value in options.items():
+        if option not in own:
+            raise ValueError(f"sampler {name} has no option {option}; it takes {', '.join(own) or 'none'}")
+        if not isinstance(value, (int, float) if own[option] is float else own[option]):
+            raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {own[option].__name__}")
+    used = model if sharpness.none else samplers.Tempered(model, process, sharpness)
+    return kind(used, process, schedule, **options)
+
+
+def grid(spec: str, steps: int | None) -> torch.Tensor:
+    """Times from 1 down to 0: ``uniform``, ``cosine``, or as in ``1,0.6,0.2,0``; None steps is no grid at all."""
+    if steps is None:
+        return torch.zeros(0, dtype=torch.float64)
+    if "," in spec:
+        try:
+            return samplers.given_grid([float(word) for word in spec.split(",")])
+        except ValueError as error:
+            raise ValueError(f"grid is {spec!r}: {error}") from None
+    return _choose("grid", spec, GRIDS)(steps)
 
 
 def tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> tokenizers.Tokenizer:

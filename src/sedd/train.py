@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from sedd import build, checkpoint, data, distributed, ema, generate, likelihood, logs, optim
+from sedd import build, checkpoint, data, distributed, ema, generate, likelihood, logs, optim, sampler
 from sedd.config import Run
 from sedd.distributed import Ranks
 from sedd.objective import Autoregressive
@@ -226,14 +226,10 @@ class Trainer:
 
     def samples(self, count: int, steps: int = 64) -> list[str]:
         """Texts of the averaged model."""
-        generator = torch.Generator(self.ranks.device).manual_seed(self.config.seed)
-        length = self.config.model.length
-        if isinstance(self.parts.objective, Autoregressive):
-            ids = generate.continue_left_to_right(self.ema_model, count, length, generator)
-        else:
-            parts = self.parts
-            ids = generate.sample(self.ema_model, parts.process, parts.schedule, count, length, steps, generator)
-        return [self.blocks.tokenizer.decode(row) for row in ids.tolist()]
+        settings = generate.Settings(steps=steps, seed=self.config.seed)
+        job = generate.Job(self.ema_model, self.parts.process, self.parts.schedule, settings)
+        rows = generate.sample(job, sampler.empty(count, self.config.model.length, self.ranks.device))
+        return [self.blocks.tokenizer.decode(row.ids) for row in rows]
 
     # Saving and resuming -----------------------------------------------------------------------------------
 
