@@ -218,7 +218,8 @@ def lab_samplers(
             (str(steps), *(f"{curve[i].error:.2e}" for curve in curves.values()))
             for i, steps in enumerate(samplers.step_counts(most))
         ]
-        cells.append(("slope", *(f"{samplers.slope(curve):.2f}" for curve in curves.values())))
+        slopes = map(samplers.slope, curves.values())
+        cells.append(("slope", *("exact" if slope is None else f"{slope:.2f}" for slope in slopes)))
         cells.append(("order", *(str(samplers.order(name)) for name in curves)))
         print()
         _table(f"{process} noise", ["steps", *curves], cells)

@@ -110,7 +110,7 @@ def tally(way: str, x: Int[Tensor, "draws L"]) -> Said:
 @plot.Style()
 def picture(found: Sequence[Said]) -> Figure:
     """A group of bars for every sentence: the corpus, and each way of sampling it."""
-    figure = plot.figure(10, 4.4)
+    figure = plot.figure(10.0, 4.4)
     (ax,) = plot.axes(figure)
     names = [*sentences.CORPUS, "anything else"]
     bars = {"corpus": [*sentences.shares().tolist(), 0.0]}

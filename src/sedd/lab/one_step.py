@@ -93,11 +93,11 @@ def share(table: Float[Tensor, "x L n"], touched: float, way: str) -> Share:
     joint = weight * P[x[:, None], said].prod(-1)  # p(x_t, x_0), x_0 a sentence
     tables = table[:, None].expand(-1, len(said), -1, -1)
     answer = at_token(tables, said.expand(len(x), -1, -1)).prod(-1)  # p(said | x_t)
-    p = (joint.sum(-1) @ answer).clamp_max(1)  # a sum of 4096 terms may round above it
+    p = joint.sum(-1) @ answer
     return Share(
         touched=touched,
         way=way,
-        grammatical=p.sum().item(),
+        grammatical=min(1.0, p.sum().item()),  # a sum of 4096 terms may round above it
         recovered=(joint * answer).sum().item(),
         distance=sentences.total_variation(p),
     )
@@ -137,7 +137,7 @@ def examples(model: Denoiser, touched: float, count: int, seed: int) -> list[Exa
 @plot.Style()
 def picture(found: Sequence[Share]) -> Figure:
     """Three panels against noise: grammatical, recovered, and how far the law is from the corpus."""
-    figure = plot.figure(11, 4.2)
+    figure = plot.figure(11.0, 4.2)
     panels = plot.axes(figure, 1, len(MEASURES), sharey=True)
     for ax, (what, title) in zip(panels, MEASURES.items(), strict=True):
         for way, (colour, line, marker) in WAYS.items():

@@ -89,7 +89,7 @@ def snapshots(steps: int) -> list[int]:
 def picture(found: Sequence[Learnt], truth: Float[Tensor, "n n"]) -> Figure:
     """A row of matrices for every objective, the truth at its end; below, the error by step."""
     when = snapshots(max(row.step for row in found))
-    figure = plot.figure(11, 7.2)
+    figure = plot.figure(11.0, 7.2)
     above, below = plot.stacked(figure, [1.9, 1.0])
     places = plot.axes(above, len(OBJECTIVES), len(when) + 1)
     top = float(truth.abs().max())

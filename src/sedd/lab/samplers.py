@@ -18,6 +18,8 @@ MOST_SEQUENCES = 300
 """How many noisy sequences `errors` enumerates: a step is a matrix of that size squared."""
 FITTED = 4
 """How many of the last points of a curve its slope is fitted to: the order is a promise about many steps."""
+ROUNDING = 1e-11
+"""An error below it is of float64 and not of the sampler: one token is drawn exactly."""
 
 
 class Error(NamedTuple):
@@ -65,8 +67,10 @@ def _error(law: exact.Law, process_name: str, schedule_name: str, name: str, ste
     return (p - law.at(process, torch.zeros_like(left))).abs().sum().item() / 2
 
 
-def slope(curve: Sequence[Error]) -> float:
-    """By which power of the steps the error falls, over the last points."""
+def slope(curve: Sequence[Error]) -> float | None:
+    """By which power of the steps the error falls, over the last points; None where all that is left is rounding."""
+    if min(row.error for row in curve[-FITTED:]) < ROUNDING:
+        return None
     last = np.log([(row.steps, row.error) for row in curve[-FITTED:]])
     return float(-np.polyfit(last[:, 0], last[:, 1], 1)[0])
 
@@ -91,7 +95,8 @@ def picture(found: Sequence[Error]) -> Figure:
     panels = dict(zip(build.PROCESSES, plot.axes(figure, 1, len(build.PROCESSES), sharey=True), strict=True))
     for (process, name), curve in curves(found).items():
         colour, marker, line = looks[name]
-        label = f"{name}: steps$^{{-{slope(curve):.2f}}}$ (order {order(name)})"
+        fall = "exact" if (power := slope(curve)) is None else f"steps$^{{-{power:.2f}}}$"
+        label = f"{name}: {fall} (order {order(name)})"
         steps, error = [row.steps for row in curve], [row.error for row in curve]
         panels[process].plot(steps, error, marker=marker, linestyle=line, color=colour, label=label)
     for process, ax in panels.items():
