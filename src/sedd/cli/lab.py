@@ -149,7 +149,7 @@ def lab_one_step(
         print()
         cells = ((way, *(f"{getattr(row, what):.3f}" for row in found if row.way == way)) for way in one_step.WAYS)
         levels = (f"{touched:.0%}" for touched in one_step.TOUCHED)
-        _table(title.replace("\n", " "), ["words touched", *levels], cells)
+        _table(title, ["words touched", *levels], cells)
 
 
 @lab.command("all-masked")

@@ -30,7 +30,7 @@ WAYS = {  # of reconstructing: colour, line and marker
 MEASURES = {
     "grammatical": "it is a sentence",
     "recovered": "it is the sentence that was noised",
-    "distance": "total variation of its law\nfrom that of the corpus",
+    "distance": "distance of its law from the corpus",
 }
 """What is asked of a reconstruction, and its name in words."""
 
