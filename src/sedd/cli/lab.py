@@ -133,8 +133,8 @@ def lab_one_step(
     from sedd.lab import one_step
 
     one_step.sigma_of(noise)  # refused before the wait, not after it
-    if examples < 0:
-        raise ValueError(f"examples is {examples}; it must be 0 or more")
+    if examples < 1:
+        raise ValueError(f"examples is {examples}; it must be 1 or more")
     model = one_step.network(seed)
     _watched(one_step.learn(model, steps, seed), "learning", steps)
     found = _watched(one_step.shares(model), "enumerating", len(one_step.TOUCHED) * len(one_step.WAYS))
@@ -209,7 +209,10 @@ def lab_samplers(
     found = _watched(samplers.errors(vocab_size, length, schedule, most, seed), "enumerating", total)
     _keep(samplers.picture(found), out / "samplers.png")
     if as_json:
-        _lines(row._asdict() for row in found)
+        _lines({"record": "error", **row._asdict()} for row in found)
+        for (process, name), curve in samplers.curves(found).items():
+            fall = {"slope": samplers.slope(curve), "order": samplers.order(name)}
+            _lines([{"record": "slope", "process": process, "sampler": name, **fall}])
         return
     print(f"total variation, {schedule} schedule, {vocab_size} tokens, length {length}, seed {seed}")
     for process in build.PROCESSES:
