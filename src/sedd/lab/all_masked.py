@@ -19,7 +19,7 @@ from sedd.parameterization import Mean
 from sedd.sampler import Sharpness
 
 PROCESS = build.process("absorbing", len(sentences.WORDS))
-SCHEDULE = build.schedule("log-linear")
+SCHEDULE = build.schedule("log-linear", eps=1e-6)
 WAYS = {  # of sampling: colour and hatch
     "many steps": (plot.BLUE, ""),
     "one step": (plot.GREEN, "//"),
