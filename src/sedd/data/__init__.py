@@ -7,6 +7,6 @@ No torch here.
 
 from sedd.data.blocks import Blocks, order
 from sedd.data.reading import documents
-from sedd.data.shards import Index, Shard, cached, prepare
+from sedd.data.shards import Index, Shard, cached, is_prepared, prepare
 
-__all__ = ["Blocks", "Index", "Shard", "cached", "documents", "order", "prepare"]
+__all__ = ["Blocks", "Index", "Shard", "cached", "documents", "is_prepared", "order", "prepare"]

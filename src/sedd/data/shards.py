@@ -176,6 +176,11 @@ def cached(
     return folder
 
 
+def is_prepared(folder: str | Path) -> bool:
+    """Whether `prepare` made this folder."""
+    return (Path(folder) / INDEX).is_file()
+
+
 def _below(path: Path) -> Iterator[Path]:
     return (file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
 
