@@ -155,6 +155,8 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu") -> Loade
     if (path / "checkpoints").is_dir():
         found = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
         path = found or path
+    elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.damage(path)):
+        raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
         raise ValueError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
     stored = checkpoint.record(path, "config")

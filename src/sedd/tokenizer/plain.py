@@ -1,5 +1,6 @@
 """Tokenizers without a definition of their own: bytes, characters, integers."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, final
 
 import numpy as np
+from jaxtyping import UInt
 
 from sedd.tokenizer.base import Ids, Tokenizer, utf8
 
@@ -63,12 +65,12 @@ class Characters(Tokenizer):
     @classmethod
     def fit(cls, texts: Iterable[str]) -> "Characters":
         """The alphabet that ``texts`` use."""
-        seen: set[str] = set()
+        seen = np.zeros(sys.maxunicode + 1, bool)
         for text in texts:
-            seen.update(text)
-        if not seen:
+            seen[_points(text)] = True
+        if not seen.any():
             raise ValueError("the texts hold no character; a tokenizer of characters needs some text to be fitted to")
-        return cls(alphabet="".join(sorted(seen)))
+        return cls(alphabet="".join(map(chr, np.flatnonzero(seen))))
 
     @property
     def base_size(self) -> int:
@@ -76,14 +78,11 @@ class Characters(Tokenizer):
         return len(self.alphabet)
 
     @cached_property
-    def _points(self) -> Ids:
-        return np.array([ord(character) for character in self.alphabet], np.int64)
-
-    @cached_property
     def _id_of(self) -> Ids:
         """Code point → id, −1 where there is none; one entry more stands for all points above."""
-        table = np.full(self._points[-1] + 2, -1, np.int64)
-        table[self._points] = np.arange(self.base_size)
+        points = _points(self.alphabet)
+        table = np.full(int(points[-1]) + 2, -1, np.int64)
+        table[points] = np.arange(self.base_size)
         return table
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
@@ -91,10 +90,9 @@ class Characters(Tokenizer):
         return [self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> Ids:
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-        ids: Ids = self._id_of[np.minimum(points, len(self._id_of) - 1)]
-        if (unknown := np.flatnonzero(ids < 0)).size:
-            at = int(unknown[0])
+        ids: Ids = self._id_of.take(_points(text), mode="clip")
+        if ids.min(initial=0) < 0:
+            at = int(np.flatnonzero(ids < 0)[0])
             raise ValueError(
                 f"character {text[at]!r} at position {at} is not among the {self.base_size} of this tokenizer; "
                 "fit it to this text too, or use bytes, which know every character"
@@ -111,8 +109,8 @@ class Characters(Tokenizer):
         return cls(alphabet=config["alphabet"], eos=config["eos"], pad=config["pad"])
 
     def _decode(self, ids: Ids) -> str:
-        points: Ids = self._points[ids]
-        return points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+        points: bytes = _points(self.alphabet)[ids].tobytes()
+        return points.decode("utf-32-le", "surrogatepass")
 
     def _piece(self, id: int) -> str:
         return self.alphabet[id]
@@ -170,6 +168,11 @@ class Integers(Tokenizer):
 
     def _piece(self, id: int) -> str:
         return str(id)
+
+
+def _points(text: str) -> UInt[np.ndarray, " characters"]:
+    """The code points of a text."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
 def _integers(text: str) -> Ids:

@@ -73,6 +73,10 @@ class Batches:
 
 
 def open_data(config: Run, prepare: Callable[[], Path], ranks: Ranks) -> tuple[data.Blocks, data.Blocks]:
-    """Training and held-out rows; one process of each machine prepares them, the others wait."""
-    folder, length, share = ranks.once_a_machine(prepare), config.model.length, config.data.validation
-    return data.Blocks.open(folder, length, "train", share), data.Blocks.open(folder, length, "validation", share)
+    """Training and held-out rows; one process of each machine prepares and checks them, the others wait."""
+
+    def blocks(folder: Path, split: str, check: bool = False) -> data.Blocks:
+        return data.Blocks.open(folder, config.model.length, split, config.data.validation, check)
+
+    folder = ranks.once_a_machine(lambda: blocks(prepare(), "train", check=True).folder)
+    return blocks(folder, "train"), blocks(folder, "validation")

@@ -2,9 +2,10 @@
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -171,11 +172,26 @@ def _log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]:
         with checkpoint.written(log.path):
             log.write(record)
 
-    try:
-        yield write
-    finally:
+    with _raised_once():
+        try:
+            yield write
+        except BaseException:
+            with suppress(OSError):  # what came first is what to say
+                log.close()
+            raise
         with checkpoint.written(log.path):
             log.close()
+
+
+@contextmanager
+def _raised_once() -> Iterator[None]:
+    """TensorBoard's thread raises what keeps it from writing, and raises it again when it is next written to."""
+    before = threading.excepthook
+    threading.excepthook = lambda given: None if issubclass(given.exc_type, OSError) else before(given)
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _start(trainer: Trainer, out: Path, resume: bool, tell: Hear) -> None:
