@@ -23,27 +23,6 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = ["train", corpus, *SMALL, "--save-every", 5, "--out", run]
-    ok(sedd(*words, "--steps", 10))
-    damaged = run / "checkpoints" / "step-00000010" / "ema.safetensors"
-    content = bytearray(damaged.read_bytes())
-    content[-1] ^= 1
-    damaged.write_bytes(content)
-    done = sedd(*words, "--steps", 12, "--resume")
-    ok(done)
-    assert "step-00000010 is damaged (ema.safetensors is not what was written)" in done.stderr
-    assert "going on from step-00000005" in done.stderr
-    for folder in checkpoint.steps(run / "checkpoints"):
-        if folder.name != "step-00000012":
-            (folder / "manifest.json").unlink()
-    (run / "checkpoints" / "step-00000012" / "state.json").unlink()
-    done = sedd(*words, "--steps", 14, "--resume")
-    assert done.returncode == 2
-    assert "is whole" in done.stderr
-
-
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
 def test_two_processes_compute_what_one_does(sedd: Sedd, corpus: Path, tmp_path: Path, sharded: bool) -> None:
     words = ["train", corpus, *SMALL, "--steps", 20, "--save-every", 10]
@@ -110,44 +89,6 @@ def test_a_loss_that_is_no_number(sedd: Sedd, corpus: Path, tmp_path: Path, poli
     assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "tokens"}
     (newest,) = checkpoint.steps(run / "checkpoints")[:1]
     assert all(value.isfinite().all() for value in load_file(newest / "model.safetensors").values())
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["nothing.txt"], "nothing.txt"),
-        ([], "no data was given"),
-        (["CORPUS", "--tokenizer", "klingon"], "klingon"),
-        (["CORPUS", "--recipe", "huge"], "choose one of tiny"),
-        (["CORPUS", "--set", "optim.speed=3"], "speed"),
-        (["CORPUS", "--set", "optim.lr=fast"], "fast"),
-        (["CORPUS", "--process", "gauss"], "'gauss'"),
-        (["CORPUS", "--objective", "lambda-dce", "--process", "uniform"], "no mask"),
-        (["CORPUS", "--objective", "lambda-dce", "--parameterization", "score"], "trains parameterization mean"),
-        (["CORPUS", "--set", "model.width=30", "--set", "model.heads=4"], "30"),
-        (["CORPUS", "--set", "model.length=100000"], "100000"),
-        (["CORPUS", "--out", "/proc/run"], "cannot be written"),
-    ],
-)
-def test_bad_input_is_a_sentence(sedd: Sedd, corpus: Path, tmp_path: Path, words: list[str], sentence: str) -> None:
-    words = [str(corpus) if word == "CORPUS" else word for word in words]
-    out = [] if "--out" in words else ["--out", tmp_path / "run"]
-    done = sedd("train", *words, *out, "--steps", 1)
-    assert done.returncode == 2, done.stderr
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_another_vocabulary_cannot_be_resumed(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 2))
-    done = sedd("train", "--out", run, "--steps", 4, "--resume", "--tokenizer", "chars")
-    assert done.returncode == 2
-    assert "vocabulary of 256" in done.stderr
-    done = sedd("train", corpus, *SMALL, "--out", run, "--steps", 4)
-    assert done.returncode == 2
-    assert "holds a run already" in done.stderr
-    assert len(checkpoint.steps(run / "checkpoints")) == 1
 
 
 def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
