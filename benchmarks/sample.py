@@ -4,9 +4,9 @@
 .venv/bin/python benchmarks/sample.py --json     a record, as kept in benchmarks/results/
 
 The network is narrow (64 × 1 block), so that what is seen is the step and not the trunk. A step asks the network, reads
-the head and draws; the last column is the size of the (batch, length, vocabulary) tensor in float32 that none makes. On a
-CPU the peak is that of the resident memory above its level before the step, in a process of its own; on a GPU that of the
-allocator.
+the head and draws; the last column is the size of the (batch, length, vocabulary) tensor in float32 that none makes.
+On a CPU the peak is that of the resident memory above its level before the step, in a process of its own; on a GPU that
+of the allocator.
 """
 
 import argparse

@@ -1,9 +1,11 @@
-"""From names to objects: the only room in which a string chooses a class."""
+"""From names to objects: the only room in which a string chooses a class.
+
+Tokenizers are chosen by `tokenizer.named`, known here as `build.tokenizer`: data are prepared without torch.
+"""
 
 import inspect
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -40,7 +42,7 @@ NETWORKS: Mapping[str, type[transformers.Transformer]] = {
     "reference": transformers.Reference,
     "modern": transformers.Modern,
 }
-OBJECTIVES: Mapping[str, type[objectives.Objective]] = {
+OBJECTIVES: Mapping[str, type[objectives.Objective[Any]]] = {
     "score-entropy": objectives.DenoisingScoreEntropy,
     "explicit-score-entropy": objectives.ExplicitScoreEntropy,
     "implicit-score-entropy": objectives.ImplicitScoreEntropy,
@@ -71,7 +73,8 @@ GRIDS: Mapping[str, Callable[[int], torch.Tensor]] = {
     "uniform": samplers.uniform_grid,
     "cosine": samplers.cosine_grid,
 }
-TOKENIZERS = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
+
+tokenizer = tokenizers.named
 
 T = TypeVar("T")
 
@@ -101,7 +104,7 @@ def objective(
     process: processes.Process,
     schedule: schedules.Schedule,
     **options: Any,
-) -> objectives.Objective:
+) -> objectives.Objective[Any]:
     """An objective; ``options`` are its own: ``t_min``, ``clock``, ``steps`` of d3pm, ``law`` of the explicit ones."""
     kind = _choose("objective", name, OBJECTIVES)
     given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
@@ -154,47 +157,12 @@ def grid(spec: str, steps: int | None) -> torch.Tensor:
     return _choose("grid", spec, GRIDS)(steps)
 
 
-def tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> tokenizers.Tokenizer:
-    """A tokenizer by name, or saved at a path; ``texts`` is called for the corpus where it is fitted to one."""
-    name, _, size = spec.partition(":")
-    match name, size:
-        case "bytes", "":
-            return tokenizers.Bytes()
-        case "chars", "":
-            return tokenizers.Characters.fit(texts())
-        case "ints", "":
-            return tokenizers.Integers.fit(texts())
-        case "ints", _ if size.isdecimal():
-            return tokenizers.Integers(size=int(size))
-        case "bpe", _ if size.isdecimal():
-            return tokenizers.BPE.train(texts(), int(size))
-        case "gpt2", "":
-            return _gpt2()
-    if (path := Path(spec)).exists():
-        return tokenizers.load(path) if path.is_dir() else tokenizers.BPE.read(path)
-    raise ValueError(
-        f"tokenizer is {spec!r}; choose one of {', '.join(TOKENIZERS)}, or the path of a tokenizer.json or of a folder "
-        "with one"
-    )
-
-
-def _gpt2() -> tokenizers.Tokenizer:
-    place = Path(os.environ.get("SEDD_GPT2") or Path.home() / ".cache" / "sedd" / "gpt2")
-    file = place if place.is_file() else place / "tokenizer.json"
-    if not file.exists():
-        raise ValueError(
-            f"{file}, the tokenizer of GPT-2, does not exist; download it from huggingface.co/openai-community/gpt2 "
-            "and put it there, or its path into SEDD_GPT2"
-        )
-    return tokenizers.BPE.read(file)
-
-
 class Parts(NamedTuple):
     """What a run is made of besides its network."""
 
     process: processes.Process
     schedule: schedules.Schedule
-    objective: objectives.Objective
+    objective: objectives.Objective[Any]
 
 
 def parts(config: Run, vocab_size: int) -> Parts:
@@ -238,7 +206,7 @@ class Loaded(NamedTuple):
     network: nn.Module
     process: processes.Process
     schedule: schedules.Schedule
-    objective: objectives.Objective
+    objective: objectives.Objective[Any]
     tokenizer: tokenizers.Tokenizer
     config: Run
     folder: Path
@@ -250,6 +218,8 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu") -> Loade
     if (path / "checkpoints").is_dir():
         found = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
         path = found or path
+    elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.damage(path)):
+        raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
         raise ValueError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
     stored = checkpoint.record(path, "config")

@@ -78,7 +78,7 @@ def network(process: Process, seed: int) -> Mean:
     return Mean(trunk, process)
 
 
-def fit(model: Mean, objective: Objective, steps: int, generator: torch.Generator) -> Iterator[float]:
+def fit(model: Mean, objective: Objective[Any], steps: int, generator: torch.Generator) -> Iterator[float]:
     """Train ``model`` on draws from the corpus; yields the loss of every step, in nats a sentence."""
     if steps < 1:
         raise ValueError(f"steps is {steps}; learning needs at least 1")
