@@ -14,6 +14,7 @@ from sedd import checkpoint
 from sedd import objective as objectives
 from sedd import parameterization as parameterizations
 from sedd import process as processes
+from sedd import recompute as recomputes
 from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
@@ -53,6 +54,11 @@ OBJECTIVES: Mapping[str, type[objectives.Objective]] = {
     "softmax-linear": objectives.SoftmaxLinear,
     "autoregressive": objectives.Autoregressive,
 }
+RECOMPUTES: Mapping[str, recomputes.Recompute] = {
+    "nothing": recomputes.nothing,
+    "cheap": recomputes.cheap,
+    "blocks": recomputes.blocks,
+}
 TOKENIZERS = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
 
 T = TypeVar("T")
@@ -89,6 +95,11 @@ def objective(
     given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
     taken = inspect.signature(kind).parameters
     return _make("objective", name, OBJECTIVES, {k: v for k, v in given.items() if k in taken} | options)
+
+
+def recompute(name: str) -> recomputes.Recompute:
+    """What blocks compute again on the way back: ``nothing``, all that is ``cheap``, or whole ``blocks``."""
+    return _choose("recompute", name, RECOMPUTES)
 
 
 def tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> tokenizers.Tokenizer:
