@@ -61,9 +61,26 @@ def machine(device: str, precision: str) -> Machine:
     return Machine(device, name, torch.__version__, commit or "unknown", precision, ceiling(device, precision) / 1e12)
 
 
-def default_device() -> str:
-    """An accelerator if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+class Place(NamedTuple):
+    """A kind of device, and what is worth measuring on it."""
+
+    device: str
+    precision: str
+    recipe: str
+    batch: int
+    rows: int
+    width: int
+    vocab_size: int
+
+
+def place(device: str | None) -> Place:
+    """An accelerator with the sizes of published models, or a CPU with ones that take seconds."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and torch.cuda.is_available():
+        return Place("cuda", "bfloat16", "small", 64, 65_536, 768, 50_257)
+    if device == "cpu":
+        return Place("cpu", "float32", "tiny", 8, 1024, 128, 4096)
+    raise ValueError(f"device is {device!r}; it must be cpu, or cuda where there is a GPU")
 
 
 def ceiling(device: str, precision: str) -> float:
@@ -74,7 +91,9 @@ def ceiling(device: str, precision: str) -> float:
 
 
 def _dtype(precision: str) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision is {precision!r}; choose one of float32, bfloat16")
+    return torch.float32 if precision == "float32" else torch.bfloat16
 
 
 class Clocked(NamedTuple):
@@ -243,9 +262,9 @@ def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
     run = s.run()
     parts = build.parts(run, s.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    made = [_batch(parts, s, run.model.length, generator) for _ in range(4)]
-    counts = [int(parts.process.unknown(batch.x_t).sum()) for batch in made]
-    batches = [Batch(*(a.to(s.device) for a in batch)) for batch in made]
+    made = [batch(parts, s, run.model.length, generator) for _ in range(4)]
+    counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
+    batches = [Batch(*(a.to(s.device) for a in b)) for b in made]
     tokens = s.batch * run.model.length
     m, share = run.model, sum(counts) / len(counts) / tokens
     each = m.depth * (72.0 * m.width**2 + 12 * m.length * m.width) + 6 * share * m.width * s.vocab_size
@@ -254,7 +273,8 @@ def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
         yield _row(way, Steps(run, parts, s, way == "fused", batches, counts), on, s.repeats, tokens, each * tokens)
 
 
-def _batch(parts: build.Parts, s: TrainSetting, length: int, generator: torch.Generator) -> Batch:
+def batch(parts: build.Parts, s: TrainSetting, length: int, generator: torch.Generator) -> Batch:
+    """Random tokens, noised."""
     times = parts.objective.times(stratified(s.batch, generator))
     x_0 = torch.randint(s.vocab_size, (s.batch, length), generator=generator)
     return Batch(parts.objective.corrupt(x_0, times.t, generator), x_0, *times)
@@ -289,7 +309,8 @@ class Steps:
     def _plain(self, parts: build.Parts, model: nn.Module) -> Callable[[int], Tensor]:
         def loss(i: int) -> Tensor:
             x_t, x_0, t, weight = self.batches[i]
-            return (weight[:, None] * parts.objective.loss(model, x_t, x_0, t)).sum()
+            each = parts.objective.loss(model, x_t, x_0, t)
+            return (weight.to(each.dtype)[:, None] * each).sum()
 
         return loss
 

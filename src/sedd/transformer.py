@@ -169,13 +169,13 @@ class Transformer(nn.Module, ABC):
         last: Tensor = self.output_layer(h, c)
         return last
 
-    def compile_trunk(self) -> None:
+    def compile_trunk(self, backend: str = "inductor") -> None:
         """Compile `trunk`, once for every shape of a batch.
 
         Around it are the embedding, whose gradient is a sum over equal tokens that compilers leave to chance, and
         whatever reads the last states, which may be a few of the rows and another number in every step.
         """
-        self.trunk = torch.compile(self.trunk, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+        self.trunk = torch.compile(self.trunk, fullgraph=True, dynamic=False, backend=backend)  # type: ignore[method-assign]
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -102,9 +103,9 @@ class _LinearLoss(torch.autograd.Function):
 
 def _blocks(count: int, most: int) -> list[slice]:
     """Slices of nearly equal length, ``most`` or less."""
-    pieces = -(-count // most)
+    pieces = max(1, -(-count // most))
     ends = [count * i // pieces for i in range(pieces + 1)]
-    return [slice(*ends[i : i + 2]) for i in range(pieces)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends) if a < b]
 
 
 class _Head:
