@@ -139,7 +139,8 @@ def _row(way: str, work: Callable[[], object], on: Machine, repeats: int, tokens
     return Row(way, clocked.median * 1e3, tokens / clocked.median, clocked.peak / 2**30, share)
 
 
-def _forget(device: str) -> None:
+def forget(device: str) -> None:
+    """Give back the memory of what came before."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -211,7 +212,7 @@ def loss(s: LossSetting, on: Machine) -> Iterator[Row]:
     }
     flops = 6.0 * count * s.width * s.vocab_size
     for way, work in ways.items():
-        _forget(s.device)
+        forget(s.device)
         yield _row(way, work, on, s.repeats, s.rows, flops)
 
 
@@ -269,7 +270,7 @@ def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
     m, share = run.model, sum(counts) / len(counts) / tokens
     each = m.depth * (72.0 * m.width**2 + 12 * m.length * m.width) + 6 * share * m.width * s.vocab_size
     for way in ("fused", "plain"):
-        _forget(s.device)
+        forget(s.device)
         yield _row(way, Steps(run, parts, s, way == "fused", batches, counts), on, s.repeats, tokens, each * tokens)
 
 
