@@ -17,6 +17,7 @@ from sedd import checkpoint
 from sedd import objective as objectives
 from sedd import parameterization as parameterizations
 from sedd import process as processes
+from sedd import recompute as recomputes
 from sedd import sampler as samplers
 from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
@@ -73,6 +74,11 @@ GRIDS: Mapping[str, Callable[[int], torch.Tensor]] = {
     "uniform": samplers.uniform_grid,
     "cosine": samplers.cosine_grid,
 }
+RECOMPUTES: Mapping[str, recomputes.Recompute] = {
+    "nothing": recomputes.nothing,
+    "cheap": recomputes.cheap,
+    "blocks": recomputes.blocks,
+}
 
 tokenizer = tokenizers.named
 
@@ -110,6 +116,11 @@ def objective(
     given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
     taken = inspect.signature(kind).parameters
     return _make("objective", name, OBJECTIVES, {k: v for k, v in given.items() if k in taken} | options)
+
+
+def recompute(name: str) -> recomputes.Recompute:
+    """What blocks compute again on the way back: ``nothing``, all that is ``cheap``, or whole ``blocks``."""
+    return _choose("recompute", name, RECOMPUTES)
 
 
 def sampler(
