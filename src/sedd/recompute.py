@@ -42,7 +42,7 @@ def cheap(block: nn.Module, x: Tensor, *rest: Any) -> Tensor:
 
 
 def blocks(block: nn.Module, x: Tensor, *rest: Any) -> Tensor:
-    """All is computed twice: a block keeps its input, and costs a third more time."""
+    """All is computed twice, the dear parts too: a block keeps nothing but its input."""
     after: Tensor = checkpoint(block, x, *rest, use_reentrant=False)
     return after
 

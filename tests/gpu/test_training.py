@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sedd import bench, build, kernels, optim
-from sedd.kernels import definition, tiles
-from sedd.kernels.linear import _twin
+from sedd.kernels import definition, linear, tiles
 from sedd.process import Absorbing, Process, Ratio, Uniform
 
 pytestmark = pytest.mark.gpu
@@ -70,7 +69,7 @@ def test_no_worse_than_what_it_replaces(kind: str) -> None:
         z = torch.nn.functional.linear(*half)
     theirs = errors(answers(plain(z.float()).sum(), half), truth)
     del z
-    assert _twin("cuda") is tiles
+    assert linear.chosen("cuda", torch.bfloat16) is tiles
     first, second = (
         answers(kernels.linear_loss(*half, cost, dtype=torch.bfloat16, block=300).total, half) for _ in range(2)
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sedd import kernels
-from sedd.kernels import definition, tiles
+from sedd.kernels import definition, linear, tiles
 from sedd.kernels.definition import Entries
 from sedd.process import Absorbing, Process, Ratio, Uniform
 
@@ -169,11 +169,10 @@ def test_mutants_are_caught(mutant: Callable[[Entries], Entries], device: str) -
 
 
 def test_the_device_chooses_the_twin() -> None:
-    """CUDA has Triton's; a CPU never loads it, interpreted or not."""
-    from sedd.kernels.linear import _twin
-
-    assert _twin("cuda") is tiles
-    assert _twin("cpu") is definition
+    """CUDA has Triton's, unless float32 would not do; a CPU has the definition, interpreter or not."""
+    assert linear.chosen("cuda", torch.bfloat16) is tiles
+    assert linear.chosen("cuda", torch.float64) is definition
+    assert linear.chosen("cpu", torch.bfloat16) is definition
 
 
 def test_parts_are_slices() -> None:

@@ -1,6 +1,8 @@
 """The loss without the head's output: the same numbers as the definition, from a small part of the memory."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -358,6 +360,18 @@ def test_float32_near_the_minimum() -> None:
     a = ratio.log_rest[:, 0].float().exp()
     by_columns = z.exp().sum(-1) - a * (hidden.float() @ weight.float().sum(0)) + states * (torch.xlogy(a, a) - a)
     assert ((by_columns - truth).abs() / truth).max() > 1e-2  # the mutant: the same sum, term by term in float32
+
+
+def test_a_cpu_never_loads_triton() -> None:
+    code = """
+import sys, torch
+from sedd import kernels
+cost = kernels.CrossEntropy(3, torch.zeros(2, dtype=torch.long), torch.ones(2))
+kernels.linear_loss(torch.ones(2, 4, requires_grad=True), torch.ones(3, 4), None, cost).total.backward()
+print(any(name.split('.')[0] == 'triton' or name == 'sedd.kernels.tiles' for name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr
 
 
 # Mutants: what is compared above notices each of them --------------------------------------------------------

@@ -45,14 +45,16 @@ def linear_loss(
     """
     if weight.shape[0] < cost.states:
         raise ValueError(f"the head has {weight.shape[0]} entries a position; this cost needs {cost.states}")
-    twin = _twin(hidden.device.type) if twin is None else twin
+    dtype = dtype or weight.dtype
+    twin = chosen(hidden.device.type, dtype) if twin is None else twin
     formed = torch.is_grad_enabled()  # inside the function it never is
-    return Loss(*_LinearLoss.apply(hidden, weight, bias, cost, dtype or weight.dtype, block, twin, formed))  # type: ignore[no-untyped-call]
+    return Loss(*_LinearLoss.apply(hidden, weight, bias, cost, dtype, block, twin, formed))  # type: ignore[no-untyped-call]
 
 
 @functools.cache
-def _twin(device: str) -> Twin:
-    if device == "cuda" and importlib.util.find_spec("triton"):
+def chosen(device: str, dtype: torch.dtype) -> Twin:
+    """The twin in Triton on CUDA, where it is installed and float32 is exact enough; else the definition."""
+    if device == "cuda" and dtype != torch.float64 and importlib.util.find_spec("triton"):
         from sedd.kernels import tiles
 
         return tiles
@@ -80,7 +82,7 @@ class _LinearLoss(torch.autograd.Function):
         beyond = hidden.new_zeros((), dtype=torch.long)
         most = block or max(LANES, ENTRIES["cuda" if hidden.is_cuda else "cpu"] // head.width)
         output = hidden.new_empty(min(most, len(hidden)), head.width)  # one block, used again and again
-        gradients = _Gradients(hidden, head, bias is not None) if formed else None
+        gradients = _Gradients(hidden, head) if formed else None
         for rows in _blocks(len(hidden), most):
             z = output[: rows.stop - rows.start]
             torch.mm(hidden[rows], head.weight.t(), out=z)
@@ -123,7 +125,7 @@ class _Head:
 class _Gradients:
     """Of the summed loss, in hidden, weight and bias. Sums over blocks are in float32 or better."""
 
-    def __init__(self, hidden: Tensor, head: _Head, biased: bool) -> None:
+    def __init__(self, hidden: Tensor, head: _Head) -> None:
         exact = torch.promote_types(hidden.dtype, torch.float32)
         self.inputs, self.head = hidden, head
         self.hidden = torch.empty_like(hidden)
