@@ -76,7 +76,8 @@ class Job:
         began = time.perf_counter()
         numbers = first + torch.arange(len(canvas.given), device=canvas.given.device)
         asked = Asked(self.sampler.model)  # type: ignore[arg-type]
-        yield from self.sampler.run(canvas, self.times, Chance(self.settings.seed, numbers), asked)
+        times = self.times.to(canvas.given.device)
+        yield from self.sampler.run(canvas, times, Chance(self.settings.seed, numbers), asked)
         done = self.tally
         done.samples, done.tokens = done.samples + len(numbers), done.tokens + int(canvas.blank.sum())
         done.expected += self.expected_calls(canvas)
