@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -71,6 +72,16 @@ def is_grammatical(text: str) -> bool:
     return all(word in slot for word, slot in zip(said, SLOTS, strict=True))
 
 
+def nats_of(text: str) -> float:
+    """−log p of a sentence of the grammar, exactly: it can be said in one way alone."""
+    first, *said = text.removesuffix(".").split(" ")
+    number = PLURALS if first in PLURALS else DETERMINERS
+    if number is PLURALS:
+        said[1], said[2] = said[1].removesuffix("s"), said[2] + "s"
+    choices = zip([first, *said], [number, *SLOTS], strict=True)
+    return math.log(2) - sum(math.log(choice[word] / sum(choice.values())) for word, choice in choices)
+
+
 def main(out: Path, minutes: float) -> None:
     """Make the corpus, train, compare, sample, fill."""
     shutil.rmtree(out, ignore_errors=True)
@@ -79,7 +90,6 @@ def main(out: Path, minutes: float) -> None:
     (out / "sentences.txt").write_text("".join(sentence(draw) + "\n" for _ in range(SENTENCES)))
     entropy = sentence_entropy()
     print(f"{SENTENCES:,} sentences such as: {sentence(draw)}")
-    print(f"entropy: {entropy:.4f} nats a sentence; no model's bound is below it but by error\n")
     config = Run(
         data=Data([str(out / "sentences.txt")], tokenizer="bpe:420", records="lines"),
         model=Model(width=128, depth=3, heads=4, length=LENGTH, parameterization="mean"),
@@ -90,6 +100,11 @@ def main(out: Path, minutes: float) -> None:
     sources = config.data.sources
     tokenizer = build.tokenizer("bpe:420", lambda: data.documents(sources, records="lines"))
     data.prepare(sources, out / "data", tokenizer, records="lines", length=LENGTH, pad="model")
+    held_out = data.Blocks.open(out / "data", LENGTH, "validation", config.data.validation)
+    rows, _ = held_out.read(np.arange(len(held_out)))
+    own = sum(nats_of(held_out.tokenizer.decode(row)) for row in rows) / len(rows)
+    print(f"entropy: {entropy:.4f} nats a sentence")
+    print(f"the {len(rows)} held out: −log p of {own:.4f} on average, which no model can better but by luck\n")
     columns = (TextColumn("training"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=1.0)
@@ -103,17 +118,18 @@ def main(out: Path, minutes: float) -> None:
                     print(f"step {record['step']:5d}   bound {nats:7.3f} ± {error:.3f} nats a sentence")
 
         train.run(config, lambda: out / "data", out / "run", resume=False, hear=hear)
-    plot(out, entropy)
+    plot(out, entropy, own)
     show(out)
 
 
-def plot(out: Path, entropy: float) -> None:
-    """The bound against steps, and the entropy it cannot cross."""
+def plot(out: Path, entropy: float, own: float) -> None:
+    """The bound against steps, what it can fall to, and the entropy that this is a sample of."""
     records = [record for record in logs.read(out / "run") if "bound" in record]
     figure, axes = plt.subplots(figsize=(7, 4))
     steps, bounds = [r["step"] for r in records], [r["bound"] * LENGTH for r in records]
     axes.errorbar(steps, bounds, [r["bound_stderr"] * LENGTH for r in records], marker="o", label="held-out bound")
-    axes.axhline(entropy, color="black", linestyle="--", label=f"entropy, {entropy:.3f}")
+    axes.axhline(own, color="black", label=f"−log p of the held-out sentences, {own:.3f}")
+    axes.axhline(entropy, color="gray", linestyle="--", label=f"entropy, {entropy:.3f}")
     axes.set(xlabel="step", ylabel="nats a sentence", ylim=(0.9 * entropy, 2 * entropy))
     axes.legend()
     figure.savefig(out / "bound.png", dpi=120, bbox_inches="tight")

@@ -43,6 +43,10 @@ NETWORKS: Mapping[str, type[transformers.Transformer]] = {
     "reference": transformers.Reference,
     "modern": transformers.Modern,
 }
+CLOCKS: Mapping[str, type[schedules.Clock]] = {
+    "even": schedules.Even,
+    "early": schedules.Early,
+}
 OBJECTIVES: Mapping[str, type[objectives.Objective[Any]]] = {
     "score-entropy": objectives.DenoisingScoreEntropy,
     "explicit-score-entropy": objectives.ExplicitScoreEntropy,
@@ -180,7 +184,9 @@ def parts(config: Run, vocab_size: int) -> Parts:
     """Process, schedule and objective of a run."""
     noise = process(config.noise.process, vocab_size)
     times = schedule(config.noise.schedule or "log-linear", **config.noise.options)
-    options = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
+    options: dict[str, Any] = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
+    if config.loop.clock != "even":  # which is every objective's own; not all have another
+        options["clock"] = _choose("clock", config.loop.clock, CLOCKS)()
     return Parts(noise, times, objective(config.objective, noise, times, **options))
 
 

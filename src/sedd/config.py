@@ -137,7 +137,9 @@ class Loop:
     batch: int = 64
     """Sequences a step, over all processes."""
     accumulate: int = 1
-    """Parts into which each process cuts its share, to save memory."""
+    """Equal parts into which each process cuts its share, to save memory."""
+    clock: str = "even"
+    """At which times a step looks. even: all alike. early: t = u², weighed back; for objectives over time."""
     precision: str = "float32"
     compile: bool = False
     shard: bool = False
@@ -152,6 +154,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         _choice("loop.precision", self.precision, ("float32", "bfloat16"))
+        _choice("loop.clock", self.clock, ("even", "early"))
         _choice("loop.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
         for name in ("batch", "accumulate", "log_every", "keep", "eval_sequences"):
             _at_least(f"loop.{name}", getattr(self, name), 1)

@@ -10,15 +10,12 @@ from sedd.objective import DenoisingScoreEntropy
 from sedd.parameterization import Model
 from sedd.process import Process, at_token
 from sedd.sampler import last_step
-from sedd.schedule import Schedule, Times
+from sedd.schedule import Early, Schedule, Times
 
 
 def early_times(u: Float[Tensor, "*b"]) -> Times:
-    """t = u²: more often early, where one unknown token weighs 1/t.
-
-    Drawn evenly, the loss of a short sequence has a variance that grows without end as t → 0; so drawn it has not.
-    """
-    return Times(t=u**2, weight=2 * u)
+    """t = u²: see `schedule.Early`."""
+    return Early()(u)
 
 
 class Terms(NamedTuple):

@@ -210,6 +210,20 @@ class Even(Clock):
 
 
 @final
+@dataclass(frozen=True)
+class Early(Clock):
+    """More often early, where one unknown token weighs 1/t: of density 1/(2√t).
+
+    Drawn evenly, the loss of a sequence has a variance that grows without end as t → 0; so drawn it has not.
+    """
+
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """t = u², moved to [t_min, 1]."""
+        check.times(u)
+        return Times(t=t_min + (1 - t_min) * u**2, weight=(1 - t_min) * 2 * u)
+
+
+@final
 class Importance(Clock):
     """Times where the loss is large or varies: a density that is constant on equal parts of [t_min, 1].
 

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from runs import SMALL, Sedd, log, ok
 from safetensors.torch import load_file
 
 from sedd import checkpoint
+from sedd.data import order
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -148,3 +150,23 @@ def test_text_dna_and_molecules(sedd: Sedd, tmp_path: Path, name: str, flags: li
     done = sedd("train", DATA / name, *SMALL, "--out", tmp_path / "run", "--steps", 3, *flags)
     ok(done)
     assert "bits a character" in done.stdout
+
+
+@pytest.mark.parametrize("pad", ["model", "ignore"])
+@pytest.mark.parametrize("process", ["absorbing", "uniform"])
+def test_records_of_several_lengths(sedd: Sedd, tmp_path: Path, pad: str, process: str) -> None:
+    """Padding counts as a token where the model learns it, and nowhere where it is to be ignored."""
+    records = ["abcdefgh"[: 1 + i % 7] for i in range(200)]
+    (tmp_path / "records.txt").write_text("\n".join(records))
+    words = ["--set", "data.records=lines", "--set", f"data.pad={pad}", "--set", "model.length=8", "--process", process]
+    done = sedd("train", tmp_path / "records.txt", *SMALL, *words, "--out", tmp_path / "run", "--steps", 10, "--json")
+    ok(done)
+    found = json.loads(done.stdout)
+    seen = [len(records[i]) for i in order(0, 0, 80, 190).tolist()]  # of which 190 are for training
+    assert found["tokens"] == (sum(seen) if pad == "ignore" else 80 * 8)
+    assert [record["step"] for record in log(tmp_path / "run") if "bound" in record] == [5, 10]
+    vocabulary = {"ignore": 256, "model": 257}[pad]
+    # a fresh network takes all tokens for equally likely: its loss a token is log N but for the draw of the times
+    assert found["bound"] == pytest.approx(np.log(vocabulary), rel=0.5)
+    characters = sum(map(len, records)) / (200 * 8 if pad == "model" else sum(map(len, records)))
+    assert found["bound_bits_per_char"] == pytest.approx(found["bound"] / np.log(2) / characters)

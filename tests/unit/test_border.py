@@ -7,7 +7,7 @@ import torch
 
 from sedd import build, exact, objective, parameterization
 from sedd.process import Absorbing, Process, Uniform
-from sedd.schedule import Cosine, Even, Geometric, Importance, LogLinear, Polynomial, Schedule
+from sedd.schedule import Cosine, Early, Even, Geometric, Importance, LogLinear, Polynomial, Schedule
 
 SIGMA = torch.tensor([0.5])
 X = torch.tensor([[0, 1]])
@@ -74,7 +74,7 @@ def test_steps_that_go_the_wrong_way(process: Process, refuses: object) -> None:
 @pytest.mark.parametrize("t", [-0.01, 1.5, math.nan])
 def test_times_outside_the_unit_interval(schedule: Schedule, t: float, refuses: object) -> None:
     bad = torch.tensor([0.5, t])
-    for call in (schedule, schedule.sigma, schedule.rate, Even(), Importance(torch.ones(3))):
+    for call in (schedule, schedule.sigma, schedule.rate, Even(), Early(), Importance(torch.ones(3))):
         refuses(lambda c=call: c(bad), f"t is {bad[1].item()}", "[0, 1]")
 
 

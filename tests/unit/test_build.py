@@ -1,9 +1,12 @@
 """Everything can be had by its name."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from sedd import build, exact, objective
+from sedd.config import Loop, Run
 from sedd.parameterization import Causal, Conditioner, Denoiser, Model, Predictor
 from sedd.process import Absorbing, Uniform
 from sedd.schedule import Importance, LogLinear
@@ -57,6 +60,15 @@ def test_options_reach_what_is_built() -> None:
     torch.testing.assert_close(times.t, torch.tensor([0.25 + 0.75 * 0.4, 0.25 + 0.75 * (0.5 + 0.35 / 1.5)]).double())
     torch.testing.assert_close(times.weight, torch.tensor([1.5, 0.5]).double())
     assert build.objective("d3pm", Uniform(4), LogLinear(), steps=7).steps == 7
+
+
+def test_the_clock_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
+    u = torch.tensor([0.5], dtype=torch.float64)
+    for clock, t, weight in (("even", 0.5, 1.0), ("early", 0.25, 1.0)):
+        times = build.parts(Run(loop=Loop(clock=clock)).resolved(), 4).objective.times(u)
+        assert (times.t.item(), times.weight.item()) == (t, weight)
+    refuses(lambda: build.parts(Run(objective="lambda-dce", loop=Loop(clock="early")).resolved(), 4), "no option clock")
+    refuses(lambda: Loop(clock="late"), "'late'", "even, early")
 
 
 def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:

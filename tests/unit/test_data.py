@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -216,15 +216,18 @@ def test_sources_that_cannot_be_read(tmp_path: Path, refuses: Refuses) -> None:
 
 
 def test_data_sets_of_the_hub(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
-    def load_dataset(path: str, *, split: str, streaming: bool) -> list[dict[str, object]]:
-        if path != "owner/name":
+    def load_dataset(path: str, *, split: str, streaming: bool) -> Iterator[dict[str, object]]:
+        if path == "nobody":
             raise RuntimeError("no such data set")
-        return [{"id": i, "text": f"{split} {text}"} for i, text in enumerate("ab")]
+        yield from ({"id": i, "text": f"{split} {text}"} for i, text in enumerate("ab"))
+        if path == "owner/far":
+            raise ConnectionError("the line is dead")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     assert list(documents(["hf:owner/name"])) == ["train a", "train b"]
     assert list(documents(["hf:owner/name:test"])) == ["test a", "test b"]
     refuses(lambda: list(documents(["hf:nobody"])), "hf:nobody", "no such data set")
+    refuses(lambda: list(documents(["hf:owner/far"])), "hf:owner/far", "the line is dead")
     monkeypatch.setitem(sys.modules, "datasets", None)
     refuses(lambda: list(documents(["hf:owner/name"])), "datasets", "sedd[data]")
 

@@ -8,7 +8,7 @@ import torch
 
 from sedd import exact
 from sedd.process import Absorbing, Process, Uniform, log_odds
-from sedd.schedule import Cosine, Even, Geometric, Importance, LogLinear, Polynomial, Schedule, stratified
+from sedd.schedule import Cosine, Early, Even, Geometric, Importance, LogLinear, Polynomial, Schedule, stratified
 
 
 @pytest.mark.parametrize("sigma", [0.05, 1.0, 4.0])
@@ -101,17 +101,20 @@ def test_odds_far_below_rounding() -> None:
     assert math.isclose(log_odds(torch.tensor(1e-20)), math.log(1e-20), rel_tol=1e-6)
 
 
-def test_even_and_fitted_times_cover_what_they_weigh() -> None:
+def test_even_early_and_fitted_times_cover_what_they_weigh() -> None:
     u = (torch.arange(100_000).double() + 0.5) / 100_000
     for t_min in (0.0, 0.2):
         even = Even()(u, t_min)
         assert even.t.min() < t_min + 1e-4
         assert even.t.max() > 1 - 1e-4
         clock = Importance.fit(even.t, 1 / even.t, parts=8, t_min=t_min)
-        for times in (even, clock(u, t_min)):  # ∫ 3t² dt = 1 − t_min³
+        early, fitted = Early()(u, t_min), clock(u, t_min)
+        for times in (even, early, fitted):  # ∫ 3t² dt = 1 − t_min³
             assert math.isclose((times.weight * 3 * times.t**2).mean(), 1 - t_min**3, rel_tol=1e-4)
-        first = clock(u, t_min).t < t_min + (1 - t_min) / 8
-        assert first.double().mean() > 0.15  # more than its eighth: the loss is largest there
+        for times in (early, fitted):  # more than its eighth: the loss is largest there
+            assert (times.t < t_min + (1 - t_min) / 8).double().mean() > 0.15
+        unweighed = early._replace(weight=torch.ones_like(u))
+        assert not math.isclose((unweighed.weight * 3 * early.t**2).mean(), 1 - t_min**3, rel_tol=0.1)
 
 
 def test_fitting_needs_no_graph_and_no_losses() -> None:

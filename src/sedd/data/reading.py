@@ -122,16 +122,19 @@ def _local(files: Sequence[Path], column: str | None, records: str) -> Iterator[
 
 
 def _hub(name: str, column: str | None) -> Iterator[Chunk]:
+    first = 1
+    for texts, continues in _grouped(_column_of_rows(name, _hub_rows(name), column)):
+        yield Chunk(name, first, texts, continues, done=0)
+        first += len(texts)
+
+
+def _hub_rows(name: str) -> Iterator[dict[str, Any]]:
     datasets = extra("datasets", name)
     path, _, split = name.removeprefix("hf:").partition(":")
     try:
-        rows = iter(datasets.load_dataset(path, split=split or "train", streaming=True))
-    except Exception as error:  # network, names, scripts: the library raises anything
+        yield from datasets.load_dataset(path, split=split or "train", streaming=True)
+    except Exception as error:  # network, names, scripts: the library raises anything, at the start and later
         raise ValueError(f"{name} could not be loaded: {error}") from None
-    first = 1
-    for texts, continues in _grouped(_column_of_rows(name, rows, column)):
-        yield Chunk(name, first, texts, continues, done=0)
-        first += len(texts)
 
 
 @contextlib.contextmanager

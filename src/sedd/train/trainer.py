@@ -97,8 +97,9 @@ class Trainer:
         self.seen: nn.Module = self.network
         if ranks.world > 1 and not config.loop.shard:
             self.seen = nn.parallel.DistributedDataParallel(self.network)
-        if config.loop.compile:
-            self.network.compile()  # the average is not: it is asked seldom, for rows of several shapes
+        if config.loop.compile:  # the average is not: it is asked seldom, for rows of several shapes
+            for module in self.network.blocks if config.loop.shard else [self.network]:
+                module.compile()  # where weights are gathered the graph would break
         self.model = build.run_model(config, self.seen, self.parts)
         # a sharded network gathers its weights when it is called as a whole, not when a part of it is
         average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
