@@ -69,11 +69,13 @@ def _loop(
 
         bound = trainer.held_out_bound() if _due(done, loop.eval_every) else {}
         best = bool(bound) and done.improves(bound["bound"])
-        if record := (_measured(trainer, found, rate) | speed.read() if _due(done, loop.log_every) else {}) | bound:
+        record = (_measured(trainer, found, rate) | speed.read() if _due(done, loop.log_every) else {}) | bound
+        if _due(done, loop.sample_every):
+            record["samples"] = trainer.samples(4)
+            tell("note", {"text": f"step {done.step}: {record['samples'][0]!r}"})
+        if record:
             write({"step": done.step, "tokens": done.tokens, **record})
         tell("log", {"step": done.step, "tokens": done.tokens, "spent": min(spent, 1.0), **record})
-        if _due(done, loop.sample_every):
-            tell("note", {"text": f"step {done.step}: {trainer.samples(2)[0]!r}"})
         if ending or spent >= 1 or _due(done, loop.save_every) or (best and loop.save_every):
             trainer.save(out / SAVES)
     return bound if bound or ending else trainer.held_out_bound()
@@ -165,6 +167,7 @@ def _log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]:
         yield lambda record: None
         return
     checkpoint.write_json(out / "config.json", trainer.config.as_dict())
+    checkpoint.write_json(out / "environment.json", logs.environment())
     with checkpoint.written(out / "log.jsonl"):
         log = logs.Log(out, after=trainer.progress.step)
 
