@@ -1,14 +1,22 @@
-"""The likelihood bound, estimated: three terms a sequence.  [§8]"""
+"""The likelihood of a sequence: the bound of diffusion in three terms, any order, one order, left to right.  [§8]
 
-from typing import NamedTuple
+An `Estimator` gives −log p(x_0), or a bound on it, as the mean of its looks at x_0: each shows the model something and
+asks what that costs. What a look shows is made of one uniform and one generator of its own, so it may be made anywhere.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sedd import check, objective
 from sedd.objective import DenoisingScoreEntropy
 from sedd.parameterization import Model
-from sedd.process import Process, at_token
+from sedd.process import Absorbing, Process, at_token
 from sedd.sampler import last_step
 from sedd.schedule import Schedule, Times
 
@@ -19,6 +27,23 @@ def early_times(u: Float[Tensor, "*b"]) -> Times:
     Drawn evenly, the loss of a short sequence has a variance that grows without end as t → 0; so drawn it has not.
     """
     return Times(t=u**2, weight=2 * u)
+
+
+def early_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) -> Times:
+    """σ/(1 + σ) grows as u³ from t_min to 1: the same noise whatever the schedule, and more often little of it.
+
+    At little noise one unknown token weighs 1/σ: with u² the variance would be least, but so much of it in rare large
+    losses that few draws do not see it. At much noise a score that is wrong costs the same at every σ, and 1 − e^−σ
+    in place of σ/(1 + σ) would hardly ever look there.
+    """
+    check.times(u)
+    check.t_min(t_min)
+    ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=u.dtype, device=u.device))
+    first, last = ends / (1 + ends)
+    share = first + (last - first) * u**3
+    sigma = (share / (1 - share)).clamp(*ends)  # rounding may step over an end
+    t = schedule.t(sigma)
+    return Times(t=t, weight=3 * (last - first) * u**2 * (1 + sigma) ** 2 / schedule.rate(t))
 
 
 class Terms(NamedTuple):
@@ -58,3 +83,203 @@ def terms(
         prior=(count * process.prior_kl(ends[1])).to(diffusion.dtype),
         reconstruction=torch.where(valid, reconstruction, 0).sum(-1),
     )
+
+
+Noise = Sequence[torch.Generator]
+"""A generator for each row, so that what a row is shown does not depend on the others."""
+
+
+class Estimator(ABC):
+    """−log p(x_0), or a bound on it, as a mean over looks at x_0."""
+
+    is_exact: ClassVar[bool]
+    """Whether the mean over all looks is the value itself; else each look is a draw, and there may be any number."""
+
+    included: ClassVar[tuple[str, ...]]
+    """The terms of §8 that are in it."""
+
+    @abstractmethod
+    def looks(self, length: int, draws: int) -> int:
+        """How many looks at a sequence there are."""
+
+    @abstractmethod
+    def show(
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+    ) -> tuple[Tensor, ...]:
+        """What looks of these numbers show, made of ``u`` in (0, 1) and the noise of each row."""
+
+    @abstractmethod
+    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+        """Nats for every row: a sequence, and what was made for a look at it."""
+
+
+class Drawn(Estimator, ABC):
+    """An estimate: every look is at a time and a noise of its own."""
+
+    is_exact: ClassVar[bool] = False
+
+    def looks(self, length: int, draws: int) -> int:
+        """As many as are asked for."""
+        return draws
+
+    @abstractmethod
+    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """How cost changes with u if every token that noise takes costs the same, up to a factor."""
+
+
+def _taken(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
+    sigma, rate = schedule(times.t)
+    return times.weight * rate * torch.exp(-sigma)
+
+
+def _alone(nats: Float[Tensor, " b"]) -> Terms:
+    return Terms(nats, torch.zeros_like(nats), torch.zeros_like(nats))
+
+
+@final
+@dataclass(frozen=True)
+class Bound(Drawn):
+    """The bound of §8, all of it, from t = 0 to 1."""
+
+    included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
+    process: Process
+    schedule: Schedule
+
+    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """d(1 − e^−σ)/du."""
+        return _taken(early_noise(u, self.schedule), self.schedule)
+
+    def show(
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+    ) -> tuple[Tensor, ...]:
+        """x_t, x at the schedule's first noise, and the time."""
+        times = early_noise(u, self.schedule)
+        sigma = self.schedule.sigma(torch.stack([times.t, torch.zeros_like(times.t)], -1))
+        both = [self.process.corrupt(x.expand(2, -1), s, g) for x, s, g in zip(x_0, sigma, noise, strict=True)]
+        x_t, x_first = torch.stack(both, 1)
+        return x_t, x_first, times.t, times.weight
+
+    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+        """The three terms."""
+        x_t, x_first, t, weight = shown
+        valid = torch.ones_like(x_0, dtype=torch.bool)
+        return terms(model, self.process, self.schedule, x_0, x_t, x_first, Times(t, weight), valid)
+
+
+@final
+@dataclass(frozen=True)
+class Published(Drawn):
+    """What published tables hold: the diffusion term alone, as a mean over t in [t_min, 1]. Below the bound.  [§8]"""
+
+    included: ClassVar[tuple[str, ...]] = ("diffusion",)
+    process: Process
+    schedule: Schedule
+    t_min: float
+
+    def __post_init__(self) -> None:
+        check.t_min(self.t_min)
+
+    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """d(1 − e^−σ)/du."""
+        return _taken(early_noise(u, self.schedule, self.t_min), self.schedule)
+
+    def show(
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+    ) -> tuple[Tensor, ...]:
+        """x_t and the time."""
+        times = early_noise(u, self.schedule, self.t_min)
+        rows = zip(x_0, self.schedule.sigma(times.t), noise, strict=True)
+        x_t = torch.stack([self.process.corrupt(x, sigma, generator) for x, sigma, generator in rows])
+        return x_t, times.t, times.weight / (1 - self.t_min)
+
+    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+        """Denoising score entropy."""
+        x_t, t, weight = shown
+        loss = DenoisingScoreEntropy(self.process, self.schedule).loss(model, x_t, x_0, t).sum(-1)
+        return _alone(weight.to(loss.dtype) * loss)
+
+
+@final
+@dataclass(frozen=True)
+class AnyOrder(Drawn):
+    """The mean over all orders of the likelihood in one order: a bound, for a denoiser under absorbing noise.  [§6]"""
+
+    included: ClassVar[tuple[str, ...]] = Bound.included
+    process: Absorbing
+
+    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """dt/du."""
+        return early_times(u).weight
+
+    def show(
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+    ) -> tuple[Tensor, ...]:
+        """x with exactly k tokens masked, and the time that picked k."""
+        times = early_times(u)
+        hide = objective.AnyOrder(self.process).corrupt
+        x_t = torch.stack([hide(x, t, generator) for x, t, generator in zip(x_0, times.t, noise, strict=True)])
+        return x_t, times.t, times.weight
+
+    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+        """L/k · −log p of the k masked tokens."""
+        x_t, t, weight = shown
+        loss = objective.AnyOrder(self.process).loss(model, x_t, x_0, t).sum(-1)
+        return _alone(weight.to(loss.dtype) * loss)
+
+
+@final
+@dataclass(frozen=True)
+class OneOrder(Estimator):
+    """−Σ_j log p(x at o_j | x at o_1 … o_{j−1}): exact, by a look for each token of a sequence.  [§6]
+
+    A denoiser that reads masks is an autoregressive model in every order o, each with a likelihood of its own.
+    """
+
+    is_exact: ClassVar[bool] = True
+    included: ClassVar[tuple[str, ...]] = Bound.included
+    process: Absorbing
+    order: Callable[[int], Int[Tensor, " L"]]
+    """Which position comes first, second … in a sequence of this length."""
+
+    def looks(self, length: int, draws: int) -> int:
+        """One a token."""
+        return length
+
+    def show(
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+    ) -> tuple[Tensor, ...]:
+        """x with what comes after masked, and the position that comes now."""
+        order = self.order(x_0.shape[-1])
+        hidden = order.argsort() >= looks[:, None]
+        return torch.where(hidden, self.process.mask, x_0), order[looks]
+
+    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+        """L · −log p of one token: the mean over the looks is then their sum."""
+        x_t, position = shown
+        length = x_0.shape[-1]
+        masked = self.process.unknown(x_t).sum(-1)
+        log_p = at_token(model.log_mean(x_t, -torch.log1p(-masked / (length + 1))), x_0)  # σ as in `objective.AnyOrder`
+        return _alone(-length * log_p.gather(-1, position[:, None]).squeeze(-1))
+
+
+@final
+@dataclass(frozen=True)
+class LeftToRight(Estimator):
+    """−Σ_i log p(x_i | x_1 … x_{i−1}) of an autoregressive model: exact, in one look."""
+
+    is_exact: ClassVar[bool] = True
+    included: ClassVar[tuple[str, ...]] = Bound.included
+
+    def looks(self, length: int, draws: int) -> int:
+        """One."""
+        return 1
+
+    def show(
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+    ) -> tuple[Tensor, ...]:
+        """Nothing: the model reads x_0."""
+        return ()
+
+    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+        """−log p of every token given those before it."""
+        return _alone(-at_token(model.log_next(x_0), x_0).sum(-1))

@@ -1,0 +1,122 @@
+"""The likelihood of a data set: every look at every sequence, made anywhere, summed in one order.
+
+What a look shows is a function of (seed, sequence, look), so the result depends neither on the size of a batch nor on
+the number of processes, but for the last bits of the network's own arithmetic.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sedd.distributed import Ranks
+from sedd.evaluate.corpus import Corpus
+from sedd.evaluate.design import Design
+from sedd.likelihood import Drawn, Estimator
+
+Hear = Callable[[int, int], None]
+"""Told how many looks this process has made, and how many there are."""
+
+
+class Estimate(NamedTuple):
+    """Nats a token of one data set."""
+
+    nats: float
+    stderr: float
+    """Of the value on these sequences, whatever further draws would show; 0 where it is exact."""
+    stderr_population: float | None
+    """Of the value on all sequences of their kind, as if these had been drawn independently; None for one alone."""
+    terms: tuple[float, ...]
+    """Diffusion, prior, reconstruction; their sum is ``nats``."""
+
+
+def seeded(*key: int) -> torch.Generator:
+    """A generator that is a function of the key."""
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state) & (2**63 - 1))
+
+
+def estimate(
+    model: Any,
+    estimator: Estimator,
+    corpus: Corpus,
+    *,
+    draws: int,
+    seed: int,
+    batch: int,
+    ranks: Ranks,
+    hear: Hear = lambda done, total: None,
+) -> Estimate:
+    """The likelihood of ``corpus`` under ``model``, ``batch`` looks at a time, shared by all processes."""
+    if batch < 1:
+        raise ValueError(f"batch is {batch}; at least 1 look is made at a time")
+    design = Design(len(corpus), draws, seed) if isinstance(estimator, Drawn) else None
+    looks = _Looks(estimator, corpus, design, seed)
+    found = torch.zeros(len(looks), 3, dtype=torch.float64)
+    mine = list(looks.batches(batch))[ranks.rank :: ranks.world]
+    done, total = 0, sum(map(len, mine))
+    for numbers in mine:
+        columns = (column.to(ranks.device) for column in looks.show(numbers))
+        with torch.no_grad():
+            costs = estimator.cost(model, *columns)
+        found[torch.from_numpy(numbers)] = torch.stack(costs, -1).double().cpu()
+        hear(done := done + len(numbers), total)
+    all_costs = ranks.total(found.to(ranks.device)).cpu().numpy()
+    if not np.isfinite(all_costs).all():
+        raise ValueError("the model gives a cost that is not finite; its weights are damaged, or its training blew up")
+    means = np.add.reduceat(all_costs, looks.starts[:-1]) / np.diff(looks.starts)[:, None]
+    terms = means.sum(0) / corpus.tokens
+    each, variance = means.sum(-1), 0.0
+    if design is not None and isinstance(estimator, Drawn):
+        trend = estimator.trend(torch.from_numpy(design.middles.ravel())).numpy().reshape(design.strata.shape)
+        flattened, variance = design.settle(all_costs.sum(-1).reshape(design.strata.shape), trend)
+        each = flattened.mean(-1)
+    return Estimate(
+        nats=float(terms.sum()),
+        stderr=variance**0.5 / corpus.tokens,
+        stderr_population=_spread(each, corpus.lengths),
+        terms=tuple(terms.tolist()),
+    )
+
+
+@final
+class _Looks:
+    """All looks at a data set, by number: those at its first sequence, then those at its second …"""
+
+    def __init__(self, estimator: Estimator, corpus: Corpus, design: Design | None, seed: int) -> None:
+        self.estimator, self.corpus, self.seed = estimator, corpus, seed
+        lengths, which = np.unique(corpus.lengths, return_inverse=True)
+        counts = np.array([estimator.looks(n, design.draws if design else 0) for n in lengths.tolist()])[which]
+        self.starts = np.concatenate([[0], np.cumsum(counts)])
+        self.u = design.u.ravel() if design else np.zeros(len(self))  # nothing is drawn where the value is exact
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def batches(self, size: int) -> Iterator[Int[np.ndarray, " looks"]]:
+        """All numbers, those of sequences of one length together: nothing is ever padded."""
+        for length in np.unique(self.corpus.lengths):
+            rows = np.flatnonzero(self.corpus.lengths == length)
+            numbers = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
+            yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
+
+    def show(self, numbers: Int[np.ndarray, " looks"]) -> tuple[Tensor, ...]:
+        """The sequences, and what is shown of them: made on the CPU, so the same everywhere."""
+        rows = np.searchsorted(self.starts, numbers, side="right") - 1
+        looks = numbers - self.starts[rows]
+        x_0 = torch.from_numpy(np.stack([self.corpus.rows[row] for row in rows]))
+        noise = [seeded(self.seed, int(row), int(look)) for row, look in zip(rows, looks, strict=True)]
+        u = torch.from_numpy(self.u[numbers])
+        return x_0, *self.estimator.show(x_0, torch.from_numpy(looks), u, noise)
+
+
+def _spread(costs: Float[np.ndarray, " rows"], lengths: Int[np.ndarray, " rows"]) -> float | None:
+    """The error of Σ costs/Σ lengths as an estimate of E cost/E length, by the residuals cost − ratio·length."""
+    n = len(costs)
+    if n < 2:
+        return None
+    left = costs - costs.sum() / lengths.sum() * lengths
+    return float((n / (n - 1) * (left**2).sum()) ** 0.5 / lengths.sum())

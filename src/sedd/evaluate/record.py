@@ -1,0 +1,82 @@
+"""What is said of a result: every fact it depends on; and tables, of what may stand side by side."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sedd.build import Loaded
+from sedd.evaluate.corpus import Corpus
+from sedd.evaluate.estimate import Estimate
+from sedd.evaluate.protocol import Protocol
+from sedd.likelihood import Estimator, Terms
+
+DIGITS = 5
+"""Of nats and bits that are printed: what batches and processes may change is far behind them."""
+SAME = ("protocol", "terms_included", "eos", "packing", "t_min", "precision")
+"""What two results must share to stand in one table."""
+
+
+def record(
+    found: Estimate,
+    corpus: Corpus,
+    protocol: Protocol,
+    estimator: Estimator,
+    loaded: Loaded,
+    *,
+    draws: int,
+    seed: int,
+) -> dict[str, Any]:
+    """One result, as it is stored and printed."""
+    bits = found.nats / math.log(2)
+    return {
+        "nats_per_token": round(found.nats, DIGITS),
+        "stderr_nats_per_token": round(found.stderr, DIGITS + 1),
+        "stderr_population_nats_per_token": _rounded(found.stderr_population, 1.0, DIGITS + 1),
+        "bits_per_token": round(bits, DIGITS),
+        "bits_per_char": _rounded(bits, corpus.characters_per_token),
+        "bits_per_byte": _rounded(bits, corpus.bytes_per_token),
+        "ppl_bound": round(math.exp(found.nats), 3) if found.nats < 700 else None,  # JSON has no infinity
+        "terms": {
+            name: round(value, DIGITS) if name in estimator.included else None
+            for name, value in zip(Terms._fields, found.terms, strict=True)
+        },
+        "terms_included": list(estimator.included),
+        "estimator": type(estimator).__name__,
+        "is_exact": estimator.is_exact,
+        "tokens": corpus.tokens,
+        "sequences": len(corpus),
+        "draws": 0 if estimator.is_exact else draws,
+        "seed": seed,
+        **protocol.facts(),
+        "split": corpus.split,
+        "dataset": corpus.dataset,
+        "data": corpus.source,
+        "data_sha256": corpus.sha256,
+        "tokenizer": loaded.tokenizer.kind,
+        "tokenizer_sha256": loaded.tokenizer.fingerprint(),
+        "model": str(loaded.folder),
+        "model_sha256": _sha256(loaded),
+    }
+
+
+def _rounded(value: float | None, share: float | None, digits: int = DIGITS) -> float | None:
+    return None if value is None or share is None else round(value / share, digits)
+
+
+def _sha256(loaded: Loaded) -> str:
+    """Of the weights that `build.load` reads."""
+    with (loaded.folder / "ema.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
+    """These columns of the records, if one protocol made them all."""
+    for key in SAME:
+        # an exact value holds all there is, and may stand beside any
+        found = sorted({str(r[key]) for r in records if not (key == "terms_included" and r["is_exact"])})
+        if len(found) > 1:
+            raise ValueError(
+                f"these results have {key} {' and '.join(found)}; numbers of different protocols never share a table"
+            )
+    return [[record[column] for column in columns] for record in records]
