@@ -39,8 +39,10 @@ def invert(weights: Float[Tensor, "*s n"], u: Float[Tensor, "*s"]) -> Int[Tensor
     """
     rows, shares = weights.reshape(-1, weights.shape[-1]), u.reshape(-1, 1).double()
     size = math.isqrt(rows.shape[-1] - 1) + 1
+    if not len(rows):
+        return u.new_zeros(u.shape, dtype=torch.long)
     drawn = [_invert(w, s, size) for w, s in zip(_pieces(rows), shares.split(_at_once(rows)), strict=True)]
-    return torch.cat(drawn).view(weights.shape[:-1]) if drawn else u.new_zeros(u.shape, dtype=torch.long)
+    return torch.cat(drawn).view(weights.shape[:-1])
 
 
 def _invert(rows: Tensor, u: Tensor, size: int) -> Tensor:
@@ -68,7 +70,7 @@ def _at_once(rows: Tensor) -> int:
 
 
 def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
-    return rows.split(_at_once(rows)) if len(rows) else ()
+    return rows.split(_at_once(rows))
 
 
 def move(x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
@@ -86,6 +88,18 @@ def move(x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: 
     if moves.any():
         y[moves] = draw(leave[moves], generator)
     return y
+
+
+def step(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]) -> Int[Tensor, " k"]:
+    """A draw from each row of unnormalised ``weights``, one of which is that of staying at ``x``.
+
+    The first uniform decides whether it moves, the second where to, for those that do.
+    """
+    leave = weights.scatter(-1, x[:, None], 0)
+    total = leave.sum(-1, dtype=torch.float64)
+    stay = weights.gather(-1, x[:, None]).squeeze(-1)
+    moves = (u[:, 0] * (total + stay) < total).nonzero().squeeze(-1)
+    return x.index_put((moves,), invert(leave[moves], u[moves, 1]))
 
 
 def legacy_fp32(probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:

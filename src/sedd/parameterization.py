@@ -4,6 +4,7 @@ Each wraps a network ``network(x, sigma) -> (*b, L, num_states)`` and is then ca
 ``log_score = model(x_t, sigma)``, with 0 at y = x_t. `Mean` and `Conditional` also say what they predict.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -20,6 +21,60 @@ class Model(Protocol):
 
     def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
         """log s(x_t)_y, with 0 at y = x_t."""
+        ...
+
+
+@runtime_checkable
+class Reader(Model, Protocol):
+    """A model that can be asked about some positions alone, so that its head runs only where it is needed."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether `hidden` depends on the noise it is told."""
+        ...
+
+    def hidden(
+        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """What the head reads, at every position."""
+        ...
+
+    def read(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k num_states"]:
+        """The log-score at positions of which `hidden` is given."""
+        ...
+
+
+@runtime_checkable
+class MeanReader(Reader, Protocol):
+    """One that also predicts the clean token, at some positions alone."""
+
+    def read_mean(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k vocab_size"]:
+        """log p(x_0 | x_t) at positions of which `hidden` is given."""
+        ...
+
+
+@runtime_checkable
+class Trunk(Protocol):
+    """A network in two parts: its output is ``head(hidden(x, sigma))``."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is told σ."""
+        ...
+
+    @property
+    def head(self) -> nn.Module:
+        """The last matrix."""
+        ...
+
+    def hidden(
+        self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L h"]:
+        """What the head reads."""
         ...
 
 
@@ -50,10 +105,38 @@ class Predictor(Protocol):
         ...
 
 
-class _Wrapped(nn.Module):
+class _Wrapped(nn.Module, ABC):
     def __init__(self, network: nn.Module, process: Process) -> None:
         super().__init__()
         self.network, self.process = network, process
+
+    @property
+    def timed(self) -> bool:
+        """Whether `hidden` depends on the noise it is told: as far as is known, it does."""
+        return self.network.timed if isinstance(self.network, Trunk) else True
+
+    def hidden(
+        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """What the head reads; of a network that is not in two parts, its output."""
+        if not isinstance(self.network, Trunk):
+            return self.output(x_t, sigma, valid)
+        check.states(x_t, self.process.num_states)
+        check.noise(sigma)
+        return self.network.hidden(x_t, sigma.float(), valid)
+
+    def read(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k num_states"]:
+        """The log-score at positions of which `hidden` is given."""
+        return self.log_score(self._headed(hidden)[:, None], x_t[:, None], sigma)[:, 0]
+
+    def _headed(self, hidden: Tensor) -> Tensor:
+        return at_least_float32(self.network.head(hidden) if isinstance(self.network, Trunk) else hidden)
+
+    @abstractmethod
+    def log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """The log-score that a network's output stands for."""
 
     def output(self, x: Tensor, sigma: Tensor, valid: Tensor | None) -> Tensor:
         """What the network says, one entry a state, in float32 or better."""
@@ -72,8 +155,13 @@ class Score(_Wrapped):
     def forward(
         self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L num_states"]:
+        """The log-score."""
+        return self.log_score(self.output(x_t, sigma, valid), x_t, sigma)
+
+    def log_score(
+        self, output: Float[Tensor, "*b L num_states"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L num_states"]:
         """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing)."""
-        output = self.output(x_t, sigma, valid)
         scale = self.process.log_scale(sigma.to(output.dtype))[..., None, None]
         return (output + scale).scatter(-1, x_t[..., None], 0)
 
@@ -86,13 +174,28 @@ class Mean(_Wrapped):
         self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L vocab_size"]:
         """log p(x_0 | x_t)."""
-        return self.output(x_t, sigma, valid)[..., : self.process.vocab_size].log_softmax(-1)
+        return self._log_mean(self.output(x_t, sigma, valid))
+
+    def read_mean(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k vocab_size"]:
+        """log p(x_0 | x_t) at positions of which `hidden` is given."""
+        return self._log_mean(self._headed(hidden))
+
+    def _log_mean(self, output: Tensor) -> Tensor:
+        return output[..., : self.process.vocab_size].log_softmax(-1)
 
     def forward(
         self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L num_states"]:
         """The score of the predicted law: s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0)."""
-        return self.process.mean_score(self.log_mean(x_t, sigma, valid), x_t, sigma)
+        return self.log_score(self.output(x_t, sigma, valid), x_t, sigma)
+
+    def log_score(
+        self, output: Float[Tensor, "*b L num_states"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L num_states"]:
+        """The score of the predicted law, from the network's output."""
+        return self.process.mean_score(self._log_mean(output), x_t, sigma)
 
 
 @final
@@ -111,8 +214,14 @@ class Conditional(_Wrapped):
     def forward(
         self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L num_states"]:
+        """The log-score."""
+        return self.log_score(self.output(x_t, sigma, valid), x_t, sigma)
+
+    def log_score(
+        self, output: Float[Tensor, "*b L num_states"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L num_states"]:
         """log s_y = log p(y | x_−i) − log p(x_i | x_−i)."""
-        log_p = self.log_conditional(x_t, sigma, valid)
+        log_p = output.log_softmax(-1)
         return log_p - log_p.gather(-1, x_t[..., None])
 
 

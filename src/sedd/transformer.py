@@ -133,6 +133,11 @@ class Transformer(nn.Module, ABC):
                 part.draw(generator)
 
     @property
+    def timed(self) -> bool:
+        """Whether it is told σ."""
+        return self.sigma_map is not None
+
+    @property
     def head(self) -> Linear:
         """The last matrix: the output is ``head(hidden(x, sigma))``."""
         return self.output_layer.linear

@@ -29,10 +29,11 @@ def pairs(
     return x_t[t], law.sequences[zero], joint[t, zero]
 
 
-def propagate(law: Float[Tensor, " n"], table: Float[Tensor, "n L states"]) -> Float[Tensor, " n"]:
+def propagate(law: Float[Tensor, " n"], table: Float[Tensor, "n L states"]) -> Float[Tensor, " sequences"]:
     """The law after one step of a sampler: Σ_x p(x) Π_i table[x, i, y_i], for every y.
 
-    ``law`` is over `every` sequence of states, ``table`` the step's law of each position given the sequence.
+    ``law`` is over `every` sequence of states, or whatever else decides the step; ``table`` is the law of each
+    position given that.
     """
     _, length, num_states = table.shape
     p = law[:, None]  # x, y_1 … y_i

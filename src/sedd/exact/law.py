@@ -4,7 +4,7 @@ import math
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd import categorical, check
@@ -139,6 +139,34 @@ class Score(nn.Module):
         there = here + (torch.arange(n) - x_t[..., None]) * _strides(n, length)[:, None]
         row = row[..., None, None]
         return log_p[row, there] - log_p[row, here]
+
+    @property
+    def timed(self) -> bool:
+        """It depends on the noise."""
+        return True
+
+    def hidden(
+        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L n"]:
+        """The log-score: there is no head."""
+        log_score: Tensor = self(x_t, sigma)
+        return log_score
+
+    def read(
+        self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k n"]:
+        """What `hidden` said."""
+        return hidden
+
+    def read_mean(
+        self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """p(x_0 = y) ∝ [exp(−σQ) s]_y · P_σ(x_t, y)."""
+        levels, row = torch.unique(sigma.double(), return_inverse=True)
+        back, forth = (transition_matrix(self.process, sign * levels) for sign in (-1, 1))
+        p = torch.einsum("kyz,kz->ky", back[row], hidden.exp()) * forth[row, x_t]
+        p = p[:, : self.law.vocab_size].clamp_min(0)  # rounding may leave −1e-17
+        return torch.log(p / p.sum(-1, keepdim=True))
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
         """log p(x_0 at i | x_t), by Bayes' rule over every x_0."""

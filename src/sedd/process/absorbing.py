@@ -58,6 +58,10 @@ class Absorbing(Process):
         masked = categorical.happens(lost(sigma.double()).expand(shape), generator)
         return torch.where(masked, self.mask, tokens)
 
+    def limit(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        """Masks."""
+        return torch.full(u.shape, self.mask, device=u.device)
+
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
         """log(1 − e^−σ) for a mask, −σ − log N for a token."""
         check.states(x, self.num_states)
@@ -97,6 +101,17 @@ class Absorbing(Process):
         log_e = log_odds(sigma.to(log_mean.dtype))[..., None, None]
         to_mask = log_e.expand(*log_mean.shape[:-1], 1)  # the ratio of the mask to a token is e
         return torch.cat([log_mean - log_e, to_mask], -1).scatter(-1, x_t[..., None], 0)
+
+    def retold(
+        self,
+        log_score: Float[Tensor, "*b L n"],
+        log_mean: Float[Tensor, "*b L N"],
+        x_t: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b L n"]:
+        """s_y = S·p_y, with S = Σ_y s_y as it was: 1/e for a denoiser, whatever the network says for a score."""
+        total = log_score[..., : self.vocab_size].logsumexp(-1, keepdim=True)
+        return torch.cat([log_mean + total, log_score[..., self.vocab_size :]], -1)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """e^Δσ·s_y for tokens; s_M − (e^Δσ − 1)·Σ_y s_y for the mask."""

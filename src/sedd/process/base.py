@@ -116,6 +116,14 @@ class Process(ABC):
         """Draw from the base law from which generation starts, for a schedule that ends at noise σ.  [§8]"""
 
     @abstractmethod
+    def limit(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        """Pure noise, where every sampler starts, as a function of uniforms.
+
+        Under absorbing noise these are masks and nothing else: masks say nothing, so it is exact to start there,
+        while the base law of the bound must also allow tokens.
+        """
+
+    @abstractmethod
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
         """The base law's log-probability of each token."""
 
@@ -147,6 +155,16 @@ class Process(ABC):
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
         """The log-score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
+
+    @abstractmethod
+    def retold(
+        self,
+        log_score: Float[Tensor, "*b L n"],
+        log_mean: Float[Tensor, "*b L N"],
+        x_t: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b L n"]:
+        """The log-score of another denoiser, revealing at the pace of ``log_score`` where a mask's pace is free."""
 
     @abstractmethod
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:

@@ -47,6 +47,10 @@ class Uniform(Process):
         check.noise(sigma)
         return self._noise(shape, generator)
 
+    def limit(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        """Uniform tokens."""
+        return (u * self.vocab_size).long()
+
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
         """−log N."""
         check.states(x, self.num_states)
@@ -102,6 +106,16 @@ class Uniform(Process):
         change = gain.exp() - loss.exp()[..., None]
         log_score = torch.where(change.abs() < 0.5, torch.log1p(change.clamp(-0.5, 0.5)), torch.logaddexp(always, gain))
         return log_score.scatter(-1, x_t[..., None], 0)
+
+    def retold(
+        self,
+        log_score: Float[Tensor, "*b L n"],
+        log_mean: Float[Tensor, "*b L N"],
+        x_t: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b L n"]:
+        """The score of the other denoiser: under uniform noise it says all."""
+        return self.mean_score(log_mean, x_t, sigma)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """e^Δσ·s + (1 − e^Δσ)/N · Σ_y s_y."""

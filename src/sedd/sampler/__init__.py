@@ -1,0 +1,53 @@
+"""Samplers: from noise to data.  [§9]
+
+A sampler takes a `Canvas` with blanks through `State`s that the same seed repeats, whatever the batch. Each declares
+the order at which the law of its samples approaches the model's, and what it assumes. Those that move every position by
+itself have a ``table``, the law of one step: `exact.propagate` makes of it the law of the samples, without drawing any.
+"""
+
+from sedd.sampler.base import (
+    Asked,
+    Canvas,
+    Sampler,
+    State,
+    Stepper,
+    Turn,
+    cosine_grid,
+    empty,
+    given_grid,
+    uniform_grid,
+)
+from sedd.sampler.chosen import Confident, EntropyBounded
+from sedd.sampler.events import Exact, Ordered, Plan
+from sedd.sampler.grid import Ancestral, Euler, Gibbs, Remask, Theta, Tweedie
+from sedd.sampler.steps import analytic_step, denoised, last_step, law_of
+from sedd.sampler.temper import Tempered
+
+__all__ = [
+    "Ancestral",
+    "Asked",
+    "Canvas",
+    "Confident",
+    "EntropyBounded",
+    "Euler",
+    "Exact",
+    "Gibbs",
+    "Ordered",
+    "Plan",
+    "Remask",
+    "Sampler",
+    "State",
+    "Stepper",
+    "Tempered",
+    "Theta",
+    "Turn",
+    "Tweedie",
+    "analytic_step",
+    "cosine_grid",
+    "denoised",
+    "empty",
+    "given_grid",
+    "last_step",
+    "law_of",
+    "uniform_grid",
+]

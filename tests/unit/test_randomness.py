@@ -1,0 +1,64 @@
+"""Counter-based uniforms: the published function, and draws that belong to their row."""
+
+import pytest
+import scipy.stats
+import torch
+
+from sedd.randomness import Chance, philox
+
+FALSE_ALARM = 1e-6
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [  # the answers published with the algorithm (Random123, kat_vectors)
+        ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_known_answers(counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]) -> None:
+    words = philox(tuple(torch.tensor([word]) for word in counter), key)
+    assert tuple(int(word) for word in words) == expected
+
+
+def test_a_row_keeps_its_draws_in_any_company() -> None:
+    chance = Chance(5, torch.arange(10))
+    alone = Chance(5, torch.tensor([7]))(12, step=3, event=1)
+    assert torch.equal(chance(12, step=3, event=1)[7:8], alone)
+    assert torch.equal(chance[torch.tensor([2, 7])](12, step=3, event=1)[1:], alone)
+    assert torch.equal(chance(20, step=3, event=1)[7:8, :12], alone)  # nor does its length matter
+
+
+def test_everything_in_the_key_counts() -> None:
+    base = Chance(5, torch.tensor([0, 1]))(8)
+    assert len(base.unique()) == base.numel()
+    for other in (
+        Chance(6, torch.tensor([0, 1]))(8),
+        Chance(5 + 2**32, torch.tensor([0, 1]))(8),
+        Chance(5, torch.tensor([2, 3]))(8),
+        Chance(5, torch.tensor([0, 1]))(8, step=1),
+        Chance(5, torch.tensor([0, 1]))(8, event=1),
+    ):
+        assert not (other == base).any()
+
+
+def test_uniform_inside_and_independent_between_neighbours() -> None:
+    """200,000 uniforms against the uniform law, and neighbours along every coordinate against correlation 0."""
+    u = Chance(0, torch.arange(200))(500)
+    assert ((u > 0) & (u < 1)).all()
+    assert ((u * 2**24) % 1 != 0).float().mean() > 0.99  # more than 24 bits
+    assert scipy.stats.kstest(u.flatten().numpy(), "uniform").pvalue > FALSE_ALARM
+    later = Chance(0, torch.arange(200))(500, step=1)
+    pairs = [(u[1:], u[:-1]), (u[:, 1:], u[:, :-1]), (u[..., :1], u[..., 1:]), (u, later)]
+    for a, b in pairs:
+        r = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item()
+        assert abs(r) * a.numel() ** 0.5 < scipy.stats.norm.isf(FALSE_ALARM / 2)
+
+
+def test_a_bad_seed_is_refused(refuses: object) -> None:
+    refuses(lambda: Chance(-1, torch.arange(2)), "seed is -1", "2^63")
