@@ -1,11 +1,11 @@
 """The likelihood of a sequence: the bound of diffusion in three terms, any order, one order, left to right.  [§8]
 
 An `Estimator` gives −log p(x_0), or a bound on it, as the mean of its looks at x_0: each shows the model something and
-asks what that costs. What a look shows is made of one uniform and one generator of its own, so it may be made anywhere.
+asks what that costs. What a look shows is a function of numbers of its own, so it may be made anywhere.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -17,8 +17,9 @@ from sedd import check, objective
 from sedd.objective import DenoisingScoreEntropy
 from sedd.parameterization import Model
 from sedd.process import Absorbing, Process, at_token
+from sedd.randomness import Chance
 from sedd.sampler import last_step
-from sedd.schedule import Schedule, Times
+from sedd.schedule import Schedule, Times, lost
 
 
 def early_times(u: Float[Tensor, "*b"]) -> Times:
@@ -85,10 +86,6 @@ def terms(
     )
 
 
-Noise = Sequence[torch.Generator]
-"""A generator for each row, so that what a row is shown does not depend on the others."""
-
-
 class Estimator(ABC):
     """−log p(x_0), or a bound on it, as a mean over looks at x_0."""
 
@@ -104,9 +101,9 @@ class Estimator(ABC):
 
     @abstractmethod
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
     ) -> tuple[Tensor, ...]:
-        """What looks of these numbers show, made of ``u`` in (0, 1) and the noise of each row."""
+        """What looks of these numbers show: times are made of ``u`` in (0, 1), noise of the chance of each row."""
 
     @abstractmethod
     def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
@@ -125,6 +122,12 @@ class Drawn(Estimator, ABC):
     @abstractmethod
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """How cost changes with u if every token that noise takes costs the same, up to a factor."""
+
+
+def _noised(process: Process, x_0: Tensor, sigma: Tensor, u: Float[Tensor, "b L 2"]) -> Int[Tensor, "b L"]:
+    """x_t given x_0, as `Process.corrupt` draws it: the first uniform says whether, the second what."""
+    check.clean(x_0, process.vocab_size)
+    return torch.where(u[..., 0] < lost(sigma)[:, None], process.limit(u[..., 1]), x_0)
 
 
 def _taken(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
@@ -150,13 +153,14 @@ class Bound(Drawn):
         return _taken(early_noise(u, self.schedule), self.schedule)
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
     ) -> tuple[Tensor, ...]:
         """x_t, x at the schedule's first noise, and the time."""
         times = early_noise(u, self.schedule)
-        sigma = self.schedule.sigma(torch.stack([times.t, torch.zeros_like(times.t)], -1))
-        both = [self.process.corrupt(x.expand(2, -1), s, g) for x, s, g in zip(x_0, sigma, noise, strict=True)]
-        x_t, x_first = torch.stack(both, 1)
+        x_t, x_first = (
+            _noised(self.process, x_0, self.schedule.sigma(t), chance(x_0.shape[-1], event=event))
+            for event, t in enumerate((times.t, torch.zeros_like(times.t)))
+        )
         return x_t, x_first, times.t, times.weight
 
     def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
@@ -184,12 +188,11 @@ class Published(Drawn):
         return _taken(early_noise(u, self.schedule, self.t_min), self.schedule)
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
     ) -> tuple[Tensor, ...]:
         """x_t and the time."""
         times = early_noise(u, self.schedule, self.t_min)
-        rows = zip(x_0, self.schedule.sigma(times.t), noise, strict=True)
-        x_t = torch.stack([self.process.corrupt(x, sigma, generator) for x, sigma, generator in rows])
+        x_t = _noised(self.process, x_0, self.schedule.sigma(times.t), chance(x_0.shape[-1]))
         return x_t, times.t, times.weight / (1 - self.t_min)
 
     def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
@@ -212,13 +215,13 @@ class AnyOrder(Drawn):
         return early_times(u).weight
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
     ) -> tuple[Tensor, ...]:
         """x with exactly k tokens masked, and the time that picked k."""
-        times = early_times(u)
-        hide = objective.AnyOrder(self.process).corrupt
-        x_t = torch.stack([hide(x, t, generator) for x, t, generator in zip(x_0, times.t, noise, strict=True)])
-        return x_t, times.t, times.weight
+        times, length = early_times(u), x_0.shape[-1]
+        k = 1 + torch.floor(times.t * length)
+        rank = chance(length)[..., 0].argsort(-1).argsort(-1)
+        return torch.where(rank < k[:, None], self.process.mask, x_0), times.t, times.weight
 
     def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
         """L/k · −log p of the k masked tokens."""
@@ -246,7 +249,7 @@ class OneOrder(Estimator):
         return length
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
     ) -> tuple[Tensor, ...]:
         """x with what comes after masked, and the position that comes now."""
         order = self.order(x_0.shape[-1])
@@ -275,7 +278,7 @@ class LeftToRight(Estimator):
         return 1
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], noise: Noise
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
     ) -> tuple[Tensor, ...]:
         """Nothing: the model reads x_0."""
         return ()

@@ -72,7 +72,7 @@ def _configure(
     return config.resolved()
 
 
-def _prepared(config: "Run") -> Path:
+def prepared(config: "Run") -> Path:
     """The data of a run as shards, made once for each content and kept in a cache."""
     from sedd import build
     from sedd import data as corpora
@@ -161,7 +161,7 @@ def train(
                 bar.console.print(f"step {record['step']}: {bound}", markup=False, highlight=False)
 
         try:
-            end = training.run(chosen, lambda: _prepared(chosen), out, resume, hear)
+            end = training.run(chosen, lambda: prepared(chosen), out, resume, hear)
         except training.NonFiniteError as error:
             print(f"sedd: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -225,4 +225,4 @@ def plan(
         "budget.minutes": minutes,
     }
     chosen = _configure(sources, recipe, config, flags, sets)
-    show(training.plan(chosen, lambda: _prepared(chosen)), as_json)
+    show(training.plan(chosen, lambda: prepared(chosen)), as_json)

@@ -1,6 +1,6 @@
 """The likelihood of a data set: every look at every sequence, made anywhere, summed in one order.
 
-What a look shows is a function of (seed, sequence, look), so the result depends neither on the size of a batch nor on
+What a look shows is a function of the seed and its number, so the result depends neither on the size of a batch nor on
 the number of processes, but for the last bits of the network's own arithmetic.
 """
 
@@ -16,6 +16,7 @@ from sedd.distributed import Ranks
 from sedd.evaluate.corpus import Corpus
 from sedd.evaluate.design import Design
 from sedd.likelihood import Drawn, Estimator
+from sedd.randomness import Chance
 
 Hear = Callable[[int, int], None]
 """Told how many looks this process has made, and how many there are."""
@@ -31,12 +32,6 @@ class Estimate(NamedTuple):
     """Of the value on all sequences of their kind, as if these had been drawn independently; None for one alone."""
     terms: tuple[float, ...]
     """Diffusion, prior, reconstruction; their sum is ``nats``."""
-
-
-def seeded(*key: int) -> torch.Generator:
-    """A generator that is a function of the key."""
-    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state) & (2**63 - 1))
 
 
 def estimate(
@@ -108,9 +103,8 @@ class _Looks:
         rows = np.searchsorted(self.starts, numbers, side="right") - 1
         looks = numbers - self.starts[rows]
         x_0 = torch.from_numpy(np.stack([self.corpus.rows[row] for row in rows]))
-        noise = [seeded(self.seed, int(row), int(look)) for row, look in zip(rows, looks, strict=True)]
-        u = torch.from_numpy(self.u[numbers])
-        return x_0, *self.estimator.show(x_0, torch.from_numpy(looks), u, noise)
+        chance = Chance(self.seed, torch.from_numpy(numbers))
+        return x_0, *self.estimator.show(x_0, torch.from_numpy(looks), torch.from_numpy(self.u[numbers]), chance)
 
 
 def _spread(costs: Float[np.ndarray, " rows"], lengths: Int[np.ndarray, " rows"]) -> float | None:

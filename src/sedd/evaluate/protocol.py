@@ -4,7 +4,7 @@ Two numbers may stand in one table if their protocols are the same. No torch her
 """
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -192,3 +192,16 @@ def protocol(name: str) -> Protocol:
     if name not in PROTOCOLS:
         raise ValueError(f"protocol is {name!r}; choose one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
+
+
+def suite(name: str, protocol: Protocol, only: Sequence[str] | None) -> list[str]:
+    """The data sets of a suite under a protocol, or those of them that are asked for."""
+    if name not in SUITES:
+        raise ValueError(f"suite is {name!r}; choose one of {', '.join(SUITES)}")
+    if not protocol.benchmarks:
+        others = [other.name for other in PROTOCOLS.values() if other.benchmarks]
+        raise ValueError(f"protocol {protocol.name} has no suite {name}; choose one of {', '.join(others)}")
+    if strange := [dataset for dataset in only or [] if dataset not in protocol.benchmarks]:
+        known = ", ".join(protocol.benchmarks)
+        raise ValueError(f"dataset is {strange[0]!r}; protocol {protocol.name} knows {known}")
+    return list(only or protocol.benchmarks)

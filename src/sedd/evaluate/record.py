@@ -1,13 +1,15 @@
-"""What is said of a result: every fact it depends on; and tables, of what may stand side by side."""
+"""Results: every fact that a number depends on beside it; and tables, of what may stand side by side."""
 
 import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from sedd import build
 from sedd.build import Loaded
+from sedd.distributed import Ranks
 from sedd.evaluate.corpus import Corpus
-from sedd.evaluate.estimate import Estimate
+from sedd.evaluate.estimate import Estimate, Hear, estimate
 from sedd.evaluate.protocol import Protocol
 from sedd.likelihood import Estimator, Terms
 
@@ -17,36 +19,27 @@ SAME = ("protocol", "terms_included", "eos", "packing", "t_min", "precision")
 """What two results must share to stand in one table."""
 
 
-def record(
-    found: Estimate,
+def evaluate(
+    loaded: Loaded,
     corpus: Corpus,
     protocol: Protocol,
-    estimator: Estimator,
-    loaded: Loaded,
+    ranks: Ranks,
     *,
-    draws: int,
-    seed: int,
+    estimator: str | None = None,
+    draws: int | None = None,
+    batch: int = 16,
+    seed: int = 0,
+    hear: Hear = lambda done, total: None,
 ) -> dict[str, Any]:
-    """One result, as it is stored and printed."""
-    bits = found.nats / math.log(2)
+    """The likelihood of ``corpus``, as it is stored and printed."""
+    by = build.estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
+    draws = draws or protocol.draws
+    found = estimate(loaded.model, by, corpus, draws=draws, seed=seed, batch=batch, ranks=ranks, hear=hear)
     return {
-        "nats_per_token": round(found.nats, DIGITS),
-        "stderr_nats_per_token": round(found.stderr, DIGITS + 1),
-        "stderr_population_nats_per_token": _rounded(found.stderr_population, 1.0, DIGITS + 1),
-        "bits_per_token": round(bits, DIGITS),
-        "bits_per_char": _rounded(bits, corpus.characters_per_token),
-        "bits_per_byte": _rounded(bits, corpus.bytes_per_token),
-        "ppl_bound": round(math.exp(found.nats), 3) if found.nats < 700 else None,  # JSON has no infinity
-        "terms": {
-            name: round(value, DIGITS) if name in estimator.included else None
-            for name, value in zip(Terms._fields, found.terms, strict=True)
-        },
-        "terms_included": list(estimator.included),
-        "estimator": type(estimator).__name__,
-        "is_exact": estimator.is_exact,
+        **_numbers(found, corpus, by),
         "tokens": corpus.tokens,
         "sequences": len(corpus),
-        "draws": 0 if estimator.is_exact else draws,
+        "draws": 0 if by.is_exact else draws,
         "seed": seed,
         **protocol.facts(),
         "split": corpus.split,
@@ -57,6 +50,24 @@ def record(
         "tokenizer_sha256": loaded.tokenizer.fingerprint(),
         "model": str(loaded.folder),
         "model_sha256": _sha256(loaded),
+    }
+
+
+def _numbers(found: Estimate, corpus: Corpus, by: Estimator) -> dict[str, Any]:
+    bits = found.nats / math.log(2)
+    terms = zip(Terms._fields, found.terms, strict=True)
+    return {
+        "nats_per_token": round(found.nats, DIGITS),
+        "stderr_nats_per_token": round(found.stderr, DIGITS + 1),
+        "stderr_population_nats_per_token": _rounded(found.stderr_population, 1.0, DIGITS + 1),
+        "bits_per_token": round(bits, DIGITS),
+        "bits_per_char": _rounded(bits, corpus.characters_per_token),
+        "bits_per_byte": _rounded(bits, corpus.bytes_per_token),
+        "ppl_bound": round(math.exp(found.nats), 3) if found.nats < 700 else None,  # JSON has no infinity
+        "terms": {name: round(value, DIGITS) if name in by.included else None for name, value in terms},
+        "terms_included": list(by.included),
+        "estimator": type(by).__name__,
+        "is_exact": by.is_exact,
     }
 
 
