@@ -123,6 +123,10 @@ class Drawn(Estimator, ABC):
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """How cost changes with u if every token that noise takes costs the same, up to a factor."""
 
+    @abstractmethod
+    def luck(self, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Float[Tensor, "b 2"]:
+        """By how much noise took more than was to be expected: twice, up to factors, and 0 in expectation at any u."""
+
 
 def _noised(process: Process, x_0: Tensor, sigma: Tensor, u: Float[Tensor, "b L 2"]) -> Int[Tensor, "b L"]:
     """x_t given x_0, as `Process.corrupt` draws it: the first uniform says whether, the second what."""
@@ -133,6 +137,19 @@ def _noised(process: Process, x_0: Tensor, sigma: Tensor, u: Float[Tensor, "b L 
 def _taken(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
     sigma, rate = schedule(times.t)
     return times.weight * rate * torch.exp(-sigma)
+
+
+def _excess(process: Process, schedule: Schedule, x_0: Tensor, x_t: Tensor, times: Times) -> Float[Tensor, "b 2"]:
+    """With m the chance that a token changes: changed/m − L, and −log m times it; in proportion to what is taken.
+
+    A changed token costs about 1/m under absorbing noise, and about −log m/m under uniform noise, whose ratios are so
+    large. Both sums are 0 in expectation, whatever the model.
+    """
+    one = torch.zeros_like(times.t, dtype=torch.long)
+    m = 1 - process.transition(one, one, schedule.sigma(times.t))  # the same for every token
+    m = m.clamp_min(torch.finfo(m.dtype).tiny)  # at no noise nothing changes, and nothing is taken
+    excess = _taken(times, schedule) * ((x_t != x_0).sum(-1) / m - x_0.shape[-1])
+    return torch.stack([excess, -m.log() * excess], -1)
 
 
 def _alone(nats: Float[Tensor, " b"]) -> Terms:
@@ -151,6 +168,11 @@ class Bound(Drawn):
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """d(1 − e^−σ)/du."""
         return _taken(early_noise(u, self.schedule), self.schedule)
+
+    def luck(self, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Float[Tensor, "b 2"]:
+        """Tokens changed."""
+        x_t, _, t, weight = shown
+        return _excess(self.process, self.schedule, x_0, x_t, Times(t, weight))
 
     def show(
         self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
@@ -187,6 +209,11 @@ class Published(Drawn):
         """d(1 − e^−σ)/du."""
         return _taken(early_noise(u, self.schedule, self.t_min), self.schedule)
 
+    def luck(self, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Float[Tensor, "b 2"]:
+        """Tokens changed."""
+        x_t, t, weight = shown
+        return _excess(self.process, self.schedule, x_0, x_t, Times(t, weight))
+
     def show(
         self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
     ) -> tuple[Tensor, ...]:
@@ -213,6 +240,10 @@ class AnyOrder(Drawn):
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """dt/du."""
         return early_times(u).weight
+
+    def luck(self, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Float[Tensor, "b 2"]:
+        """None: exactly k tokens are masked."""
+        return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
 
     def show(
         self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance

@@ -125,7 +125,7 @@ def texts(count: int, lengths: tuple[int, ...]) -> list[np.ndarray]:
     return [draw.integers(0, 8, size=lengths[i % len(lengths)]) for i in range(count)]
 
 
-def as_if_independent(self: Design, costs: np.ndarray, trend: np.ndarray) -> Settled:
+def as_if_independent(self: Design, costs: np.ndarray, trend: np.ndarray, luck: np.ndarray) -> Settled:
     """What an average over batches would print: looks as draws of their own, times and all."""
     return Settled(costs, float(costs.size * costs.var(ddof=1)) / self.draws**2)
 
@@ -138,10 +138,20 @@ def test_the_error_is_the_spread_over_seeds(
     """60 seeds know it to 9 %, so that 27 % off is a false alarm of 0.3 %. The naive error is twice too large."""
     monkeypatch.setattr(Design, "settle", settle)
     bound, rows = Bound(Absorbing(8), LogLinear()), texts(20, lengths)
-    results = [found(small(), bound, rows, draws=4, seed=seed) for seed in range(60)]
+    results = [found(small(), bound, rows, draws=12, seed=seed) for seed in range(60)]
     said = math.sqrt(np.mean([result.stderr**2 for result in results]))
     ratio = said / np.std([result.nats for result in results], ddof=1)
     assert ratio > 2 if settle is as_if_independent else abs(ratio - 1) < 0.27
+
+
+@pytest.mark.parametrize(("process", "schedule"), NOISES[1:], ids=str)
+def test_subtracting_luck_leaves_the_expectation(process: Process, schedule: Schedule) -> None:
+    """40 seeds, their mean within 4 of its standard errors, half that of one; with little to fit the factors to."""
+    law = random_law(3, 3, 1)
+    model = random_model(Mean, process, 3).requires_grad_(False)
+    truth = bound_of_each(model, process, schedule).mean() / 3
+    values = [found(model, Bound(process, schedule), law.sequences, draws=4, seed=seed).nats for seed in range(40)]
+    assert abs(np.mean(values) - truth) < 4 * np.std(values, ddof=1) / math.sqrt(40)
 
 
 def test_looks_are_everywhere_once_and_uniform_each() -> None:
@@ -313,6 +323,10 @@ def over_masked_tokens(kept: object) -> object:
     return terms
 
 
+def never_even(kept: object) -> object:
+    return lambda *arguments: kept(*arguments) + 1
+
+
 def without_constant(kept: object) -> object:
     return lambda *arguments: (times := kept(*arguments))._replace(weight=times.weight / 3)
 
@@ -324,8 +338,9 @@ def without_constant(kept: object) -> object:
         ("terms", without_prior),
         ("terms", over_masked_tokens),
         ("early_noise", without_constant),
+        ("_excess", never_even),
     ],
-    ids=["none", "prior dropped", "mean over masked tokens", "constant of the weight dropped"],
+    ids=["none", "prior dropped", "mean over masked tokens", "constant of the weight dropped", "luck that is no luck"],
 )
 def test_mutants_are_caught(name: str | None, mutant: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is right is within 3 standard errors of the bound, what is wrong is not within 6."""

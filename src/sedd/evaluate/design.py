@@ -1,13 +1,16 @@
-"""At which times to look at which sequence, and how far the mean may then be off.
+"""At which times to look at which sequence, what to make of the costs, and how far the mean may then be off.
 
 Every sequence is looked at in pairs, a pair in each of draws/2 equal parts of (0, 1). In each part the looks of all
 sequences stand in one of its 2n equal strata each, in random order: together they are spread over (0, 1) as evenly as
 can be, and still each by itself is uniform in its part.
 
-The error of the mean comes from noise, and from which sequence met which time. Both show in the differences of pairs:
-what belongs to a sequence cancels in them. What the time explains of a difference, on average over the sequences, is no
-error, since all strata are met; a broken line through the differences takes it away. What is left is unbiased: the
-variance of the mean is Σ(difference)²/draws².
+The mean is off because of noise, and because of which sequence met which time. Both show in the differences of pairs:
+what belongs to a sequence cancels in them, and the variance of a sum of two is that of their difference. Three things
+can be told from the rest, and are, by least squares on the differences:
+
+- what the time explains, a trend and a broken line: no error, since all strata are met;
+- luck, how much more noise took than was to be expected: its expectation is 0, so it is subtracted from the mean;
+- what is left: its squares, each as it would be had its pair not been fitted, are the variance.
 """
 
 from dataclasses import dataclass
@@ -18,14 +21,15 @@ import numpy as np
 from jaxtyping import Float, Int, UInt
 
 SEGMENTS = 32
-"""Of the broken line at most; with fewer pairs than eight a segment there are fewer."""
+"""Of the broken line at most; each needs 16 pairs."""
+FEW = 8
+"""Pairs of which nothing can be told."""
 
 
 class Settled(NamedTuple):
-    """Costs, once the times have had their say."""
+    """Costs, once times and luck have had their say."""
 
-    flattened: Float[np.ndarray, "sequences draws"]
-    """Less what their times explain."""
+    costs: Float[np.ndarray, "sequences draws"]
     variance: float
     """Of Σ over sequences of the mean of their looks, given the sequences."""
 
@@ -72,31 +76,33 @@ class Design:
         return (self.strata + 0.5) / self.strata.size
 
     def settle(
-        self, costs: Float[np.ndarray, "sequences draws"], trend: Float[np.ndarray, "sequences draws"]
+        self,
+        costs: Float[np.ndarray, "sequences draws"],
+        trend: Float[np.ndarray, "sequences draws"],
+        luck: Float[np.ndarray, "sequences draws kinds"],
     ) -> Settled:
-        """What is left of the costs beside a multiple of ``trend`` and a broken line, and its variance.
+        """The costs without luck and times, with the same expected mean; ``trend`` is a function of `middles`."""
+        line, kinds = self._line(trend), luck.shape[-1]
+        steps = _differences(np.concatenate([luck, line], -1))
+        differences = _differences(costs[..., None])[:, 0]
+        fit = np.linalg.pinv(steps) if len(steps) >= FEW else np.zeros(steps.T.shape)
+        factors = fit @ differences
+        explained = line @ factors[kinds:]
+        # as if the pair had not been fitted: what it pulled the fit towards itself is undone
+        left = (differences - steps @ factors) / np.maximum(1 - (steps * fit.T).sum(-1), 1e-9)
+        # the factors of luck are not known exactly, and what they were multiplied with is not exactly 0
+        unsure = luck.sum((0, 1)) @ fit[:kinds]
+        return Settled(
+            costs=costs - luck @ factors[:kinds] - (explained - explained.mean()),
+            variance=float((left**2 * (1 + unsure**2)).sum()) / self.draws**2,
+        )
 
-        Both are functions of the middle of a stratum, fitted to the differences of pairs.
-        """
-        known = self._known(trend)
-        factors, rank = _least_squares(known, costs)
-        explained = known @ factors
-        flattened = costs - (explained - explained.mean())
-        left = flattened[:, 0::2] - flattened[:, 1::2]
-        return Settled(flattened, float((left**2).sum()) * left.size / ((left.size - rank) * self.draws**2))
-
-    def _known(self, trend: Float[np.ndarray, "sequences draws"]) -> Float[np.ndarray, "sequences draws factors"]:
-        """The trend, and how far each segment of the line has been walked; of one pair nothing can be known."""
-        pairs = self.strata.size // 2
-        segments = min(SEGMENTS, pairs // 8)
+    def _line(self, trend: Float[np.ndarray, "sequences draws"]) -> Float[np.ndarray, "sequences draws corners"]:
+        """The trend, and how far each segment of the broken line has been walked."""
+        segments = min(SEGMENTS, self.strata.size // 32)
         walked = np.clip(self.middles[..., None] * segments - np.arange(segments), 0, 1)
-        return np.concatenate([trend[..., None], walked], -1)[..., : pairs if pairs > 1 else 0]
+        return np.concatenate([trend[..., None], walked], -1)
 
 
-def _least_squares(
-    known: Float[np.ndarray, "sequences draws factors"], costs: Float[np.ndarray, "sequences draws"]
-) -> tuple[Float[np.ndarray, " factors"], int]:
-    """By which factors the differences in pairs of the costs follow those of what is known; how many are determined."""
-    steps = (known[:, 0::2] - known[:, 1::2]).reshape(-1, known.shape[-1])
-    factors, _, rank, _ = np.linalg.lstsq(steps, (costs[:, 0::2] - costs[:, 1::2]).ravel(), rcond=None)
-    return factors, int(rank)
+def _differences(x: Float[np.ndarray, "sequences draws columns"]) -> Float[np.ndarray, "pairs columns"]:
+    return np.asarray((x[:, 0::2] - x[:, 1::2]).reshape(-1, x.shape[-1]))

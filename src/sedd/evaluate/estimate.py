@@ -50,31 +50,18 @@ def estimate(
         raise ValueError(f"batch is {batch}; at least 1 look is made at a time")
     design = Design(len(corpus), draws, seed) if isinstance(estimator, Drawn) else None
     looks = _Looks(estimator, corpus, design, seed)
-    found = torch.zeros(len(looks), 3, dtype=torch.float64)
+    found = torch.zeros(len(looks), 5, dtype=torch.float64)
     mine = list(looks.batches(batch))[ranks.rank :: ranks.world]
     done, total = 0, sum(map(len, mine))
     for numbers in mine:
-        columns = (column.to(ranks.device) for column in looks.show(numbers))
+        x_0, *shown = (column.to(ranks.device) for column in looks.show(numbers))
         with torch.no_grad():
-            costs = estimator.cost(model, *columns)
-        found[torch.from_numpy(numbers)] = torch.stack(costs, -1).double().cpu()
+            costs = estimator.cost(model, x_0, *shown)
+        found[torch.from_numpy(numbers), :3] = torch.stack(costs, -1).double().cpu()
+        if isinstance(estimator, Drawn):
+            found[torch.from_numpy(numbers), 3:] = estimator.luck(x_0, *shown).cpu()
         hear(done := done + len(numbers), total)
-    all_costs = ranks.total(found.to(ranks.device)).cpu().numpy()
-    if not np.isfinite(all_costs).all():
-        raise ValueError("the model gives a cost that is not finite; its weights are damaged, or its training blew up")
-    means = np.add.reduceat(all_costs, looks.starts[:-1]) / np.diff(looks.starts)[:, None]
-    terms = means.sum(0) / corpus.tokens
-    each, variance = means.sum(-1), 0.0
-    if design is not None and isinstance(estimator, Drawn):
-        trend = estimator.trend(torch.from_numpy(design.middles.ravel())).numpy().reshape(design.strata.shape)
-        flattened, variance = design.settle(all_costs.sum(-1).reshape(design.strata.shape), trend)
-        each = flattened.mean(-1)
-    return Estimate(
-        nats=float(terms.sum()),
-        stderr=variance**0.5 / corpus.tokens,
-        stderr_population=_spread(each, corpus.lengths),
-        terms=tuple(terms.tolist()),
-    )
+    return _summary(ranks.total(found.to(ranks.device)).cpu().numpy(), looks, estimator, design)
 
 
 @final
@@ -105,6 +92,30 @@ class _Looks:
         x_0 = torch.from_numpy(np.stack([self.corpus.rows[row] for row in rows]))
         chance = Chance(self.seed, torch.from_numpy(numbers))
         return x_0, *self.estimator.show(x_0, torch.from_numpy(looks), torch.from_numpy(self.u[numbers]), chance)
+
+
+def _summary(
+    found: Float[np.ndarray, "looks 5"], looks: _Looks, estimator: Estimator, design: Design | None
+) -> Estimate:
+    """Means over looks and sums over sequences, in the order of their numbers."""
+    if not np.isfinite(found).all():
+        raise ValueError("the model gives a cost that is not finite; its weights are damaged, or its training blew up")
+    corpus, starts = looks.corpus, looks.starts
+    means = np.add.reduceat(found[:, :3], starts[:-1]) / np.diff(starts)[:, None]
+    each, variance = means.sum(-1), 0.0
+    if design is not None and isinstance(estimator, Drawn):
+        costs, luck = found[:, :3].sum(-1).reshape(design.strata.shape), found[:, 3:].reshape(*design.strata.shape, 2)
+        trend = estimator.trend(torch.from_numpy(design.middles.ravel())).numpy().reshape(design.strata.shape)
+        settled = design.settle(costs, trend, luck)
+        each, variance = settled.costs.mean(-1), settled.variance
+    diffusion = each.sum() - means[:, 1:].sum()
+    terms = np.array([diffusion, *means[:, 1:].sum(0)]) / corpus.tokens
+    return Estimate(
+        nats=float(terms.sum()),
+        stderr=variance**0.5 / corpus.tokens,
+        stderr_population=_spread(each, corpus.lengths),
+        terms=tuple(terms.tolist()),
+    )
 
 
 def _spread(costs: Float[np.ndarray, " rows"], lengths: Int[np.ndarray, " rows"]) -> float | None:

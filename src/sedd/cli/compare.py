@@ -1,0 +1,74 @@
+"""``sedd compare``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, watched
+from sedd.cli.root import AsJson, app
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    data: Annotated[
+        str | None, typer.Option(help="A text to score all runs on; by default what they kept from their training.")
+    ] = None,
+    protocol: ProtocolName = None,
+    draws: Draws = None,
+    batch: Batch = 16,
+    seed: Seed = 0,
+    plot: Annotated[Path, typer.Option(help="Where the plot goes: .png, .svg, .pdf, or a page, .html.")] = Path(
+        "compare.png"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Runs side by side: a table of held-out likelihoods with their errors, and a plot of the way there.
+
+    Every run is scored on the same text under one protocol; runs that kept different data need --data.
+    """
+    from sedd import build, distributed
+    from sedd import evaluate as evaluation
+    from sedd.cli.train import prepared
+    from sedd.evaluate import compare as comparison
+
+    chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
+    rows = []
+    with distributed.group() as ranks:
+        models = [build.load(run, device=str(ranks.device)) for run in runs]
+        corpora = [
+            evaluation.given(data, chosen, model, None, None)
+            if data
+            else evaluation.held_out(prepared(model.config), model)
+            for model in models
+        ]
+        comparison.same_data([str(run) for run in runs], corpora)
+        for run, model, corpus in zip(runs, models, corpora, strict=True):
+            with watched(str(run), shown=ranks.first) as hear:
+                record = evaluation.evaluate(
+                    model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, hear=hear
+                )
+            rows.append(comparison.row(run, model, record))
+        first = ranks.first
+    if first:
+        comparison.plot(rows, plot)
+        _print(rows, as_json)
+
+
+def _print(rows: list[dict[str, object]], as_json: bool) -> None:
+    from sedd.evaluate import compare as comparison
+
+    cells = comparison.cells(rows)
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    table = Table(*(name.replace("_", " ") for name in comparison.COLUMNS), box=box.MARKDOWN)
+    for words in cells:
+        table.add_row(*words)
+    Console(width=400).print(table)  # Markdown is not to be wrapped
