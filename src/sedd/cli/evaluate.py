@@ -18,7 +18,7 @@ from sedd.cli.root import AsJson, app
 if TYPE_CHECKING:
     from sedd.build import Loaded
     from sedd.evaluate import Corpus, Protocol
-    from sedd.evaluate.estimate import Hear
+    from sedd.likelihood.estimate import Hear
 
 ModelFolder = Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")]
 ProtocolName = Annotated[

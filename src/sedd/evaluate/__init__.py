@@ -5,7 +5,6 @@ the number and everything it depends on, and `table` puts such records side by s
 """
 
 from sedd.evaluate.corpus import Corpus, alone, given, held_out
-from sedd.evaluate.estimate import Estimate, estimate
 from sedd.evaluate.protocol import DATASETS, PROTOCOLS, Protocol, protocol, suite
 from sedd.evaluate.record import evaluate, table
 
@@ -13,10 +12,8 @@ __all__ = [
     "DATASETS",
     "PROTOCOLS",
     "Corpus",
-    "Estimate",
     "Protocol",
     "alone",
-    "estimate",
     "evaluate",
     "given",
     "held_out",

@@ -3,12 +3,10 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import final
 
 import numpy as np
-from jaxtyping import Int
 
 from sedd.build import Loaded
 from sedd.data import Blocks, Index
@@ -40,15 +38,10 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
-    def lengths(self) -> Int[np.ndarray, " rows"]:
-        """Tokens in each sequence."""
-        return np.array([len(row) for row in self.rows])
-
     @property
     def tokens(self) -> int:
         """In all sequences."""
-        return int(self.lengths.sum())
+        return sum(map(len, self.rows))
 
 
 def given(source: str, protocol: Protocol, loaded: Loaded, dataset: str | None, column: str | None) -> Corpus:

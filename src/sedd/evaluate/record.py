@@ -9,9 +9,9 @@ from sedd import build
 from sedd.build import Loaded
 from sedd.distributed import Ranks
 from sedd.evaluate.corpus import Corpus
-from sedd.evaluate.estimate import Estimate, Hear, estimate
 from sedd.evaluate.protocol import Protocol
-from sedd.likelihood import Estimator, Terms
+from sedd.likelihood import Estimate, Estimator, Terms, estimate
+from sedd.likelihood.estimate import Hear
 
 DIGITS = 5
 """Of nats and bits that are printed: what batches and processes may change is far behind them."""
@@ -34,7 +34,7 @@ def evaluate(
     """The likelihood of ``corpus``, as it is stored and printed."""
     by = build.estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
     draws = draws or protocol.draws
-    found = estimate(loaded.model, by, corpus, draws=draws, seed=seed, batch=batch, ranks=ranks, hear=hear)
+    found = estimate(loaded.model, by, corpus.rows, draws=draws, seed=seed, batch=batch, ranks=ranks, hear=hear)
     return {
         **_numbers(found, corpus, by),
         "tokens": corpus.tokens,

@@ -4,7 +4,7 @@ What a look shows is a function of the seed and its number, so the result depend
 the number of processes, but for the last bits of the network's own arithmetic.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.distributed import Ranks
-from sedd.evaluate.corpus import Corpus
-from sedd.evaluate.design import Design
-from sedd.likelihood import Drawn, Estimator
+from sedd.likelihood.design import Design
+from sedd.likelihood.estimators import Drawn, Estimator
 from sedd.randomness import Chance
+from sedd.tokenizer import Ids
 
 Hear = Callable[[int, int], None]
 """Told how many looks this process has made, and how many there are."""
@@ -37,7 +37,7 @@ class Estimate(NamedTuple):
 def estimate(
     model: Any,
     estimator: Estimator,
-    corpus: Corpus,
+    rows: Sequence[Ids],
     *,
     draws: int,
     seed: int,
@@ -45,11 +45,13 @@ def estimate(
     ranks: Ranks,
     hear: Hear = lambda done, total: None,
 ) -> Estimate:
-    """The likelihood of ``corpus`` under ``model``, ``batch`` looks at a time, shared by all processes."""
+    """The likelihood of ``rows`` of tokens under ``model``, ``batch`` looks at a time, shared by all processes."""
     if batch < 1:
         raise ValueError(f"batch is {batch}; at least 1 look is made at a time")
-    design = Design(len(corpus), draws, seed) if isinstance(estimator, Drawn) else None
-    looks = _Looks(estimator, corpus, design, seed)
+    if not rows or not all(map(len, rows)):
+        raise ValueError(f"of {len(rows)} sequences some or all are empty; there is nothing to score in them")
+    design = Design(len(rows), draws, seed) if isinstance(estimator, Drawn) else None
+    looks = _Looks(estimator, rows, design, seed)
     found = torch.zeros(len(looks), 5, dtype=torch.float64)
     mine = list(looks.batches(batch))[ranks.rank :: ranks.world]
     done, total = 0, sum(map(len, mine))
@@ -61,16 +63,17 @@ def estimate(
         if isinstance(estimator, Drawn):
             found[torch.from_numpy(numbers), 3:] = estimator.luck(x_0, *shown).cpu()
         hear(done := done + len(numbers), total)
-    return _summary(ranks.total(found.to(ranks.device)).cpu().numpy(), looks, estimator, design)
+    return _summary(ranks.total(found.to(ranks.device)).cpu().numpy(), looks)
 
 
 @final
 class _Looks:
     """All looks at a data set, by number: those at its first sequence, then those at its second …"""
 
-    def __init__(self, estimator: Estimator, corpus: Corpus, design: Design | None, seed: int) -> None:
-        self.estimator, self.corpus, self.seed = estimator, corpus, seed
-        lengths, which = np.unique(corpus.lengths, return_inverse=True)
+    def __init__(self, estimator: Estimator, rows: Sequence[Ids], design: Design | None, seed: int) -> None:
+        self.estimator, self.rows, self.design, self.seed = estimator, rows, design, seed
+        self.lengths = np.array([len(row) for row in rows])
+        lengths, which = np.unique(self.lengths, return_inverse=True)
         counts = np.array([estimator.looks(n, design.draws if design else 0) for n in lengths.tolist()])[which]
         self.starts = np.concatenate([[0], np.cumsum(counts)])
         self.u = design.u.ravel() if design else np.zeros(len(self))  # nothing is drawn where the value is exact
@@ -80,8 +83,8 @@ class _Looks:
 
     def batches(self, size: int) -> Iterator[Int[np.ndarray, " looks"]]:
         """All numbers, those of sequences of one length together: nothing is ever padded."""
-        for length in np.unique(self.corpus.lengths):
-            rows = np.flatnonzero(self.corpus.lengths == length)
+        for length in np.unique(self.lengths):
+            rows = np.flatnonzero(self.lengths == length)
             numbers = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
             yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
 
@@ -89,31 +92,29 @@ class _Looks:
         """The sequences, and what is shown of them: made on the CPU, so the same everywhere."""
         rows = np.searchsorted(self.starts, numbers, side="right") - 1
         looks = numbers - self.starts[rows]
-        x_0 = torch.from_numpy(np.stack([self.corpus.rows[row] for row in rows]))
+        x_0 = torch.from_numpy(np.stack([self.rows[row] for row in rows]))
         chance = Chance(self.seed, torch.from_numpy(numbers))
         return x_0, *self.estimator.show(x_0, torch.from_numpy(looks), torch.from_numpy(self.u[numbers]), chance)
 
 
-def _summary(
-    found: Float[np.ndarray, "looks 5"], looks: _Looks, estimator: Estimator, design: Design | None
-) -> Estimate:
+def _summary(found: Float[np.ndarray, "looks 5"], looks: _Looks) -> Estimate:
     """Means over looks and sums over sequences, in the order of their numbers."""
     if not np.isfinite(found).all():
         raise ValueError("the model gives a cost that is not finite; its weights are damaged, or its training blew up")
-    corpus, starts = looks.corpus, looks.starts
-    means = np.add.reduceat(found[:, :3], starts[:-1]) / np.diff(starts)[:, None]
+    costs, luck, tokens = found[:, :3], found[:, 3:], looks.lengths.sum()
+    means = np.add.reduceat(costs, looks.starts[:-1]) / np.diff(looks.starts)[:, None]
     each, variance = means.sum(-1), 0.0
-    if design is not None and isinstance(estimator, Drawn):
-        costs, luck = found[:, :3].sum(-1).reshape(design.strata.shape), found[:, 3:].reshape(*design.strata.shape, 2)
-        trend = estimator.trend(torch.from_numpy(design.middles.ravel())).numpy().reshape(design.strata.shape)
-        settled = design.settle(costs, trend, luck)
+    if isinstance(looks.estimator, Drawn) and looks.design is not None:
+        shape = looks.design.strata.shape
+        trend = looks.estimator.trend(torch.from_numpy(looks.design.middles.ravel())).numpy()
+        settled = looks.design.settle(costs.sum(-1).reshape(shape), trend.reshape(shape), luck.reshape(*shape, -1))
         each, variance = settled.costs.mean(-1), settled.variance
-    diffusion = each.sum() - means[:, 1:].sum()
-    terms = np.array([diffusion, *means[:, 1:].sum(0)]) / corpus.tokens
+    certain = means[:, 1:].sum(0)  # luck is of the diffusion term
+    terms = np.array([each.sum() - certain.sum(), *certain]) / tokens
     return Estimate(
-        nats=float(terms.sum()),
-        stderr=variance**0.5 / corpus.tokens,
-        stderr_population=_spread(each, corpus.lengths),
+        nats=float(each.sum() / tokens),
+        stderr=float(variance**0.5 / tokens),
+        stderr_population=_spread(each, looks.lengths),
         terms=tuple(terms.tolist()),
     )
 

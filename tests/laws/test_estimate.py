@@ -11,11 +11,10 @@ from toys import random_law, random_model
 
 from sedd import exact, likelihood
 from sedd.distributed import Ranks
-from sedd.evaluate import Corpus, Estimate, estimate
-from sedd.evaluate.design import Design, Settled
 from sedd.exact import definition
 from sedd.exact.chain import pairs
-from sedd.likelihood import AnyOrder, Bound, LeftToRight, OneOrder, Published
+from sedd.likelihood import AnyOrder, Bound, Design, Estimate, LeftToRight, OneOrder, Published, estimate, estimators
+from sedd.likelihood.design import Settled
 from sedd.objective import DenoisingScoreEntropy
 from sedd.parameterization import Mean, Score
 from sedd.process import Absorbing, Process, Uniform, at_token
@@ -28,14 +27,11 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 NOISES = [(Absorbing(3), LogLinear()), (Absorbing(3), Geometric(1e-3, 8.0)), (Uniform(3), Geometric(1e-3, 8.0))]
 
 
-def corpus(rows: torch.Tensor | list[np.ndarray]) -> Corpus:
-    return Corpus([np.asarray(row) for row in rows], 1.0, 1.0, "toy", "all", "")
-
-
 def found(
     model: object, estimator: likelihood.Estimator, rows: object, draws: int = 8, seed: int = 0, batch: int = 512
 ) -> Estimate:
-    return estimate(model, estimator, corpus(rows), draws=draws, seed=seed, batch=batch, ranks=ALONE)
+    as_arrays = [np.asarray(row) for row in rows]
+    return estimate(model, estimator, as_arrays, draws=draws, seed=seed, batch=batch, ranks=ALONE)
 
 
 def bound_of_each(model: object, process: Process, schedule: Schedule, length: int = 3, nodes: int = 40) -> np.ndarray:
@@ -193,9 +189,7 @@ def test_batches_and_processes_change_nothing() -> None:
             return torch.stack(halves).sum(0)
 
     for rank in (0, 1):
-        share = estimate(
-            small(), bound, corpus(rows), draws=8, seed=0, batch=7, ranks=Half(rank, 2, torch.device("cpu"))
-        )
+        share = estimate(small(), bound, rows, draws=8, seed=0, batch=7, ranks=Half(rank, 2, torch.device("cpu")))
     assert ((halves[0][:, 1] == 0) != (halves[1][:, 1] == 0)).all()  # each look, and so its prior, by one of them
     np.testing.assert_allclose(share.nats, whole.nats, rtol=1e-6)
 
@@ -348,7 +342,7 @@ def test_mutants_are_caught(name: str | None, mutant: Callable[..., object], mon
     model = exact.Score(law, process)
     truth = bound_of_each(model, process, schedule).mean() / 3
     if name is not None:
-        monkeypatch.setattr(likelihood, name, mutant(getattr(likelihood, name)))
+        monkeypatch.setattr(estimators, name, mutant(getattr(estimators, name)))
     result = found(model, Bound(process, schedule), law.sequences.repeat(10, 1), draws=8)
     off = abs(result.nats - truth) / result.stderr
     assert off < 3 if name is None else off > 6
