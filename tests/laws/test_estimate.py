@@ -65,7 +65,7 @@ def test_the_estimate_is_the_bound(process: Process, schedule: Schedule, wrapper
     np.testing.assert_allclose(law.probabilities.numpy() @ every, truth.total, rtol=1e-3)  # two ways to the same
     # a data set in which each sequence stands as often as the law says, to a 300th
     rows = law.sequences.repeat_interleave((300 * law.probabilities).round().long(), 0)
-    result = found(model, Bound(process, schedule), rows, draws=16)
+    result = found(model, Bound(process, schedule), rows, draws=8)
     expected = every[exact.index_of(rows, 3)].mean() / 3
     assert abs(result.nats - expected) <= 5 * result.stderr
     assert 5 * result.stderr <= 0.2 * expected
@@ -126,18 +126,21 @@ def as_if_independent(self: Design, costs: np.ndarray, trend: np.ndarray, luck: 
     return Settled(costs, float(costs.size * costs.var(ddof=1)) / self.draws**2)
 
 
-@pytest.mark.parametrize("lengths", [(40,), (40, 10, 3)], ids=["equal", "ragged"])
-@pytest.mark.parametrize("settle", [Design.settle, as_if_independent], ids=["ours", "naive"])
+@pytest.mark.parametrize(
+    ("settle", "lengths"),
+    [(Design.settle, (40,)), (Design.settle, (40, 10, 3)), (as_if_independent, (40,))],
+    ids=["equal lengths", "ragged", "naive"],
+)
 def test_the_error_is_the_spread_over_seeds(
-    lengths: tuple[int, ...], settle: object, monkeypatch: pytest.MonkeyPatch
+    settle: object, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """60 seeds know it to 9 %, so that 27 % off is a false alarm of 0.3 %. The naive error is twice too large."""
+    """40 seeds know it to 11 %, so that 33 % off is a false alarm of 0.3 %. The naive error is twice too large."""
     monkeypatch.setattr(Design, "settle", settle)
     bound, rows = Bound(Absorbing(8), LogLinear()), texts(20, lengths)
-    results = [found(small(), bound, rows, draws=12, seed=seed) for seed in range(60)]
+    results = [found(small(), bound, rows, draws=12, seed=seed) for seed in range(40)]
     said = math.sqrt(np.mean([result.stderr**2 for result in results]))
     ratio = said / np.std([result.nats for result in results], ddof=1)
-    assert ratio > 2 if settle is as_if_independent else abs(ratio - 1) < 0.27
+    assert ratio > 2 if settle is as_if_independent else abs(ratio - 1) < 0.33
 
 
 @pytest.mark.parametrize(("process", "schedule"), NOISES[1:], ids=str)

@@ -14,7 +14,11 @@ def sedd(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["lab", "--help"], ["lab", "bound", "--help"], ["data", "prepare", "--help"], ["--version"]]
+    "words",
+    [
+        *(["--help"], ["lab", "--help"], ["lab", "bound", "--help"], ["data", "prepare", "--help"], ["--version"]),
+        *(["eval", "--help"], ["score", "--help"], ["compare", "--help"]),
+    ],
 )
 def test_help_answers_without_torch(words: list[str]) -> None:
     code = (

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, watched
+from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, corpora, watched
 from sedd.cli.root import AsJson, app
 
 
@@ -34,21 +34,15 @@ def compare(
     """
     from sedd import build, distributed
     from sedd import evaluate as evaluation
-    from sedd.cli.train import prepared
     from sedd.evaluate import compare as comparison
 
     chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
-    rows = []
+    path, curves, rows = comparison.plottable(plot), [comparison.curve(run) for run in runs], []
     with distributed.group() as ranks:
         models = [build.load(run, device=str(ranks.device)) for run in runs]
-        corpora = [
-            evaluation.given(data, chosen, model, None, None)
-            if data
-            else evaluation.held_out(prepared(model.config), model)
-            for model in models
-        ]
-        comparison.same_data([str(run) for run in runs], corpora)
-        for run, model, corpus in zip(runs, models, corpora, strict=True):
+        texts = [text for model in models for text in corpora(model, data, chosen)]
+        comparison.same_data([str(run) for run in runs], texts)
+        for run, model, corpus in zip(runs, models, texts, strict=True):
             with watched(str(run), shown=ranks.first) as hear:
                 record = evaluation.evaluate(
                     model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, hear=hear
@@ -56,7 +50,7 @@ def compare(
             rows.append(comparison.row(run, model, record))
         first = ranks.first
     if first:
-        comparison.plot(rows, plot)
+        comparison.plot(rows, curves, path)
         _print(rows, as_json)
 
 

@@ -79,7 +79,7 @@ def evaluate(
     with distributed.group() as ranks:
         loaded = build.load(model, device=str(ranks.device))
         records = []
-        for corpus in _corpora(loaded, data, chosen, suite, dataset, column):
+        for corpus in corpora(loaded, data, chosen, suite, dataset, column):
             with watched(corpus.dataset or "evaluating", shown=ranks.first) as hear:
                 records.append(look(loaded, corpus, chosen, ranks, hear=hear))
         first = ranks.first
@@ -89,13 +89,13 @@ def evaluate(
         _print(records, as_json, as_table=suite is not None)
 
 
-def _corpora(
+def corpora(
     loaded: "Loaded",
     data: str | None,
     protocol: "Protocol",
-    suite: str | None,
-    dataset: list[str] | None,
-    column: str | None,
+    suite: str | None = None,
+    dataset: list[str] | None = None,
+    column: str | None = None,
 ) -> "Iterator[Corpus]":
     """What was asked to be scored; all files of a suite are found before the first is."""
     from sedd import evaluate as evaluation

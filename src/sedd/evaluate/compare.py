@@ -16,17 +16,18 @@ from sedd.evaluate.record import table
 
 COLUMNS = (
     *("run", "objective", "process", "parameterization", "parameters", "step", "trained_tokens", "seconds"),
-    *("bits_per_char", "stderr_bits_per_char", "nats_per_token", "ppl_bound", "is_exact"),
+    *("bits", "stderr_bits", "nats_per_token", "ppl_bound", "is_exact"),
 )
 KINDS = (".png", ".svg", ".pdf", ".html")
 
 
 class Curve(NamedTuple):
-    """Held-out bits a character as a run went on; it looked at few sequences, so the last point has the error."""
+    """Held-out bits a character as a run went on, and their error: it looked at few sequences, always the same."""
 
     tokens: np.ndarray
     seconds: np.ndarray
     bits: np.ndarray
+    stderr: np.ndarray
 
 
 def curve(run: Path) -> Curve:
@@ -36,7 +37,10 @@ def curve(run: Path) -> Curve:
     looked = [record for record in records if "bound_bits_per_char" in record]
     tokens = np.array([record["tokens"] for record in looked])
     seconds = np.interp(tokens, [0, *(r["tokens"] for r in timed)], [0, *(r["seconds"] for r in timed)])
-    return Curve(tokens, seconds, np.array([record["bound_bits_per_char"] for record in looked]))
+    bits, nats, error = (
+        np.array([r[name] for r in looked]) for name in ("bound_bits_per_char", "bound", "bound_stderr")
+    )
+    return Curve(tokens, seconds, bits, error * bits / nats)
 
 
 def same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
@@ -50,10 +54,9 @@ def same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
 
 
 def row(run: Path, loaded: Loaded, record: dict[str, Any]) -> dict[str, Any]:
-    """What a run is, how far it was trained, and its record."""
+    """What a run is, how far it was trained, and its record; bits are a character's, or a token's that is no text."""
     state, model = checkpoint.record(loaded.folder, "state"), loaded.config.model
-    error = record["stderr_nats_per_token"]
-    share = record["bits_per_char"] / record["nats_per_token"] if record["bits_per_char"] is not None else None
+    bits = record["bits_per_token"] if record["bits_per_char"] is None else record["bits_per_char"]
     return {
         "run": str(run),
         "objective": loaded.config.objective,
@@ -63,8 +66,9 @@ def row(run: Path, loaded: Loaded, record: dict[str, Any]) -> dict[str, Any]:
         "step": state["step"],
         "trained_tokens": state["tokens"],
         "seconds": round(state["seconds"], 1),
-        "stderr_bits_per_char": None if share is None else round(error * share, 6),
         **record,
+        "bits": bits,
+        "stderr_bits": round(record["stderr_nats_per_token"] * bits / record["nats_per_token"], 6),
     }
 
 
@@ -73,36 +77,35 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     return [["" if value is None else str(value) for value in line] for line in table(rows, COLUMNS)]
 
 
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Bits a character against tokens and against seconds: the curves, and the final number with 95 % of its error."""
+def plottable(path: Path) -> Path:
+    """Refuse what no plot can be written to, before the work is done."""
     if path.suffix not in KINDS:
         raise ValueError(f"the plot is {path.name}; its name must end in one of {', '.join(KINDS)}")
-    figure = _figure(rows)
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} does not exist; make it, or choose another --plot")
+    return path
+
+
+def plot(rows: Sequence[dict[str, Any]], curves: Sequence[Curve], path: Path) -> None:
+    """Bits against tokens and against seconds: the way there, and the final number; bands and bars hold 95 %."""
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, (one, way) in enumerate(zip(rows, curves, strict=True)):
+        color, label = f"C{number % 10}", f"{Path(one['run']).name} ({one['objective']})"
+        for axes, x, end in ((left, way.tokens, one["trained_tokens"]), (right, way.seconds, one["seconds"])):
+            low, high = way.bits - 1.96 * way.stderr, way.bits + 1.96 * way.stderr
+            axes.plot(x, way.bits, color=color, linewidth=1, alpha=0.8)
+            axes.fill_between(x, low, high, color=color, alpha=0.1, linewidth=0)
+            axes.errorbar(end, one["bits"], 1.96 * one["stderr_bits"], fmt="o", color=color, capsize=3, label=label)
+    left.set(xlabel="tokens of training", ylabel="held-out bits a character")
+    right.set(xlabel="seconds of training")
+    right.legend(fontsize="small")
     if path.suffix != ".html":
         figure.savefig(path, dpi=150)
         return
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg")
     path.write_text(_page(rows, drawn.getvalue()), encoding="utf-8")
-
-
-def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    for axes, along in zip(figure.subplots(1, 2, sharey=True), ("tokens", "seconds"), strict=True):
-        for number, one in enumerate(rows):
-            found = curve(Path(one["run"]))
-            along_run, color = getattr(found, along), f"C{number % 10}"
-            axes.plot(along_run, found.bits, color=color, linewidth=1, alpha=0.8)
-            if one["bits_per_char"] is not None:
-                error = 1.96 * one["stderr_bits_per_char"]
-                end = one["trained_tokens" if along == "tokens" else "seconds"]
-                label = f"{Path(one['run']).name} ({one['objective']})"
-                axes.errorbar(end, one["bits_per_char"], error, fmt="o", color=color, capsize=3, label=label)
-        axes.set_xlabel(f"{along} of training")
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("held-out bits a character")
-    figure.axes[1].legend(fontsize="small")
-    return figure
 
 
 def _page(rows: Sequence[dict[str, Any]], drawing: str) -> str:
