@@ -185,7 +185,7 @@ def test_score_gives_a_line_each_and_none_depends_on_another(say: Say, runs: dic
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     assert say("score", runs["lambda"], "--file", tmp_path / "texts.txt", "--json")[1] == out
     assert say("score", runs["lambda"], "-", "--json", stdin="\n".join(texts))[1] == out
-    assert "nats a token, 5 tokens: a mat" in say("score", runs["autoregressive"], "a mat")[1]
+    assert "exact nats a token, 5 tokens: a mat" in say("score", runs["autoregressive"], "a mat")[1]
 
 
 def test_compare_makes_a_table_and_a_plot(say: Say, runs: dict[str, Path], tmp_path: Path, text: Path) -> None:
@@ -253,6 +253,7 @@ def test_the_suite_is_one_table_of_one_protocol(say: Say, long_run: Path, benchm
     code, out, err = say("eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "sedd", "--draws", 2)
     assert code == 0, err
     assert "protocol sedd" in out
+    assert "this model has 257: compare bits_per_char alone" in err
     for name, split in (("lambada", "test"), ("wikitext2", "train"), ("ptb", "test"), ("lm1b", "test")):
         assert any(line.split()[:2] == [name, split] for line in out.splitlines())
     code, out, err = say(
@@ -280,6 +281,8 @@ def test_the_suite_is_one_table_of_one_protocol(say: Say, long_run: Path, benchm
         (["eval", "RUN", "TEXT", "--protocol", "text8p"], "74,000,000 characters"),
         (["eval", "RUN", "FOREIGN"], "'Ж' at position 0 is not among"),
         (["eval", "RUN", "TEXT", "--draws", "3"], "draws is 3; they come in pairs"),
+        (["eval", "RUN", "TEXT", "--draws", "0"], "draws is 0; they come in pairs"),
+        (["eval", "RUN", "TEXT", "--protocol", "alone"], "choose one of strict"),
         (["eval", "RUN", "TEXT", "--batch", "0"], "batch is 0"),
         (["eval", "RUN", "TEXT", "--seed", "-1"], "seed is -1"),
         (["eval", "RUN", "TEXT", "--estimator", "guess"], "'guess'; choose one of"),

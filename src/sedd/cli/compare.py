@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, corpora, watched
 from sedd.cli.root import AsJson, app
@@ -62,7 +59,6 @@ def _print(rows: list[dict[str, object]], as_json: bool) -> None:
         for row in rows:
             print(json.dumps(row))
         return
-    table = Table(*(name.replace("_", " ") for name in comparison.COLUMNS), box=box.MARKDOWN)
-    for words in cells:
-        table.add_row(*words)
-    Console(width=400).print(table)  # Markdown is not to be wrapped
+    header = [name.replace("_", " ") for name in comparison.COLUMNS]
+    for words in (header, ["---"] * len(header), *cells):
+        print(f"| {' | '.join(words)} |")

@@ -78,6 +78,9 @@ def evaluate(
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.group() as ranks:
         loaded = build.load(model, device=str(ranks.device))
+        if chosen.tokens not in (None, size := loaded.tokenizer.vocab_size) and ranks.first:
+            note = f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {chosen.tokens:,}"
+            print(f"sedd: {note}; this model has {size:,}: compare bits_per_char alone", file=sys.stderr)
         records = []
         for corpus in corpora(loaded, data, chosen, suite, dataset, column):
             with watched(corpus.dataset or "evaluating", shown=ranks.first) as hear:
@@ -108,17 +111,22 @@ def corpora(
             yield evaluation.given(str(path), protocol, loaded, name, column)
     elif dataset and len(dataset) > 1:
         raise ValueError(f"dataset is {' and '.join(dataset)}; a file is one of them, several go with --suite")
-    elif protocol.name == "held-out":
+    elif protocol.is_own:
         if data is not None:
-            raise ValueError("protocol held-out scores what the run kept from its own data; leave DATA out")
+            raise ValueError(f"protocol {protocol.name} scores what the run kept from its own data; leave DATA out")
         yield evaluation.held_out(prepared(loaded.config), loaded)
     elif data is None:
-        raise ValueError(f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to score what the "
-                         "run kept from its training")  # fmt: skip
+        raise ValueError(
+            f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to score what the run kept"
+        )
     else:
         yield evaluation.given(data, protocol, loaded, dataset[0] if dataset else None, column)
 
 
+DESCRIBED = (
+    *("bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound", "stderr_population_nats_per_token"),
+    *("tokens", "sequences", "draws", "seed", "protocol", "split", "data"),
+)
 SHOWN = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_nats_per_token", "bits_per_char")
 
 
@@ -140,25 +148,13 @@ def _print(records: list[dict[str, Any]], as_json: bool, as_table: bool) -> None
 
 def _describe(record: dict[str, Any]) -> None:
     """A record for people: what it says first, then what it depends on."""
-    kind = "exact" if record["is_exact"] else "at most"
+    kind = "exactly" if record["is_exact"] else "at most" if None not in record["terms"].values() else "as published,"
     error = "" if record["is_exact"] else f" ± {record['stderr_nats_per_token']:.5f}"
     print(f"{kind} {record['nats_per_token']:.5f}{error} nats a token")
-    for name in ("bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound"):
-        if record[name] is not None:
-            print(f"{name.replace('_', ' '):22s} {record[name]}")
+    for name in DESCRIBED:
+        print(f"{name.replace('_', ' '):34s} {record[name]}")
     for name, value in record["terms"].items():
-        print(f"{name:22s} {'not counted' if value is None else value}")
-    for name in (
-        "stderr_population_nats_per_token",
-        "tokens",
-        "sequences",
-        "draws",
-        "seed",
-        "protocol",
-        "split",
-        "data",
-    ):
-        print(f"{name.replace('_', ' '):22s} {record[name]}")
+        print(f"{name:34s} {'not counted' if value is None else value}")
 
 
 @app.command()
@@ -180,13 +176,11 @@ def score(
     from sedd import evaluate as evaluation
 
     given = _lines(texts, file)
-    protocol = evaluation.protocol("alone")
+    look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.group() as ranks:
         loaded = build.load(model, device=str(ranks.device))
         for text, corpus in zip(given, evaluation.alone(given, loaded), strict=True):
-            record = evaluation.evaluate(
-                loaded, corpus, protocol, ranks, estimator=estimator, draws=draws, batch=batch, seed=seed
-            )
+            record = look(loaded, corpus, evaluation.ALONE, ranks)
             if ranks.first:
                 _score_line({"text": text, **record}, as_json)
 

@@ -5,10 +5,11 @@ the number and everything it depends on, and `table` puts such records side by s
 """
 
 from sedd.evaluate.corpus import Corpus, alone, given, held_out
-from sedd.evaluate.protocol import DATASETS, PROTOCOLS, Protocol, protocol, suite
+from sedd.evaluate.protocol import ALONE, DATASETS, PROTOCOLS, Protocol, protocol, suite
 from sedd.evaluate.record import evaluate, table
 
 __all__ = [
+    "ALONE",
     "DATASETS",
     "PROTOCOLS",
     "Corpus",

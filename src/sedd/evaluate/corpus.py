@@ -44,7 +44,9 @@ class Corpus:
         return sum(map(len, self.rows))
 
 
-def given(source: str, protocol: Protocol, loaded: Loaded, dataset: str | None, column: str | None) -> Corpus:
+def given(
+    source: str, protocol: Protocol, loaded: Loaded, dataset: str | None = None, column: str | None = None
+) -> Corpus:
     """A file, a folder or prepared data, as ``protocol`` reads it."""
     if (Path(source) / INDEX).is_file():
         return _prepared(Path(source), protocol, loaded)

@@ -97,6 +97,10 @@ class Protocol:
     characters: tuple[int, int] | None = None
     """Which part of the text."""
     alphabet: str | None = None
+    tokens: int | None = None
+    """The vocabulary that published numbers count in."""
+    is_own: bool = False
+    """Whether it scores what a run kept from its training, and no other text."""
 
     def facts(self) -> dict[str, Any]:
         """What a record says of it."""
@@ -145,13 +149,13 @@ class Protocol:
 
 
 SUITES = ("zero-shot",)
+ALONE = Protocol("alone", "each text by itself", None, Eos.NONE, Whole(), draws=128)
 
 PROTOCOLS: Mapping[str, Protocol] = {
     found.name: found
     for found in (
-        Protocol("strict", "all that is given", length=None, eos=Eos.BETWEEN, packing=Whole()),
-        Protocol("held-out", "what the run kept from training", length=None, eos=Eos.BETWEEN, packing=Stream()),
-        Protocol("alone", "each text by itself", length=None, eos=Eos.NONE, packing=Whole(), draws=128),
+        Protocol("strict", "all that is given", None, Eos.BETWEEN, Whole()),
+        Protocol("held-out", "the last blocks of a run's data", None, Eos.BETWEEN, Stream(), is_own=True),
         Protocol(
             "text8p",
             "characters 69M to 74M of text8",
@@ -171,6 +175,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
             t_min=1e-3,
             benchmarks=tuple(DATASETS),
             splits={"wikitext2": "train"},
+            tokens=50_257,
         ),
         Protocol(
             "mdlm",
@@ -182,6 +187,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
             t_min=1e-3,
             benchmarks=("lambada", "ptb", "wikitext103", "lm1b"),
             splits={"lambada": "test"},
+            tokens=50_257,
         ),
     )
 }

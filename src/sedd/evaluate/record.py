@@ -3,6 +3,8 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from sedd import build
@@ -33,7 +35,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The likelihood of ``corpus``, as it is stored and printed."""
     by = build.estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
-    draws = draws or protocol.draws
+    draws = protocol.draws if draws is None else draws
     found = estimate(loaded.model, by, corpus.rows, draws=draws, seed=seed, batch=batch, ranks=ranks, hear=hear)
     return {
         **_numbers(found, corpus, by),
@@ -49,7 +51,7 @@ def evaluate(
         "tokenizer": loaded.tokenizer.kind,
         "tokenizer_sha256": loaded.tokenizer.fingerprint(),
         "model": str(loaded.folder),
-        "model_sha256": _sha256(loaded),
+        "model_sha256": _sha256(loaded.folder / "ema.safetensors"),
     }
 
 
@@ -75,9 +77,9 @@ def _rounded(value: float | None, share: float | None, digits: int = DIGITS) -> 
     return None if value is None or share is None else round(value / share, digits)
 
 
-def _sha256(loaded: Loaded) -> str:
-    """Of the weights that `build.load` reads."""
-    with (loaded.folder / "ema.safetensors").open("rb") as file:
+@cache  # of the weights that `build.load` reads, once for any number of texts
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
