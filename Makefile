@@ -4,10 +4,11 @@ bin := .venv/bin
 # two torch processes with all threads each run many times slower than with one
 export OMP_NUM_THREADS ?= 1
 
-# shapes are checked at every call, but for the tests of compiled graphs, which the checks would break
-pytest := $(bin)/pytest -n 2 --ignore tests/compile --jaxtyping-packages=sedd,beartype.beartype
+# shapes are checked at every call, but for the tests of compiled graphs and kernels, which the checks would break
+unchecked := tests/compile tests/kernels
+pytest := $(bin)/pytest -n 2 $(unchecked:%=--ignore %) --ignore tests/gpu --jaxtyping-packages=sedd,beartype.beartype
 
-.PHONY: help demo test lint verify docs bench clean
+.PHONY: help demo test lint verify gpu docs bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
@@ -29,7 +30,7 @@ demo: .venv/ready  ## train on sentences of known entropy, sample, fill blanks: 
 
 test: .venv/ready  ## the tests
 	$(pytest) -m "not verify"
-	$(bin)/pytest -q tests/compile
+	$(bin)/pytest -q $(unchecked)
 
 lint: .venv/ready  ## style, types, and who may import whom
 	$(bin)/ruff check
@@ -39,6 +40,9 @@ lint: .venv/ready  ## style, types, and who may import whom
 
 verify: .venv/ready  ## the long proofs
 	$(pytest) -m verify
+
+gpu: .venv/ready  ## the proofs that need a GPU
+	$(bin)/pytest -q tests/gpu tests/kernels
 
 docs: .venv/ready  ## the documentation, in site/
 	$(bin)/zensical build --strict

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sedd import build, data, generate, logs, train
+from sedd import build, data, generate, logs, sampler, train
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
 
 matplotlib.use("Agg")
@@ -123,28 +122,27 @@ def plot(out: Path, entropy: float) -> None:
 def show(out: Path) -> None:
     """Sentences from nothing, and sentences around what is given."""
     loaded = build.load(out / "run")
-    generator = torch.Generator().manual_seed(0)
+    job = generate.Job(loaded.model, loaded.process, loaded.schedule, generate.Settings(steps=64))
 
-    def texts(fixed: torch.Tensor) -> list[str]:
-        *_, ids = generate.trajectory(loaded.model, loaded.process, loaded.schedule, fixed, 64, generator)
-        return [loaded.tokenizer.decode(row) for row in ids.tolist()]
+    def texts(canvas: sampler.Canvas) -> list[str]:
+        return [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, canvas)]
 
-    drawn = texts(generate.blank(200, LENGTH, generator.device))
+    drawn = texts(sampler.empty(200, LENGTH))
     good = sum(is_grammatical(text) for text in drawn)
     print(f"\nfrom nothing ({good} of {len(drawn)} are grammatical):")
     for text in drawn[:5]:
         print(f"  {text}")
-    for template in ("the ? ? sees a ? ?.", "two ? ? ? every red owl."):
-        fixed = generate.blank(3, LENGTH, generator.device)
-        for i, word in enumerate(template.replace(".", " .").split(" ")):
-            if word != "?":
-                text = word if i == 0 or word == "." else f" {word}"
-                fixed[:, i] = int(loaded.tokenizer.encode(text)[0])
+    for template in ("the{2} sees a{2}.", "two{3} every red owl."):
+        ids = generate.template.ids(template, loaded.tokenizer)
         print(f"\nfilling  {template}")
-        for text in texts(fixed):
+        for text in texts(generate.template.canvas([ids] * 3, LENGTH, loaded.process.vocab_size)):
             print(f"  {text}")
+    rows = generate.sample(job, sampler.empty(12, LENGTH))
+    tokens = [generate.picture.tokens(loaded.tokenizer, row) for row in rows]
+    page = generate.picture.html(tokens, "Twelve sentences", "Sampler exact, 64 steps.")
+    (out / "trace.html").write_text(page, encoding="utf-8")
     (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(drawn), "texts": drawn}, indent=1))
-    print(f"\nthe model is in {out}/run, the picture in {out}/bound.png")
+    print(f"\nthe model is in {out}/run, pictures in {out}/bound.png and {out}/trace.html")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""From names to objects: the only room in which a string chooses a class."""
+"""From names to objects: the only room in which a string chooses a class.
+
+Tokenizers are chosen by `tokenizer.named`, known here as `build.tokenizer`: data are prepared without torch.
+"""
 
 import functools
 import inspect
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +19,8 @@ from sedd import likelihood as likelihoods
 from sedd import objective as objectives
 from sedd import parameterization as parameterizations
 from sedd import process as processes
+from sedd import recompute as recomputes
+from sedd import sampler as samplers
 from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
@@ -40,7 +45,7 @@ NETWORKS: Mapping[str, type[transformers.Transformer]] = {
     "reference": transformers.Reference,
     "modern": transformers.Modern,
 }
-OBJECTIVES: Mapping[str, type[objectives.Objective]] = {
+OBJECTIVES: Mapping[str, type[objectives.Objective[Any]]] = {
     "score-entropy": objectives.DenoisingScoreEntropy,
     "explicit-score-entropy": objectives.ExplicitScoreEntropy,
     "implicit-score-entropy": objectives.ImplicitScoreEntropy,
@@ -55,7 +60,29 @@ OBJECTIVES: Mapping[str, type[objectives.Objective]] = {
     "softmax-linear": objectives.SoftmaxLinear,
     "autoregressive": objectives.Autoregressive,
 }
-TOKENIZERS = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
+SAMPLERS: Mapping[str, type[samplers.Sampler]] = {
+    "exact": samplers.Exact,
+    "tweedie": samplers.Tweedie,
+    "euler": samplers.Euler,
+    "ancestral": samplers.Ancestral,
+    "theta": samplers.Theta,
+    "gibbs": samplers.Gibbs,
+    "remask": samplers.Remask,
+    "ordered": samplers.Ordered,
+    "confidence": samplers.Confident,
+    "entropy": samplers.EntropyBounded,
+}
+GRIDS: Mapping[str, Callable[[int], torch.Tensor]] = {
+    "uniform": samplers.uniform_grid,
+    "cosine": samplers.cosine_grid,
+}
+RECOMPUTES: Mapping[str, recomputes.Recompute] = {
+    "nothing": recomputes.nothing,
+    "cheap": recomputes.cheap,
+    "blocks": recomputes.blocks,
+}
+
+tokenizer = tokenizers.named
 
 T = TypeVar("T")
 
@@ -85,7 +112,7 @@ def objective(
     process: processes.Process,
     schedule: schedules.Schedule,
     **options: Any,
-) -> objectives.Objective:
+) -> objectives.Objective[Any]:
     """An objective; ``options`` are its own: ``t_min``, ``clock``, ``steps`` of d3pm, ``law`` of the explicit ones."""
     kind = _choose("objective", name, OBJECTIVES)
     given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
@@ -123,39 +150,54 @@ def _estimators(loaded: "Loaded", whole: bool, t_min: float, seed: int) -> dict[
     }
 
 
-def tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> tokenizers.Tokenizer:
-    """A tokenizer by name, or saved at a path; ``texts`` is called for the corpus where it is fitted to one."""
-    name, _, size = spec.partition(":")
-    match name, size:
-        case "bytes", "":
-            return tokenizers.Bytes()
-        case "chars", "":
-            return tokenizers.Characters.fit(texts())
-        case "ints", "":
-            return tokenizers.Integers.fit(texts())
-        case "ints", _ if size.isdecimal():
-            return tokenizers.Integers(size=int(size))
-        case "bpe", _ if size.isdecimal():
-            return tokenizers.BPE.train(texts(), int(size))
-        case "gpt2", "":
-            return _gpt2()
-    if (path := Path(spec)).exists():
-        return tokenizers.load(path) if path.is_dir() else tokenizers.BPE.read(path)
-    raise ValueError(
-        f"tokenizer is {spec!r}; choose one of {', '.join(TOKENIZERS)}, or the path of a tokenizer.json or of a folder "
-        "with one"
-    )
+def recompute(name: str) -> recomputes.Recompute:
+    """What blocks compute again on the way back: ``nothing``, all that is ``cheap``, or whole ``blocks``."""
+    return _choose("recompute", name, RECOMPUTES)
 
 
-def _gpt2() -> tokenizers.Tokenizer:
-    place = Path(os.environ.get("SEDD_GPT2") or Path.home() / ".cache" / "sedd" / "gpt2")
-    file = place if place.is_file() else place / "tokenizer.json"
-    if not file.exists():
+def sampler(
+    name: str | None,
+    model: Any,
+    process: processes.Process,
+    schedule: schedules.Schedule,
+    sharpness: samplers.Sharpness | None = None,
+    **options: Any,
+) -> samplers.Sampler:
+    """A sampler; None is the best known for the model. ``options`` are its own: ``theta``, ``eta``, ``direction`` …"""
+    denoiser = isinstance(model, parameterizations.MeanReader)
+    sharpness = sharpness or samplers.Sharpness()
+    if isinstance(model, parameterizations.Causal):
+        if name is not None or options:
+            raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
+        return samplers.LeftToRight(model, process, schedule, sharpness)
+    if name is None:
+        masks = isinstance(process, processes.Absorbing)
+        name = ("exact" if masks else "ancestral") if denoiser else "tweedie"
+    if name == "ancestral" and not denoiser:
         raise ValueError(
-            f"{file}, the tokenizer of GPT-2, does not exist; download it from huggingface.co/openai-community/gpt2 "
-            "and put it there, or its path into SEDD_GPT2"
+            "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
-    return tokenizers.BPE.read(file)
+    kind = _choose("sampler", name, SAMPLERS)
+    own = {f.name: type(f.default) for f in fields(kind) if f.default is not MISSING}
+    for option, value in options.items():
+        if option not in own:
+            raise ValueError(f"sampler {name} has no option {option}; it takes {', '.join(own) or 'none'}")
+        if not isinstance(value, (int, float) if own[option] is float else own[option]):
+            raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {own[option].__name__}")
+    used = model if sharpness.none else samplers.Tempered(model, process, sharpness)
+    return kind(used, process, schedule, **options)
+
+
+def grid(spec: str, steps: int | None) -> torch.Tensor:
+    """Times from 1 down to 0: ``uniform``, ``cosine``, or as in ``1,0.6,0.2,0``; None steps is no grid at all."""
+    if steps is None:
+        return torch.zeros(0, dtype=torch.float64)
+    if "," in spec:
+        try:
+            return samplers.given_grid([float(word) for word in spec.split(",")])
+        except ValueError as error:
+            raise ValueError(f"grid is {spec!r}: {error}") from None
+    return _choose("grid", spec, GRIDS)(steps)
 
 
 class Parts(NamedTuple):
@@ -163,7 +205,7 @@ class Parts(NamedTuple):
 
     process: processes.Process
     schedule: schedules.Schedule
-    objective: objectives.Objective
+    objective: objectives.Objective[Any]
 
 
 def parts(config: Run, vocab_size: int) -> Parts:
@@ -207,7 +249,7 @@ class Loaded(NamedTuple):
     network: nn.Module
     process: processes.Process
     schedule: schedules.Schedule
-    objective: objectives.Objective
+    objective: objectives.Objective[Any]
     tokenizer: tokenizers.Tokenizer
     config: Run
     folder: Path
@@ -219,6 +261,8 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu") -> Loade
     if (path / "checkpoints").is_dir():
         found = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
         path = found or path
+    elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.damage(path)):
+        raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
         raise ValueError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
     stored = checkpoint.record(path, "config")

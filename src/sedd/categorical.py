@@ -70,7 +70,7 @@ def _at_once(rows: Tensor) -> int:
 
 
 def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
-    return rows.split(_at_once(rows))
+    return tuple(rows.split(_at_once(rows)))
 
 
 def move(x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 MANIFEST = "manifest.json"
+WRITING = ".writing-"
 
 
 def _hash(path: Path) -> str:
@@ -36,6 +38,35 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """What keeps ``path`` from being written, as a sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = str(error) if isinstance(error, SafetensorError) else error.strerror or str(error)
+        raise ValueError(f"{path} could not be written: {reason}; what was saved before is untouched") from None
+
+
+def write_tensors(path: Path, values: Mapping[str, Tensor]) -> None:
+    """A .safetensors file."""
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({key: value.detach().cpu().contiguous().clone() for key, value in values.items()}, path)
+
+
+def write_json(path: Path, record: Any) -> None:
+    """A .json file, replaced at once: a kill leaves the old one or the new one."""
+    temporary = path.with_name(f"{WRITING}{path.name}")
+    try:
+        with written(path):
+            temporary.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+            _sync(temporary)
+            temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def save(
     root: Path,
     name: str,
@@ -43,43 +74,52 @@ def save(
     records: Mapping[str, Any],
     extra: Callable[[Path], None] = lambda _: None,
 ) -> Path:
-    """Write ``root/name``: a .safetensors a mapping, a .json a record, and what ``extra`` adds; all or nothing."""
-    root.mkdir(parents=True, exist_ok=True)
-    target, temporary = root / name, root / f".writing-{name}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    """Write ``root/name``: a .safetensors a mapping, a .json a record, and what ``extra`` adds; all or nothing.
+
+    One that is there and whole is left as it is.
+    """
+    target, temporary = root / name, root / f"{WRITING}{name}"
+    if target.exists() and damage(target) is None:
+        return target
     try:
-        temporary.mkdir()
-        for stem, values in tensors.items():
-            plain = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
-            save_file(plain, temporary / f"{stem}.safetensors")
-        for stem, record in records.items():
-            (temporary / f"{stem}.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-        extra(temporary)
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        manifest = {str(f.relative_to(temporary)): {"bytes": f.stat().st_size, "sha256": _hash(f)} for f in files}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        for path in [*files, temporary / MANIFEST, temporary]:
-            _sync(path)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.rename(target)
-        _sync(root)
-    except (OSError, SafetensorError) as error:
+        with written(target):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            for stem, values in tensors.items():
+                write_tensors(temporary / f"{stem}.safetensors", values)
+            for stem, record in records.items():
+                write_json(temporary / f"{stem}.json", record)
+            extra(temporary)
+            _seal(temporary)
+            shutil.rmtree(target, ignore_errors=True)  # damaged
+            temporary.rename(target)
+            _sync(root)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise ValueError(f"{target} could not be written: {error}; what was saved before is untouched") from None
     return target
+
+
+def _seal(folder: Path) -> None:
+    """Add the manifest; then everything reaches the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifest = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _hash(f)} for f in files}
+    write_json(folder / MANIFEST, manifest)
+    for path in [*files, folder]:
+        _sync(path)
 
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
+        expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "its manifest cannot be read"
-    for name, expected in manifest.items():
+    for name, entry in expected.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"] or _hash(path) != expected["sha256"]:
+        if entry != (path.stat().st_size, _hash(path)):
             return f"{name} is not what was written"
     return None
 
@@ -119,9 +159,20 @@ def record(folder: Path, stem: str) -> Any:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-def prune(root: Path, keep: int, best: str | None) -> Iterator[Path]:
-    """Remove all but the newest ``keep`` checkpoints and the best; yields what went."""
+def prune(root: Path, keep: int, best: str | None) -> None:
+    """Remove all but the newest ``keep`` checkpoints and the best."""
     for folder in steps(root)[keep:]:
         if folder.name != best:
-            shutil.rmtree(folder)
-            yield folder
+            shutil.rmtree(folder, ignore_errors=True)  # what is left is older than those kept, and tried again
+
+
+def set_aside(root: Path, found: Path | None) -> None:
+    """Make way for a run that goes on from ``found``: newer ones are damaged, half-written ones are nothing."""
+    with written(root):
+        for folder in steps(root):
+            if found is not None and folder.name > found.name:
+                aside = root / f"damaged-{folder.name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
+    for folder in root.glob(f"{WRITING}*"):
+        shutil.rmtree(folder, ignore_errors=True)

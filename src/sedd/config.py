@@ -187,10 +187,6 @@ class Run:
             self.noise.schedule = "geometric" if denoiser else "log-linear"
         if self.budget.steps is self.budget.tokens is self.budget.minutes is None:
             self.budget.steps = 1000
-        if self.objective == "any-order" and self.data.records == "lines" and self.data.pad == "ignore":
-            raise ValueError(
-                "objective any-order counts positions, so data.pad=ignore does not go with it; use lambda-dce"
-            )
         return self
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """One process or many: who we are, and averages over all of us. torchrun sets the rest."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,11 @@ class Ranks:
         """Whether this is the one that writes."""
         return self.rank == 0
 
-    def share(self, count: int) -> slice:
-        """This process's part of ``count`` rows."""
-        if count % self.world:
-            raise ValueError(f"a batch of {count} cannot be shared by {self.world} processes; make it a multiple")
+    def share(self, count: int, parts: int = 1) -> slice:
+        """This process's part of ``count`` rows, which it will cut into ``parts``."""
+        if count % (self.world * parts):
+            cut = f", each in {parts} equal parts" if parts > 1 else ""
+            raise ValueError(f"a batch of {count} cannot be shared by {self.world} processes{cut}; make it a multiple")
         part = count // self.world
         return slice(self.rank * part, (self.rank + 1) * part)
 
@@ -40,6 +44,16 @@ class Ranks:
     def any(self, flag: bool) -> bool:
         """Whether it is true of any process."""
         return bool(self.total(torch.tensor(float(flag), device=self.device)) > 0)
+
+    def once_a_machine(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives; one process of each machine calls it, and the others wait for it."""
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        every = [make()] if local == 0 else []
+        if self.world == 1:
+            return every[0]
+        gathered: list[list[T]] = [[] for _ in range(self.world)]
+        dist.all_gather_object(gathered, every)
+        return gathered[self.rank - local][0]
 
     def wait(self) -> None:
         """Until all are here."""

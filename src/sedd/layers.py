@@ -68,14 +68,13 @@ class WideLinear(Affine):
 
     def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
         """Wx + b."""
-        with _without_autocast(x.device.type):
+        with _without_autocast(x):
             return F.linear(x, wide(self.weight), None if self.bias is None else wide(self.bias))
 
 
-def _without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
-    # on the meta device there is none, and asking for none is an error
-    available = torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if available else contextlib.nullcontext()
+def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    # the meta device has none, and asking for none is an error; so would be asking torch 2.11 in a compiled graph
+    return contextlib.nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 @final
@@ -232,16 +231,16 @@ class Rotary(Part):
         return torch.exp(-math.log(1e4) / self.head_dim * i)
 
 
-def rotate(x: Float[Tensor, "b heads L d"], rotation: Rotation) -> Float[Tensor, "b heads L d"]:
+def rotate(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[Tensor, "b L heads d"]:
     """[a cos − b sin, a sin + b cos] of the halves a, b of every head."""
     a, b = wide(x).chunk(2, -1)
-    cos, sin = rotation
+    cos, sin = (part[:, None] for part in rotation)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
 def split_heads(qkv: Float[Tensor, "b L qkv"], heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, (b, heads, L, d), packed in this order."""
-    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
+    """Queries, keys and values, (b, L, heads, d), packed in this order."""
+    q, k, v = (part.unflatten(-1, (heads, -1)) for part in qkv.chunk(3, -1))
     return q, k, v
 
 
@@ -268,9 +267,10 @@ def sight(rotation: Rotation, valid: Bool[Tensor, "b L"] | None, causal: bool) -
 
 
 def attend(
-    q: Float[Tensor, "b heads L d"], k: Float[Tensor, "b heads L d"], v: Float[Tensor, "b heads L d"], sight: Sight
+    q: Float[Tensor, "b L heads d"], k: Float[Tensor, "b L heads d"], v: Float[Tensor, "b L heads d"], sight: Sight
 ) -> Float[Tensor, "b L h"]:
     """softmax(q·k/√d) v over the keys each query sees, q and k rotated to their positions; heads side by side."""
     q, k = rotate(q, sight.rotation), rotate(k, sight.rotation)
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # views: heads lie side by side in memory on both sides
     seen = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask, is_causal=sight.causal)
     return seen.transpose(1, 2).flatten(-2)

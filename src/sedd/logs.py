@@ -3,8 +3,15 @@
 import importlib.util
 import json
 import math
+import os
+import platform
+import subprocess
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from sedd import __version__
 
 CLOCK = ("seconds", "tokens_per_second")
 """Fields that depend on the machine and the day; all others are a function of the configuration."""
@@ -50,8 +57,53 @@ class Log:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run."""
+    """The records of a run, which may be going on or have been killed: a last line without its end is not read."""
     path = folder / "log.jsonl"
     if not path.exists():
         raise ValueError(f"{folder} holds no log.jsonl; it is not the folder of a run")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    try:
+        text = path.read_text()
+        records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not all(isinstance(record, dict) and isinstance(record.get("step"), int) for record in records):
+        raise ValueError(f"{path} holds a line that is no record of a step; it is not the log of a run")
+    return records
+
+
+def environment() -> dict[str, str]:
+    """Where this runs: versions, commit, hardware."""
+    import torch
+
+    cuda = range(torch.cuda.device_count())
+    return {
+        "sedd": __version__,
+        "commit": _commit() or "unknown",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "accelerators": ", ".join(torch.cuda.get_device_name(i) for i in cuda) or "none",
+    }
+
+
+def _processor() -> str:
+    """The processor by name, where the system tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of this source, where it is a checkout of its own and not a package in somebody else's."""
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    return git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") if git("ls-files", "logs.py") else None

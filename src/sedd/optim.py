@@ -58,6 +58,16 @@ def factor(config: Optim, step: int, progress: float) -> float:
     return warm * fall[config.decay]
 
 
+def step(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> None:
+    """Move the weights, unless ``finite`` is false. A fused optimizer asks that of the device: the host goes on."""
+    for optimizer in optimizers:
+        if optimizer.defaults.get("fused"):
+            optimizer.found_inf = 1 - finite.float()  # type: ignore[attr-defined]
+            optimizer.step()
+        elif bool(finite):
+            optimizer.step()
+
+
 def set_rate(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
     """The learning rate of the next step."""
     for optimizer in optimizers:

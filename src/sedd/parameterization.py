@@ -242,9 +242,35 @@ class Causal(nn.Module):
         self, x_0: Int[Tensor, "*b L"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L vocab_size"]:
         """log p(x_i | x_1 … x_{i−1})."""
-        before = torch.nn.functional.pad(x_0[..., :-1], (1, 0), value=self.vocab_size)
-        told = torch.zeros(x_0.shape[:-1], device=x_0.device)  # no noise
+        before, told = self._before(x_0)
         output = self.network(before, told) if valid is None else self.network(before, told, valid)
+        return self._log_p(output)
+
+    def hidden(
+        self, x_0: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """What the head reads at i, of the tokens before i; of a network that is not in two parts, its output."""
+        before, told = self._before(x_0)
+        network = self.network.hidden if isinstance(self.network, Trunk) else self.network
+        hidden: Tensor = network(before, told) if valid is None else network(before, told, valid)
+        return hidden
+
+    def read(
+        self, hidden: Float[Tensor, "k h"], x_0: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k vocab_size"]:
+        """log p(x_i | x_1 … x_{i−1}) at positions of which `hidden` is given."""
+        return self._log_p(self.network.head(hidden) if isinstance(self.network, Trunk) else hidden)
+
+    @property
+    def timed(self) -> bool:
+        """There is no noise to be told of."""
+        return False
+
+    def _before(self, x_0: Tensor) -> tuple[Tensor, Tensor]:
+        before = torch.nn.functional.pad(x_0[..., :-1], (1, 0), value=self.vocab_size)
+        return before, torch.zeros(x_0.shape[:-1], device=x_0.device)  # no noise
+
+    def _log_p(self, output: Tensor) -> Tensor:
         return at_least_float32(output)[..., : self.vocab_size].log_softmax(-1)
 
 

@@ -6,15 +6,16 @@ the names of its weights; `Modern` is the one to train anew. The head starts at 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd import check
+from sedd import check, recompute
 from sedd.layers import (
     Embedding,
     HeadNorm,
@@ -75,6 +76,11 @@ class Last(nn.Module, ABC):
         """What the head reads."""
 
 
+def every_entry(hidden: Float[Tensor, "*b L width"], head: Linear) -> Float[Tensor, "*b L outputs"]:
+    """All that a head says, in float32 or better."""
+    return wide(head(hidden))
+
+
 class Transformer(nn.Module, ABC):
     """A transformer over the states of a token, told the total noise σ or not.
 
@@ -82,6 +88,9 @@ class Transformer(nn.Module, ABC):
     the embedding of σ. With ``timed=False`` there is none, and σ is not read; with ``causal=True`` the output at i
     depends on x up to i alone. Weights are drawn from ``generator``, or from torch's global one. No length is fixed.
     """
+
+    pass_through: recompute.Recompute
+    """How a block is gone through: what it keeps for the way back and what it computes again."""
 
     def __init__(
         self,
@@ -105,6 +114,7 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
         self.states, self.causal = states, causal
+        self.pass_through = recompute.nothing
         self.vocab_embed = Embedding(states, width)
         self.sigma_map = NoiseEmbedding(cond) if timed else None
         self.place = self._place(shape)
@@ -148,30 +158,49 @@ class Transformer(nn.Module, ABC):
         """What the head reads, in the dtype of its weights; see `forward`."""
         check.states(x, self.states)
         rows = sigma.numel(), x.shape[-1]
-        place = sight(self.rotary_emb(x.shape[-1]), None if valid is None else valid.reshape(rows), self.causal)
-        c = self._condition(sigma)
         h = wide(self.vocab_embed(x.reshape(rows)))
-        h = h if self.place is None else h + self.place(x.shape[-1])
-        for block in self.blocks:
-            h = block(h, c, place)
-        last: Tensor = self.output_layer(h, c)
+        last = self.trunk(h, sigma.reshape(-1), None if valid is None else valid.reshape(rows))
         return last.to(self.head.weight.dtype).view(*x.shape, -1)
 
+    def trunk(
+        self, h: Float[Tensor, "b L width"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None
+    ) -> Float[Tensor, "b L width"]:
+        """From the embedding of tokens to what the head reads: one graph, in which nothing depends on values."""
+        place = sight(self.rotary_emb(h.shape[1]), valid, self.causal)
+        c = self._condition(sigma)
+        h = h if self.place is None else h + self.place(h.shape[1])
+        for block in self.blocks:
+            h = self.pass_through(block, h, c, place)
+        last: Tensor = self.output_layer(h, c)
+        return last
+
+    def compile_trunk(self, backend: str = "inductor") -> None:
+        """Compile `trunk`, once for every shape of a batch.
+
+        Around it are the embedding, whose gradient is a sum over equal tokens that compilers leave to chance, and
+        whatever reads the last states, which may be a few of the rows and another number in every step.
+        """
+        self.trunk = torch.compile(self.trunk, fullgraph=True, dynamic=False, backend=backend)  # type: ignore[method-assign]
+
     def forward(
-        self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L outputs"]:
-        """An entry for every output, in float32 or better.
+        self,
+        x: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+        valid: Bool[Tensor, "*b L"] | None = None,
+        read: Callable[[Tensor, Linear], Any] = every_entry,
+    ) -> Any:
+        """An entry for every output, in float32 or better; or what ``read`` makes of the last states and the head.
 
         Where ``valid`` is False there is padding: no valid position sees it, and what stands there in the output
         means nothing. Positions count from the left, so padding on the right moves nothing.
         """
-        return wide(self.head(self.hidden(x, sigma, valid)))
+        return read(self.hidden(x, sigma, valid), self.head)
 
     def _condition(self, sigma: Tensor) -> Tensor | None:
         if self.sigma_map is None:
             return None
         check.noise(sigma)
-        c: Tensor = self.sigma_map(sigma.reshape(-1).to(widened(self.head.weight.dtype)))
+        c: Tensor = self.sigma_map(sigma.to(widened(self.head.weight.dtype)))
         return c
 
 

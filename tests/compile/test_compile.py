@@ -1,15 +1,21 @@
 """Inside a compiled graph. Run without shape checks at every call, which would break the graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.exc import RecompileError
+from torch._dynamo.utils import counters
 
-from sedd import exact
+from sedd import data, exact, train
+from sedd.config import Budget, Data, Loop, Model, Noise, Run
+from sedd.distributed import Ranks
 from sedd.objective import DenoisingScoreEntropy
 from sedd.parameterization import Mean, Score
 from sedd.process import Absorbing, Process, Uniform
 from sedd.schedule import Geometric
+from sedd.tokenizer import Bytes
 from sedd.transformer import Modern, Reference, Transformer
 
 
@@ -52,3 +58,64 @@ def test_compiled_networks_are_the_same(style: type[Transformer], causal: bool) 
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
     for valid in (None, torch.arange(6) < torch.tensor([[6], [3], [1], [0]])):
         torch.testing.assert_close(run(compiled, valid), run(network, valid), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs are counted from 0, a second one of the same function is an error, and no C++ compiler is needed."""
+    torch._dynamo.reset()
+    counters.clear()
+    compile = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile(self, backend="aot_eager"))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+
+
+def prepared(folder: Path, pad: str | None) -> Path:
+    """Records of several lengths, or the same text packed."""
+    (folder / "a.txt").write_text("\n".join("abcdefgh"[: 1 + i % 8] for i in range(300)))
+    lines = {"records": "lines", "length": 8, "pad": pad} if pad else {}
+    data.prepare([folder / "a.txt"], folder / "shards", Bytes(), **lines)  # type: ignore[arg-type]
+    return folder / "shards"
+
+
+def configured(
+    style: str = "modern", process: str = "absorbing", parameterization: str = "score", **loop: object
+) -> Run:
+    return Run(
+        data=Data(records="lines"),
+        noise=Noise(process),
+        model=Model(style, width=16, depth=2, heads=2, length=8, dropout=0.1, parameterization=parameterization),
+        budget=Budget(steps=6),
+        loop=Loop(compile=True, **({"batch": 8, "eval_every": 2, "eval_sequences": 20, "log_every": 1} | loop)),
+    ).resolved()
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize(
+    ("pad", "options"),
+    [
+        (None, {"precision": "bfloat16", "accumulate": 2, "sample_every": 3}),
+        ("ignore", {"precision": "bfloat16"}),
+        (None, {"style": "reference", "process": "uniform", "parameterization": "mean"}),
+    ],
+    ids=["bfloat16 accumulated", "padded", "reference uniform mean"],
+)
+def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict[str, object]) -> None:
+    """Over steps, parts, evaluations, samples and a last evaluation of another size."""
+    shards = prepared(tmp_path, pad)
+    end = train.run(configured(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
+    assert end.progress.step == 6
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_second_graph_is_noticed(tmp_path: Path) -> None:
+    shards = prepared(tmp_path, None)
+    blocks = [data.Blocks.open(shards, 8, split) for split in ("train", "validation")]
+    trainer = train.Trainer(configured(), *blocks, Ranks(0, 1, torch.device("cpu")))
+    batch = trainer.batches[0]
+    trainer.gradients(batch)
+    with pytest.raises(RecompileError):
+        trainer.gradients(train.Batch._make([*(column[:5] for column in batch[:-1]), batch.tokens]))

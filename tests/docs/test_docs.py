@@ -66,7 +66,7 @@ def test_named_commands_exist() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     prose = "\n".join(page.read_text() for page in PAGES)
     assert set(re.findall(r"(?:`|^)make ([a-z]+)", prose, re.MULTILINE)) <= set(targets)
-    for words in {words.strip() for words in re.findall(r"`sedd ((?:[a-z]+ ?)+)", prose)}:
+    for words in {words.strip() for words in re.findall(r"`sedd ((?:[a-z]+(?:-[a-z]+)* ?)+)", prose)}:
         done = subprocess.run(
             [sys.executable, "-m", "sedd", *words.split(), "--help"], capture_output=True, check=False
         )

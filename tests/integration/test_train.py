@@ -10,63 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from runs import SMALL, Sedd, log, ok
 from safetensors.torch import load_file
 
 from sedd import checkpoint
-from sedd.logs import CLOCK
-
-Sedd = Callable[..., subprocess.CompletedProcess[str]]
-SMALL = [
-    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
-    *("--set", "loop.batch=8", "--set", "loop.log_every=1", "--set", "loop.eval_every=5"),
-    *("--set", "loop.eval_sequences=16", "--set", "optim.warmup=3"),
-]
-
-
-def log(run: Path) -> list[dict[str, object]]:
-    records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
-
-
-def same(a: Path, b: Path, step: int) -> None:
-    """Weights, average, moments and log of two runs, to the bit."""
-    for stem in ("model", "ema", "optimizer"):
-        one, two = (load_file(run / "checkpoints" / f"step-{step:08d}" / f"{stem}.safetensors") for run in (a, b))
-        assert one.keys() == two.keys()
-        assert one
-        for key in one:
-            assert torch.equal(one[key], two[key]), f"{stem} {key}"
-    assert log(a) == log(b)
-
-
-def ok(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [],
-        ["--process", "uniform", "--set", "loop.accumulate=2"],
-        ["--set", "optim.name=muon", "--set", "model.dropout=0.1", "--parameterization", "mean"],
-    ],
-    ids=["absorbing", "uniform accumulated", "muon dropout mean"],
-)
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    sedd: Sedd, corpus: Path, tmp_path: Path, flags: list[str], environment: dict[str, str]
-) -> None:
-    words = ["train", corpus, *SMALL, *flags, "--save-every", 5]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    ok(sedd(*words, "--out", whole, "--steps", 10))
-    # a run of many steps, killed without warning once its first checkpoint is there
-    command = [sys.executable, "-m", "sedd", *map(str, words), "--out", str(killed), "--steps", "10"]
-    process = subprocess.Popen([*command, "--set", "loop.keep=9"], env=environment, stderr=subprocess.DEVNULL)
-    until(lambda: (killed / "checkpoints" / "step-00000005").exists())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    ok(sedd(*words, "--out", killed, "--steps", 10, "--resume"))
-    same(whole, killed, 10)
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -76,46 +23,9 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
-def test_killed_while_a_checkpoint_is_written(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    """What a kill leaves of a checkpoint is a folder under another name, and is never read."""
-    words = ["train", corpus, *SMALL, "--save-every", 5]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    ok(sedd(*words, "--out", whole, "--steps", 10))
-    ok(sedd(*words, "--out", killed, "--steps", 5, "--set", "optim.decay=cosine"))
-    half = killed / "checkpoints" / ".writing-step-00000010"
-    half.mkdir()
-    (half / "model.safetensors").write_bytes(b"half of it")
-    stored = json.loads((killed / "config.json").read_text())
-    assert stored["budget"]["steps"] == 5
-    done = sedd(*words, "--out", killed, "--steps", 10, "--resume")
-    ok(done)
-    assert "going on from step-00000005" in done.stderr
-
-
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = ["train", corpus, *SMALL, "--save-every", 5, "--out", run]
-    ok(sedd(*words, "--steps", 10))
-    damaged = run / "checkpoints" / "step-00000010" / "ema.safetensors"
-    content = bytearray(damaged.read_bytes())
-    content[-1] ^= 1
-    damaged.write_bytes(content)
-    done = sedd(*words, "--steps", 12, "--resume")
-    ok(done)
-    assert "step-00000010 is damaged (ema.safetensors is not what was written)" in done.stderr
-    assert "going on from step-00000005" in done.stderr
-    for folder in checkpoint.steps(run / "checkpoints"):
-        if folder.name != "step-00000012":
-            (folder / "manifest.json").unlink()
-    (run / "checkpoints" / "step-00000012" / "state.json").unlink()
-    done = sedd(*words, "--steps", 14, "--resume")
-    assert done.returncode == 2
-    assert "is whole" in done.stderr
-
-
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
 def test_two_processes_compute_what_one_does(sedd: Sedd, corpus: Path, tmp_path: Path, sharded: bool) -> None:
-    words = ["train", corpus, *SMALL, "--steps", 20, "--save-every", 10]
+    words = ["train", corpus, *SMALL, "--steps", 20, "--save-every", 10, "--set", "loop.sample_every=15"]
     one, two = tmp_path / "one", tmp_path / "two"
     ok(sedd(*words, "--out", one))
     ok(sedd(*words, "--out", two, *(["--shard"] if sharded else []), processes=2))
@@ -179,44 +89,6 @@ def test_a_loss_that_is_no_number(sedd: Sedd, corpus: Path, tmp_path: Path, poli
     assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "tokens"}
     (newest,) = checkpoint.steps(run / "checkpoints")[:1]
     assert all(value.isfinite().all() for value in load_file(newest / "model.safetensors").values())
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["nothing.txt"], "nothing.txt"),
-        ([], "no data was given"),
-        (["CORPUS", "--tokenizer", "klingon"], "klingon"),
-        (["CORPUS", "--recipe", "huge"], "choose one of tiny"),
-        (["CORPUS", "--set", "optim.speed=3"], "speed"),
-        (["CORPUS", "--set", "optim.lr=fast"], "fast"),
-        (["CORPUS", "--process", "gauss"], "'gauss'"),
-        (["CORPUS", "--objective", "lambda-dce", "--process", "uniform"], "no mask"),
-        (["CORPUS", "--objective", "lambda-dce", "--parameterization", "score"], "trains parameterization mean"),
-        (["CORPUS", "--set", "model.width=30", "--set", "model.heads=4"], "30"),
-        (["CORPUS", "--set", "model.length=100000"], "100000"),
-        (["CORPUS", "--out", "/proc/run"], "cannot be written"),
-    ],
-)
-def test_bad_input_is_a_sentence(sedd: Sedd, corpus: Path, tmp_path: Path, words: list[str], sentence: str) -> None:
-    words = [str(corpus) if word == "CORPUS" else word for word in words]
-    out = [] if "--out" in words else ["--out", tmp_path / "run"]
-    done = sedd("train", *words, *out, "--steps", 1)
-    assert done.returncode == 2, done.stderr
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_another_vocabulary_cannot_be_resumed(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 2))
-    done = sedd("train", "--out", run, "--steps", 4, "--resume", "--tokenizer", "chars")
-    assert done.returncode == 2
-    assert "vocabulary of 256" in done.stderr
-    done = sedd("train", corpus, *SMALL, "--out", run, "--steps", 4)
-    assert done.returncode == 2
-    assert "holds a run already" in done.stderr
-    assert len(checkpoint.steps(run / "checkpoints")) == 1
 
 
 def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:

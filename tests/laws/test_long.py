@@ -5,12 +5,13 @@ import scipy.stats
 import torch
 from test_bound import bound_of_training_code
 from test_categorical import FALSE_ALARM, N, chi_square, nine_decades
+from test_sampler_laws import BLANK, CASES, FAMILY, SETTINGS, make, p_value, run
 from test_samplers import error, last_error, laws_on_the_way
 from toys import random_law, tensor
 
 from sedd import categorical, exact
 from sedd.process import Absorbing, Process, Uniform
-from sedd.sampler import Euler, Tweedie
+from sedd.sampler import Euler, Tweedie, cosine_grid, empty
 from sedd.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(3000)]
@@ -93,3 +94,16 @@ def test_moves_at_step_probability_1e_4_and_vocabulary_50257(generator: torch.Ge
     print(f"moves: {len(moved)} of {rows * step:.0f}, p = {rate.pvalue:.3f}; evenness p = {even.pvalue:.3f}")
     assert rate.pvalue > FALSE_ALARM
     assert even.pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("name", "kind", "at"), CASES)
+def test_every_sampler_on_every_model_again_with_more_draws(name: str, kind: str, at: int) -> None:
+    """400,000 draws on a grid of nine cosine steps; a law off by 1.5 % in every outcome is seen with power > 0.9."""
+    count, times = 400_000, cosine_grid(9)
+    with torch.no_grad():
+        chosen = make(name, kind, at)
+        p = p_value(run(chosen, empty(count, 3), times), chosen.law(BLANK, times), chosen.process.num_states)
+    print(f"{name}, {kind}, {SETTINGS[at][0]}, {SETTINGS[at][1]}: p = {p:.3f}")
+    assert p > FAMILY / len(CASES)
+    threshold = scipy.stats.chi2.isf(FAMILY / len(CASES), 26)
+    assert scipy.stats.ncx2.sf(threshold, 26, count * 0.015**2) > 0.9

@@ -31,7 +31,7 @@ AT_NOISE = {  # objective, definition, what it is tested on, whether the schedul
 
 
 def make(kind: type, process: Process, schedule: Schedule, law: exact.Law = LAW) -> objectives.Objective:
-    return kind(process, schedule, law) if issubclass(kind, objectives._Explicit) else kind(process, schedule)
+    return kind(process, schedule, law) if issubclass(kind, objectives.Explicit) else kind(process, schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -22,9 +22,11 @@ from sedd.sampler import (
     Euler,
     Exact,
     Gibbs,
+    LeftToRight,
     Ordered,
     Remask,
     Sampler,
+    Sharpness,
     Stepper,
     Tempered,
     Theta,
@@ -426,6 +428,38 @@ def test_clamps_are_counted() -> None:
         assert bool(asked.clamped > 0) == some
 
 
+def test_left_to_right_is_the_chain_rule() -> None:
+    """The baseline, with nothing given and with a beginning; a gap before a text is refused."""
+    law, process, schedule = random_law(3, 3, 0), Absorbing(3), LogLinear()
+    model = Chain(exact.Score(law, process))
+    chosen = LeftToRight(model, process, schedule)
+    for given in (BLANK, torch.tensor([2, -1, -1])):
+        truth = law.given(given).probabilities if given[0] >= 0 else law.probabilities
+        assert total_variation(chosen.law(given, NO_GRID), truth) <= 1e-12
+        x = run(chosen, Canvas(given.expand(COUNT, -1)), NO_GRID)
+        assert p_value(x, truth, 3) > FAMILY
+    with pytest.raises(ValueError, match="cannot fill a gap before a text"):
+        run(chosen, Canvas(MIDDLE.expand(2, -1)), NO_GRID)
+
+
+class Chain:
+    """The true law, one token after another."""
+
+    timed = False
+
+    def __init__(self, score: exact.Score) -> None:
+        self.score, self.log_next = score, score.log_next
+
+    def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.score(x, sigma)
+
+    def hidden(self, x: torch.Tensor, sigma: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return self.log_next(torch.nn.functional.pad(x, (0, 3 - x.shape[-1])))[:, : x.shape[-1]]
+
+    def read(self, hidden: torch.Tensor, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
 # Temperature and nucleus -----------------------------------------------------------------------------------
 
 
@@ -438,7 +472,7 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     x = exact.every(process.num_states, 3)
     sigma = schedule.sigma(tensor(0.4)).expand(len(x))
     plain = sampler.denoised(process, model(x, sigma), x, sigma)
-    sharp = Tempered(model, process, temperature=0.5)
+    sharp = Tempered(model, process, Sharpness(temperature=0.5))
     found = sampler.denoised(process, sharp(x, sigma), x, sigma)
     free = process.unknown(x)
     torch.testing.assert_close(found[free], sampler.law_of(plain**2)[free], rtol=1e-7, atol=1e-9)
@@ -452,9 +486,9 @@ def test_temperature_one_changes_nothing_and_the_laws_follow() -> None:
     process, schedule = SETTINGS[0]
     model = models(process)["true"]
     law = Exact(model, process, schedule).law(BLANK, uniform_grid(5))
-    same = Exact(Tempered(model, process), process, schedule).law(BLANK, uniform_grid(5))
+    same = Exact(Tempered(model, process, Sharpness()), process, schedule).law(BLANK, uniform_grid(5))
     assert total_variation(law, same) <= 1e-12
-    cold = Tempered(model, process, temperature=0.7, top_k=2)
+    cold = Tempered(model, process, Sharpness(temperature=0.7, top_k=2))
     chosen = Exact(cold, process, schedule)
     x = run(chosen, Canvas(BLANK.expand(COUNT, -1)), uniform_grid(5))
     assert p_value(x, chosen.law(BLANK, uniform_grid(5)), 4) > FAMILY
@@ -465,7 +499,7 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
     p = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.25, 0.25, 0.4, 0.1]], dtype=torch.float64)
 
     def kept(**options: float) -> list[list[float]]:
-        return Tempered(models(Absorbing(3))["mean"], Absorbing(3), **options).tempered(p.log()).exp().tolist()
+        return Sharpness(**options)(p.log()).exp().tolist()
 
     assert kept(top_k=1) == [pytest.approx([1, 0, 0, 0]), pytest.approx([0, 0, 1, 0])]
     assert kept(top_p=0.75) == [
@@ -491,9 +525,9 @@ def test_bad_settings_are_refused(refuses: Callable[..., None]) -> None:
     refuses(lambda: Ordered(score, masks, schedule, direction="up"), "direction is 'up'")
     refuses(lambda: EntropyBounded(score, masks, schedule, bound=-1.0), "bound is -1")
     refuses(lambda: Gibbs(models(tokens)["true"], tokens, schedule, sites=0), "sites is 0")
-    refuses(lambda: Tempered(score, masks, temperature=0.0), "temperature is 0")
-    refuses(lambda: Tempered(score, masks, top_p=0.0), "top_p is 0")
-    refuses(lambda: Tempered(score, masks, top_k=0), "top_k is 0")
+    refuses(lambda: Sharpness(temperature=0.0), "temperature is 0")
+    refuses(lambda: Sharpness(top_p=0.0), "top_p is 0")
+    refuses(lambda: Sharpness(top_k=0), "top_k is 0")
     refuses(lambda: uniform_grid(0), "steps is 0")
     refuses(lambda: sampler.given_grid([0.5, 0.0]), "0.5", "from 1 to 0")
     refuses(lambda: sampler.given_grid([1.0, 0.2, 0.3, 0.0]), "fall")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,15 @@ def sedd(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--help"], ["lab", "--help"], ["lab", "bound", "--help"], ["data", "prepare", "--help"], ["--version"]),
-        *(["eval", "--help"], ["score", "--help"], ["compare", "--help"]),
+        ["--help"],
+        ["lab", "--help"],
+        ["lab", "bound", "--help"],
+        ["report", "--help"],
+        ["data", "prepare", "--help"],
+        ["eval", "--help"],
+        ["score", "--help"],
+        ["compare", "--help"],
+        ["--version"],
     ],
 )
 def test_help_answers_without_torch(words: list[str]) -> None:
@@ -55,9 +63,39 @@ def test_lab_bound_as_json_and_as_a_table() -> None:
     assert "gap" in table
 
 
+def test_demonstrations_print_data_and_say_where_the_picture_is(tmp_path: Path) -> None:
+    """All in one process: most of their time is torch's start."""
+    small = {
+        "ratios": ["--states", "3", "--steps", "5"],
+        "one-step": ["--steps", "2", "--examples", "3"],
+        "all-masked": ["--steps", "2", "--sampling-steps", "2", "--draws", "100"],
+        "samplers": ["--length", "2", "--most", "8"],
+    }
+    commands = [["lab", name, *words, "--json", "--out", str(tmp_path / "out")] for name, words in small.items()]
+    code = (
+        f"from sedd.cli import app\nfor words in {commands!r}:\n"
+        "    print(words[1])\n    app(words, standalone_mode=False)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = {}
+    for line in done.stdout.splitlines():
+        if line in small:
+            name, counts[line] = line, 0
+        else:
+            counts[name] += isinstance(json.loads(line), dict)
+    assert counts == {"ratios": 3 * 6, "one-step": 6 * 5 + 3, "all-masked": 3, "samplers": 2 * 2 * (4 + 1)}
+    for name in small:
+        picture = tmp_path / "out" / f"{name}.png"
+        assert f"picture: {picture}\n" in done.stderr
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["lab", "one-step", "--noise", "1"], "noise is 1"),
+        (["report", "nowhere"], "not the folder of a run"),
         (["lab", "bound", "--length", "9"], "too many to enumerate"),
         (["lab", "bound", "--length", "10000"], "too many to enumerate"),
         (["lab", "bound", "--vocab-size", "1200", "--length", "1"], "too many to enumerate"),

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import signal
 import subprocess
 import sys
 import types
@@ -358,13 +359,10 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path, refuses: Refuses) -> None
 
 FULL = """
 import resource, sys
-from sedd.data import prepare
-from sedd.tokenizer import Bytes
+from sedd.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
-try:
-    prepare([sys.argv[1]], sys.argv[2], Bytes())
-except ValueError as error:
-    print(error)
+sys.argv = ["sedd", "data", "prepare", sys.argv[1], "--out", sys.argv[2]]
+main()
 """
 
 
@@ -372,10 +370,37 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", b"text " * 600_000)
     place = tmp_path / "place"
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(file), str(place / "out")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FULL, str(file), str(place / "out")], capture_output=True, text=True, check=False
     )
-    assert "could not be written: File too large" in done.stdout
+    assert done.returncode == 2
+    assert (
+        done.stderr == f"sedd: {place / 'out'} could not be written: File too large; choose a folder that can be, "
+        "with room enough\n"
+    )
     assert list(place.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from sedd.data import prepare
+from sedd.tokenizer import Bytes
+prepare([sys.argv[1]], sys.argv[2], Bytes(), progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_what_a_kill_leaves_is_removed_and_what_another_is_making_is_not(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.txt", STORY.encode())
+    place = tmp_path / "place"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(place / "out")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = place.iterdir()
+    assert left.name.startswith(".out.preparing-")
+    assert any(left.iterdir())
+    with shards._workplace(place / "out") as busy:
+        assert list(place.iterdir()) == [busy]
+        prepare([file], place / "out", Bytes())
+        assert sorted(place.iterdir()) == sorted([busy, place / "out"])
+    assert list(place.iterdir()) == [place / "out"]
 
 
 def test_the_cache_knows_content_and_settings(tmp_path: Path) -> None:
@@ -533,11 +558,12 @@ for words in json.loads(sys.argv[1]):
         main()
     except SystemExit as end:
         print("code", end.code)
+assert "torch" not in sys.modules, "preparing data needs no torch"
 """
 
 
 def test_the_command_prepares(tmp_path: Path) -> None:
-    """As JSON, as a line, and not twice into the same folder; in one process, as torch takes long to import."""
+    """As JSON, as a line, and not twice into the same folder; without torch, which takes long to import."""
     file = write(tmp_path / "a.csv", table(".csv", {"id": ["1", "2"], "SMILES": ["CCO", "c1ccccc1"]}))
     words = ["data", "prepare", str(file), "--tokenizer", "chars", "--records", "lines", "--out"]
     one, two = f"{tmp_path}/one", f"{tmp_path}/two"
@@ -550,6 +576,7 @@ def test_the_command_prepares(tmp_path: Path) -> None:
     assert line == f"{two}: 11 tokens in 2 records, 1.0000 bytes a token, vocabulary of 5"
     assert (first, second, third) == ("code 0", "code 0", "code 2")
     assert done.stderr == f"sedd: {two} exists already; remove it or choose another folder\n"
+    assert done.returncode == 0
 
 
 # ---- real corpora

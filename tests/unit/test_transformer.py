@@ -281,7 +281,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
     rotary = Rotary(8).double()
     rotary.draw(None)
     rotation = rotary(50)
-    rows = (rotate(x.expand(1, 1, 50, 8), rotation)[0, 0] for x in (q, k))
+    rows = (rotate(x.expand(1, 50, 1, 8), rotation)[0, :, 0] for x in (q, k))
     q, k = rows
     scores = q @ k.T
     for distance in (-20, 0, 1, 20):

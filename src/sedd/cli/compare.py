@@ -20,7 +20,7 @@ def compare(
     draws: Draws = None,
     batch: Batch = 16,
     seed: Seed = 0,
-    plot: Annotated[Path, typer.Option(help="Where the plot goes: .png, .svg, .pdf, or a page, .html.")] = Path(
+    plot: Annotated[Path, typer.Option(help="Where the plot goes: a picture, .png, or a page, .html.")] = Path(
         "compare.png"
     ),
     as_json: AsJson = False,
@@ -47,7 +47,7 @@ def compare(
             rows.append(comparison.row(run, model, record))
         first = ranks.first
     if first:
-        comparison.plot(rows, curves, path)
+        comparison.draw(rows, curves, path)
         _print(rows, as_json)
 
 

@@ -38,15 +38,15 @@ def data_prepare(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
 ) -> None:
     """Turn a corpus into token shards with an index: memory-mapped, hashed, the tokenizer beside them."""
-    from sedd import build
     from sedd import data as corpora
+    from sedd.tokenizer import named
 
     console = Console(stderr=True)
     with Progress(
         *Progress.get_default_columns(), console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("fitting the tokenizer", total=None)
-        made = build.tokenizer(tokenizer, lambda: corpora.documents(sources, column, records))
+        made = named(tokenizer, lambda: corpora.documents(sources, column, records))
         if not made.is_exact:
             console.print(f"note: {tokenizer} changes some texts; what it decodes may differ from what it was given")
         bar.update(task, description="encoding")

@@ -16,7 +16,7 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool | None) -> None:
     if wanted:
         print(f"sedd {__version__}")
         raise typer.Exit
@@ -25,8 +25,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
-    ] = False,
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = None,
 ) -> None:
     pass
 

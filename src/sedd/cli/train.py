@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from sedd.cli.root import AsJson, app, show
 
 if TYPE_CHECKING:
     from sedd.config import Run
+    from sedd.train import Hear
 
 Sources = Annotated[
     list[str] | None,
@@ -36,50 +38,69 @@ Steps = Annotated[int | None, typer.Option(help="Stop after this many steps.")]
 Minutes = Annotated[float | None, typer.Option(help="Stop after this many minutes of training.")]
 
 
-def _configure(
-    sources: list[str] | None,
-    recipe: str | None,
-    file: Path | None,
-    flags: dict[str, Any],
-    sets: list[str] | None,
-    stored: dict[str, Any] | None = None,
-) -> "Run":
+PATHS = {
+    "process": "noise.process",
+    "parameterization": "model.parameterization",
+    "objective": "objective",
+    "tokenizer": "data.tokenizer",
+    "steps": "budget.steps",
+    "minutes": "budget.minutes",
+    "save_every": "loop.save_every",
+    "seed": "seed",
+    "compile": "loop.compile",
+    "shard": "loop.shard",
+    "on_nonfinite": "loop.on_nonfinite",
+    "sources": "data.sources",
+}
+"""Which option of a run a word of the command line sets."""
+
+
+def _configure(words: dict[str, Any], stored: dict[str, Any] | None = None) -> "Run":
     """Defaults, then what a run stored, a recipe, a file, the flags, and --set: the later wins."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
 
     from sedd.config import Run
     from sedd.recipes import RECIPES
 
-    if recipe is not None and recipe not in RECIPES:
+    if (recipe := words["recipe"]) is not None and recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
-    flags = {path: value for path, value in flags.items() if value is not None}
-    if sources:
-        flags["data.sources"] = list(sources)
+    flags = [f"{path}={json.dumps(words[name])}" for name, path in PATHS.items() if words.get(name) not in (None, ())]
     try:
         merged = OmegaConf.merge(
             OmegaConf.structured(Run),
             OmegaConf.create(stored or {}),
             OmegaConf.create(RECIPES[recipe] if recipe else {}),
-            OmegaConf.load(file) if file else {},
-            *(OmegaConf.from_dotlist([f"{path}={json.dumps(value)}"]) for path, value in flags.items()),
-            OmegaConf.from_dotlist(sets or []),
+            OmegaConf.load(words["config"]) if words["config"] else {},
+            OmegaConf.from_dotlist(flags),
+            OmegaConf.from_dotlist(words["sets"] or []),
         )
         config = OmegaConf.to_object(merged)
-    except (OmegaConfBaseException, OSError) as error:
+    except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
         raise ValueError(f"the options do not fit: {str(error).splitlines()[0]}") from None
     assert isinstance(config, Run)
     return config.resolved()
 
 
-def prepared(config: "Run") -> Path:
-    """The data of a run as shards, made once for each content and kept in a cache."""
+def _stored(out: Path) -> dict[str, Any] | None:
+    """The configuration of a run that goes on."""
+    from sedd import checkpoint
+
+    file = out / "config.json"
+    return checkpoint.record(out, "config") if file.is_file() else None
+
+
+def prepared(config: "Run", progress: Callable[[int, int], None] | None = None) -> Path:
+    """The data of a run as shards: made once for each content and kept in a cache, or a folder of them as it is."""
     from sedd import build
     from sedd import data as corpora
 
     chosen = config.data
     if not chosen.sources:
         raise ValueError("no data was given; name a file or a folder, as in: sedd train book.txt --out run")
+    if len(chosen.sources) == 1 and corpora.is_prepared(chosen.sources[0]):
+        return Path(chosen.sources[0])
     return corpora.cached(
         chosen.sources,
         chosen.tokenizer,
@@ -91,11 +112,13 @@ def prepared(config: "Run") -> Path:
         length=config.model.length if chosen.records == "lines" else None,
         pad=chosen.pad if chosen.records == "lines" else None,
         column=chosen.column,
+        progress=progress,
     )
 
 
 @app.command()
 def train(
+    context: typer.Context,
     sources: Sources = None,
     out: Annotated[Path, typer.Option(help="The folder of the run.")] = Path("run"),
     recipe: Recipe = None,
@@ -127,44 +150,17 @@ def train(
     """
     from sedd import train as training
 
-    flags = {
-        "noise.process": process,
-        "model.parameterization": parameterization,
-        "objective": objective,
-        "data.tokenizer": tokenizer,
-        "budget.steps": steps,
-        "budget.minutes": minutes,
-        "loop.save_every": save_every,
-        "seed": seed,
-        "loop.compile": compile,
-        "loop.shard": shard,
-        "loop.on_nonfinite": on_nonfinite,
-    }
-    stored = None
-    if resume and (out / "config.json").is_file():
-        stored = json.loads((out / "config.json").read_text())
-    chosen = _configure(sources, recipe, config, flags, sets, stored)
+    chosen = _configure(context.params, _stored(out) if resume else None)
     _writable(out)
     with _bar() as bar:
-        task = bar.add_task("training", total=1.0, note="")
-
-        def hear(kind: str, record: dict[str, Any]) -> None:
-            if kind == "note":
-                bar.console.print(record["text"], markup=False, highlight=False)
-                return
-            bar.update(task, completed=record["spent"])
-            if "loss" in record:
-                note = f"step {record['step']}  {record['bits_per_char']:.3f} bits/char"
-                bar.update(task, note=f"{note}  {record['tokens_per_second']:,} tok/s")
-            if "bound" in record:
-                bound = f"held-out bound {record['bound_bits_per_char']:.3f} bits/char"
-                bar.console.print(f"step {record['step']}: {bound}", markup=False, highlight=False)
-
         try:
-            end = training.run(chosen, lambda: prepared(chosen), out, resume, hear)
+            end = training.run(chosen, lambda: prepared(chosen, _preparing(bar)), out, resume, _hearing(bar))
         except training.NonFiniteError as error:
             print(f"sedd: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
+    if end.signal is not None:
+        print(f"sedd: stopped by a signal at step {end.progress.step}, saved; go on with --resume", file=sys.stderr)
+        raise typer.Exit(128 + end.signal)
     if int(os.environ.get("RANK", "0")) == 0:
         if as_json:
             print(json.dumps({"run": str(out), "step": end.progress.step, "tokens": end.progress.tokens, **end.bound}))
@@ -173,9 +169,30 @@ def train(
                 f"{out}: {end.progress.step} steps, held-out bound {end.bound['bound']:.4f} nats a token "
                 f"= {end.bound['bound_bits_per_char']:.4f} bits a character (± {end.bound['bound_stderr']:.4f} nats)"
             )
-    if end.signal is not None:
-        print(f"sedd: stopped by a signal at step {end.progress.step}, saved; go on with --resume", file=sys.stderr)
-        raise typer.Exit(128 + end.signal)
+
+
+def _preparing(bar: Progress) -> Callable[[int, int], None]:
+    task = bar.add_task("preparing", visible=False, note="")
+    return lambda done, total: bar.update(task, completed=done, total=total or None, visible=done != total)
+
+
+def _hearing(bar: Progress) -> "Hear":
+    """What a run tells, as a bar and lines above it."""
+    task = bar.add_task("training", total=1.0, visible=False, note="")
+
+    def hear(kind: str, record: dict[str, Any]) -> None:
+        if kind == "note":
+            bar.console.print(record["text"], markup=False, highlight=False)
+            return
+        bar.update(task, completed=record["spent"], visible=True)
+        if "loss" in record:
+            note = f"step {record['step']}  {record['bits_per_char']:.3f} bits/char"
+            bar.update(task, note=f"{note}  {record['tokens_per_second']:,} tok/s")
+        if "bound" in record:
+            bound = f"held-out bound {record['bound_bits_per_char']:.3f} bits/char"
+            bar.console.print(f"step {record['step']}: {bound}", markup=False, highlight=False)
+
+    return hear
 
 
 def _writable(folder: Path) -> None:
@@ -201,6 +218,7 @@ def _bar() -> Progress:
 
 @app.command()
 def plan(
+    context: typer.Context,
     sources: Sources = None,
     recipe: Recipe = None,
     process: Process = None,
@@ -216,13 +234,5 @@ def plan(
     """What a run would cost here: parameters, memory, tokens a second over 20 steps, time to finish."""
     from sedd import train as training
 
-    flags = {
-        "noise.process": process,
-        "model.parameterization": parameterization,
-        "objective": objective,
-        "data.tokenizer": tokenizer,
-        "budget.steps": steps,
-        "budget.minutes": minutes,
-    }
-    chosen = _configure(sources, recipe, config, flags, sets)
+    chosen = _configure(context.params)
     show(training.plan(chosen, lambda: prepared(chosen)), as_json)

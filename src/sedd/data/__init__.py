@@ -6,7 +6,8 @@ No torch here.
 """
 
 from sedd.data.blocks import Blocks, order
+from sedd.data.index import Index, Shard, is_prepared
 from sedd.data.reading import documents
-from sedd.data.shards import Index, Shard, cached, prepare
+from sedd.data.shards import cached, prepare
 
-__all__ = ["Blocks", "Index", "Shard", "cached", "documents", "order", "prepare"]
+__all__ = ["Blocks", "Index", "Shard", "cached", "documents", "is_prepared", "order", "prepare"]

@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sedd.data.shards import LENGTHS, Index
+from sedd.data.index import AGAIN, LENGTHS, Index
 from sedd.tokenizer import Tokenizer, load
 
 SPLITS = ("train", "validation", "all")
@@ -30,7 +30,7 @@ class Blocks:
         index = Index.read(folder)
         tokenizer = load(folder)
         if tokenizer.fingerprint() != index.tokenizer:
-            raise ValueError(f"the tokenizer in {folder} is not the one of its index; prepare the data again")
+            raise ValueError(f"the tokenizer in {folder} is not the one of its index; {AGAIN}")
         blocks = Blocks(folder, index, tokenizer, length, split, validation)
         if check:
             blocks.verify()
@@ -59,7 +59,7 @@ class Blocks:
             lengths = np.fromfile(folder / LENGTHS, "<u4")
             self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
             if self._starts[-1] != index.tokens:
-                raise ValueError(f"{folder / LENGTHS} is damaged: lengths do not add up; prepare the data again")
+                raise ValueError(f"{folder / LENGTHS} is damaged: lengths do not add up; {AGAIN}")
         self._first, self._count = self._part(split, validation)
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class Blocks:
         for name, sha256 in [*stored, *([(LENGTHS, self.index.lengths)] if self.index.lengths else [])]:
             with (self.folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                    raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; prepare the data again")
+                    raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; {AGAIN}")
 
     def _check_sizes(self) -> None:
         width = np.dtype(self.index.dtype).itemsize
@@ -104,7 +104,7 @@ class Blocks:
             path = self.folder / name
             found = path.stat().st_size if path.exists() else 0
             if found != size:
-                raise ValueError(f"{path} is damaged: it has {found} bytes, not {size}; prepare the data again")
+                raise ValueError(f"{path} is damaged: it has {found} bytes, not {size}; {AGAIN}")
 
     def _part(self, split: str, validation: float) -> tuple[int, int]:
         """The first block of a split, and how many it has."""

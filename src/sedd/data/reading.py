@@ -1,33 +1,27 @@
 """Reading: files, folders and data sets of the Hub become texts, a piece at a time."""
 
-import bz2
 import codecs
 import contextlib
 import csv
-import gzip
-import importlib
-import io
 import json
 import lzma
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from io import BufferedIOBase, BufferedReader
+from io import BufferedIOBase
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from sedd.data.compressed import COMPRESSED, decompressed, extra, seekable
 from sedd.tokenizer import Ids
 
-PIECE = 1 << 20  # bytes read, and characters encoded, at a time
+PIECE = 1 << 18  # bytes read, and characters encoded, at a time; four times as many take a BPE twice the memory
 LONGEST_LINE = 1 << 26
 
 KINDS = (".txt", ".tokens", ".jsonl", ".csv", ".parquet", ".npy")
 TABLES = (".jsonl", ".csv", ".parquet")
-COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 OBVIOUS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")  # column names
 
 Text = str | Ids
@@ -119,7 +113,7 @@ def _kind(path: Path) -> str:
 def _local(files: Sequence[Path], column: str | None, records: str) -> Iterator[Chunk]:
     done = 0
     for file in files:
-        with _sentences_for(file), file.open("rb") as raw, _decompressed(file, raw) as stream:
+        with _sentences_for(file), file.open("rb") as raw, decompressed(file, raw) as stream:
             first = 1
             for texts, continues in _texts(file, stream, column, records):
                 yield Chunk(str(file), first, texts, continues, done + raw.tell())
@@ -128,7 +122,7 @@ def _local(files: Sequence[Path], column: str | None, records: str) -> Iterator[
 
 
 def _hub(name: str, column: str | None) -> Iterator[Chunk]:
-    datasets = _extra("datasets", name)
+    datasets = extra("datasets", name)
     path, _, split = name.removeprefix("hf:").partition(":")
     try:
         rows = iter(datasets.load_dataset(path, split=split or "train", streaming=True))
@@ -152,60 +146,6 @@ def _sentences_for(file: Path) -> Iterator[None]:
         ) from None
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         raise ValueError(f"{file} could not be read: {error}; it may be damaged") from None
-
-
-def _decompressed(file: Path, raw: BufferedReader) -> contextlib.AbstractContextManager[BufferedIOBase]:
-    match file.suffix.lower():
-        case ".gz":
-            return gzip.GzipFile(fileobj=raw)
-        case ".xz":
-            return lzma.LZMAFile(raw)
-        case ".bz2":
-            return bz2.BZ2File(raw)
-        case ".zst":
-            return BufferedReader(_Zstd(raw, _extra("zstandard", str(file))), PIECE)
-    return contextlib.nullcontext(raw)
-
-
-@final
-class _Zstd(io.RawIOBase):
-    """The frames of a file, one after another; the library's own reader takes a file cut short for a whole one."""
-
-    def __init__(self, raw: BufferedIOBase, library: Any) -> None:
-        self.raw, self.library = raw, library
-        self.frame: Any = None
-        self.unused = self.ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.ready:
-            block = self.unused or self.raw.read(PIECE // 8)
-            if not block:
-                if self.frame is not None:
-                    raise EOFError("it ends inside a frame")
-                return 0
-            self.frame = self.frame or self.library.ZstdDecompressor().decompressobj()
-            try:
-                self.ready = self.frame.decompress(block)
-            except self.library.ZstdError as error:
-                raise EOFError(str(error)) from None
-            self.unused = self.frame.unused_data
-            if self.frame.eof:
-                self.frame = None
-        now, self.ready = self.ready[: len(buffer)], self.ready[len(buffer) :]
-        buffer[: len(now)] = now
-        return len(now)
-
-
-def _extra(module: str, source: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ValueError(
-            f"{source} needs the package {module.partition('.')[0]}; install it with pip install 'sedd[data]'"
-        ) from None
 
 
 def _texts(file: Path, stream: BufferedIOBase, column: str | None, records: str) -> Iterator[Group]:
@@ -355,22 +295,10 @@ def _choose_column(source: str, columns: list[str], strings: list[str], wanted: 
     raise ValueError(f"{source} has the columns {', '.join(columns)}; say which one is the text with column")
 
 
-@contextlib.contextmanager
-def _seekable(file: Path, stream: BufferedIOBase) -> Iterator[BufferedIOBase]:
-    """The file itself, or a temporary copy of what is compressed in it."""
-    if file.suffix.lower() not in COMPRESSED:
-        yield stream
-        return
-    with tempfile.TemporaryFile() as copy:
-        shutil.copyfileobj(stream, copy, PIECE)
-        copy.seek(0)
-        yield copy
-
-
 def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None) -> Iterator[str | None]:
-    parquet = _extra("pyarrow.parquet", str(file))
-    pyarrow = _extra("pyarrow", str(file))
-    with _seekable(file, stream) as table:
+    parquet = extra("pyarrow.parquet", str(file))
+    pyarrow = extra("pyarrow", str(file))
+    with seekable(file, stream) as table:
         try:
             found = parquet.ParquetFile(table)
         except pyarrow.ArrowInvalid as error:
@@ -386,7 +314,7 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None) -> It
 
 def _arrays(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
     """Integers: a row is one long document, a table has a record a row."""
-    with _seekable(file, stream) as plain:
+    with seekable(file, stream) as plain:
         try:
             version = np.lib.format.read_magic(plain)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,6 +1,8 @@
 """Writing: texts become shards of token ids, in a folder that is complete or not there."""
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -9,87 +11,22 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from io import BufferedIOBase
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
 from jaxtyping import UInt
 
+from sedd.data.index import FORMAT, LENGTHS, Index, Shard, is_prepared, settle
 from sedd.data.reading import Chunk, Source, Text, chunks, expand, several
 from sedd.tokenizer import Ids, Integers, Tokenizer
 
-FORMAT = 1
-INDEX = "index.json"
-LENGTHS = "lengths.bin"
 SHARD = 1 << 27  # tokens in a file
 RECORDS = ("packed", "lines")
 PADS = ("model", "ignore")
 
 Progress = Callable[[int, int], None]  # bytes of the sources read so far, and in all
-
-
-@final
-class Shard(NamedTuple):
-    """A file of tokens."""
-
-    name: str
-    tokens: int
-    sha256: str
-
-
-@final
-@dataclass(frozen=True)
-class Index:
-    """What a prepared folder holds."""
-
-    format: int
-    mode: str  # packed: one stream; lines: records one after another, and their lengths
-    dtype: str
-    vocab_size: int
-    tokens: int  # in the shards: end-of-text counts, padding is not stored
-    records: int  # documents where packed
-    characters: int
-    bytes: int
-    length: int | None  # of a record with its padding; None where packed
-    pad: str | None  # model, ignore, or None where nothing is padded
-    tokenizer: str  # its fingerprint
-    shards: tuple[Shard, ...]
-    lengths: str | None  # SHA-256 of the lengths of the records; None where packed
-    sha256: str  # of all of the above
-
-    @staticmethod
-    def read(folder: Path) -> "Index":
-        """The index of ``folder``."""
-        path = folder / INDEX
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["format"] != FORMAT:
-                raise ValueError(f"it is of format {found['format']}, and this version reads {FORMAT}")
-            index = Index(**{**found, "shards": tuple(Shard(**shard) for shard in found["shards"])})
-        except OSError as error:
-            raise ValueError(
-                f"{folder} is no prepared data ({INDEX}: {error.strerror}); make it with sedd data prepare"
-            ) from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: {error}; prepare the data again") from None
-        if index.sha256 != index.content():
-            raise ValueError(f"{path} is damaged: it does not have its own SHA-256; prepare the data again")
-        return index
-
-    def content(self) -> str:
-        """SHA-256 of everything it says but this, and so, through the shards', of all tokens."""
-        return hashlib.sha256(json.dumps({**self._plain(), "sha256": ""}, sort_keys=True).encode()).hexdigest()
-
-    def write(self, folder: Path) -> None:
-        """Write it into ``folder``."""
-        with (folder / INDEX).open("wb") as file:
-            file.write((json.dumps(self._plain(), indent=1) + "\n").encode())
-            _settle(file)
-
-    def _plain(self) -> dict[str, Any]:
-        return {**asdict(self), "shards": [shard._asdict() for shard in self.shards]}
 
 
 def prepare(
@@ -121,22 +58,18 @@ def prepare(
     encoder = _Encoder(
         tokenizer.with_specials(eos=records == "packed" and several(expanded), pad=pad == "model"), records, length
     )
-    temporary = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
-        temporary.mkdir(parents=True)
-        with contextlib.closing(_Written(temporary, encoder)) as written:
+        with _workplace(out) as folder, contextlib.closing(_Written(folder, encoder)) as written:
             for encoded in _in_order(encoder, enumerate(chunks(expanded, column, records)), workers or _cores()):
                 written.add(encoded)
                 if progress is not None:
                     progress(encoded.done, total)
             index = written.finish(pad)
-        temporary.rename(out)  # an empty folder is replaced, any other refuses
+            folder.rename(out)  # an empty folder is replaced, any other refuses
     except OSError as error:
         raise ValueError(
             f"{out} could not be written: {error.strerror or error}; choose a folder that can be, with room enough"
         ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return index
 
 
@@ -166,14 +99,44 @@ def cached(
     settings = [FORMAT, spec if not known.exists() else "", records, length, pad, column]
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
-    if not (folder / INDEX).exists():
+    if not is_prepared(folder):
         options = {"records": records, "length": length, "pad": pad, "column": column, "workers": workers}
         try:
             prepare(sources, folder, make(), **options, progress=progress)  # type: ignore[arg-type]
         except ValueError:
-            if not (folder / INDEX).exists():  # another process may have been first
+            if not is_prepared(folder):  # another process may have been first
                 raise
     return folder
+
+
+@contextlib.contextmanager
+def _workplace(out: Path) -> Iterator[Path]:
+    """A hidden folder beside ``out``, locked while we live; what killed processes left there goes first."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for left in out.parent.glob(f".{glob.escape(out.name)}.preparing-*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    name = secrets.token_hex(8)
+    folder, later = out.parent / f".{out.name}.new-{name}", out.parent / f".{out.name}.preparing-{name}"
+    try:
+        folder.mkdir()
+        with _locked(folder):  # before it has the name that others look for
+            folder.rename(later)
+            yield later
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(later, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which the system opens when a process ends, however; OSError if another holds it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _below(path: Path) -> Iterator[Path]:
@@ -235,13 +198,13 @@ class _Encoder:
             raise ValueError(f"{where}: {error}") from None
         if self.records == "packed":
             count = len(rows) - chunk.continues
-            ids, lengths = self._packed(rows, opened=number == 0 or chunk.continues), np.zeros(0, np.uint32)
+            rows, lengths = self._packed(rows, opened=number == 0 or chunk.continues), np.zeros(0, np.uint32)
         else:
             lengths = np.array([len(row) for row in rows if len(row)], np.uint32)
             count = len(lengths)
-            ids = np.concatenate(rows)
             self._refuse_longer(chunk, rows)
-        return _Encoded(ids.astype(self.dtype), lengths, count, *_sizes(chunk.texts), chunk.done)
+        ids = np.concatenate(rows, dtype=self.dtype, casting="unsafe")  # every id fits: see dtype
+        return _Encoded(ids, lengths, count, *_sizes(chunk.texts), chunk.done)
 
     def _rows(self, texts: Sequence[Text]) -> list[Ids]:
         if all(isinstance(text, str) for text in texts):
@@ -250,12 +213,12 @@ class _Encoder:
             raise ValueError(f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints")
         return [self.tokenizer.checked(row) for row in texts]
 
-    def _packed(self, rows: list[Ids], opened: bool) -> Ids:
-        """All rows in one, end-of-text before each but a first one that needs none."""
+    def _packed(self, rows: list[Ids], opened: bool) -> list[Ids]:
+        """The rows, end-of-text before each but a first one that needs none."""
         if self.tokenizer.eos is None:
-            return np.concatenate(rows)
+            return rows
         eos = np.array([self.tokenizer.eos])
-        return np.concatenate([part for row in rows for part in (eos, row)][opened:])
+        return [part for row in rows for part in (eos, row)][opened:]
 
     def _refuse_longer(self, chunk: Chunk, rows: list[Ids]) -> None:
         longest = max(rows, key=len)
@@ -302,24 +265,17 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.stream, self.digest = path.open("wb"), hashlib.sha256()
 
-    def add(self, content: bytes) -> None:
+    def add(self, content: memoryview) -> None:
         self.stream.write(content)
         self.digest.update(content)
 
     def finish(self) -> str:
-        _settle(self.stream)
+        settle(self.stream)
         return self.digest.hexdigest()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # the error that matters has been raised before
             self.stream.close()
-
-
-def _settle(file: BufferedIOBase) -> None:
-    """Close a file when its content has reached the disk."""
-    with file:
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @final
@@ -340,12 +296,12 @@ class _Written:
         while ids.size:
             self.open = self.open or _File(self.folder / self._name())
             now, ids = ids[: self.room], ids[self.room :]
-            self.open.add(now.tobytes())
+            self.open.add(now.data)
             self.room -= now.size
             if self.room == 0:
                 self._close_shard()
         if self.lengths is not None:
-            self.lengths.add(encoded.lengths.astype("<u4").tobytes())
+            self.lengths.add(encoded.lengths.astype("<u4").data)
         self.tokens += encoded.ids.size
         self.records += encoded.records
         self.characters += encoded.characters

@@ -1,7 +1,6 @@
 """Runs side by side: one held-out number each, under one protocol, and the way there."""
 
 import html
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from sedd import checkpoint, logs
+from sedd import checkpoint, logs, plot
 from sedd.build import Loaded
 from sedd.evaluate.corpus import Corpus
 from sedd.evaluate.record import table
@@ -18,7 +17,7 @@ COLUMNS = (
     *("run", "objective", "process", "parameterization", "parameters", "step", "trained_tokens", "seconds"),
     *("bits", "stderr_bits", "nats_per_token", "ppl_bound", "is_exact"),
 )
-KINDS = (".png", ".svg", ".pdf", ".html")
+KINDS = (".png", ".html")
 
 
 class Curve(NamedTuple):
@@ -86,26 +85,31 @@ def plottable(path: Path) -> Path:
     return path
 
 
-def plot(rows: Sequence[dict[str, Any]], curves: Sequence[Curve], path: Path) -> None:
+def draw(rows: Sequence[dict[str, Any]], curves: Sequence[Curve], path: Path) -> None:
+    """A picture, or a page with the table and the picture."""
+    figure = _figure(rows, curves)
+    if path.suffix == ".html":
+        path.write_text(_page(rows, plot.svg(figure, "runs", "bits against tokens and seconds")), encoding="utf-8")
+    else:
+        plot.save(figure, path)
+
+
+@plot.Style()
+def _figure(rows: Sequence[dict[str, Any]], curves: Sequence[Curve]) -> Figure:
     """Bits against tokens and against seconds: the way there, and the final number; bands and bars hold 95 %."""
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure = plot.figure(11, 4.5)
+    left, right = plot.axes(figure, columns=2, sharey=True)
     for number, (one, way) in enumerate(zip(rows, curves, strict=True)):
         color, label = f"C{number % 10}", f"{Path(one['run']).name} ({one['objective']})"
+        low, high = way.bits - 1.96 * way.stderr, way.bits + 1.96 * way.stderr
         for axes, x, end in ((left, way.tokens, one["trained_tokens"]), (right, way.seconds, one["seconds"])):
-            low, high = way.bits - 1.96 * way.stderr, way.bits + 1.96 * way.stderr
             axes.plot(x, way.bits, color=color, linewidth=1, alpha=0.8)
             axes.fill_between(x, low, high, color=color, alpha=0.1, linewidth=0)
             axes.errorbar(end, one["bits"], 1.96 * one["stderr_bits"], fmt="o", color=color, capsize=3, label=label)
     left.set(xlabel="tokens of training", ylabel="held-out bits a character")
     right.set(xlabel="seconds of training")
     right.legend(fontsize="small")
-    if path.suffix != ".html":
-        figure.savefig(path, dpi=150)
-        return
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
-    path.write_text(_page(rows, drawn.getvalue()), encoding="utf-8")
+    return figure
 
 
 def _page(rows: Sequence[dict[str, Any]], drawing: str) -> str:
@@ -115,7 +119,7 @@ def _page(rows: Sequence[dict[str, Any]], drawing: str) -> str:
     body = "\n".join(line(words, "td") for words in cells(rows))
     return (
         "<!doctype html><meta charset=utf-8><title>runs compared</title>"
-        "<style>body{font:14px sans-serif}td,th{padding:2px 8px;text-align:right}svg{max-width:100%}</style>"
+        "<style>body{font:14px sans-serif}td,th{padding:2px 8px;text-align:right}svg{max-width:70em}</style>"
         f"<h1>protocol {html.escape(rows[0]['protocol'])}</h1>\n"
-        f"<table>{line(COLUMNS, 'th')}\n{body}</table>\n{drawing[drawing.index('<svg') :]}"
+        f"<table>{line(COLUMNS, 'th')}\n{body}</table>\n{drawing}"
     )

@@ -9,9 +9,8 @@ from typing import final
 import numpy as np
 
 from sedd.build import Loaded
-from sedd.data import Blocks, Index
+from sedd.data import Blocks, Index, is_prepared
 from sedd.data.reading import Text, chunks, expand, several
-from sedd.data.shards import INDEX
 from sedd.evaluate.protocol import DATASETS, Eos, Protocol
 from sedd.tokenizer import Ids, Integers, Tokenizer
 
@@ -48,7 +47,7 @@ def given(
     source: str, protocol: Protocol, loaded: Loaded, dataset: str | None = None, column: str | None = None
 ) -> Corpus:
     """A file, a folder or prepared data, as ``protocol`` reads it."""
-    if (Path(source) / INDEX).is_file():
+    if is_prepared(source):
         return _prepared(Path(source), protocol, loaded)
     dataset = _benchmark(source, protocol, dataset)
     if loaded.config.data.records == "lines":

@@ -17,11 +17,12 @@ from sedd.sampler.base import (
     given_grid,
     uniform_grid,
 )
+from sedd.sampler.causal import LeftToRight
 from sedd.sampler.chosen import Confident, EntropyBounded
 from sedd.sampler.events import Exact, Ordered, Plan
 from sedd.sampler.grid import Ancestral, Euler, Gibbs, Remask, Theta, Tweedie
 from sedd.sampler.steps import analytic_step, denoised, last_step, law_of
-from sedd.sampler.temper import Tempered
+from sedd.sampler.temper import Sharpness, Tempered
 
 __all__ = [
     "Ancestral",
@@ -32,10 +33,12 @@ __all__ = [
     "Euler",
     "Exact",
     "Gibbs",
+    "LeftToRight",
     "Ordered",
     "Plan",
     "Remask",
     "Sampler",
+    "Sharpness",
     "State",
     "Stepper",
     "Tempered",

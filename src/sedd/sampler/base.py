@@ -42,6 +42,10 @@ class Canvas(NamedTuple):
         whole = torch.ones_like(self.blank) if self.valid is None else self.valid
         return whole.sum(-1)
 
+    def to(self, device: torch.device | str) -> "Canvas":
+        """The same on a device."""
+        return Canvas(self.given.to(device), None if self.valid is None else self.valid.to(device))
+
     def rows(self, index: slice | Tensor) -> "Canvas":
         """Some of the rows."""
         return Canvas(self.given[index], None if self.valid is None else self.valid[index])

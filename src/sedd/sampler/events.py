@@ -93,8 +93,7 @@ class Exact(Planned):
         u = chance(canvas.given.shape[-1])[..., 0]
         if not len(times):
             return self._endless(canvas, u)
-        sigma = self.schedule.sigma(times).to(u.device)
-        ends = self.shares(times).cumsum(0).to(u.device)
+        sigma, ends = self.schedule.sigma(times), self.shares(times).cumsum(0)
         step = torch.searchsorted(ends, u.contiguous(), right=True).clamp_max(
             len(times) - 2
         )  # rounding may pass the end

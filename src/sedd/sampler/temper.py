@@ -15,6 +15,42 @@ from sedd.sampler.steps import denoised
 
 @final
 @dataclass(frozen=True)
+class Sharpness:
+    """How a law of tokens is sharpened: temperature first, then top-k, then top-p."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < torch.inf:
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it is a share and must lie in (0, 1]")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; at least 1 token must be left to draw")
+
+    @property
+    def none(self) -> bool:
+        """Whether a law is left as it is."""
+        return self == Sharpness()
+
+    def __call__(self, log_p: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+        """log p^(1/temperature), of the k likeliest tokens, and of the fewest whose share reaches top_p."""
+        log_p = (log_p / self.temperature).log_softmax(-1)
+        if self.top_k is not None and self.top_k < log_p.shape[-1]:
+            least = log_p.topk(self.top_k, -1).values[:, -1:]
+            log_p = log_p.masked_fill(log_p < least, -torch.inf).log_softmax(-1)
+        if self.top_p < 1:
+            ordered = log_p.sort(-1, descending=True)
+            before = ordered.values.exp().cumsum(-1) - ordered.values.exp()
+            dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, ordered.indices, before >= self.top_p)
+            log_p = log_p.masked_fill(dropped, -torch.inf).log_softmax(-1)
+        return log_p
+
+
+@final
+@dataclass(frozen=True)
 class Tempered:
     """A model whose prediction of the clean token is sharpened; masks are revealed at the pace they were.
 
@@ -23,17 +59,7 @@ class Tempered:
 
     model: Reader
     process: Process
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it is a share and must lie in (0, 1]")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; at least 1 token must be left to draw")
+    sharpness: Sharpness
 
     @property
     def timed(self) -> bool:
@@ -51,9 +77,9 @@ class Tempered:
     ) -> Float[Tensor, "k N"]:
         """The tempered law of the clean token."""
         if isinstance(self.model, MeanReader):
-            return self.tempered(self.model.read_mean(hidden, x_t, sigma))
+            return self.sharpness(self.model.read_mean(hidden, x_t, sigma))
         log_score = self.model.read(hidden, x_t, sigma)
-        return self.tempered(denoised(self.process, log_score[:, None], x_t[:, None], sigma)[:, 0].log())
+        return self.sharpness(denoised(self.process, log_score[:, None], x_t[:, None], sigma)[:, 0].log())
 
     def read(
         self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
@@ -74,16 +100,3 @@ class Tempered:
         rows, length = x_t.reshape(-1, x_t.shape[-1]), x_t.shape[-1]
         hidden = self.model.hidden(rows, sigma.reshape(-1)).flatten(0, 1)
         return read(hidden, rows.flatten(), sigma.reshape(-1).repeat_interleave(length)).view(*x_t.shape, -1)
-
-    def tempered(self, log_p: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        """log p^(1/temperature), of the k likeliest tokens, and of the fewest whose share reaches top_p."""
-        log_p = (log_p / self.temperature).log_softmax(-1)
-        if self.top_k is not None and self.top_k < log_p.shape[-1]:
-            least = log_p.topk(self.top_k, -1).values[:, -1:]
-            log_p = log_p.masked_fill(log_p < least, -torch.inf).log_softmax(-1)
-        if self.top_p < 1:
-            ordered = log_p.sort(-1, descending=True)
-            before = ordered.values.exp().cumsum(-1) - ordered.values.exp()
-            dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, ordered.indices, before >= self.top_p)
-            log_p = log_p.masked_fill(dropped, -torch.inf).log_softmax(-1)
-        return log_p

@@ -1,0 +1,192 @@
+"""Where the time of a training step goes on one GPU: ceilings, attention, matrix products, and the step by kernel.
+
+python benchmarks/anatomy.py                       everything, about five minutes
+python benchmarks/anatomy.py attention products    some of it: attention, products, tiles, variants, whole
+
+Variants compile the blocks one by one (one graph for all of them), which takes seconds where the whole trunk takes a
+minute; a variant is compared with `plain blocks` of the same list. `whole` is what training uses, with a profile.
+"""
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import ProfilerActivity, profile
+
+from sedd import bench, build
+from sedd.kernels import tiles
+
+TOKENS, LENGTH, WIDTH, HEADS = 64 * 1024, 1024, 768, 12
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+BEGAN = time.perf_counter()
+
+
+def say(text: str) -> None:
+    """A line with the seconds since the start."""
+    print(f"[{time.perf_counter() - BEGAN:5.0f}] {text}", flush=True)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The median of 15 calls."""
+    return bench.clock(work, "cuda", 15).median
+
+
+def attention() -> None:
+    """Forwards and backwards, by every kernel there is and by the one that torch picks."""
+    shape = TOKENS // LENGTH, LENGTH, HEADS, WIDTH // HEADS
+    q, k, v, sent = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4))
+    leaves = [a.requires_grad_() for a in (q, k, v)]
+    flops = 4 * TOKENS * LENGTH * WIDTH
+    for name in ("torch's choice", *BACKENDS):
+        with contextlib.nullcontext() if name not in BACKENDS else sdpa_kernel(BACKENDS[name]):
+            seen = scaled_dot_product_attention(q, k, v)
+            forwards = seconds(lambda: scaled_dot_product_attention(q, k, v))
+            both = seconds(lambda: torch.autograd.grad(scaled_dot_product_attention(q, k, v), leaves, sent))
+        back = both - forwards
+        rates = f"{flops / forwards / 1e12:.0f} and {2.5 * flops / back / 1e12:.0f} TFLOP/s"
+        say(
+            f"attention, {name}: {forwards * 1e3:.3f} + {back * 1e3:.3f} ms, {rates}, {seen.grad_fn.__class__.__name__}"
+        )
+
+
+def products() -> None:
+    """The matrix products of a block: output, gradient of the input, gradient of the weights."""
+    for inputs, outputs in ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)):
+        x, w, y = (
+            torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+            for shape in ((TOKENS, inputs), (outputs, inputs), (TOKENS, outputs))
+        )
+        each = [seconds(work) for work in (lambda: x @ w.t(), lambda: y @ w, lambda: y.t() @ x)]  # noqa: B023
+        rates = ", ".join(f"{s * 1e3:.3f} ms {2 * TOKENS * inputs * outputs / s / 1e12:.0f}" for s in each)
+        say(f"products {inputs} → {outputs}: {rates} TFLOP/s")
+
+
+def tile_shapes() -> None:
+    """The loss with other tiles of `kernels.tiles`."""
+    on = bench.machine("cuda", "bfloat16")
+    say(f"{on}")
+    for process, kind in (("absorbing", "score"), ("uniform", "score"), ("absorbing", "mean")):
+        rows = 32_768 if process == "uniform" else 65_536
+        setting = bench.LossSetting(process=process, parameterization=kind, rows=rows)
+        for shape in ((64, 128, 8, 128), (32, 256, 8, 128), (32, 128, 4, 128), (16, 256, 4, 128), (64, 128, 8, 255)):
+            tiles.ROWS, tiles.COLUMNS, tiles.WARPS, tiles.REGISTERS = shape
+            row = next(bench.loss(setting, on))
+            say(f"loss, {process} {kind}, tile {shape}: {row.milliseconds:.2f} ms, {row.share_of_ceiling:.1%}")
+        tiles.ROWS, tiles.COLUMNS, tiles.WARPS, tiles.REGISTERS = 64, 128, 8, 128
+
+
+@contextlib.contextmanager
+def only(backend: str) -> Iterator[None]:
+    """One attention kernel and no other."""
+    names = ("flash", "mem_efficient", "math", "cudnn")
+    before = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in names]
+    for name in names:
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend)
+    try:
+        yield
+    finally:
+        for name, was in zip(names, before, strict=True):
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(was)
+
+
+def training(setting: bench.TrainSetting, dropout: float | None = None, piecewise: bool = False) -> bench.Steps:
+    """A network in training on four random batches."""
+    run = setting.run()
+    run.model.dropout = run.model.dropout if dropout is None else dropout
+    parts = build.parts(run, setting.vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    made = [bench.batch(parts, setting, run.model.length, generator) for _ in range(4)]
+    counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
+    steps = bench.Steps(run, parts, setting, True, [bench.Batch(*(a.cuda() for a in b)) for b in made], counts)
+    if piecewise:
+        network = steps.network
+        network.pass_through = torch.compile(network.pass_through, fullgraph=True, dynamic=False)
+        network.output_layer.compile(fullgraph=True, dynamic=False)
+    return steps
+
+
+def measured(name: str, steps: bench.Steps) -> None:
+    """Time and memory of a step, after a first one that compiles."""
+    began = time.perf_counter()
+    loss, norm = (a.item() for a in steps())
+    first = time.perf_counter() - began
+    clocked = bench.clock(steps, "cuda", 15)
+    rate = steps.batches[0].x_0.numel() / clocked.median
+    say(
+        f"{name}: {clocked.median * 1e3:.2f} ms, {rate:,.0f} tok/s, {clocked.peak / 2**30:.2f} GiB "
+        f"(first {first:.0f} s, loss {loss:.4f}, norm {norm:.3f}, slowest {max(clocked.seconds) * 1e3:.2f} ms)"
+    )
+
+
+def kernels_of(steps: bench.Steps, most: int = 40) -> None:
+    """A step by kernel, the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(3):
+            steps()
+        torch.cuda.synchronize()
+    events = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)
+    for event in itertools.islice(events, most):
+        say(f"{event.self_device_time_total / 3e3:8.3f} ms {event.count / 3:6.1f} × {event.key[:100]}")
+    say(f"{sum(e.self_device_time_total for e in events) / 3e3:8.3f} ms in all")
+
+
+def forget() -> None:
+    """Memory and graphs of what came before."""
+    torch._dynamo.reset()
+    bench.forget("cuda")
+
+
+def variants() -> None:
+    """What changes the time of a step, block by block."""
+    base = bench.TrainSetting(compile=False)
+    cheap = bench.TrainSetting(compile=False, recompute="cheap")
+    steps = training(base, piecewise=True)
+    measured("plain blocks", steps)
+    kernels_of(steps)
+    del steps
+    cases: list[tuple[str, bench.TrainSetting, float | None, contextlib.AbstractContextManager[None]]] = [
+        ("cheap parts twice", cheap, None, contextlib.nullcontext()),
+        ("no dropout", base, 0.0, contextlib.nullcontext()),
+        ("flash alone", base, None, only("flash")),
+        ("cudnn alone", base, None, only("cudnn")),
+    ]
+    for name, setting, dropout, around in cases:
+        forget()
+        with around:
+            steps = training(setting, dropout, piecewise=True)
+            measured(name, steps)
+            del steps
+
+
+def whole() -> None:
+    """The trunk as one graph, as training compiles it."""
+    for recompute in ("cheap", "nothing"):
+        forget()
+        steps = training(bench.TrainSetting(recompute=recompute))
+        measured(f"one graph, {recompute} twice", steps)
+        kernels_of(steps)
+        del steps
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "attention": attention,
+    "products": products,
+    "tiles": tile_shapes,
+    "variants": variants,
+    "whole": whole,
+}
+
+if __name__ == "__main__":
+    if unknown := set(sys.argv[1:]) - set(PARTS):
+        raise SystemExit(f"there is no {', '.join(sorted(unknown))}; choose among {', '.join(PARTS)}")
+    for part in sys.argv[1:] or PARTS:
+        try:
+            PARTS[part]()
+        except (RuntimeError, torch.OutOfMemoryError) as error:  # the rest is worth knowing all the same
+            say(f"{part} failed: {str(error)[:500]}")
+        forget()

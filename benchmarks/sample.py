@@ -1,0 +1,82 @@
+"""Memory of one step of every sampler, at vocabulary 50,257, length 1024, batch 16: what it needs at its peak.
+
+.venv/bin/python benchmarks/sample.py            a table
+.venv/bin/python benchmarks/sample.py --json     a record, as kept in benchmarks/results/
+
+The network is narrow (64 × 1 block), so that what is seen is the step and not the trunk. A step asks the network, reads
+the head and draws; the last column is the size of the (batch, length, vocabulary) tensor in float32 that none makes.
+On a CPU the peak is that of the resident memory above its level before the step, in a process of its own; on a GPU that
+of the allocator.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import resource
+import subprocess
+
+import torch
+
+from sedd import build, generate, sampler, transformer
+
+VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
+WHOLE = BATCH * LENGTH * (VOCABULARY + 1) * 4
+NOISE = {"gibbs": ["uniform"], "tweedie": ["absorbing", "uniform"], "euler": ["absorbing", "uniform"]}
+NOISE |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uniform"]}
+
+
+def peak(name: str, noise: str, device: str) -> int:
+    """Bytes above what is there before the step."""
+    process = build.process(noise, VOCABULARY)
+    network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
+    model = build.parameterization("mean", network, process)
+    options = {"bound": 1e9} if name == "entropy" else {}  # all at once
+    settings = generate.Settings(name, steps=2, options=options)
+    job = generate.Job(model, process, build.schedule("log-linear"), settings)
+    canvas = sampler.empty(BATCH, LENGTH, device)
+    if device == "cpu":
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    else:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    states = job.states(canvas)
+    for _ in range(2):  # the noise, and a step
+        next(states)
+    if device == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return torch.cuda.max_memory_allocated() - before
+
+
+def main(as_json: bool) -> None:
+    """Every sampler under every noise it is for."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {}
+    for name in build.SAMPLERS:
+        for noise in NOISE.get(name, ["absorbing"]):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                found[f"{name}, {noise}"] = pool.apply(peak, (name, noise, device))
+            if not as_json:
+                print(
+                    f"{name:12s} {noise:10s} {found[f'{name}, {noise}'] / 2**20:9.0f} MiB   of {WHOLE / 2**20:.0f} MiB"
+                )
+    if as_json:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        record = {
+            "command": "python benchmarks/sample.py --json",
+            "commit": commit.stdout.strip(),
+            "torch": torch.__version__,
+            "machine": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, CPU",
+            "vocabulary": VOCABULARY,
+            "length": LENGTH,
+            "batch": BATCH,
+            "batch_length_vocabulary_bytes": WHOLE,
+            "peak_bytes": found,
+        }
+        print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="a record, as kept in benchmarks/results/")
+    main(parser.parse_args().json)

@@ -1,0 +1,17 @@
+"""Losses of a linear head, with their gradients, without the head's output.
+
+The output of a head is the largest tensor of a training step: an entry of the vocabulary for every position. Here it
+exists for a few thousand rows at a time, and is turned into its own gradient in place:
+
+    rows = unknown_rows(x_t == mask)                          # only these count
+    loss = linear_loss(take(hidden, rows), weight, bias, cost)
+    loss.total.backward()
+
+`definition` says in torch what is computed for a block of rows, on any device; `tiles` is its twin in Triton, for CUDA.
+"""
+
+from sedd.kernels.cost import Cost, CrossEntropy, ScoreEntropy
+from sedd.kernels.linear import Loss, linear_loss
+from sedd.kernels.rows import Rows, take, unknown_rows
+
+__all__ = ["Cost", "CrossEntropy", "Loss", "Rows", "ScoreEntropy", "linear_loss", "take", "unknown_rows"]

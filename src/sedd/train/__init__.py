@@ -1,0 +1,25 @@
+"""Training: from a configuration to a folder with a model, on one process or many.
+
+What a step computes is a function of the configuration and the step's number alone: the order of the data, the times,
+the noise, dropout. So a run that was stopped goes on exactly as if it had not been, and two processes compute what one
+does.
+"""
+
+from sedd.train.batch import Batch, Batches, seeded
+from sedd.train.cost import plan
+from sedd.train.loop import Hear, NonFiniteError, Outcome, run
+from sedd.train.trainer import Gradient, Progress, Trainer
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Gradient",
+    "Hear",
+    "NonFiniteError",
+    "Outcome",
+    "Progress",
+    "Trainer",
+    "plan",
+    "run",
+    "seeded",
+]

@@ -1,0 +1,228 @@
+"""The run, from top to bottom: the same for one process and many; every "once in a while" is a line."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from sedd import checkpoint, distributed, logs, optim
+from sedd.config import Run
+from sedd.distributed import Ranks
+from sedd.train.batch import Batch, open_data, seeded
+from sedd.train.trainer import Gradient, Progress, Trainer
+
+SAVES = "checkpoints"
+Record = dict[str, Any]
+Hear = Callable[[str, Record], None]
+"""Told what happens, by the first process alone: ("log", record), ("note", {"text": …}).
+
+The record of a step has ``spent``, the share of the budget that is used up, and what was measured there.
+"""
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or a gradient that is not a number; the weights were not touched."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    folder: Path
+    progress: Progress
+    signal: int | None
+    bound: dict[str, float]
+    """On held-out data, at the end; empty where a signal came first."""
+
+
+def run(config: Run, prepare: Callable[[], Path], out: Path, resume: bool, hear: Hear) -> Outcome:
+    """Run ``config`` on what ``prepare`` makes, from its last checkpoint or the start, to the end of its budget."""
+    with distributed.group() as ranks:
+        tell = hear if ranks.first else _unheard
+        blocks, held_out = open_data(config, prepare, ranks)
+        trainer = Trainer(config, blocks, held_out, ranks)
+        _start(trainer, out, resume, tell)
+        with _signals() as stopped, _log(trainer, out) as write:
+            bound = _loop(trainer, out, stopped, write, tell)
+        return Outcome(out, trainer.progress, stopped(), bound)
+
+
+def _loop(
+    trainer: Trainer, out: Path, stopped: Callable[[], int | None], write: Callable[[Record], None], tell: Hear
+) -> dict[str, float]:
+    """Step until the budget is spent or a signal came; the held-out bound at the end."""
+    config, loop, ranks, done = trainer.config, trainer.config.loop, trainer.ranks, trainer.progress
+    bound: dict[str, float] = {}
+    speed, spent, ending = _Speed(done), _spent(config, done, ranks), False
+    for batch in trainer.batches.since(done.step):
+        if spent >= 1 or ending:
+            break
+        rate = config.optim.lr * optim.factor(config.optim, done.step, spent)
+        found = _step(trainer, batch, rate, out, tell)
+        spent, ending = _spent(config, done, ranks), ranks.any(stopped() is not None)
+
+        bound = trainer.held_out_bound() if _due(done, loop.eval_every) else {}
+        best = bool(bound) and done.improves(bound["bound"])
+        if record := (_measured(trainer, found, rate) | speed.read() if _due(done, loop.log_every) else {}) | bound:
+            write({"step": done.step, "tokens": done.tokens, **record})
+        tell("log", {"step": done.step, "tokens": done.tokens, "spent": min(spent, 1.0), **record})
+        if _due(done, loop.sample_every):
+            tell("note", {"text": f"step {done.step}: {trainer.samples(2)[0]!r}"})
+        if ending or spent >= 1 or _due(done, loop.save_every) or (best and loop.save_every):
+            trainer.save(out / SAVES)
+    return bound if bound or ending else trainer.held_out_bound()
+
+
+def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: Hear) -> Gradient:
+    """One batch; the weights move, unless its loss or gradient is no number."""
+    began, done, seed = time.perf_counter(), trainer.progress, trainer.config.seed
+    torch.manual_seed(seeded(seed, done.step, 3, trainer.ranks.rank).initial_seed())  # dropout
+    found = trainer.gradients(batch)
+    if found.finite:
+        trainer.update(rate)
+    else:
+        _refuse(trainer, batch, out, tell)
+    trainer.forget()
+    done.step, done.tokens = done.step + 1, done.tokens + int(batch.tokens)
+    done.seconds += time.perf_counter() - began
+    return found
+
+
+def _due(done: Progress, every: int) -> bool:
+    return every > 0 and done.step % every == 0
+
+
+def _spent(config: Run, done: Progress, ranks: Ranks) -> float:
+    """The share of the budget that is used up, by the limit that is nearest; the same for all processes."""
+    budget = config.budget
+    shares = [0.0]
+    if budget.steps:
+        shares.append(done.step / budget.steps)
+    if budget.tokens:
+        shares.append(done.tokens / budget.tokens)
+    if budget.minutes:
+        seconds = ranks.total(torch.tensor(done.seconds, dtype=torch.float64, device=ranks.device)) / ranks.world
+        shares.append(seconds.item() / 60 / budget.minutes)
+    return max(shares)
+
+
+def _measured(trainer: Trainer, found: Gradient, rate: float) -> Record:
+    """What a step says of the model."""
+    loss, levels = found.loss.item(), found.by_time[0] / found.by_time[1].clamp_min(1)
+    return {
+        "loss": loss,
+        "bits_per_char": loss / math.log(2) / trainer.blocks.chars_per_token,
+        "grad_norm": found.norm.item(),
+        "lr": rate,
+        "loss_by_time": [round(level, 6) for level in levels.tolist()],
+        "skipped": trainer.progress.skipped or None,
+    }
+
+
+class _Speed:
+    """Tokens a second since it was last read."""
+
+    def __init__(self, done: Progress) -> None:
+        self.done, self.since, self.tokens = done, time.perf_counter(), done.tokens
+
+    def read(self) -> Record:
+        now, tokens = time.perf_counter(), self.done.tokens
+        a_second = (tokens - self.tokens) / (now - self.since)
+        self.since, self.tokens = now, tokens
+        return {"seconds": round(self.done.seconds, 3), "tokens_per_second": round(a_second)}
+
+
+def _unheard(kind: str, record: Record) -> None:
+    """The other processes say nothing."""
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], int | None]]:
+    """What asked us to stop: SIGTERM and Ctrl-C are noted, and the step at hand is finished."""
+    caught: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: caught[-1] if caught else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]:
+    """Where records go: the log of the run, kept by the first process."""
+    if not trainer.ranks.first:
+        yield lambda record: None
+        return
+    checkpoint.write_json(out / "config.json", trainer.config.as_dict())
+    with checkpoint.written(out / "log.jsonl"):
+        log = logs.Log(out, after=trainer.progress.step)
+
+    def write(record: Record) -> None:
+        with checkpoint.written(log.path):
+            log.write(record)
+
+    with _raised_once():
+        try:
+            yield write
+        except BaseException:
+            with suppress(OSError):  # what came first is what to say
+                log.close()
+            raise
+        with checkpoint.written(log.path):
+            log.close()
+
+
+@contextmanager
+def _raised_once() -> Iterator[None]:
+    """TensorBoard's thread raises what keeps it from writing, and raises it again when it is next written to."""
+    before = threading.excepthook
+    threading.excepthook = lambda given: None if issubclass(given.exc_type, OSError) else before(given)
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _start(trainer: Trainer, out: Path, resume: bool, tell: Hear) -> None:
+    """Load the newest whole checkpoint when asked to; refuse to write over a run when not."""
+    saves = out / SAVES
+    if not resume and checkpoint.steps(saves):
+        raise ValueError(f"{out} holds a run already; add --resume to go on, or choose another --out")
+    found = checkpoint.newest(saves, lambda text: tell("note", {"text": text})) if resume else None
+    if found:
+        trainer.resume(found)
+        tell("note", {"text": f"going on from {found.name}"})
+    trainer.ranks.wait()  # until all have looked
+    if trainer.ranks.first:
+        out.mkdir(parents=True, exist_ok=True)
+        checkpoint.set_aside(saves, found)
+        trainer.prune(saves)
+
+
+def _refuse(trainer: Trainer, batch: Batch, out: Path, tell: Hear) -> None:
+    """Keep the batch for replay; then stop, or go on without it as long as that is rare."""
+    loop, done = trainer.config.loop, trainer.progress
+    path = out / "nonfinite" / f"step-{done.step:08d}-rank-{trainer.ranks.rank}.safetensors"
+    checkpoint.write_tensors(path, batch._asdict())
+    done.skipped += 1
+    if loop.on_nonfinite == "skip" and done.skipped <= loop.max_skips:
+        so_far = f"skipped ({done.skipped} so far), kept in {path}"
+        tell("note", {"text": f"step {done.step}: loss or gradient is not finite; {so_far}"})
+        return
+    trainer.save(out / SAVES)
+    again = "" if loop.on_nonfinite == "stop" else f" {done.skipped} times, more than loop.max_skips allows"
+    raise NonFiniteError(
+        f"at step {done.step} the loss or its gradient is not finite{again}; weights from before it are saved, and the "
+        f"batch is in {path}. Try a lower optim.lr, or --on-nonfinite skip"
+    )

@@ -1,0 +1,248 @@
+"""A run in memory: what a step does to the weights, and what is saved of them."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from sedd import build, checkpoint, data, ema, generate, optim, sampler, tokenizer
+from sedd.config import Run
+from sedd.distributed import Ranks
+from sedd.objective import AnyOrder
+from sedd.parameterization import Padded
+from sedd.train import held_out as evaluation
+from sedd.train.batch import Batch, Batches
+from sedd.transformer import Transformer
+
+NOISE_PARTS = 10
+"""Into how many parts of time the loss by noise level is cut."""
+_GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SPREAD = StateDictOptions(full_state_dict=True)
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    best: float | None = None
+    best_step: int | None = None
+
+    def improves(self, bound: float) -> bool:
+        """Whether a held-out bound is the best so far, which is then remembered."""
+        better = math.isfinite(bound) and (self.best is None or bound < self.best)
+        if better:
+            self.best, self.best_step = bound, self.step
+        return better
+
+
+class Gradient(NamedTuple):
+    """What one batch says of the weights, over all processes; the gradient itself lies at the parameters."""
+
+    loss: Tensor
+    """Nats a token."""
+    norm: Tensor
+    by_time: Tensor
+    """Loss and tokens, summed over parts of time."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient are numbers."""
+        return bool(self.loss.isfinite() & self.norm.isfinite())
+
+
+class _Whole(nn.Module):
+    """A network without parts to be asked."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *told: Tensor) -> Tensor:
+        said: Tensor = self.network(*told)
+        return said
+
+
+class Trainer:
+    """Model, average, optimizers, data, and where the run stands."""
+
+    def __init__(self, config: Run, blocks: data.Blocks, held_out: data.Blocks, ranks: Ranks) -> None:
+        ranks.share(config.loop.batch, config.loop.accumulate)
+        self.config, self.blocks, self.held_out, self.ranks = config, blocks, held_out, ranks
+        self.parts = build.parts(config, blocks.vocab_size)
+        self.padded = blocks.index.pad == "ignore"  # told of the data, not of a batch: a compiled graph sees one case
+        if self.padded and isinstance(self.parts.objective, AnyOrder):
+            raise ValueError(
+                "objective any-order counts positions, so padding to be ignored does not go with it; use lambda-dce"
+            )
+        self.batches = Batches(blocks, self.parts.objective, config.loop.batch, config.seed, ranks)
+        self.network, self.average = (self._place(build.run_network(config, self.parts)) for _ in range(2))
+        self.average.requires_grad_(False).eval()
+        self.optimizers = optim.make(self.network, config.optim)
+        self.seen: nn.Module = self.network
+        if ranks.world > 1 and not config.loop.shard:
+            self.seen = nn.parallel.DistributedDataParallel(self.network)
+        if config.loop.compile:
+            self.network.compile()  # the average is not: it is asked seldom, for rows of several shapes
+        self.model = build.run_model(config, self.seen, self.parts)
+        # a sharded network gathers its weights when it is called as a whole, not when a part of it is
+        average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
+        self.ema_model = build.run_model(config, average, self.parts)
+        self.progress = Progress()
+
+    def _place(self, network: Transformer) -> Transformer:
+        """On the device, in the precision of the run, cut into shards if asked."""
+        network = network.to(self.ranks.device)
+        if self.config.loop.shard:
+            from torch.distributed.fsdp import fully_shard
+
+            if self.ranks.world == 1:
+                raise ValueError("loop.shard cuts the model over processes, and there is one; start it with torchrun")
+            for block in network.blocks:
+                fully_shard(block)
+            fully_shard(network, reshard_after_forward=True)  # or an evaluation leaves it whole
+        if self.config.loop.precision == "bfloat16":
+            half = torch.autocast(self.ranks.device.type, torch.bfloat16)
+            network.forward = half(network.forward)  # type: ignore[method-assign]
+        return network
+
+    # One step ----------------------------------------------------------------------------------------------
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Weighted loss of every position, 0 at padding."""
+        told = Padded(model, batch.valid) if self.padded else model
+        loss = self.parts.objective.loss(told, batch.x_t, batch.x_0, batch.t)
+        return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
+
+    def gradients(self, batch: Batch) -> Gradient:
+        """Fill the gradients, clipped."""
+        self.network.train()
+        by_time = torch.zeros(2, NOISE_PARTS, device=self.ranks.device)
+        *_, last = parts = batch.parts(self.config.loop.accumulate)
+        for part in parts:
+            with self._no_sync(last=part is last):
+                rows = self.losses(self.model, part).sum(-1)
+                (rows.sum() / batch.tokens * self.ranks.world).backward()  # the average over processes is then the sum
+            where = (part.t * NOISE_PARTS).long().clamp_max(NOISE_PARTS - 1)
+            by_time[0].index_add_(0, where, rows.detach().float())
+            by_time[1].index_add_(0, where, part.valid.sum(-1).float())
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optim.clip)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        by_time = self.ranks.total(by_time)
+        return Gradient(by_time[0].sum() / batch.tokens, norm, by_time)
+
+    @contextmanager
+    def _no_sync(self, last: bool) -> Iterator[None]:
+        if self.config.loop.shard:
+            self.network.set_requires_gradient_sync(last)  # type: ignore[operator]
+        wait = isinstance(self.seen, nn.parallel.DistributedDataParallel) and not last
+        with self.seen.no_sync() if wait else nullcontext():  # type: ignore[operator]
+            yield
+
+    def update(self, rate: float) -> None:
+        """Move the weights and their average."""
+        optim.set_rate(self.optimizers, rate)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        ema.update(self.average, self.network, ema.decay_at(self.progress.step, self.config.optim.ema))
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    # Held-out bound, samples -------------------------------------------------------------------------------
+
+    def held_out_bound(self) -> dict[str, float]:
+        """The bound of the averaged weights on held-out data, in nats a token, always with the same noise."""
+        loop, ranks = self.config.loop, self.ranks
+        size = loop.batch // ranks.world // loop.accumulate
+        return evaluation.bound(
+            self.ema_model,
+            self.parts,
+            self.held_out,
+            ranks,
+            count=loop.eval_sequences,
+            size=size,
+            seed=self.config.seed,
+        )
+
+    def samples(self, count: int, steps: int = 64) -> list[str]:
+        """Texts of the averaged model."""
+        settings = generate.Settings(steps=steps, seed=self.config.seed)
+        job = generate.Job(self.ema_model, self.parts.process, self.parts.schedule, settings)
+        rows = generate.sample(job, sampler.empty(count, self.config.model.length, self.ranks.device))
+        return [self.blocks.tokenizer.decode(row.ids) for row in rows]
+
+    # Saving and resuming -----------------------------------------------------------------------------------
+
+    def save(self, root: Path) -> None:
+        """Everything that the next step depends on, by the first process; then older ones go."""
+        weights: dict[str, Any] = {
+            "model": get_model_state_dict(self.network, options=_GATHER),
+            "ema": get_model_state_dict(self.average, options=_GATHER),
+        }
+        state: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_GATHER)
+        if self.ranks.first:
+            done = self.progress
+            moments = {f"{name}|{key}": v for name, values in state["state"].items() for key, v in values.items()}
+            records = {
+                "config": {**self.config.as_dict(), "vocab_size": self.blocks.vocab_size},
+                "state": vars(done),
+            }
+            tensors = {**weights, "optimizer": moments}
+            checkpoint.save(root, _name(done.step), tensors, records, extra=self.blocks.tokenizer.save)
+            self.prune(root)
+        self.ranks.wait()
+
+    def prune(self, root: Path) -> None:
+        """Remove all checkpoints but the last few and the best."""
+        best = self.progress.best_step
+        checkpoint.prune(root, self.config.loop.keep, None if best is None else _name(best))
+
+    def resume(self, folder: Path) -> None:
+        """Go on from a checkpoint, at any number of processes."""
+        self._refuse_another(folder)
+        for module, stem in ((self.network, "model"), (self.average, "ema")):
+            weights: dict[str, Any] = dict(checkpoint.tensors(folder, stem))
+            set_model_state_dict(module, weights, options=_SPREAD)
+        moments: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_SPREAD)
+        moments["state"] = {}  # the settings of the groups are those of this run's configuration
+        for key, value in checkpoint.tensors(folder, "optimizer").items():
+            name, _, moment = key.rpartition("|")
+            moments["state"].setdefault(name, {})[moment] = value
+        set_optimizer_state_dict(self.network, self.optimizers, moments, options=_SPREAD)
+        self.progress = Progress(**checkpoint.record(folder, "state"))
+
+    def _refuse_another(self, folder: Path) -> None:
+        """Weights mean nothing to another model, nor with another vocabulary."""
+        stored, mine = checkpoint.record(folder, "config"), self.config.as_dict()
+        if stored["vocab_size"] != self.blocks.vocab_size:
+            raise ValueError(
+                f"{folder} has a vocabulary of {stored['vocab_size']} and the data one of {self.blocks.vocab_size}; "
+                "resume with the tokenizer and data it was trained on"
+            )
+        if tokenizer.load(folder) != self.blocks.tokenizer:
+            raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
+        for part in ("model", "noise", "objective"):
+            if stored[part] != mine[part]:
+                raise ValueError(f"{folder} was trained with {part} {stored[part]}; it cannot go on as another")
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"

@@ -1,0 +1,156 @@
+"""On a GPU: kernels at the size of published models, and training that neither waits nor changes from run to run."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sedd import bench, build, kernels, optim
+from sedd.kernels import definition, linear, tiles
+from sedd.process import Absorbing, Process, Ratio, Uniform
+
+pytestmark = pytest.mark.gpu
+
+N = 50_257
+
+
+def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], kernels.Cost, Callable[[Tensor], Tensor]]:
+    """Rows of a head at the vocabulary of GPT-2: weights in float64, their cost, and the cost by the definition."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    process: Process = Uniform(N) if kind == "uniform" else Absorbing(N)
+    shapes = ((n, width), (process.num_states, width), (process.num_states,))
+    options: dict[str, Any] = {"generator": generator, "device": "cuda", "dtype": torch.float64}
+    hidden, weight, bias = (torch.randn(shape, **options) for shape in shapes)
+    leaves = [hidden, 1.5 * weight / width**0.5, 0.1 * bias]
+    x_0 = torch.randint(N, (n, 1), generator=generator, device="cuda")
+    x_t = torch.randint(N, (n, 1), generator=generator, device="cuda") if kind == "uniform" else torch.full_like(x_0, N)
+    if kind == "uniform":
+        x_t[: n // 3] = x_0[: n // 3]
+    noise = torch.full((n,), 0.7, device="cuda")
+    each = torch.rand(n, generator=generator, device="cuda")
+    if kind == "mean":
+
+        def cross_entropy(z: Tensor) -> Tensor:
+            return -each * z[:, :N].log_softmax(-1).gather(-1, x_0)[:, 0]
+
+        return leaves, kernels.CrossEntropy(N, x_0[:, 0], each), cross_entropy
+    log_data, log_rest = process.ratios(x_t, x_0, noise)
+    ratio = Ratio(log_data[:, 0], None if log_rest is None else log_rest[:, 0])
+    seen = x_t[:, 0] if kind == "uniform" else None
+    cost = kernels.ScoreEntropy(N, seen, x_0[:, 0], process.log_scale(noise), ratio, each)
+
+    def score_entropy(z: Tensor) -> Tensor:
+        log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)
+        return each * process.score_entropy(log_s[:, None], x_t, x_0, noise)[:, 0] / process.into_rate
+
+    return leaves, cost, score_entropy
+
+
+def answers(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    return [total.detach().double(), *(g.double() for g in torch.autograd.grad(total, leaves))]
+
+
+def errors(got: list[Tensor], truth: list[Tensor]) -> list[float]:
+    return [((a - b).norm() / b.norm()).item() for a, b in zip(got, truth, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["absorbing", "uniform", "mean"])
+def test_no_worse_than_what_it_replaces(kind: str) -> None:
+    """Ladder step 9, with Triton's kernels, in bfloat16 against float64; and twice the same bits."""
+    leaves, cost, plain = head(kind)
+    exact = [a.clone().requires_grad_() for a in leaves]
+    truth = answers(plain(torch.nn.functional.linear(*exact)).sum(), exact)
+    del exact
+    half = [a.float().requires_grad_() for a in leaves]
+    with torch.autocast("cuda", torch.bfloat16):
+        z = torch.nn.functional.linear(*half)
+    theirs = errors(answers(plain(z.float()).sum(), half), truth)
+    del z
+    assert linear.chosen("cuda", torch.bfloat16) is tiles
+    first, second = (
+        answers(kernels.linear_loss(*half, cost, dtype=torch.bfloat16, block=300).total, half) for _ in range(2)
+    )
+    ours = errors(first, truth)
+    print(f"{kind}: errors of loss, hidden, weight, bias: ours {ours}, plain {theirs}")
+    for a, b in zip(ours, theirs, strict=True):
+        assert a <= 1.1 * b + 1e-4
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["absorbing", "uniform", "mean"])
+def test_the_twins_agree_on_the_device(kind: str) -> None:
+    """In float32, where the definition runs on the GPU as well."""
+    leaves, cost, _ = head(kind, n=130, width=64)
+    single = [a.float().requires_grad_() for a in leaves]
+    ways = (answers(kernels.linear_loss(*single, cost, twin=t).total, single) for t in (tiles, definition))
+    assert max(errors(*ways)) < 1e-5
+
+
+# Training --------------------------------------------------------------------------------------------------
+
+
+def steps(objective: str = "score-entropy", process: str = "absorbing", **options: Any) -> bench.Steps:
+    """A small network in training, with dropout, on batches in which another number of tokens is masked each time."""
+    setting = bench.TrainSetting(
+        recipe="tiny", process=process, objective=objective, batch=8, vocab_size=500, **options
+    )
+    run = setting.run()
+    run.model.dropout = 0.1
+    run.optim.lr = 1e-3
+    parts = build.parts(run, 500)
+    generator = torch.Generator().manual_seed(0)
+    made = [bench.batch(parts, setting, run.model.length, generator) for _ in range(5)]
+    counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
+    return bench.Steps(run, parts, setting, True, [bench.Batch(*(a.cuda() for a in b)) for b in made], counts)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("objective", "process"), [("score-entropy", "absorbing"), ("score-entropy", "uniform")])
+def test_two_runs_of_fifty_steps_are_equal_to_the_bit(objective: str, process: str, deterministic: None) -> None:
+    ends = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        training = steps(objective, process)
+        losses = [training()[0] for _ in range(50)]
+        ends.append([torch.stack(losses), *(p.detach().clone() for p in training.network.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    losses = ends[0][0].tolist()
+    assert statistics.mean(losses[-10:]) < statistics.mean(losses[:10])  # it learns
+
+
+@pytest.mark.parametrize("recompute", ["nothing", "cheap", "blocks"])
+def test_a_step_never_waits_and_is_compiled_once(recompute: str) -> None:
+    """After the first step: no synchronisation, no new graph, though another number of tokens is masked each time."""
+    torch._dynamo.reset()
+    training = steps(recompute=recompute)
+    assert len(set(training.counts)) == 5
+    training()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            done = [training() for _ in range(10)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(loss.isfinite() and norm.isfinite() for loss, norm in done)
+
+
+def test_a_step_that_is_no_number_leaves_the_weights(deterministic: None) -> None:
+    training = steps(compile=False)
+    training()
+    before = [p.detach().clone() for p in training.network.parameters()]
+    with torch.no_grad():
+        for p in training.network.parameters():
+            p.grad = torch.full_like(p, torch.nan)
+    optim.step(training.optimizers, torch.tensor(False, device="cuda"))
+    assert all(torch.equal(a, b) for a, b in zip(before, training.network.parameters(), strict=True))

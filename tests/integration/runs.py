@@ -1,0 +1,38 @@
+"""What the tests of runs share."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from sedd.logs import CLOCK
+
+Sedd = Callable[..., subprocess.CompletedProcess[str]]
+SMALL = [
+    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
+    *("--set", "loop.batch=8", "--set", "loop.log_every=1", "--set", "loop.eval_every=5"),
+    *("--set", "loop.eval_sequences=16", "--set", "optim.warmup=3"),
+]
+
+
+def log(run: Path) -> list[dict[str, object]]:
+    records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
+
+
+def same(a: Path, b: Path, step: int) -> None:
+    """Weights, average, moments and log of two runs, to the bit."""
+    for stem in ("model", "ema", "optimizer"):
+        one, two = (load_file(run / "checkpoints" / f"step-{step:08d}" / f"{stem}.safetensors") for run in (a, b))
+        assert one.keys() == two.keys()
+        assert one
+        for key in one:
+            assert torch.equal(one[key], two[key]), f"{stem} {key}"
+    assert log(a) == log(b)
+
+
+def ok(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,93 @@
+"""The command line in forks of one process that has imported everything: a command then starts in no time.
+
+Reads a request a line, answers with its exit code: {"words": […], "out": path, "err": path, "before": code}. The code
+is run first and may call what is defined here to have the command killed, with SIGKILL, at a file operation.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import omegaconf
+import torch._dynamo  # optimizers import it when they are made
+import torch.utils.tensorboard
+from safetensors.torch import save as serialized
+
+import sedd.train
+from sedd import checkpoint
+from sedd.cli import main
+
+LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, sedd.train)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at(event: str, path: str, after: str = "") -> None:
+    """Before the first audit event of this name at a path that ends so, once there was one that ends in ``after``."""
+    seen = not after
+
+    def hook(name: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        if seen and name == event and str(arguments[0]).endswith(path):
+            die()
+        seen = seen or any(str(argument).endswith(after) for argument in arguments[:2])
+
+    sys.addaudithook(hook)
+
+
+def kill_at_number(number: int, after: str) -> None:
+    """Before this file operation, counted from the first at a path that ends in ``after``."""
+    seen = -1
+
+    def hook(name: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        if name in ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"):
+            seen += seen >= 0 or str(arguments[0]).endswith(after)
+            if seen == number:
+                die()
+
+    sys.addaudithook(hook)
+
+
+def kill_inside(name: str) -> None:
+    """When half of a file of tensors is written."""
+    whole = checkpoint.save_file
+
+    def half(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if name in str(path):
+            content = serialized(tensors)
+            path.write_bytes(content[: len(content) // 2])
+            die()
+        whole(tensors, path)
+
+    checkpoint.save_file = half
+
+
+def run(request: dict[str, str]) -> int:
+    for stream, path in enumerate([os.devnull, request["out"], request["err"]]):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), stream)
+    exec(request["before"], globals())
+    sys.argv = ["sedd", *request["words"]]
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            code = run(json.loads(line))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -1,0 +1,100 @@
+"""A run that is killed with SIGKILL, wherever, goes on to the bit as if nothing had happened.
+
+Each command kills itself at a file operation of its own, so that the moment is known: between two checkpoints, in the
+middle of writing one, or while an older one is removed.
+"""
+
+import signal
+from pathlib import Path
+
+import pytest
+from runs import SMALL, Sedd, ok, same
+
+from sedd import checkpoint
+
+FLAGS = {
+    "absorbing": [],
+    "uniform accumulated": ["--process", "uniform", "--set", "loop.accumulate=2"],
+    "muon dropout mean": ["--set", "optim.name=muon", "--set", "model.dropout=0.1", "--parameterization", "mean"],
+}
+# where it is killed, and the checkpoint from which it must go on
+POINTS = {
+    "between checkpoints": ("kill_at('open', 'log.jsonl', after='step-00000005')", 5),
+    "in the weights": ("kill_inside('step-00000010/model')", 5),
+    "in the moments": ("kill_inside('step-00000010/optimizer')", 5),
+    "before the manifest": ("kill_at('open', 'step-00000010/.writing-manifest.json')", 5),
+    "before the rename": ("kill_at('os.rename', '.writing-step-00000010')", 5),
+    "after the rename": ("kill_at('open', 'checkpoints', after='/step-00000010')", 10),
+    "while the one before is removed": ("kill_at('os.remove', 'model.safetensors', after='/step-00000010')", 10),
+}
+PRUNE_FIRST = """
+save = checkpoint.save
+checkpoint.save = lambda root, *rest, **more: (checkpoint.prune(root, 0, None), save(root, *rest, **more))
+"""
+FORGET_MOMENTS = "sedd.train.trainer.set_optimizer_state_dict = lambda *given, **more: None"
+
+
+def words(corpus: Path, out: Path, flags: list[str]) -> list[object]:
+    """Ten steps, a checkpoint every five, of which the last is kept."""
+    every = ["--set", "loop.eval_every=0", "--set", "loop.keep=1", "--save-every", 5, "--steps", 10]
+    return ["train", corpus, *SMALL, *flags, *every, "--out", out]
+
+
+def check(sedd: Sedd, corpus: Path, whole: Path, out: Path, flags: list[str], point: str, mutant: str = "") -> None:
+    """Kill, resume, compare."""
+    if not whole.exists():
+        ok(sedd(*words(corpus, whole, flags)))
+    before, start = POINTS[point]
+    first, second = (mutant, "") if mutant == PRUNE_FIRST else ("", mutant)
+    assert sedd(*words(corpus, out, flags), before=f"{first}\n{before}").returncode == -signal.SIGKILL
+    done = sedd(*words(corpus, out, flags), "--resume", before=second)
+    ok(done)
+    assert f"going on from step-{start:08d}" in done.stderr
+    assert "damaged" not in done.stderr
+    same(whole, out, 10)
+    assert {path.name for path in (out / "checkpoints").iterdir()} == {"step-00000010"}
+    assert checkpoint.damage(out / "checkpoints" / "step-00000010") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    [
+        *(("absorbing", point) for point in POINTS),
+        *(("uniform accumulated", point) for point in ("between checkpoints", "in the weights", "after the rename")),
+        ("muon dropout mean", "between checkpoints"),
+        ("muon dropout mean", "before the rename"),
+    ],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    sedd: Sedd, corpus: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kind: str, point: str
+) -> None:
+    whole = tmp_path_factory.getbasetemp() / f"whole {kind}"
+    check(sedd, corpus, whole, tmp_path / "killed", FLAGS[kind], point)
+
+
+@pytest.mark.parametrize("mutant", [PRUNE_FIRST, FORGET_MOMENTS], ids=["prune first", "forget moments"])
+def test_what_is_lost_is_noticed(sedd: Sedd, corpus: Path, tmp_path: Path, mutant: str) -> None:
+    with pytest.raises(AssertionError, match=r"going on from|^model "):
+        check(sedd, corpus, tmp_path / "whole", tmp_path / "killed", [], "in the weights", mutant)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("kind", ["absorbing", "uniform accumulated"])
+def test_at_every_file_operation(sedd: Sedd, corpus: Path, tmp_path: Path, kind: str) -> None:
+    """From the first of the second checkpoint to the end of the run."""
+    whole = tmp_path / "whole"
+    ok(sedd(*words(corpus, whole, FLAGS[kind])))
+    for number in range(200):
+        out = tmp_path / f"killed {number}"
+        killed = sedd(
+            *words(corpus, out, FLAGS[kind]), before=f"kill_at_number({number}, '.writing-step-00000010')"
+        ).returncode
+        if killed == 0:
+            break
+        assert killed == -signal.SIGKILL
+        done = sedd(*words(corpus, out, FLAGS[kind]), "--resume")
+        ok(done)
+        assert "going on from step-" in done.stderr
+        assert "damaged" not in done.stderr
+        same(whole, out, 10)
+    assert 30 < number < 199

@@ -1,0 +1,188 @@
+"""Whatever is wrong: a sentence, a non-zero exit, nothing lost."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from runs import SMALL, Sedd, ok, same
+
+from sedd import checkpoint
+
+
+def refused(done: subprocess.CompletedProcess[str], *sentences: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    for sentence in sentences:
+        assert sentence in done.stderr
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Change one bit."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing.txt"], "nothing.txt"),
+        ([], "no data was given"),
+        (["CORPUS", "--tokenizer", "klingon"], "klingon"),
+        (["CORPUS", "--recipe", "huge"], "choose one of tiny"),
+        (["CORPUS", "--config", "nothing.yaml"], "nothing.yaml"),
+        (["CORPUS", "--set", "optim.speed=3"], "speed"),
+        (["CORPUS", "--set", "optim.lr=fast"], "fast"),
+        (["CORPUS", "--process", "gauss"], "'gauss'"),
+        (["CORPUS", "--objective", "lambda-dce", "--process", "uniform"], "no mask"),
+        (["CORPUS", "--objective", "lambda-dce", "--parameterization", "score"], "trains parameterization mean"),
+        (["CORPUS", "--set", "model.width=30", "--set", "model.heads=4"], "30"),
+        (["CORPUS", "--set", "model.length=100000"], "100000"),
+        (["CORPUS", "--set", "loop.batch=8", "--set", "loop.accumulate=3"], "each in 3 equal parts"),
+        (["CORPUS", "--shard"], "torchrun"),
+        (["CORPUS", "--out", "/proc/run"], "cannot be written"),
+        (["CORPUS", "--out", "CORPUS"], "cannot be written"),
+        (["CORPUS", "--set", "data.column=text"], "has no columns"),
+    ],
+)
+def test_options(sedd: Sedd, corpus: Path, tmp_path: Path, words: list[str], sentence: str) -> None:
+    words = [str(corpus) if word == "CORPUS" else word for word in words]
+    out = [] if "--out" in words else ["--out", tmp_path / "run"]
+    refused(sedd("train", *words, *out, "--steps", 1), sentence)
+
+
+@pytest.mark.parametrize("command", [["train"], ["data", "prepare"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("name", "content", "words", "sentences"),
+    [
+        ("empty.txt", b"", [], ["empty.txt holds no text"]),
+        ("empty.csv", b"text\n", [], ["empty.csv holds no text"]),
+        ("picture.txt", b"\x89PNG\r\n\x1a\n\0\0", [], ["picture.txt", "is not text"]),
+        ("latin.txt", b"caf\xe9 au lait", [], ["latin.txt is not UTF-8"]),
+        ("cut.txt.gz", b"\x1f\x8b\x08", [], ["cut.txt.gz", "damaged"]),
+        ("table.csv", b"left,right\na,b\n", [], ["left, right", "say which"]),
+        ("table.csv", b"left,right\na,b\n", ["middle"], ["'middle'", "left, right"]),
+        ("floats.npy", b"no array", [], ["floats.npy is no .npy"]),
+    ],
+)
+def test_files(
+    sedd: Sedd, tmp_path: Path, command: list[str], name: str, content: bytes, words: list[str], sentences: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    place = tmp_path / "place"
+    flag = (["--column"] if command[0] == "data" else ["--set"]) if words else []
+    value = [word if command[0] == "data" else f"data.column={word}" for word in words]
+    refused(sedd(*command, tmp_path / name, "--out", place / "out", *flag, *value), *sentences)
+    assert list(place.glob("*/*")) == []
+
+
+def test_folders_that_cannot_be_written(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    refused(sedd("data", "prepare", corpus, "--out", "/proc/out"), "/proc/out could not be written")
+    refused(sedd("data", "prepare", corpus, "--out", corpus / "out"), "could not be written")
+    elsewhere = "os.environ['SEDD_CACHE'] = '/proc/cache'"
+    refused(sedd("train", corpus, "--out", tmp_path / "run", before=elsewhere), "/proc/cache", "could not be written")
+
+
+def test_another_vocabulary_cannot_be_resumed(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", "--out", run, "--steps", 4, "--resume"]
+    ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 2, "--tokenizer", "chars"))
+    (saved,) = checkpoint.steps(run / "checkpoints")
+    refused(sedd(*words, "--tokenizer", "bytes"), "vocabulary of 21", "one of 256")
+    upper = tmp_path / "upper.txt"
+    upper.write_text(corpus.read_text().upper())
+    refused(sedd("train", upper, *words[1:]), "another tokenizer")
+    refused(sedd(*words, "--process", "uniform"), "trained with noise")
+    refused(sedd(*words, "--set", "model.depth=3"), "trained with model")
+    refused(sedd(*words, "--objective", "concrete-score"), "trained with objective score-entropy")
+    refused(sedd("train", corpus, *SMALL, "--out", run, "--steps", 4), "holds a run already")
+    assert checkpoint.steps(run / "checkpoints") == [saved]
+    assert checkpoint.damage(saved) is None
+
+
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))"
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "model.safetensors", "log.jsonl", "config.json"])
+def test_a_full_disk(sedd: Sedd, corpus: Path, tmp_path: Path, file: str) -> None:
+    """No file may grow beyond a limit: the run stops with a sentence, and once there is room it goes on to the bit."""
+    whole, full = tmp_path / "whole", tmp_path / "full"
+    words = ["train", corpus, *SMALL, "--save-every", 5, "--steps", 10]
+    ok(sedd(*words, "--out", whole))
+    killed = sedd(*words, "--out", full, before="kill_at('open', 'log.jsonl', after='step-00000005')")
+    assert killed.returncode == -signal.SIGKILL
+    before = contents(full / "checkpoints")
+    model, config = (full / "checkpoints/step-00000005/model.safetensors"), full / "config.json"
+    limit = {
+        "optimizer.safetensors": model.stat().st_size,
+        "model.safetensors": model.stat().st_size - 1,
+        "log.jsonl": config.stat().st_size,
+        "config.json": config.stat().st_size - 1,
+    }[file]
+    refused(sedd(*words, "--out", full, "--resume", before=FULL.format(limit)), f"{file} could not be written")
+    assert contents(full / "checkpoints") == before
+    assert json.loads(config.read_text()) == json.loads((whole / "config.json").read_text())
+    ok(sedd(*words, "--out", full, "--resume"))
+    same(whole, full, 10)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """It is set aside, so that it is not taken for the newest when older ones are removed."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    words = ["train", corpus, *SMALL, "--steps", 10]
+    ok(sedd(*words, "--save-every", 5, "--out", run))
+    ok(sedd(*words, "--save-every", 5, "--out", whole))
+    saves = run / "checkpoints"
+    flip(saves / "step-00000010" / "ema.safetensors")
+    told = sedd("info", run)
+    ok(told)
+    assert "step-00000010 is damaged" in told.stderr
+    refused(sedd("info", saves / "step-00000010"), "ema.safetensors is not what was written")
+    done = sedd(*words, "--save-every", 7, "--set", "loop.keep=1", "--out", run, "--resume")
+    ok(done)
+    assert "step-00000010 is damaged (ema.safetensors is not what was written)" in done.stderr
+    assert "going on from step-00000005" in done.stderr
+    assert {"step-00000010", "damaged-step-00000010"} <= {path.name for path in saves.iterdir()}
+    assert checkpoint.damage(saves / "step-00000010") is None
+    same(whole, run, 10)
+    for folder in checkpoint.steps(saves):
+        (folder / "state.json").unlink()
+    refused(sedd(*words, "--out", run, "--resume"), "state.json is missing", "is whole")
+
+
+def test_no_bit_of_a_manifest_can_be_changed_unnoticed(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """Every byte in turn; a change of white space alone changes nothing."""
+    ok(sedd("train", corpus, *SMALL, "--steps", 1, "--out", tmp_path / "run"))
+    (saved,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    manifest = saved / checkpoint.MANIFEST
+    right = manifest.read_bytes()
+    for at in range(0, len(right), 7):
+        flip(manifest, at)
+        assert checkpoint.damage(saved) is not None or chr(right[at]).isspace()
+        manifest.write_bytes(right)
+    assert checkpoint.damage(saved) is None
+
+
+def test_damaged_data(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """Prepared by hand, and in the cache."""
+    words = ["train", *SMALL, "--steps", 1]
+    ok(sedd("data", "prepare", corpus, "--out", tmp_path / "shards", "--tokenizer", "chars"))
+    ok(sedd(*words, tmp_path / "shards", "--out", tmp_path / "run"))
+    assert json.loads(sedd("info", tmp_path / "run", "--json").stdout)["tokenizer"] == "chars"
+    flip(tmp_path / "shards" / "tokens-00000.bin")
+    refused(
+        sedd(*words, tmp_path / "shards", "--out", tmp_path / "other"), "SHA-256 is wrong", "prepare the data again"
+    )
+    cache = f"os.environ['SEDD_CACHE'] = {str(tmp_path / 'cache')!r}"
+    ok(sedd(*words, corpus, "--out", tmp_path / "cached", before=cache))
+    (shard,) = (tmp_path / "cache").rglob("tokens-00000.bin")
+    shard.write_bytes(shard.read_bytes()[:-2])
+    refused(sedd(*words, corpus, "--out", tmp_path / "other", before=cache), str(shard), "damaged")
+    refused(sedd(*words, "--out", tmp_path / "cached", "--resume", before=cache), str(shard), "damaged")

@@ -1,0 +1,189 @@
+"""The commands that sample, on models that were trained by the command that trains."""
+
+import contextlib
+import functools
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from sedd import build
+from sedd.cli import main
+
+Sedd = Callable[..., subprocess.CompletedProcess[str]]
+SMALL = [
+    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
+    *("--set", "loop.batch=8", "--set", "loop.eval_sequences=4", "--steps", "3"),
+]
+KINDS = {
+    "mean": ["--parameterization", "mean"],
+    "score": [],
+    "uniform": ["--process", "uniform"],
+    "uniform mean": ["--process", "uniform", "--parameterization", "mean"],
+    "time-free": ["--objective", "lambda-dce"],
+    "autoregressive": ["--objective", "autoregressive"],
+}
+
+
+@pytest.fixture(scope="module")
+def models(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, environment: dict[str, str]
+) -> Callable[[str], Path]:
+    """A model of each kind, trained when it is first asked for."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def model(kind: str) -> Path:
+        out = folder / kind.replace(" ", "-")
+        if not out.exists():
+            words = ["train", corpus, *SMALL, *KINDS[kind], "--tokenizer", "chars", "--out", out]
+            with contextlib.redirect_stdout(io.StringIO()):
+                here(environment, *words)
+        return out
+
+    return model
+
+
+def here(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
+    """The command line in this process: a start of torch for every command would take minutes."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["sedd", *map(str, words)]),
+        mock.patch.dict(os.environ, environment),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def sedd(environment: dict[str, str]) -> Sedd:
+    return functools.partial(here, environment)
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_samples(sedd: Sedd, models: Callable[[str], Path], kind: str) -> None:
+    rows = lines(sedd("sample", models(kind), "-n", 3, "--steps", 8, "--json"))
+    assert [row["sample"] for row in rows] == [0, 1, 2]
+    assert all(len(row["ids"]) == len(row["text"]) == 32 for row in rows)
+    assert len({row["text"] for row in rows}) == 3
+    again = lines(sedd("sample", models(kind), "-n", 3, "--steps", 8, "--json", "--batch", 1))
+    assert [row["ids"] for row in again] == [row["ids"] for row in rows]  # the batch changes nothing
+    other = lines(sedd("sample", models(kind), "-n", 1, "--steps", 8, "--json", "--seed", 1))
+    assert other[0]["ids"] != rows[0]["ids"]
+
+
+def test_texts_alone_go_to_stdout(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+    done = sedd("sample", models("mean"), "-n", 2, "--steps", 4, "--length", 5, "--watch")
+    assert done.returncode == 0, done.stderr
+    texts = [
+        row["text"] for row in lines(sedd("sample", models("mean"), "-n", 2, "--steps", 4, "--length", 5, "--json"))
+    ]
+    assert done.stdout == "".join(f"{text}\n" for text in texts)
+    assert "step 1:" in done.stderr  # --watch, without a terminal
+    assert "tokens/s" in done.stderr
+    assert "expected" in done.stderr
+    done = sedd("sample", models("mean"), "-n", 2, "--steps", 4, "--length", 5, "--out", tmp_path / "texts.jsonl")
+    assert done.stdout == ""
+    assert [json.loads(line)["text"] for line in (tmp_path / "texts.jsonl").read_text().splitlines()] == texts
+
+
+@pytest.mark.parametrize("kind", ["mean", "score", "uniform"])
+def test_templates_come_back_filled(sedd: Sedd, models: Callable[[str], Path], kind: str, tmp_path: Path) -> None:
+    (tmp_path / "templates.txt").write_text("the {4} sat\n{6} and a cat {2}\n")
+    rows = lines(
+        sedd("infill", models(kind), "on a {9}", "--file", tmp_path / "templates.txt", "-n", 2, "--steps", 8, "--json")
+    )
+    assert [row["template"] for row in rows[::2]] == ["on a {9}", "the {4} sat", "{6} and a cat {2}"]
+    assert all(len(row["text"]) == length for row, length in zip(rows, [14, 14, 12, 12, 19, 19], strict=True))
+    assert all(row["text"].startswith("on a ") for row in rows[:2])
+    assert all(row["text"].startswith("the ") and row["text"].endswith(" sat") for row in rows[2:4])
+    assert all(row["text"][6:17] == " and a cat " for row in rows[4:])
+    assert rows[0]["text"] != rows[1]["text"]
+
+
+def test_a_prefix_can_be_continued_by_an_autoregressive_model(sedd: Sedd, models: Callable[[str], Path]) -> None:
+    (row,) = lines(sedd("infill", models("autoregressive"), "the {4}", "--json"))
+    assert row["text"].startswith("the ")
+    done = sedd("infill", models("autoregressive"), "the {4} sat")
+    assert done.returncode == 2
+    assert "beginning" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", ["html", "png"])
+def test_trace_writes_a_picture(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"new/trace.{suffix}"
+    done = sedd("trace", models("mean"), "the {4} sat", "--out", out, "--steps", 8)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{out}\n"
+    assert out.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["infill", "the cat"], "no gap"),
+        (["infill", "the {99}"], "goes up to 32"),
+        (["infill", "€{3}"], "€"),
+        (["infill", "{x}"], "{8}"),
+        (["infill"], "no template"),
+        (["infill", "--file", "nowhere.txt"], "nowhere.txt"),
+        (["sample", "--sampler", "best"], "choose one of exact"),
+        (["sample", "--sampler", "gibbs"], "remask"),
+        (["sample", "--sampler", "theta", "--option", "theta=a"], "must be a float"),
+        (["sample", "--sampler", "theta", "--option", "eta=1"], "it takes theta"),
+        (["sample", "--sampler", "theta", "--option", "theta"], "name=value"),
+        (["sample", "--sampler", "euler", "--steps", "inf"], "steps is inf"),
+        (["sample", "--steps", "0"], "steps is 0"),
+        (["sample", "--steps", "-3"], "steps is '-3'"),
+        (["sample", "--length", "99"], "from 1 to 32"),
+        (["sample", "--temperature", "0"], "temperature is 0"),
+        (["sample", "--top-p", "2"], "top_p is 2"),
+        (["sample", "--grid", "1,2,0"], "from 1 to 0"),
+        (["sample", "--seed", "-1"], "seed is -1"),
+        (["sample", "-n", "0"], "count is 0"),
+        (["sample", "--batch", "0"], "batch is 0"),
+        (["sample", "--out", "/proc/none/x"], "cannot be written"),
+        (["trace", "--out", "trace.pdf"], ".png"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_a_sentence_and_exit_code_2(
+    sedd: Sedd, models: Callable[[str], Path], words: list[str], sentence: str
+) -> None:
+    command, *rest = words
+    done = sedd(command, models("mean"), *rest)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("sedd: ")
+    assert sentence in done.stderr
+
+
+def test_a_model_that_is_not_there(sedd: Sedd) -> None:
+    done = sedd("sample", "nowhere")
+    assert done.returncode == 2
+    assert "nowhere holds no model" in done.stderr
+
+
+def test_padded_records_keep_their_padding(sedd: Sedd, tmp_path: Path) -> None:
+    """A model of records: a template is a whole record, and what is behind it is padding."""
+    (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
+    words = ["--tokenizer", "chars", "--set", "data.records=lines", "--set", "model.length=8"]
+    done = sedd("train", tmp_path / "names.txt", *SMALL, *words, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    (row,) = lines(sedd("infill", tmp_path / "run", "b{2}", "--json"))
+    pad = build.load(tmp_path / "run").tokenizer.pad
+    assert row["ids"][3:] == [pad] * 5
+    assert row["text"].startswith("b")

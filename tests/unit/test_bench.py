@@ -1,0 +1,66 @@
+"""Benchmarks: what they count and what they compare, on sizes that take no time."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sedd import bench, build
+
+ON = bench.Machine("cpu", "a test", torch.__version__, "none", "float32", 1e-3)
+
+
+def test_both_ways_are_measured_and_counted() -> None:
+    """The share of the ceiling is the formula's operations over time, and half the rows count."""
+    setting = bench.LossSetting(rows=64, width=8, vocab_size=32, precision="float32", device="cpu", repeats=1)
+    rows = list(bench.loss(setting, ON))
+    assert [row.way for row in rows] == ["fused", "plain"]
+    for row in rows:
+        assert row.milliseconds
+        assert row.share_of_ceiling
+        counted = row.share_of_ceiling * row.milliseconds / 1e3 * 1e9 / (6 * 8 * 32)
+        assert abs(counted - 32) < 16  # 64 rows, each touched with probability ½: 4 standard deviations
+        assert counted == pytest.approx(round(counted), abs=1e-6)
+
+
+def test_both_ways_train_alike() -> None:
+    """Fused and plain steps from the same weights on the same batches have the same losses and gradients."""
+    setting = bench.TrainSetting(
+        recipe="tiny", batch=3, length=16, vocab_size=32, precision="float32", device="cpu", compile=False
+    )
+    run = setting.run()
+    parts = build.parts(run, 32)
+    generator = torch.Generator().manual_seed(0)
+    batches = [bench.batch(parts, setting, 16, generator) for _ in range(2)]
+    counts = [int(parts.process.unknown(b.x_t).sum()) for b in batches]
+    ways = [bench.Steps(run, parts, setting, small, batches, counts) for small in (True, False)]
+    for _ in range(3):
+        torch.testing.assert_close(ways[0](), ways[1](), rtol=1e-4, atol=1e-5)
+
+
+def sedd(*words: str) -> str:
+    small = ["--vocab", "16", "--device", "cpu", "--repeats", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sedd", "bench", *words, *small], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_commands_answer() -> None:
+    """A table for people; for machines one record with machine, setting, formula and rows."""
+    assert "1.00×" in sedd("loss", "--rows", "32", "--width", "8", "--process", "uniform")
+    record = json.loads(sedd("train", "--batch", "2", "--length", "8", "--objective", "lambda-dce", "--json"))
+    assert [row["way"] for row in record["rows"]] == ["fused", "plain"]
+    assert record["machine"]["ceiling_tflops"] > 0
+    assert "width" in record["flops"]
+
+
+def test_refusals(refuses: Callable[..., None]) -> None:
+    refuses(lambda: bench.place("tpu"), "tpu", "cpu", "cuda")
+    refuses(lambda: bench.machine("cpu", "int8"), "int8", "bfloat16")
+    refuses(lambda: bench.LossSetting(masked=1.5), "1.5")
+    refuses(lambda: bench.TrainSetting(recipe="huge").run(), "huge", "small")

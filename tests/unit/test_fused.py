@@ -1,0 +1,432 @@
+"""The loss without the head's output: the same numbers as the definition, from a small part of the memory."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sedd import kernels
+from sedd.fused import Fused, fuses
+from sedd.kernels import definition, linear
+from sedd.kernels.definition import Entries, Sums
+from sedd.objective import (
+    D3PM,
+    AnyOrder,
+    DenoisingConcreteScore,
+    DenoisingScoreEntropy,
+    LambdaDCE,
+    MeanCrossEntropy,
+    Objective,
+    TimeDCE,
+)
+from sedd.parameterization import Mean, Padded, Score
+from sedd.process import Absorbing, Process, Ratio, Uniform
+from sedd.schedule import Geometric, LogLinear
+from sedd.transformer import Modern, Reference, Transformer
+
+N, B, L = 13, 5, 7
+NOISE = LogLinear()
+CASES: dict[str, tuple[type[nn.Module], Objective]] = {
+    "score, absorbing": (Score, DenoisingScoreEntropy(Absorbing(N), NOISE)),
+    "score, uniform": (Score, DenoisingScoreEntropy(Uniform(N), NOISE)),
+    "score, uniform, geometric": (Score, DenoisingScoreEntropy(Uniform(N), Geometric(), t_min=0.1)),
+    "mean by score entropy": (Mean, DenoisingScoreEntropy(Absorbing(N), NOISE)),
+    "t-dce": (Mean, TimeDCE(Absorbing(N), Geometric(1e-2, 4.0))),
+    "lambda-dce": (Mean, LambdaDCE(Absorbing(N))),
+    "any-order": (Mean, AnyOrder(Absorbing(N))),
+    "mean, absorbing": (Mean, MeanCrossEntropy(Absorbing(N), NOISE)),
+    "mean, uniform": (Mean, MeanCrossEntropy(Uniform(N), NOISE)),
+    "d3pm": (Mean, D3PM(Absorbing(N), NOISE, steps=20)),
+}
+cases = pytest.mark.parametrize("case", CASES)
+
+
+def process_of(objective: Objective) -> Process:
+    process: Process = objective.process  # type: ignore[attr-defined]
+    return process
+
+
+def drawn(style: type[Transformer], states: int, **options: Any) -> Transformer:
+    """A small network in which no weight is 0, in float64."""
+    network = style(**({"states": states, "width": 12, "depth": 1, "heads": 2, "cond": 4} | options)).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0, 0.5, generator=generator)
+    return network
+
+
+class Shown(NamedTuple):
+    x_t: Tensor
+    x_0: Tensor
+    t: Tensor
+    weight: Tensor
+
+
+def shown(objective: Objective, t: Tensor | None = None) -> Shown:
+    generator = torch.Generator().manual_seed(1)
+    u = torch.rand(B, generator=generator, dtype=torch.float64) if t is None else t
+    times = objective.times(u)
+    x_0 = torch.randint(N, (B, L), generator=generator)
+    weight = times.weight * torch.rand(B, generator=generator, dtype=torch.float64)
+    return Shown(objective.corrupt(x_0, times.t, generator), x_0, times.t, weight)
+
+
+def gradients(network: nn.Module, loss: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(network.parameters(), found, strict=True)]
+
+
+def by_definition(objective: Objective, model: Any, given: Shown, valid: Tensor | None = None) -> Tensor:
+    """(weight·loss) at every position, 0 at padding."""
+    asked = model if valid is None else Padded(model, valid)
+    loss = given.weight[:, None] * objective.loss(asked, given.x_t, given.x_0, given.t)
+    return loss if valid is None else torch.where(valid, loss, 0)
+
+
+@pytest.mark.parametrize("style", [Reference, Modern])
+@pytest.mark.parametrize("padded", [False, True])
+@cases
+def test_fused_is_the_definition(case: str, padded: bool, style: type[Transformer]) -> None:
+    """Losses at every position and gradients of every weight, with a bias in the head and without, to rounding."""
+    wrapper, objective = CASES[case]
+    process, given = process_of(objective), shown(objective)
+    network = drawn(style, process.num_states)
+    model = wrapper(network, process)
+    valid = torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]]) if padded else None
+    expected = by_definition(objective, model, given, valid)
+    loss = Fused(objective, model)(*given, valid=valid)
+    torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(loss.total, expected.sum().detach(), rtol=1e-10, atol=0)
+    pairs = zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True)
+    for got, want in pairs:
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+    assert loss.beyond == 0
+
+
+@pytest.mark.parametrize("t", [0.0, 1.0])
+@cases
+def test_nothing_and_everything_touched(case: str, t: float) -> None:
+    """A batch without a mask costs nothing, and moves nothing; one of masks alone is like any other."""
+    wrapper, objective = CASES[case]
+    process = process_of(objective)
+    network = drawn(Reference, process.num_states)
+    model = wrapper(network, process)
+    generator = torch.Generator().manual_seed(2)
+    x_0 = torch.randint(N, (B, L), generator=generator)
+    masked = torch.full_like(x_0, process.num_states - 1)  # under uniform noise a token as good as any
+    time = torch.full((B,), 0.4, dtype=torch.float64)
+    given = Shown(x_0 if t == 0 else masked, x_0, time, torch.ones(B, dtype=torch.float64))
+    loss, expected = Fused(objective, model)(*given), by_definition(objective, model, given)
+    torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
+    for got, want in zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+    if t == 0 and isinstance(process, Absorbing):
+        assert loss.total == 0
+        assert not any(g.any() for g in gradients(network, Fused(objective, model)(*given).total))
+
+
+@cases
+def test_the_host_may_say_how_many(case: str) -> None:
+    wrapper, objective = CASES[case]
+    process, given = process_of(objective), shown(objective)
+    model = wrapper(drawn(Modern, process.num_states), process)
+    count = int(process.unknown(given.x_t).sum())
+    for a, b in zip(Fused(objective, model)(*given), Fused(objective, model)(*given, count=count), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_is_not_fused_is_refused(refuses: Callable[..., None]) -> None:
+    process = Uniform(N)
+    model = Score(drawn(Modern, N), process)
+    objective = DenoisingConcreteScore(process, NOISE)
+    assert not fuses(objective, model)
+    assert not fuses(DenoisingScoreEntropy(process, NOISE), Mean(model.network, process))
+    refuses(lambda: Fused(objective, model), "DenoisingConcreteScore", "Score", "objective.loss")
+    cost = kernels.CrossEntropy(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
+    refuses(lambda: kernels.linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, cost), "4", "5")
+
+
+# The kernels themselves ------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """Rows of a head, and what they cost by the definition, entry by entry."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor
+    cost: kernels.Cost
+    plain: Callable[[Tensor], Tensor]
+    """From the head's whole output, in any dtype, to the loss of every row."""
+
+    def leaves(self, dtype: torch.dtype) -> list[Tensor]:
+        return [a.detach().to(dtype).requires_grad_() for a in (self.hidden, self.weight, self.bias)]
+
+
+def rows_of(kind: str, n: int = 37, states: int = 150, width: int = 16, sigma: float = 0.7, sharp: float = 1.0) -> Case:
+    generator = torch.Generator().manual_seed(3)
+    process: Process = Uniform(states) if kind == "uniform" else Absorbing(states)
+    hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
+    weight = sharp * torch.randn(process.num_states, width, generator=generator, dtype=torch.float64) / width**0.5
+    bias = 0.3 * torch.randn(process.num_states, generator=generator, dtype=torch.float64)
+    x_0 = torch.randint(states, (n,), generator=generator)
+    x_t = torch.randint(states, (n,), generator=generator) if kind == "uniform" else torch.full((n,), states)
+    x_t[: n // 3] = x_0[: n // 3] if kind == "uniform" else x_t[: n // 3]
+    each = torch.rand(n, generator=generator, dtype=torch.float64)
+    noise = torch.full((n,), sigma, dtype=torch.float64)
+    if kind == "mean":
+        cost: kernels.Cost = kernels.CrossEntropy(states, x_0, each.float())
+        return Case(hidden, weight, bias, cost, lambda z: -each.to(z.dtype) * _log_softmax(z[:, :states], x_0))
+    ratio = Ratio(
+        *(None if a is None else a.squeeze(-1).float() for a in process.ratios(x_t[:, None], x_0[:, None], noise))
+    )
+    cost = kernels.ScoreEntropy(
+        states, x_t if kind == "uniform" else None, x_0, process.log_scale(noise).float(), ratio, each.float()
+    )
+
+    def plain(z: Tensor) -> Tensor:
+        log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
+        loss = process.score_entropy(log_s[:, None], x_t[:, None], x_0[:, None], noise)
+        return each.to(z.dtype) * loss[:, 0] / process.into_rate
+
+    return Case(hidden, weight, bias, cost, plain)
+
+
+def _log_softmax(z: Tensor, x: Tensor) -> Tensor:
+    return z.log_softmax(-1).gather(-1, x[:, None])[:, 0]
+
+
+kinds = pytest.mark.parametrize("kind", ["absorbing", "uniform", "mean"])
+
+
+def answers(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    return [total.detach().double(), *(g.double() for g in torch.autograd.grad(total, leaves))]
+
+
+def error(got: list[Tensor], truth: list[Tensor]) -> list[float]:
+    return [((a - b).norm() / b.norm()).item() for a, b in zip(got, truth, strict=True)]
+
+
+@kinds
+def test_no_worse_than_what_it_replaces(kind: str) -> None:
+    """Ladder step 9: in bfloat16, loss and gradients are as near to the float64 truth as the plain path's."""
+    case = rows_of(kind, n=64, states=500, width=32)
+    exact, half = case.leaves(torch.float64), case.leaves(torch.float32)
+    truth = answers(case.plain(torch.nn.functional.linear(*exact)).sum(), exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        z = torch.nn.functional.linear(*half)
+    plain = error(answers(case.plain(z.float()).sum(), half), truth)
+    loss = kernels.linear_loss(*half, case.cost, dtype=torch.bfloat16, block=20)
+    fused = error(answers(loss.total, half), truth)
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert ours <= theirs * 1.1 + 1e-4
+    assert max(plain[1:]) > 1e-3  # bfloat16 is seen: the comparison is not of two exact things
+    single = error(answers(kernels.linear_loss(*half, case.cost, block=20).total, half), truth)
+    assert max(single) < 1e-5
+
+
+@kinds
+@pytest.mark.parametrize("block", [1, 5, 37, 1000])
+def test_blocks_change_nothing(kind: str, block: int) -> None:
+    case = rows_of(kind)
+    leaves = case.leaves(torch.float32)
+    whole = answers(kernels.linear_loss(*leaves, case.cost).total, leaves)
+    cut = answers(kernels.linear_loss(*leaves, case.cost, block=block).total, leaves)
+    assert max(error(cut, whole)) < 1e-6
+
+
+@kinds
+def test_same_bits_twice(kind: str) -> None:
+    case = rows_of(kind)
+    leaves = case.leaves(torch.float32)
+    first, second = (answers(kernels.linear_loss(*leaves, case.cost, block=10).total, leaves) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@kinds
+def test_upstream_gradients_and_no_gradients(kind: str) -> None:
+    """The gradient of 3·total is three times as large; without a gradient the loss is the same."""
+    case = rows_of(kind)
+    leaves = case.leaves(torch.float32)
+    once, thrice = (answers(k * kernels.linear_loss(*leaves, case.cost).total, leaves) for k in (1, 3))
+    assert max(error(thrice, [3 * a for a in once])) < 1e-6
+    with torch.no_grad():
+        looked = kernels.linear_loss(*leaves, case.cost)
+    assert not looked.total.requires_grad
+    torch.testing.assert_close(looked.total.double(), once[0])
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(one, Tensor):
+                self.entries = max(self.entries, one.numel())
+        return made
+
+
+def test_the_output_never_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows × vocabulary is nowhere, on the way forwards or back; the plain path, seen the same way, makes it."""
+    monkeypatch.setitem(linear.ENTRIES, "cpu", 2**15)
+    process = Absorbing(400)
+    objective = DenoisingScoreEntropy(process, NOISE)
+    network = drawn(Reference, 401).float()
+    model = Score(network, process)
+    generator = torch.Generator().manual_seed(0)
+    x_0 = torch.randint(400, (60, 40), generator=generator)
+    t = torch.rand(60, generator=generator)
+    given = Shown(objective.corrupt(x_0, t, generator), x_0, t, torch.ones(60))
+    largest = {}
+    loss = Fused(objective, model)
+    ways: dict[str, Callable[[], Tensor]] = {
+        "fused": lambda: loss(*given).total,
+        "plain": lambda: by_definition(objective, model, given).sum(),
+    }
+    for name, way in ways.items():
+        with _Largest() as seen:
+            way().backward()
+        largest[name] = seen.entries
+    assert largest["plain"] >= 60 * 40 * 401
+    assert largest["fused"] <= 60 * 40 * 4 * 12  # that is the widest state of the network
+
+
+def test_scores_too_large_are_counted() -> None:
+    """The loss is infinite as it would be, gradients are finite, a row of weight 0 stays at 0, and they are counted."""
+    for kind in ("absorbing", "uniform"):
+        case = rows_of(kind)
+        assert isinstance(case.cost, kernels.ScoreEntropy)
+        leaves = case.leaves(torch.float32)
+        with torch.no_grad():
+            leaves[2][7] = 100.0  # the bias of one token
+        mine = case.cost.x_t
+        reach = torch.ones(37, dtype=torch.bool) if mine is None else mine != 7
+        cost = dataclasses.replace(case.cost, weight=case.cost.weight.clone())
+        cost.weight[4] = 0
+        loss = kernels.linear_loss(*leaves, cost, block=10)
+        assert loss.beyond == reach.sum() > 0
+        assert loss.total == torch.inf
+        assert loss.rows[4] == 0
+        assert (loss.rows.isinf() == (reach & (cost.weight > 0))).all()
+        assert all(g.isfinite().all() for g in torch.autograd.grad(loss.total, leaves))
+
+
+def test_what_is_no_number_is_not_hidden() -> None:
+    for kind in ("absorbing", "uniform", "mean"):
+        case = rows_of(kind)
+        leaves = case.leaves(torch.float32)
+        with torch.no_grad():
+            leaves[0][3] = torch.nan
+        assert kernels.linear_loss(*leaves, case.cost).total.isnan()
+
+
+def test_float32_near_the_minimum() -> None:
+    """At the true ratios under much uniform noise the loss is tiny, and Σ_y z_y from a column sum drowns it."""
+    states, width, n = 2000, 8, 16
+    process, noise = Uniform(states), torch.full((n, 1), 6.0, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(states, (n, 1), generator=generator)
+    x_0 = torch.randint(states, (n, 1), generator=generator)
+    hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
+    weight = 1e-4 * torch.randn(states, width, generator=generator, dtype=torch.float64)
+    log_s = (hidden @ weight.T)[:, None].scatter(-1, x[..., None], 0)
+    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / process.into_rate
+    ratio = process.ratios(x, x_0, noise[:, 0])
+    assert ratio.log_rest is not None
+    one = torch.ones(n)
+    cost = kernels.ScoreEntropy(
+        states,
+        x[:, 0],
+        x_0[:, 0],
+        0 * one,
+        Ratio(*(a[:, 0].float() for a in ratio)),
+        one,  # type: ignore[union-attr]
+    )
+    loss = kernels.linear_loss(hidden.float(), weight.float(), None, cost)
+    rest = (truth - loss.rows).abs() / truth
+    assert rest.max() < 1e-4
+
+    z = hidden.float() @ weight.float().T
+    a = ratio.log_rest[:, 0].float().exp()
+    by_columns = z.exp().sum(-1) - a * (hidden.float() @ weight.float().sum(0)) + states * (torch.xlogy(a, a) - a)
+    assert ((by_columns - truth).abs() / truth).max() > 1e-2  # the mutant: the same sum, term by term in float32
+
+
+def test_a_cpu_never_loads_triton() -> None:
+    code = """
+import sys, torch
+from sedd import kernels
+cost = kernels.CrossEntropy(3, torch.zeros(2, dtype=torch.long), torch.ones(2))
+kernels.linear_loss(torch.ones(2, 4, requires_grad=True), torch.ones(3, 4), None, cost).total.backward()
+print(any(name.split('.')[0] == 'triton' or name == 'sedd.kernels.tiles' for name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr
+
+
+# Mutants: what is compared above notices each of them --------------------------------------------------------
+
+
+def _drop_skip(entries: Entries) -> Entries:
+    return entries._replace(skip=None)
+
+
+def _no_data(entries: Entries) -> Entries:
+    return entries._replace(at_data=torch.zeros_like(entries.at_data))
+
+
+def _no_weight(entries: Entries) -> Entries:
+    return entries._replace(weight=torch.ones_like(entries.weight))
+
+
+def _no_ratio(entries: Entries) -> Entries:
+    return entries._replace(log_rest=None)
+
+
+class Mutant:
+    def __init__(self, change: Callable[[Entries], Entries]) -> None:
+        self.change = change
+
+    def slopes_(self, z: Tensor, entries: Entries) -> Sums:
+        return definition.slopes_(z, self.change(entries))
+
+    def logsumexp(self, z: Tensor, states: int, bias: Tensor | None) -> Tensor:
+        return definition.logsumexp(z, states, bias)
+
+
+@pytest.mark.parametrize("mutant", [_drop_skip, _no_data, _no_weight, _no_ratio])
+def test_mutants_are_caught(mutant: Callable[[Entries], Entries]) -> None:
+    """And which twin ran is seen: a wrong one changes the gradients."""
+    case = rows_of("uniform")
+    leaves = case.leaves(torch.float32)
+    truth = answers(case.plain(torch.nn.functional.linear(*leaves)).sum(), leaves)
+    right = answers(kernels.linear_loss(*leaves, case.cost).total, leaves)
+    wrong = answers(kernels.linear_loss(*leaves, case.cost, twin=Mutant(mutant)).total, leaves)
+    assert max(error(right, truth)) < 1e-5 < 1e-3 < max(error(wrong, truth))
+
+
+# Rows that count -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_taking_rows_and_giving_back(share: float) -> None:
+    """`take` is indexing by a mask, and its gradient is that of indexing."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(6, 9, generator=generator) < share
+    hidden = torch.randn(6, 9, 4, generator=generator, requires_grad=True)
+    rows = kernels.unknown_rows(mask)
+    assert torch.equal(kernels.take(hidden, rows), hidden[mask])
+    sent = torch.randn(int(mask.sum()), 4, generator=generator)
+    (got,) = torch.autograd.grad(kernels.take(hidden, rows), hidden, sent)
+    (want,) = torch.autograd.grad(hidden[mask], hidden, sent)
+    assert torch.equal(got, want)

@@ -1,0 +1,207 @@
+"""Templates, jobs and pictures."""
+
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sedd import build, generate, process, sampler, schedule, tokenizer, transformer
+from sedd.generate import picture, template
+from sedd.parameterization import Mean, Score
+
+Refuses = Callable[..., None]
+BYTES = tokenizer.Bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("The {8} sat on the {12}.", ["The ", 8, " sat on the ", 12, "."]),
+        ("{3}", [3]),
+        ("{3}{4}", [3, 4]),
+        ("a {{b}} {1}", ["a {b} ", 1]),
+        ("{{{2}}}", ["{", 2, "}"]),
+        ("{{8}} {{{{ {1}", ["{8} {{ ", 1]),
+    ],
+)
+def test_templates_are_texts_and_gaps(text: str, parts: list[str | int]) -> None:
+    assert template.parse(text) == parts
+
+
+@pytest.mark.parametrize("text", ["no gap", "", "{{8}}", "{", "a } b {1}", "{0}", "{-1}", "{x}", "{ 8 }", "{1.5}"])
+def test_what_is_no_template_is_refused(text: str, refuses: Refuses) -> None:
+    refuses(lambda: template.parse(text), "{8}")
+
+
+def test_rows_of_different_lengths_end_where_they_end() -> None:
+    rows = [template.ids(text, BYTES) for text in ("ab{2}", "{1}c")]
+    canvas = template.canvas(rows, 8, 256)
+    assert canvas.given.tolist() == [[97, 98, -1, -1], [-1, 99, 0, 0]]
+    assert canvas.valid.tolist() == [[True] * 4, [True, True, False, False]]
+    assert canvas.lengths.tolist() == [4, 2]
+    assert template.canvas(rows[:1], 8, 256).valid is None
+    whole = template.canvas(rows, 5, 257, pad=256)  # records: padding is given behind them
+    assert whole.given.tolist() == [[97, 98, -1, -1, 256], [-1, 99, 256, 256, 256]]
+    assert whole.valid is None
+
+
+def test_rows_that_do_not_fit_are_refused(refuses: Refuses) -> None:
+    refuses(lambda: template.canvas([[1, -1, -1]], 2, 5), "3 tokens", "up to 2")
+    refuses(lambda: template.canvas([[1, 7, -1]], 8, 5), "token 7", "0..4")
+    refuses(lambda: template.canvas([[5, -1]], 8, 5), "token 5", "the mask")
+
+
+def small(parameterization: type, kind: type, timed: bool = True) -> tuple[object, process.Process]:
+    """A network with random weights, its head too."""
+    noise = kind(11)
+    made = transformer.Modern(
+        states=noise.num_states, width=16, depth=2, heads=2, timed=timed, generator=torch.Generator().manual_seed(0)
+    )
+    for i, p in enumerate(made.parameters()):
+        p.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(i))
+    return parameterization(made.eval().requires_grad_(False), noise), noise
+
+
+CASES = [
+    (parameterization, kind, name)
+    for parameterization in (Score, Mean)
+    for kind in (process.Absorbing, process.Uniform)
+    for name in (
+        ["exact", "tweedie", "euler", "theta", "remask", "ordered", "confidence", "entropy"]
+        if kind is process.Absorbing
+        else ["tweedie", "euler", "theta", "gibbs"]
+    )
+]
+
+
+@pytest.mark.parametrize(("parameterization", "kind", "name"), CASES)
+def test_a_network_draws_the_same_row_in_any_batch(parameterization: type, kind: type, name: str) -> None:
+    """Through hidden and head, padded beside longer rows or alone: batch mates change nothing."""
+    model, noise = small(parameterization, kind)
+    rows = [[-1] * 9, [3, -1, -1, 5], [-1, -1, -1, -1, -1, 2], [1, 2, -1]]
+    settings = generate.Settings(sampler=name, steps=6, seed=3)
+
+    def job() -> generate.Job:
+        return generate.Job(model, noise, schedule.LogLinear(), settings)
+
+    together = generate.sample(job(), template.canvas(rows, 9, 11))
+    alone = []
+    for i, row in enumerate(rows):
+        canvas = template.canvas([row], 9, 11)
+        *_, last = job().states(canvas, first=i)
+        alone += generate.finished(last, canvas)
+    assert together == alone
+    for row, filled in zip(rows, together, strict=True):
+        assert len(filled.ids) == len(row)
+        assert all(a == b for a, b in zip(row, filled.ids, strict=True) if a >= 0)
+        assert all(0 <= id < 11 for id in filled.ids)
+        assert all(when == 0 for a, when in zip(row, filled.when, strict=True) if a >= 0)
+
+
+@pytest.mark.parametrize(("parameterization", "kind", "name"), CASES)
+def test_head_at_some_positions_is_head_at_all(parameterization: type, kind: type, name: str) -> None:
+    """The twin: `hidden` and `read` say what the whole model says."""
+    model, noise = small(parameterization, kind)
+    x = torch.randint(noise.num_states, (4, 7), generator=torch.Generator().manual_seed(0))
+    sigma = torch.tensor([0.1, 0.5, 1.0, 3.0], dtype=torch.float64)
+    rows = model.read(model.hidden(x, sigma).flatten(0, 1), x.flatten(), sigma.repeat_interleave(7))
+    torch.testing.assert_close(rows.view(4, 7, -1), model(x, sigma), rtol=1e-5, atol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that anything makes."""
+
+    entries = 0
+
+    def __torch_dispatch__(
+        self, function: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(one, torch.Tensor) and one.untyped_storage().nbytes():
+                self.entries = max(self.entries, one.untyped_storage().nbytes() // one.element_size())
+        return made
+
+
+@pytest.mark.parametrize(("parameterization", "kind", "name"), CASES)
+def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type, kind: type, name: str) -> None:
+    vocabulary, batch, length = 20_000, 4, 128
+    noise = kind(vocabulary)
+    made = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
+    model = parameterization(made.eval().requires_grad_(False), noise)
+    options = {"bound": 1e9} if name == "entropy" else {}  # all at once, not one after another
+    job = generate.Job(model, noise, schedule.LogLinear(), generate.Settings(name, steps=2, options=options))
+    with Largest() as largest:
+        *_, last = job.states(sampler.empty(batch, length))
+    assert (last.x < vocabulary).all()
+    assert largest.entries <= 1.01 * 2**22 < batch * length * vocabulary / 2
+
+
+def test_the_default_is_the_best_known_for_the_model() -> None:
+    for parameterization, kind, expected in (
+        (Mean, process.Absorbing, sampler.Exact),
+        (Mean, process.Uniform, sampler.Ancestral),
+        (Score, process.Absorbing, sampler.Tweedie),
+        (Score, process.Uniform, sampler.Tweedie),
+    ):
+        model, noise = small(parameterization, kind)
+        assert type(build.sampler(None, model, noise, schedule.LogLinear())) is expected
+
+
+def test_grids_fall_from_one_to_nothing(refuses: Refuses) -> None:
+    for spec in ("uniform", "cosine", "1,0.5,0.25,0"):
+        grid = build.grid(spec, 3)
+        assert grid[0] == 1
+        assert grid[-1] == 0
+        assert len(grid) == 4
+        assert (grid.diff() < 0).all()
+    assert not len(build.grid("uniform", None))
+    refuses(lambda: build.grid("fast", 3), "'fast'", "cosine")
+    refuses(lambda: build.grid("1,a,0", 3), "1,a,0")
+    refuses(lambda: build.grid("0.5,0", 3), "from 1 to 0")
+
+
+# Pictures --------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The tokens of a page, its scripts, and what it would fetch."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+        self.given, self.scripts, self.fetched, self.text = 0, 0, [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.scripts += tag == "script"
+        self.steps += [int(found["data-step"])] if "data-step" in found else []
+        self.given += found.get("class") == "given"
+        self.fetched += [found[name] for name in ("src", "href") if name in found]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
+    text = '<script>alert("x")</script>&'
+    row = generate.Filled(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
+    page = Page(picture.html([picture.tokens(BYTES, row)], "a <b>title</b>", "about"))
+    assert page.steps == list(range(1, len(text) - 7))
+    assert page.given == 8
+    assert page.scripts == 1  # its own
+    assert page.fetched == []
+    assert text in page.text
+
+
+def test_a_picture_is_a_png(tmp_path: Path) -> None:
+    row = generate.Filled(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
+    picture.png([picture.tokens(BYTES, row)], "title", tmp_path / "trace.png")
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
+    placed, lines = picture._lines([picture.tokens(BYTES, row)])
+    assert all(x + len(text) <= picture.WIDTH and y < lines for _, text, x, y in placed)
+    assert "".join(text for _, text, _, _ in placed) == "".join(t.text for t in picture.tokens(BYTES, row))

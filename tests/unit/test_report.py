@@ -1,0 +1,215 @@
+"""`sedd report`: what the page says is what the log says, and nothing in it is anything but text."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sedd import build, data, logs, report, train
+from sedd.config import Budget, Data, Loop, Model, Run
+
+ROOT = Path(__file__).parents[2]
+EVIL = "<script>alert(1)</script> & \"quoted\" <img src=x onerror='alert(2)'>"
+
+
+def record(step: int, **extra: Any) -> dict[str, Any]:
+    return {"step": step, "tokens": 100 * step, "loss": 5 - step / 100, "loss_by_time": [1.0, 2.0, 3.0], **extra}
+
+
+def bound(step: int) -> dict[str, float]:
+    return {"bound": 4 - step / 100, "bound_stderr": 0.05, "bound_bits_per_char": 1.25}
+
+
+def write(folder: Path, records: list[dict[str, Any]], tail: str = "", **data_options: Any) -> Path:
+    """The folder of a run that logged ``records``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = Run(data=Data(**data_options), budget=Budget(steps=300)).resolved()
+    (folder / "config.json").write_text(json.dumps(config.as_dict()))
+    (folder / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records) + tail)
+    return folder
+
+
+class Reader(HTMLParser):
+    """What a browser would find: tags, attributes, and the text of the page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, text: str) -> None:
+        self.text += text
+
+
+def is_inert(page: str) -> bool:
+    """No script, no handler, nothing fetched, no id twice."""
+    found = Reader(page)
+    ids = [value for name, value in found.attributes if name == "id"]
+    links = [value for name, value in found.attributes if name in ("href", "xlink:href", "src", "srcset", "action")]
+    return (
+        not {"script", "iframe", "object", "embed", "link", "base", "form", "img"} & set(found.tags)
+        and not any(name.startswith("on") for name, _ in found.attributes)
+        and all(link.startswith("#") for link in links)
+        and all("url(" not in value.replace("url(#", "") for _, value in found.attributes)
+        and len(ids) == len(set(ids))
+    )
+
+
+def page(folder: Path, count: int = 4) -> str:
+    story = report.read(folder)
+    return report.page(story, report.samples(story, count, seed=0))
+
+
+RECORDS = [record(step, seconds=step / 2, **(bound(step) if step % 50 == 0 else {})) for step in range(10, 301, 10)]
+
+
+def test_a_text_that_looks_like_a_page_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples, names of files and of the folder; and the check notices where nothing is escaped."""
+    run = write(tmp_path / "<b onclick=x>run", [*RECORDS, record(310, samples=[EVIL])], sources=[EVIL])
+    made = page(run)
+    assert is_inert(made)
+    text = Reader(made).text
+    assert text.count(EVIL) == 2  # the sample, and the line about the run
+    assert json.dumps([EVIL], ensure_ascii=False) in text
+    assert "<b onclick=x>run" in text
+    monkeypatch.setattr(report, "escape", lambda text: text)
+    assert not is_inert(page(run))
+
+
+def test_the_page_says_what_the_log_says(tmp_path: Path) -> None:
+    text = Reader(page(write(tmp_path, RECORDS))).text
+    for fact in ("300 of 300", "30,000", "seconds of training", "150.0", "1.0000 ± 0.0980", "1.2500"):
+        assert fact in text
+    assert "at step 300" in text
+    assert "optim.lr" in text
+    assert "score-entropy" in text
+    assert logs.environment()["torch"] in text
+
+
+def test_pictures_are_drawn_for_who_does_not_see_them(tmp_path: Path) -> None:
+    made = page(write(tmp_path, RECORDS))
+    found = Reader(made)
+    labels = [value for name, value in found.attributes if name == "aria-label"]
+    assert found.tags.count("svg") == len(labels) == 2
+    assert "from 4.900 nats a token at step 10 to 2.000 at step 300" in labels[0]
+    assert "currentColor" in made
+    assert "#000000" not in made  # black on black, in the dark
+
+
+def test_curves_stand_where_the_log_puts_them() -> None:
+    """A bound that was logged without the time stands between the readings before and after it."""
+    records = [record(10, seconds=5.0), {"step": 15, "tokens": 1500, **bound(15)}, record(20, seconds=25.0)]
+    panels = report.curves(records).axes
+    assert len(panels) == 3
+    for ax, expected in zip(panels, (15, 1500, 15.0), strict=True):
+        (held_out,) = (line for line in ax.lines if line.get_marker() == "o")
+        assert held_out.get_xydata().tolist() == [[expected, 4 - 0.15]]
+    bars = panels[0].collections[0].get_segments()[0][:, 1]
+    assert bars.tolist() == pytest.approx([3.85 - 1.96 * 0.05, 3.85 + 1.96 * 0.05])
+
+
+def test_long_curves_are_means_of_neighbours() -> None:
+    records = [record(step) for step in range(1, 3 * report.MOST_POINTS + 1)]
+    curve = report.curves(records).axes[0].lines[0].get_xydata()
+    assert len(curve) == report.MOST_POINTS
+    assert np.allclose(curve[0], [2, 5 - 2 / 100])  # of steps 1, 2, 3
+    assert np.isclose(curve[:, 1].mean(), np.mean([r["loss"] for r in records]))
+
+
+def test_loss_by_time_is_a_mean_over_thirds() -> None:
+    records = [record(step) | {"loss_by_time": [float(step), 0.0]} for step in (1, 2, 3, 4, 5, 6)]
+    lines = report.by_time(records).axes[0].lines
+    assert [line.get_ydata()[0] for line in lines] == [1.5, 3.5, 5.5]
+    assert lines[0].get_xdata().tolist() == [0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("records", "tail", "says"),
+    [
+        (RECORDS, '{"step": 310, "tok', "300 of 300"),  # killed in the middle of a line
+        ([record(10)], "", "None was logged; loop.eval_every"),
+        ([{"step": 50, "tokens": 5000, **bound(50)}], "", "No loss was logged"),
+        ([record(10, seconds=1.0), record(20, seconds=2.0) | {"loss": float("nan")}], "", "20 of 300"),
+        ([record(10, seconds=4e4)], "", "hours of training"),
+    ],
+    ids=["cut off", "no bound", "no loss", "no number", "one record"],
+)
+def test_runs_that_are_not_over(tmp_path: Path, records: list[dict[str, Any]], tail: str, says: str) -> None:
+    made = page(write(tmp_path, records, tail))
+    assert is_inert(made)
+    text = Reader(made).text
+    assert says in text
+    assert "There is no checkpoint yet" in text
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
+    refuses(lambda: report.read(tmp_path), "log.jsonl", "not the folder of a run")
+    refuses(lambda: report.read(write(tmp_path, [], '{"step": 1')), "logged nothing yet")
+    refuses(lambda: report.read(write(tmp_path, RECORDS, "not json\n")), "cannot be read")
+    refuses(lambda: report.read(write(tmp_path, RECORDS, '{"text": "x"}\n')), "no record of a step")
+    (write(tmp_path, RECORDS) / "config.json").unlink()
+    refuses(lambda: report.read(tmp_path), "config.json", "cannot be read")
+    story = report.read(write(tmp_path, RECORDS))
+    refuses(lambda: report.samples(story, -1, 0), "samples is -1")
+
+
+def test_the_environment_of_the_run_goes_before_that_of_the_page(tmp_path: Path) -> None:
+    run = write(tmp_path, RECORDS)
+    assert "the run took no note" in page(run)
+    (run / "environment.json").write_text(json.dumps({"torch": "0.0.7"}))
+    text = Reader(page(run)).text
+    assert "0.0.7" in text
+    assert "Where the run began" in text
+
+
+def test_the_commit_is_that_of_this_source() -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    expected = head.stdout.strip() if head.returncode == 0 else "unknown"
+    assert logs.environment()["commit"].removesuffix("-dirty") == expected
+
+
+@pytest.mark.parametrize("objective", ["score-entropy", "autoregressive"])
+def test_samples_come_from_the_newest_checkpoint(tmp_path: Path, objective: str) -> None:
+    """Texts of the right length, over the tokens of the corpus, the same for the same seed."""
+    (tmp_path / "text.txt").write_text("one two buckle my shoe\n" * 60)
+    tokenizer = build.tokenizer("chars", lambda: data.documents([tmp_path / "text.txt"]))
+    data.prepare([tmp_path / "text.txt"], tmp_path / "shards", tokenizer)
+    config = Run(
+        data=Data([str(tmp_path / "text.txt")], tokenizer="chars"),
+        model=Model(width=16, depth=1, heads=2, length=12),
+        budget=Budget(steps=2),
+        loop=Loop(batch=10, log_every=1, eval_every=1, eval_sequences=8),
+        objective=objective,
+    ).resolved()
+    train.run(config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, hear=lambda kind, record: None)
+    story = report.read(tmp_path / "run")
+    drawn = report.samples(story, 3, seed=1)
+    assert drawn == report.samples(story, 3, seed=1)
+    assert drawn.texts != report.samples(story, 3, seed=2).texts
+    assert "step-00000002" in drawn.origin
+    assert [len(text) for text in drawn.texts] == [12, 12, 12]
+    assert set("".join(drawn.texts)) <= set("one two buckle my shoe\n")
+    assert report.samples(story, 0, seed=0).texts == []
+    made = Reader(report.page(story, drawn)).text
+    assert all(text in made for text in drawn.texts)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    run, out = write(tmp_path / "run", RECORDS), tmp_path / "deep" / "page.html"
+    command = [sys.executable, "-m", "sedd", "report", str(run), "--out", str(out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"report": str(out), "step": 300, "samples": 0}
+    assert is_inert(out.read_text())
