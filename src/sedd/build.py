@@ -3,9 +3,10 @@
 Tokenizers are chosen by `tokenizer.named`, known here as `build.tokenizer`: data are prepared without torch.
 """
 
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from sedd import checkpoint
+from sedd import likelihood as likelihoods
 from sedd import objective as objectives
 from sedd import parameterization as parameterizations
 from sedd import process as processes
@@ -120,6 +122,36 @@ def objective(
     given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
     taken = inspect.signature(kind).parameters
     return _make("objective", name, OBJECTIVES, {k: v for k, v in given.items() if k in taken} | options)
+
+
+def estimator(
+    name: str | None, loaded: "Loaded", terms: Sequence[str], t_min: float = 0.0, seed: int = 0
+) -> likelihoods.Estimator:
+    """How a model's likelihood is found: by the first that fits it where ``name`` is None.
+
+    ``terms`` are those of §8 that a bound is to hold: all, or the diffusion term from ``t_min`` on as in published
+    tables. ``seed`` decides what a random order is.
+    """
+    found = _estimators(loaded, set(terms) == set(likelihoods.Terms._fields), t_min, seed)
+    what = f"estimator, for {loaded.config.model.parameterization} under {loaded.config.noise.process} noise,"
+    return _choose(what, name or next(iter(found)), found)
+
+
+def _estimators(loaded: "Loaded", whole: bool, t_min: float, seed: int) -> dict[str, likelihoods.Estimator]:
+    process, schedule = loaded.process, loaded.schedule
+    if isinstance(loaded.model, parameterizations.Causal):
+        return {"forward": likelihoods.LeftToRight()}
+    bound = likelihoods.Bound(process, schedule) if whole else likelihoods.Published(process, schedule, t_min)
+    if not (isinstance(loaded.model, parameterizations.Mean) and isinstance(process, processes.Absorbing)):
+        return {"bound": bound}
+    in_order = functools.partial(likelihoods.OneOrder, process)
+    return {
+        "bound": bound,
+        "any-order": likelihoods.AnyOrder(process),
+        "forward": in_order(torch.arange),
+        "backward": in_order(lambda length: torch.arange(length).flip(0)),
+        "random": in_order(lambda length: torch.randperm(length, generator=torch.Generator().manual_seed(seed))),
+    }
 
 
 def recompute(name: str) -> recomputes.Recompute:

@@ -22,6 +22,9 @@ def sedd(*words: str) -> subprocess.CompletedProcess[str]:
         ["lab", "bound", "--help"],
         ["report", "--help"],
         ["data", "prepare", "--help"],
+        ["eval", "--help"],
+        ["score", "--help"],
+        ["compare", "--help"],
         ["--version"],
     ],
 )

@@ -91,7 +91,7 @@ def _stored(out: Path) -> dict[str, Any] | None:
     return checkpoint.record(out, "config") if file.is_file() else None
 
 
-def _prepared(config: "Run", progress: Callable[[int, int], None] | None = None) -> Path:
+def prepared(config: "Run", progress: Callable[[int, int], None] | None = None) -> Path:
     """The data of a run as shards: made once for each content and kept in a cache, or a folder of them as it is."""
     from sedd import build
     from sedd import data as corpora
@@ -154,7 +154,7 @@ def train(
     _writable(out)
     with _bar() as bar:
         try:
-            end = training.run(chosen, lambda: _prepared(chosen, _preparing(bar)), out, resume, _hearing(bar))
+            end = training.run(chosen, lambda: prepared(chosen, _preparing(bar)), out, resume, _hearing(bar))
         except training.NonFiniteError as error:
             print(f"sedd: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -235,4 +235,4 @@ def plan(
     from sedd import train as training
 
     chosen = _configure(context.params)
-    show(training.plan(chosen, lambda: _prepared(chosen)), as_json)
+    show(training.plan(chosen, lambda: prepared(chosen)), as_json)

@@ -1,4 +1,4 @@
-"""The likelihood bound, estimated: three terms a sequence.  [§8]"""
+"""The three terms of the bound, at one time a sequence, and the times to look at.  [§8]"""
 
 from typing import NamedTuple
 
@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sedd import check
 from sedd.objective import DenoisingScoreEntropy
 from sedd.parameterization import Model
 from sedd.process import Process, at_token
@@ -16,6 +17,23 @@ from sedd.schedule import Early, Schedule, Times
 def early_times(u: Float[Tensor, "*b"]) -> Times:
     """t = u²: see `schedule.Early`."""
     return Early()(u)
+
+
+def early_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) -> Times:
+    """σ/(1 + σ) grows as u³ from t_min to 1: the same noise whatever the schedule, and more often little of it.
+
+    At little noise one unknown token weighs 1/σ: with u² the variance would be least, but so much of it in rare large
+    losses that few draws do not see it. At much noise a score that is wrong costs the same at every σ, and 1 − e^−σ
+    in place of σ/(1 + σ) would hardly ever look there.
+    """
+    check.times(u)
+    check.t_min(t_min)
+    ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=u.dtype, device=u.device))
+    first, last = ends / (1 + ends)
+    share = first + (last - first) * u**3
+    sigma = (share / (1 - share)).clamp(*ends)  # rounding may step over an end
+    t = schedule.t(sigma)
+    return Times(t=t, weight=3 * (last - first) * u**2 * (1 + sigma) ** 2 / schedule.rate(t))
 
 
 class Terms(NamedTuple):

@@ -1,0 +1,64 @@
+"""``sedd compare``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, corpora, watched
+from sedd.cli.root import AsJson, app
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    data: Annotated[
+        str | None, typer.Option(help="A text to score all runs on; by default what they kept from their training.")
+    ] = None,
+    protocol: ProtocolName = None,
+    draws: Draws = None,
+    batch: Batch = 16,
+    seed: Seed = 0,
+    plot: Annotated[Path, typer.Option(help="Where the plot goes: a picture, .png, or a page, .html.")] = Path(
+        "compare.png"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Runs side by side: a table of held-out likelihoods with their errors, and a plot of the way there.
+
+    Every run is scored on the same text under one protocol; runs that kept different data need --data.
+    """
+    from sedd import build, distributed
+    from sedd import evaluate as evaluation
+    from sedd.evaluate import compare as comparison
+
+    chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
+    path, curves, rows = comparison.plottable(plot), [comparison.curve(run) for run in runs], []
+    with distributed.group() as ranks:
+        models = [build.load(run, device=str(ranks.device)) for run in runs]
+        texts = [text for model in models for text in corpora(model, data, chosen)]
+        comparison.same_data([str(run) for run in runs], texts)
+        for run, model, corpus in zip(runs, models, texts, strict=True):
+            with watched(str(run), shown=ranks.first) as hear:
+                record = evaluation.evaluate(
+                    model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, hear=hear
+                )
+            rows.append(comparison.row(run, model, record))
+        first = ranks.first
+    if first:
+        comparison.draw(rows, curves, path)
+        _print(rows, as_json)
+
+
+def _print(rows: list[dict[str, object]], as_json: bool) -> None:
+    from sedd.evaluate import compare as comparison
+
+    cells = comparison.cells(rows)
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    header = [name.replace("_", " ") for name in comparison.COLUMNS]
+    for words in (header, ["---"] * len(header), *cells):
+        print(f"| {' | '.join(words)} |")

@@ -1,0 +1,24 @@
+"""Evaluation: the likelihood of a data set under a model, by a protocol that has a name.
+
+A `Protocol` says how text becomes sequences, `given`, `held_out` and `alone` make a `Corpus` of them, `evaluate` gives
+the number and everything it depends on, and `table` puts such records side by side if they may stand there.
+"""
+
+from sedd.evaluate.corpus import Corpus, alone, given, held_out
+from sedd.evaluate.protocol import ALONE, DATASETS, PROTOCOLS, Protocol, protocol, suite
+from sedd.evaluate.record import evaluate, table
+
+__all__ = [
+    "ALONE",
+    "DATASETS",
+    "PROTOCOLS",
+    "Corpus",
+    "Protocol",
+    "alone",
+    "evaluate",
+    "given",
+    "held_out",
+    "protocol",
+    "suite",
+    "table",
+]

@@ -1,0 +1,316 @@
+"""`sedd eval`, `sedd score`, `sedd compare`: every kind of model, any batch, any number of processes, one number."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sedd import build, train
+from sedd.cli.train import prepared
+from sedd.config import Budget, Data, Loop, Model, Noise, Run
+
+KEYS = {
+    *("nats_per_token", "stderr_nats_per_token", "bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound"),
+    *("terms", "tokens", "draws", "protocol", "model_sha256"),
+    *("split", "seed", "precision", "terms_included", "data_sha256", "stderr_population_nats_per_token"),
+}
+BASELINES = {
+    "autoregressive": ("autoregressive", "absorbing"),
+    "d3pm": ("d3pm", "absorbing"),
+    "d3pm-uniform": ("d3pm", "uniform"),
+    "concrete": ("concrete-score", "absorbing"),
+    "mean": ("mean", "absorbing"),
+    "lambda": ("lambda-dce", "absorbing"),
+    "t-dce": ("t-dce", "absorbing"),
+    "any-order": ("any-order", "absorbing"),
+    "score": ("score-entropy", "absorbing"),
+    "ratio-matching": ("ratio-matching", "uniform"),
+}
+
+
+def trained(corpus: Path, out: Path, objective: str, process: str = "absorbing", length: int = 32) -> Path:
+    config = Run(
+        data=Data([str(corpus)], tokenizer="chars"),
+        noise=Noise(process=process),
+        model=Model(width=16, depth=1, heads=2, length=length),
+        loop=Loop(batch=8, log_every=2, eval_every=2, eval_sequences=8),
+        budget=Budget(steps=6),
+        objective=objective,
+    ).resolved()
+    train.run(config, lambda: prepared(config), out, resume=False, hear=lambda kind, record: None)
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, Path]:
+    """A run of six steps for every baseline."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEDD_CACHE", environment["SEDD_CACHE"])
+        return {name: trained(corpus, folder / name, *kind) for name, kind in BASELINES.items()}
+
+
+WORKER = """
+import contextlib, io, json, os, sys
+from sedd.cli import main
+commands, printed = sys.stdin, sys.stdout
+for line in commands:
+    words, folder, given = json.loads(line)
+    os.chdir(folder)
+    sys.argv, sys.stdin, code = ["sedd", *words], io.StringIO(given), 0
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), file=printed, flush=True)
+"""
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def worker(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """One process for all commands: torch takes seconds to start."""
+    command = [sys.executable, "-c", WORKER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def say(worker: subprocess.Popen[str], tmp_path: Path) -> Say:
+    """A command in a folder of its own: exit code, stdout, stderr."""
+
+    def run(*words: object, stdin: str = "") -> tuple[int, str, str]:
+        worker.stdin.write(json.dumps([[str(word) for word in words], str(tmp_path), stdin]) + "\n")
+        worker.stdin.flush()
+        code, out, err = json.loads(worker.stdout.readline())
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def text(tmp_path: Path, corpus: Path) -> Path:
+    path = tmp_path / "test.txt"
+    path.write_text(corpus.read_text()[:700])
+    return path
+
+
+def record(done: tuple[int, str, str]) -> dict[str, object]:
+    code, out, err = done
+    assert code == 0, err
+    found: dict[str, object] = json.loads(out)
+    return found
+
+
+def test_a_record_says_what_it_depends_on(say: Say, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    found = record(say("eval", runs["score"], text, "--json", "--out", out, "--seed", 3))
+    assert set(found) >= KEYS
+    assert json.loads(out.read_text()) == found
+    assert (found["tokens"], found["draws"], found["seed"]) == (700, 8, 3)
+    assert found["protocol"] == "strict"
+    assert sum(found["terms"].values()) == pytest.approx(found["nats_per_token"], abs=2e-5)
+    assert found["bits_per_char"] == pytest.approx(found["nats_per_token"] / 0.693147, abs=2e-5)
+    assert 0 < found["stderr_nats_per_token"] < found["nats_per_token"]
+    folder = build.load(runs["score"]).folder
+    assert found["model_sha256"] == hashlib.sha256((folder / "ema.safetensors").read_bytes()).hexdigest()
+    code, told, _ = say("eval", runs["score"], text, "--seed", 3)
+    assert code == 0
+    assert f"at most {found['nats_per_token']:.5f} ± " in told
+
+
+def test_batches_and_processes_change_nothing_that_is_printed(
+    say: Say,
+    sedd: Callable[..., subprocess.CompletedProcess[str]],
+    runs: dict[str, Path],
+    text: Path,
+) -> None:
+    words = ("eval", runs["score"], text, "--json")
+    one, many = (record(say(*words, "--batch", batch)) for batch in (1, 64))
+    assert one == many
+    done = sedd(*words, "--batch", 16, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == one
+    assert record(say(*words, "--seed", 1))["nats_per_token"] != one["nats_per_token"]
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_is_evaluated(say: Say, runs: dict[str, Path], name: str) -> None:
+    """On what it kept from training, by default; a model of six steps knows about as much as none."""
+    found = record(say("eval", runs[name], "--json", "--draws", 2))
+    assert found["protocol"] == "held-out"
+    exact = name == "autoregressive"
+    assert found["is_exact"] == exact
+    assert (found["stderr_nats_per_token"] == 0) == exact
+    assert found["draws"] == (0 if exact else 2)
+    assert 1 < found["nats_per_token"] < (60 if "uniform" in name or name == "ratio-matching" else 5)
+
+
+def test_orders_of_a_denoiser(say: Say, runs: dict[str, Path], text: Path) -> None:
+    """A bound and the mean over orders agree within their errors, and each order is near; no other model has them."""
+    found = {
+        name: record(say("eval", runs["lambda"], text, "--json", "--estimator", name, "--batch", 256))
+        for name in ("bound", "any-order", "forward", "backward", "random")
+    }
+    for name in ("forward", "backward", "random"):
+        assert found[name]["is_exact"]
+        assert abs(found[name]["nats_per_token"] - found["any-order"]["nats_per_token"]) < 0.05
+    gap = abs(found["bound"]["nats_per_token"] - found["any-order"]["nats_per_token"])
+    assert gap < 5 * found["bound"]["stderr_nats_per_token"] + 0.01  # the prior
+    for name in ("score", "autoregressive", "d3pm-uniform"):
+        code, out, err = say("eval", runs[name], text, "--estimator", "any-order")
+        assert (code, out) == (2, "")
+        assert "'any-order'; choose one of" in err
+    forward = record(say("eval", runs["autoregressive"], text, "--estimator", "forward", "--json"))
+    assert forward == record(say("eval", runs["autoregressive"], text, "--json"))
+
+
+def test_score_gives_a_line_each_and_none_depends_on_another(say: Say, runs: dict[str, Path], tmp_path: Path) -> None:
+    texts = ["the cat sat", "a mat", "red houses near water"]
+    code, out, _ = say("score", runs["lambda"], *texts, "--json")
+    assert code == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["text"] for line in lines] == texts
+    assert [line["tokens"] for line in lines] == [len(text) for text in texts]
+    assert set(lines[0]) >= KEYS
+    assert record(say("score", runs["lambda"], texts[1], "--json", "--batch", 5)) == lines[1]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    assert say("score", runs["lambda"], "--file", tmp_path / "texts.txt", "--json")[1] == out
+    assert say("score", runs["lambda"], "-", "--json", stdin="\n".join(texts))[1] == out
+    assert "exact nats a token, 5 tokens: a mat" in say("score", runs["autoregressive"], "a mat")[1]
+
+
+def test_compare_makes_a_table_and_a_plot(say: Say, runs: dict[str, Path], tmp_path: Path, text: Path) -> None:
+    folders = [runs[name] for name in ("autoregressive", "d3pm", "lambda", "score")]
+    plot = tmp_path / "plot.png"
+    code, out, err = say("compare", *folders, "--draws", 2, "--plot", plot)
+    assert code == 0, err
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "| objective" in out
+    assert sum(str(folder) in out for folder in folders) == 4
+    page = tmp_path / "page.html"
+    code, out, err = say("compare", *folders[:2], "--draws", 2, "--plot", page, "--json", "--data", text)
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["protocol"] for row in rows] == ["strict", "strict"]
+    assert rows[0]["data_sha256"] == rows[1]["data_sha256"]
+    assert rows[0]["stderr_bits"] == 0 < rows[1]["stderr_bits"]
+    alone = record(say("eval", folders[1], text, "--draws", 2, "--json"))
+    assert rows[1]["nats_per_token"] == alone["nats_per_token"]
+    assert "<svg" in page.read_text()
+
+
+def test_compare_refuses_runs_that_kept_different_data(
+    say: Say, runs: dict[str, Path], corpus: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEDD_CACHE", environment["SEDD_CACHE"])
+        other = trained(corpus, tmp_path / "shorter", "mean", length=16)
+    code, out, err = say("compare", runs["mean"], other, "--plot", tmp_path / "plot.png")
+    assert (code, out) == (2, "")
+    assert "did not keep the same data" in err
+    assert "--data" in err
+    assert not (tmp_path / "plot.png").exists()
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path) -> Path:
+    """Toy files under the names of the benchmarks, of small letters, enough for a block of 1024 each shard."""
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    line = "the cat sat on a mat and saw two small birds fly over old red houses near water"
+    for name in ("wikitext2-train.txt", "ptb.test.txt", "wikitext-raw-test.txt", "lm1b-test.txt"):
+        (folder / name).write_text(f"{line}\n" * 120)
+    (folder / "lambada_test.jsonl").write_text((json.dumps({"text": line}) + "\n") * 120)
+    return folder
+
+
+@pytest.fixture
+def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Path:
+    """A model of 1024 bytes that knows where documents end."""
+    monkeypatch.setenv("SEDD_CACHE", environment["SEDD_CACHE"])
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": line}) + "\n" for line in corpus.read_text().splitlines()))
+    config = Run(
+        data=Data([str(rows)]),
+        model=Model(width=8, depth=1, heads=2, length=1024),
+        loop=Loop(batch=2, eval_every=0, eval_sequences=1),
+        budget=Budget(steps=1),
+    ).resolved()
+    train.run(config, lambda: prepared(config), tmp_path / "long", resume=False, hear=lambda kind, record: None)
+    return tmp_path / "long"
+
+
+def test_the_suite_is_one_table_of_one_protocol(say: Say, long_run: Path, benchmarks: Path) -> None:
+    code, out, err = say("eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "sedd", "--draws", 2)
+    assert code == 0, err
+    assert "protocol sedd" in out
+    assert "this model has 257: compare bits_per_char alone" in err
+    for name, split in (("lambada", "test"), ("wikitext2", "train"), ("ptb", "test"), ("lm1b", "test")):
+        assert any(line.split()[:2] == [name, split] for line in out.splitlines())
+    code, out, err = say(
+        *("eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "sedd", "--draws", 2, "--json"),
+        *("--dataset", "ptb", "--dataset", "lm1b"),
+    )
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["dataset"] for row in rows] == ["ptb", "lm1b"]
+    assert all(row["terms_included"] == ["diffusion"] and row["terms"]["prior"] is None for row in rows)
+    assert {row["t_min"] for row in rows} == {1e-3}
+    code, out, err = say("eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "mdlm")
+    assert (code, out) == (2, "")
+    assert "PTB (validation)" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["eval", "RUN", "none.txt"], "none.txt does not exist"),
+        (["eval", "RUN", "EMPTY"], "holds no text"),
+        (["eval", "none", "TEXT"], "none holds no model"),
+        (["eval", "RUN", "TEXT", "--protocol", "paper"], "protocol is 'paper'; choose one of strict"),
+        (["eval", "RUN", "TEXT", "--protocol", "held-out"], "leave DATA out"),
+        (["eval", "RUN", "--protocol", "strict"], "needs DATA"),
+        (["eval", "RUN", "TEXT", "--protocol", "text8p"], "74,000,000 characters"),
+        (["eval", "RUN", "FOREIGN"], "'Ж' at position 0 is not among"),
+        (["eval", "RUN", "TEXT", "--draws", "3"], "draws is 3; they come in pairs"),
+        (["eval", "RUN", "TEXT", "--draws", "0"], "draws is 0; they come in pairs"),
+        (["eval", "RUN", "TEXT", "--protocol", "alone"], "choose one of strict"),
+        (["eval", "RUN", "TEXT", "--batch", "0"], "batch is 0"),
+        (["eval", "RUN", "TEXT", "--seed", "-1"], "seed is -1"),
+        (["eval", "RUN", "TEXT", "--estimator", "guess"], "'guess'; choose one of"),
+        (["eval", "RUN", "TEXT", "--out", "none/x.json"], "none does not exist"),
+        (["eval", "RUN", "TEXT", "--suite", "zero-shot"], "protocol strict has no suite"),
+        (["eval", "RUN", "TEXT", "--dataset", "ptb", "--dataset", "lm1b"], "several go with --suite"),
+        (["score", "RUN", "the cat sat on a mat and saw two small birds"], "44 tokens and the model was trained on 32"),
+        (["score", "RUN", ""], "a text is empty"),
+        (["score", "RUN"], "no text was given"),
+        (["score", "RUN", "--file", "none.txt"], "none.txt does not exist"),
+        (["score", "RUN", "Жук"], "cannot read the text"),
+        (["compare", "RUN", "--plot", "x.txt"], "must end in one of"),
+        (["compare", "TEXT"], "is not the folder of a run"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_bad_input_is_a_sentence_and_exit_code_2(
+    say: Say,
+    runs: dict[str, Path],
+    text: Path,
+    tmp_path: Path,
+    words: list[str],
+    sentence: str,
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "foreign.txt").write_text("Жук")
+    given = {"RUN": runs["score"], "TEXT": text, "EMPTY": "empty.txt", "FOREIGN": "foreign.txt"}
+    code, out, err = say(*(given.get(word, word) for word in words))
+    assert (code, out) == (2, ""), err
+    assert sentence in err
+    assert "Traceback" not in err

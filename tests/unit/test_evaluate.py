@@ -1,0 +1,323 @@
+"""Protocols: what text becomes, to the letter and the token, and what may stand in one table."""
+
+import dataclasses
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given as over
+from hypothesis import strategies as st
+
+from sedd import build, data, evaluate, tokenizer
+from sedd.config import Data, Model, Run
+from sedd.data import reading
+from sedd.evaluate import detokenize
+from sedd.evaluate.packing import Batches, Stream, Whole
+from sedd.evaluate.protocol import DATASETS, PROTOCOLS, Protocol
+
+# Golden strings: a spaced-out text, and what the published rules make of it, written by hand -----------------
+
+
+@pytest.mark.parametrize(
+    ("spaced", "text"),
+    [
+        (" He had a guest @-@ starring role in 2000 . \n", " He had a guest-starring role in 2000.\n"),
+        ("about 1 @,@ 000 @.@ 5 metres\n", "about 1,000.5 metres\n"),
+        (
+            ' a role as " Craig " in " Teddy \'s Story " ; he starred\n',
+            ' a role as "Craig" in "Teddy\'s Story"; he starred\n',
+        ),
+        ("one ( two three ) four [ five ] { six }\n", "one (two three) four [five] {six}\n"),
+        ("the actors ' guild , which : yes ! no ? then\n", "the actors' guild, which: yes! no? then\n"),
+        (" = = Career = = \n", " == Career ==\n"),
+        (" = = = = Deep = = = = \n", " ==== Deep ====\n"),
+        ("at 20 ° C , yes\n", "at 20°C, yes\n"),
+        ("in N of N cases\n", "in 1 of 1 cases\n"),
+    ],
+)
+def test_wikitext(spaced: str, text: str) -> None:
+    assert detokenize.wikitext(spaced) == text
+
+
+@pytest.mark.parametrize(
+    ("spaced", "text"),
+    [
+        ("no it was n't black monday", "no it wasn't black monday"),
+        ("the exchange 's traders ' floor", "the exchange's traders' floor"),
+        ("plunged N points N N times", "plunged 1 points 1 1 times"),
+        ("$ N million or # N and 1\\/2", "$1 million or #1 and 1/2"),
+        ("the <unk> firms", "the ? firms"),
+        ("fell N", "fell N"),  # the published rule wants a space behind
+    ],
+)
+def test_ptb(spaced: str, text: str) -> None:
+    assert detokenize.ptb(spaced) == text
+
+
+@pytest.mark.parametrize(
+    ("spaced", "text"),
+    [
+        ('compared it to " house arrest , " saying', 'compared it to "house arrest," saying'),
+        ("I 'm not sure , he said . Then left .", "I'm not sure, he said. Then left."),
+        ("Why ? Because ! Really ?", "Why? Because! Really?"),
+        ("see http : / / example or https : / / x", "see http://example or https://x"),
+        ("SYEED ( AP ) - a and / or b : c ; d", "SYEED (AP) - a and/or b: c; d"),
+        ("it cost $ 5 or £ 3 [ sic ]", "it cost $5 or £3 [sic]"),
+    ],
+)
+def test_lm1b(spaced: str, text: str) -> None:
+    assert detokenize.lm1b(spaced) == text
+
+
+def test_lambada() -> None:
+    assert detokenize.lambada(" “Figured,” he said.\n\nShe left ") == '\n"Figured," he said.\n\nShe left'
+
+
+def test_rows_of_a_benchmark() -> None:
+    """WikiText's lines keep their ends and empty ones are rows; PTB's are stripped and empty ones are none."""
+    assert DATASETS["wikitext2"].rows(" = A = \n \n b @-@ c . \n") == [" = A =\n", "", " b-c.\n"]
+    assert DATASETS["ptb"].rows(" it 's \n\n here \n") == ["it's", "here"]
+
+
+# Packing ------------------------------------------------------------------------------------------------------
+
+ROWS = st.lists(st.lists(st.integers(0, 9), max_size=7).map(np.array), max_size=30)
+
+
+def joined(rows: list[np.ndarray]) -> list[int]:
+    return [int(token) for row in rows for token in row]
+
+
+@over(ROWS, st.integers(1, 6))
+def test_whole_drops_nothing_and_stream_the_rest_alone(rows: list[np.ndarray], length: int) -> None:
+    rows = [row.astype(np.int64) for row in rows]
+    whole, stream = Whole()(rows, length), Stream()(rows, length)
+    assert joined(whole) == joined(rows)
+    assert all(len(block) == length for block in whole[:-1])
+    assert joined(stream) == joined(rows)[: len(joined(rows)) // length * length]
+
+
+@over(ROWS, st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
+def test_batches_as_published(rows: list[np.ndarray], length: int, shards: int, size: int) -> None:
+    """By definition: every shard's every batch is a stream of its own. Rows go to shards in order, the first ones one
+    more where they do not divide."""
+    rows = [row.astype(np.int64) for row in rows]
+    expected, start = [], 0
+    for shard in range(shards):
+        count = len(rows) // shards + (shard < len(rows) % shards)
+        part, start = rows[start : start + count], start + count
+        for i in range(0, count, size):
+            tokens = joined(part[i : i + size])
+            expected += tokens[: len(tokens) // length * length]
+    assert joined(Batches(rows=size, shards=shards)(rows, length)) == expected
+
+
+# Files --------------------------------------------------------------------------------------------------------
+
+
+def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> build.Loaded:
+    """A model as far as files are concerned: a tokenizer, a length, how it reads records."""
+    config = Run(data=Data(**options), model=Model(length=length)).resolved()
+    parts = build.parts(config, made.vocab_size)
+    return build.Loaded(None, None, *parts, made, config, Path("none"))
+
+
+def read(path: Path, protocol: Protocol | str, model: build.Loaded, dataset: str | None = None) -> evaluate.Corpus:
+    chosen = evaluate.protocol(protocol) if isinstance(protocol, str) else protocol
+    return evaluate.given(str(path), chosen, model, dataset, None)
+
+
+def test_strict_reads_all_and_counts_characters(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("héllo world")
+    corpus = read(path, "strict", loaded(tokenizer.Bytes(), 5))
+    assert [len(row) for row in corpus.rows] == [5, 5, 2]
+    assert bytes(joined(corpus.rows)).decode() == "héllo world"
+    assert corpus.characters_per_token == pytest.approx(11 / 12)
+    assert corpus.bytes_per_token == 1
+
+
+def test_strict_puts_end_of_text_between_documents_as_training_does(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("ab", "cde", "f")))
+    made = tokenizer.Bytes().with_specials(eos=True, pad=False)
+    corpus = read(path, "strict", loaded(made, 100))
+    index = data.prepare([path], tmp_path / "shards", made)
+    trained = data.Blocks.open(tmp_path / "shards", index.tokens, "all").read(np.array([0]))[0]
+    np.testing.assert_array_equal(corpus.rows[0], trained[0])
+    assert corpus.rows[0].tolist().count(256) == 2
+
+
+def test_packing_does_not_depend_on_pieces_or_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {i} of the text\n" for i in range(400)))
+    made = tokenizer.BPE.train(reading.documents([path]), 300)
+    model = loaded(made, 64)
+    whole = read(path, "strict", model)
+    for workers in (1, 3):
+        folder = tmp_path / f"shards-{workers}"
+        data.prepare([path], folder, made, workers=workers)
+        again = read(folder, "strict", model)
+        assert joined(again.rows) == joined(whole.rows)
+        assert [*map(len, again.rows)] == [*map(len, whole.rows)]
+    monkeypatch.setattr(reading, "PIECE", 777)
+    assert joined(read(path, "strict", model).rows) == joined(whole.rows)
+
+
+def test_sedd_ends_every_row_and_mdlm_none(tmp_path: Path) -> None:
+    """Blocks of 1024; WikiText-2 on train, LAMBADA and the rest on test; MDLM on validation."""
+    made = tokenizer.Bytes().with_specials(eos=True, pad=False)
+    model = loaded(made, 1024)
+    train = tmp_path / "wikitext2-train.txt"
+    train.write_text(" = A = \n \n some words , and more . \n" * 400)
+    corpus = read(train, "sedd", model)
+    stream = " = A =\n\0\0 some words, and more.\n\0" * 400  # \0 for end of text
+    tokens = [256 if letter == "\0" else ord(letter) for letter in stream]
+    shards = [part.tolist() for part in np.array_split(np.arange(1200), 8)]
+    rows = _by_rows(tokens)
+    expected = []
+    for shard in shards:
+        part = [token for number in shard for token in rows[number]]
+        expected += part[: len(part) // 1024 * 1024]
+    assert joined(corpus.rows) == expected
+    assert (corpus.split, corpus.dataset) == ("train", "wikitext2")
+    valid = tmp_path / "wikitext103-valid.tokens"
+    valid.write_text(" some words , and more . \n" * 60)
+    corpus = read(valid, "mdlm", model)
+    assert 256 not in joined(corpus.rows)
+    assert joined(corpus.rows) == list((" some words, and more.\n" * 60).encode())[:1024]
+    assert corpus.split == "validation"
+
+
+def _by_rows(tokens: list[int]) -> list[list[int]]:
+    ends = [i + 1 for i, token in enumerate(tokens) if token == 256]
+    return [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def test_lambada_rows_come_from_json(tmp_path: Path) -> None:
+    path = tmp_path / "lambada_test.jsonl"
+    path.write_text(json.dumps({"text": "“One\n\ntwo” "}) + "\n")
+    short = dataclasses.replace(PROTOCOLS["sedd"], length=4)
+    corpus = read(path, short, loaded(tokenizer.Bytes().with_specials(eos=True, pad=False), 4))
+    assert joined(corpus.rows) == [*b'\n"One\n\ntwo"', 256]
+
+
+def test_text8p_is_a_part_of_the_text_in_windows(tmp_path: Path, refuses: Callable[..., object]) -> None:
+    path, letters = tmp_path / "text8", "the quick brown fox jumps over the lazy dog " * 3
+    path.write_text(letters)
+    model = loaded(tokenizer.Characters(alphabet=PROTOCOLS["text8p"].alphabet), 16)
+    small = dataclasses.replace(PROTOCOLS["text8p"], characters=(40, 100), length=16)
+    corpus = read(path, small, model)
+    assert [len(row) for row in corpus.rows] == [16, 16, 16]
+    assert model.tokenizer.decode(np.concatenate(corpus.rows)) == letters[40:88]
+    refuses(lambda: read(path, "text8p", loaded(model.tokenizer, 256)), "74,000,000", "text8p")
+    path.write_text(letters.replace("fox", "FOX"))
+    refuses(lambda: read(path, small, model), "'F'", "text8p")
+    pairs = tokenizer.BPE.train(iter([letters] * 9), 300)
+    path.write_text(letters)
+    refuses(lambda: read(path, small, loaded(pairs, 16)), "counts characters", "chars")
+
+
+def test_records_are_scored_as_records(tmp_path: Path, refuses: Callable[..., object]) -> None:
+    path = tmp_path / "records.txt"
+    path.write_text("abc\nb\n\ncab\n")
+    letters = tokenizer.Characters(alphabet="abc")
+    ignoring = read(path, "strict", loaded(letters, 4, records="lines", pad="ignore"))
+    assert [row.tolist() for row in ignoring.rows] == [[0, 1, 2], [1], [2, 0, 1]]
+    filling = read(path, "strict", loaded(letters.with_specials(eos=False, pad=True), 4, records="lines"))
+    assert [row.tolist() for row in filling.rows] == [[0, 1, 2, 3], [1, 3, 3, 3], [2, 0, 1, 3]]
+    assert filling.characters_per_token == pytest.approx(7 / 12)
+    refuses(lambda: read(path, "strict", loaded(letters, 2, records="lines", pad="ignore")), "3 tokens", "trained on 2")
+    refuses(lambda: read(path, "sedd", loaded(letters, 4, records="lines"), "ptb"), "reads records", "strict")
+
+
+def test_integers_have_no_characters(tmp_path: Path, refuses: Callable[..., object]) -> None:
+    path = tmp_path / "counts.npy"
+    np.save(path, np.arange(10) % 4)
+    corpus = read(path, "strict", loaded(tokenizer.Integers(size=4), 4))
+    assert corpus.characters_per_token is None
+    assert [len(row) for row in corpus.rows] == [4, 4, 2]
+    refuses(lambda: read(path, "strict", loaded(tokenizer.Bytes(), 4)), "holds integers", "bytes")
+
+
+def test_texts_alone(refuses: Callable[..., object]) -> None:
+    model = loaded(tokenizer.Bytes(), 5)
+    one, two = evaluate.alone(["ab", "cdefg"], model)
+    assert (one.rows[0].tolist(), two.tokens) == ([97, 98], 5)
+    refuses(lambda: evaluate.alone(["abcdef"], model), "6 tokens", "trained on 5", "strict")
+    refuses(lambda: evaluate.alone(["a", ""], model), "empty")
+    refuses(lambda: evaluate.alone(["é"], loaded(tokenizer.Characters(alphabet="ab"), 5)), "'é'", "tokenizer")
+
+
+def test_what_protocols_refuse(tmp_path: Path, refuses: Callable[..., object]) -> None:
+    model = loaded(tokenizer.Bytes().with_specials(eos=True, pad=False), 1024)
+    for name in ("wikitext2-test.txt", "ptb.test.txt", "notes.txt", "lm1b-test.txt"):
+        (tmp_path / name).write_text("some words\n")
+    refuses(lambda: evaluate.protocol("paper"), "'paper'", "strict", "sedd", "mdlm", "text8p")
+    refuses(lambda: read(tmp_path / "wikitext2-test.txt", "sedd", model), "test split", "scores train", "strict")
+    refuses(lambda: read(tmp_path / "notes.txt", "sedd", model), "notes.txt", "--dataset")
+    refuses(lambda: read(tmp_path / "notes.txt", "sedd", model, "text8"), "'text8'", "lambada")
+    refuses(lambda: read(tmp_path / "notes.txt", "strict", model, "ptb"), "'ptb'", "as it is")
+    refuses(lambda: read(tmp_path / "ptb.test.txt", "sedd", model), "11 tokens", "drops", "1024", "strict")
+    refuses(lambda: read(tmp_path / "ptb.test.txt", "sedd", loaded(tokenizer.Bytes(), 1024)), "end-of-text", "bytes")
+    refuses(lambda: read(tmp_path / "ptb.test.txt", "sedd", loaded(model.tokenizer, 512)), "1024", "trained on 512")
+    refuses(lambda: read(tmp_path / "none.txt", "strict", model), "none.txt does not exist")
+    (tmp_path / "empty.txt").write_text("")
+    refuses(lambda: read(tmp_path / "empty.txt", "strict", model), "empty.txt holds no text")
+    sedd, strict = evaluate.protocol("sedd"), evaluate.protocol("strict")
+    refuses(lambda: evaluate.suite("few-shot", sedd, None), "'few-shot'", "zero-shot")
+    refuses(lambda: evaluate.suite("zero-shot", strict, None), "strict", "sedd, mdlm")
+    refuses(lambda: evaluate.suite("zero-shot", evaluate.protocol("mdlm"), ["wikitext2"]), "'wikitext2'", "lambada")
+    refuses(lambda: sedd.file_in(tmp_path, "lambada"), "LAMBADA (test)", "begins with lambada")
+
+
+def test_prepared_data_of_another_tokenizer(tmp_path: Path, refuses: Callable[..., object]) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("abab" * 20)
+    data.prepare([path], tmp_path / "shards", tokenizer.Characters(alphabet="ab"))
+    refuses(lambda: read(tmp_path / "shards", "strict", loaded(tokenizer.Bytes(), 8)), "another tokenizer", "bytes")
+    model = loaded(tokenizer.Characters(alphabet="ab"), 8)
+    refuses(lambda: read(tmp_path / "shards", "sedd", model), "prepared data", "starts from text")
+    assert read(tmp_path / "shards", "strict", model).tokens == 80
+
+
+def test_protocols_never_share_a_table(refuses: Callable[..., object]) -> None:
+    facts = {"terms_included": ["diffusion"], "is_exact": False, "nats_per_token": 1.0}
+    sedd, mdlm = ({**facts, **evaluate.protocol(name).facts()} for name in ("sedd", "mdlm"))
+    assert evaluate.table([sedd, sedd], ["nats_per_token"]) == [[1.0], [1.0]]
+    refuses(lambda: evaluate.table([sedd, mdlm], ["nats_per_token"]), "mdlm and sedd", "never share a table")
+    whole = {**sedd, "terms_included": ["diffusion", "prior", "reconstruction"]}
+    refuses(lambda: evaluate.table([sedd, whole], ["nats_per_token"]), "terms_included")
+    assert len(evaluate.table([sedd, {**whole, "is_exact": True}], ["nats_per_token"])) == 2  # a likelihood itself
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "blocks"),
+    [
+        ("ptb.test.txt", "ptb", 86),
+        ("lambada_test.jsonl", "lambada", 414),
+        ("wikitext-raw-test.txt", "wikitext103", 264),
+        ("lm1b-sample.tokens", "lm1b", 334),
+    ],
+)
+def test_real_benchmarks(corpora: Path, gpt2: Path, name: str, dataset: str, blocks: int) -> None:
+    """As many blocks of 1024 GPT-2 tokens are left under protocol sedd as were when it was written; no spacing is."""
+    model = loaded(tokenizer.BPE.read(gpt2 / "tokenizer.json"), 1024)
+    path = next((corpora / "eval").glob(f"{name}*"))
+    corpus = read(path, "sedd", model)
+    assert corpus.dataset == dataset
+    assert len(corpus) == blocks
+    assert all(len(row) == 1024 for row in corpus.rows)
+    text = model.tokenizer.decode(corpus.rows[0])
+    assert not any(spaced in text for spaced in (" @-@ ", " n't ", " , and", "<unk>"))
+
+
+def test_every_line_of_wikitext_is_a_row(corpora: Path) -> None:
+    """36,718 lines and 2,051,910 words: 2,088,628 tokens with an end each, as the corpus is published."""
+    text = lzma.decompress((corpora / "eval" / "wikitext2-train.txt.xz").read_bytes()).decode()
+    rows = DATASETS["wikitext2"].rows(text)
+    assert len(rows) == 36_718
+    assert sum(len(line.split()) for line in text.split("\n")) + len(rows) == 2_088_628
