@@ -98,6 +98,7 @@ def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     done = sedd("train", corpus, *SMALL, "--out", run, "--steps", 3, "--json")
     ok(done)
     assert json.loads(done.stdout)["step"] == 3
+    assert "100%" in done.stderr
     told = json.loads(sedd("info", run, "--json").stdout)
     assert told["step"] == 3
     assert told["vocab_size"] == 256
