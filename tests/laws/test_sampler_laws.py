@@ -143,6 +143,37 @@ def test_power() -> None:
     assert p_value(x, law, 3) < FAMILY / (3 * len(CASES))  # and a law that is off by 10 % is seen
 
 
+def same_everywhere(self: Chance, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
+    """The mutant: all positions of a row share their uniforms."""
+    return RIGHT(self, 1, step, event).expand(-1, length, -1)
+
+
+def same_every_step(self: Chance, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
+    """The mutant: every step has the uniforms of the first."""
+    return RIGHT(self, length, 0, event)
+
+
+RIGHT = Chance.__call__
+MUTANTS: dict[str, tuple[str, object]] = {
+    "one uniform for all positions": ("sedd.randomness.Chance.__call__", same_everywhere),
+    "one uniform for all steps": ("sedd.randomness.Chance.__call__", same_every_step),
+    "the likeliest token": ("sedd.categorical.invert", lambda weights, u: weights.argmax(-1)),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("name", ["tweedie", "theta", "remask"])
+def test_wrong_draws_are_caught(name: str, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of the test: each of these passes for samples at a glance."""
+    process, schedule = SETTINGS[0]
+    kinds = {"tweedie": Tweedie, "theta": Theta, "remask": lambda *parts: Remask(*parts, strategy="rescale", eta=0.3)}
+    chosen = kinds[name](models(process)["true"], process, schedule)
+    law = chosen.law(BLANK, uniform_grid(5))
+    monkeypatch.setattr(*MUTANTS[mutant])
+    x = run(chosen, Canvas(BLANK.expand(COUNT, -1)), uniform_grid(5))
+    assert p_value(x, law, 4) < FAMILY / (3 * len(CASES))
+
+
 # The law of the samples and the law of the data ------------------------------------------------------------
 
 
@@ -304,6 +335,7 @@ def test_gibbs_corrections_leave_the_law_and_mend_errors(at: int) -> None:
         torch.testing.assert_close(sampler.truth.step(right, table, x, free), right, rtol=1e-12, atol=0)
     everywhere = sampler.truth.step(right, table, x, torch.ones(x.shape, dtype=torch.bool))
     assert total_variation(everywhere, right) > 1e-3  # the mutant: all positions at once do not leave it
+    assert gain(Gibbs(score, process, schedule, sites=2), law, 16) > 0.85 * 2  # the declared order, or better
     truth = law.at(process, tensor(0.0))
     plain = Tweedie(score, process, schedule).law(BLANK, uniform_grid(16))
     mended = Gibbs(score, process, schedule, sites=4).law(BLANK, uniform_grid(16))
