@@ -1,22 +1,15 @@
 """The commands that sample, on models that were trained by the command that trains."""
 
-import contextlib
-import functools
-import io
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
+from runs import Sedd, ok
 
 from sedd import build
-from sedd.cli import main
 
-Sedd = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
     *("--set", "loop.batch=8", "--set", "loop.eval_sequences=4", "--steps", "3"),
@@ -32,40 +25,21 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def models(
-    tmp_path_factory: pytest.TempPathFactory, corpus: Path, environment: dict[str, str]
-) -> Callable[[str], Path]:
-    """A model of each kind, trained when it is first asked for."""
-    folder = tmp_path_factory.mktemp("models")
-
-    def model(kind: str) -> Path:
-        out = folder / kind.replace(" ", "-")
-        if not out.exists():
-            words = ["train", corpus, *SMALL, *KINDS[kind], "--tokenizer", "chars", "--out", out]
-            with contextlib.redirect_stdout(io.StringIO()):
-                here(environment, *words)
-        return out
-
-    return model
-
-
-def here(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
-    """The command line in this process: a start of torch for every command would take minutes."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["sedd", *map(str, words)]),
-        mock.patch.dict(os.environ, environment),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as end,
-    ):
-        main()
-    return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture
-def sedd(environment: dict[str, str]) -> Sedd:
-    return functools.partial(here, environment)
+def models(sedd: Sedd, shelf: Path, corpus: Path) -> Callable[[str], Path]:
+    """A model of each kind, trained when it is first asked for."""
+
+    def model(kind: str) -> Path:
+        out = shelf / kind.replace(" ", "-")
+        if not out.exists():
+            ok(sedd("train", corpus, *SMALL, *KINDS[kind], "--tokenizer", "chars", "--out", out))
+        return out
+
+    return model
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
