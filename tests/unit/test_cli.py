@@ -84,7 +84,7 @@ def test_demonstrations_print_data_and_say_where_the_picture_is(tmp_path: Path) 
             name, counts[line] = line, 0
         else:
             counts[name] += isinstance(json.loads(line), dict)
-    assert counts == {"ratios": 3 * 6, "one-step": 6 * 5 + 3, "all-masked": 3, "samplers": 2 * 2 * (4 + 1)}
+    assert counts == {"ratios": 3 * 6, "one-step": 6 * 5 + 3, "all-masked": 3, "samplers": 2 * 3 * (4 + 1)}
     for name in small:
         picture = tmp_path / "out" / f"{name}.png"
         assert f"picture: {picture}\n" in done.stderr

@@ -101,8 +101,9 @@ def test_a_network_draws_the_same_row_in_any_batch(parameterization: type, kind:
         assert all(when == 0 for a, when in zip(row, filled.when, strict=True) if a >= 0)
 
 
-@pytest.mark.parametrize(("parameterization", "kind", "name"), CASES)
-def test_head_at_some_positions_is_head_at_all(parameterization: type, kind: type, name: str) -> None:
+@pytest.mark.parametrize("parameterization", [Score, Mean])
+@pytest.mark.parametrize("kind", [process.Absorbing, process.Uniform])
+def test_head_at_some_positions_is_head_at_all(parameterization: type, kind: type) -> None:
     """The twin: `hidden` and `read` say what the whole model says."""
     model, noise = small(parameterization, kind)
     x = torch.randint(noise.num_states, (4, 7), generator=torch.Generator().manual_seed(0))
@@ -126,7 +127,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize(("parameterization", "kind", "name"), CASES)
+@pytest.mark.parametrize(("parameterization", "kind", "name"), [c for c in CASES if c[0] is Mean])
 def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type, kind: type, name: str) -> None:
     vocabulary, batch, length = 20_000, 4, 128
     noise = kind(vocabulary)
