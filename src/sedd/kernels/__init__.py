@@ -8,10 +8,26 @@ exists for a few thousand rows at a time, and is turned into its own gradient in
     loss.total.backward()
 
 `definition` says in torch what is computed for a block of rows, on any device; `tiles` is its twin in Triton, for CUDA.
+`glue` is what stands between the matrix products of a block, and `swift` its twin, for CUDA: `between` chooses.
 """
 
 from sedd.kernels.cost import Cost, CrossEntropy, ScoreEntropy
+from sedd.kernels.glue import Branch, Change, Glue, between, branch
 from sedd.kernels.linear import Loss, linear_loss
 from sedd.kernels.rows import Rows, take, unknown_rows
 
-__all__ = ["Cost", "CrossEntropy", "Loss", "Rows", "ScoreEntropy", "linear_loss", "take", "unknown_rows"]
+__all__ = [
+    "Branch",
+    "Change",
+    "Cost",
+    "CrossEntropy",
+    "Glue",
+    "Loss",
+    "Rows",
+    "ScoreEntropy",
+    "between",
+    "branch",
+    "linear_loss",
+    "take",
+    "unknown_rows",
+]
