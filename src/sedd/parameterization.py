@@ -58,6 +58,24 @@ class MeanReader(Reader, Protocol):
 
 
 @runtime_checkable
+class Speaker(Reader, Protocol):
+    """One whose head's output is a score up to a factor, or the law of the clean token: whoever draws can read it."""
+
+    @property
+    def relative(self) -> bool:
+        """Whether the output is a score, a ratio to x_t."""
+        ...
+
+    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """The head's output at positions of which `hidden` is given, in the head's own precision."""
+        ...
+
+    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """What is to be added to it."""
+        ...
+
+
+@runtime_checkable
 class Trunk(Protocol):
     """A network in two parts: its output is ``head(hidden(x, sigma))``."""
 
@@ -131,8 +149,13 @@ class _Wrapped(nn.Module, ABC):
         """The log-score at positions of which `hidden` is given."""
         return self.log_score(self._headed(hidden)[:, None], x_t[:, None], sigma)[:, 0]
 
+    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """What the head says at positions of which `hidden` is given."""
+        said: Tensor = self.network.head(hidden) if isinstance(self.network, Trunk) else hidden
+        return said
+
     def _headed(self, hidden: Tensor) -> Tensor:
-        return at_least_float32(self.network.head(hidden) if isinstance(self.network, Trunk) else hidden)
+        return at_least_float32(self.said(hidden))
 
     @abstractmethod
     def log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
@@ -152,6 +175,12 @@ class _Wrapped(nn.Module, ABC):
 class Score(_Wrapped):
     """The output is the log-score, up to the scale that noise gives it."""
 
+    relative = True
+
+    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """That of the process."""
+        return self.process.log_scale(sigma)
+
     def forward(
         self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L num_states"]:
@@ -169,6 +198,12 @@ class Score(_Wrapped):
 @final
 class Mean(_Wrapped):
     """The output is a softmax over the N tokens, the law of the clean token; the mask's entry is unused."""
+
+    relative = False
+
+    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """None."""
+        return torch.zeros_like(sigma)
 
     def log_mean(
         self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
