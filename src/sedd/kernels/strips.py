@@ -12,12 +12,12 @@ from torch import Tensor
 
 from sedd.kernels.glue import threshold
 
-JOIN_ROWS, JOIN_STRIP, JOIN_WARPS = 2, 8, 4
-"""Rows at a time, rows a program, and warps of `join`."""
-BACK_ROWS, BACK_STRIP, BACK_WARPS = 2, 32, 4
+JOIN_ROWS, JOIN_STRIP, JOIN_WARPS, JOIN_STAGES = 4, 8, 4, 1
+"""Rows at a time, rows a program, warps, and loads under way of `join`."""
+BACK_ROWS, BACK_STRIP, BACK_WARPS, BACK_STAGES = 1, 32, 8, 1
 """The same of `join_back`."""
-TURN_ROWS, TURN_STRIP, TURN_WARPS = 2, 16, 4
-BEND_ROWS, BEND_STRIP, BEND_COLUMNS, BEND_WARPS = 8, 128, 256, 4
+TURN_ROWS, TURN_STRIP, TURN_WARPS = 2, 4, 4
+BEND_ROWS, BEND_STRIP, BEND_COLUMNS, BEND_WARPS, BEND_STAGES = 4, 64, 256, 4, 1
 
 
 class Join(NamedTuple):
@@ -64,7 +64,7 @@ def join(x: Tensor, parts: Parts, plan: Join, dtype: torch.dtype) -> tuple[Tenso
     strip = JOIN_STRIP if b * length >= 2**14 else JOIN_ROWS
     _join[(triton.cdiv(length, strip), b)](
         x, *parts.pointers(x), total, n, mean, spread, length, width, *parts.strides(),
-        threshold(plan.rate), 1 / (1 - plan.rate), plan.eps, STRIP=strip, CENTRED=plan.centred,
+        threshold(plan.rate), 1 / (1 - plan.rate), plan.eps, STRIP=strip, STAGES=JOIN_STAGES, CENTRED=plan.centred,
         **parts.flags(plan.rate > 0), R=JOIN_ROWS, C=triton.next_power_of_2(width), num_warps=JOIN_WARPS,
     )  # fmt: skip
     return total, n, mean, spread
@@ -91,7 +91,7 @@ def join_back(
     _join_back[(strips, b)](
         total, *parts.pointers(total), mean, spread, dn, given, dx, dx if dy is None else dy, sums, length, width,
         *parts.strides(), sums.stride(0), threshold(plan.rate), 1 / (1 - plan.rate), STRIP=BACK_STRIP,
-        CENTRED=plan.centred, **parts.flags(plan.rate > 0), GIVEN=g is not None, R=BACK_ROWS,
+        STAGES=BACK_STAGES, CENTRED=plan.centred, **parts.flags(plan.rate > 0), GIVEN=g is not None, R=BACK_ROWS,
         C=triton.next_power_of_2(width), num_warps=BACK_WARPS,
     )  # fmt: skip
     scale_sum, plain_sum, gate_sum = sums.sum(2)
@@ -108,14 +108,14 @@ def _survives(index, first, second, least):
     h = (h ^ (h >> 15)) * 0x85EBCA6B
     h = (h ^ (h >> 16)) * 0xC2B2AE35
     h = h ^ (h >> 17)
-    return h.to(tl.int64) >= least
+    return h >= least.to(tl.uint32)
 
 
 @triton.jit
 def _join(
     x, y, gate, weight, bias, shift, scale, seed, total, n, mean, spread, length, width, gate_stride, change_stride,
-    least, keep, eps, STRIP: tl.constexpr, CENTRED: tl.constexpr, Y: tl.constexpr, GATE: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr,
+    least, keep, eps, STRIP: tl.constexpr, STAGES: tl.constexpr, CENTRED: tl.constexpr, Y: tl.constexpr,
+    GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
@@ -132,7 +132,7 @@ def _join(
         times = 1 + tl.load(scale + b * change_stride + col, mask=inside, other=0)[None, :]
     if DROP:
         first, second = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
-    for start in range(0, STRIP, R):
+    for start in tl.range(0, STRIP, R, num_stages=STAGES):
         place = tl.program_id(0) * STRIP + start + tl.arange(0, R)
         row = b.to(tl.int64) * length + place
         here = place < length
@@ -168,8 +168,8 @@ def _join(
 @triton.jit
 def _join_back(
     total, y, gate, weight, bias, shift, scale, seed, mean, spread, dn, given, dx, dy, sums, length, width,
-    gate_stride, change_stride, sums_stride, least, keep, STRIP: tl.constexpr, CENTRED: tl.constexpr, Y: tl.constexpr,
-    GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr,
+    gate_stride, change_stride, sums_stride, least, keep, STRIP: tl.constexpr, STAGES: tl.constexpr,
+    CENTRED: tl.constexpr, Y: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr,
     GIVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
@@ -187,7 +187,7 @@ def _join_back(
     by_scale = tl.zeros([R, C], tl.float32)
     by_shift = tl.zeros([R, C], tl.float32)
     by_gate = tl.zeros([R, C], tl.float32)
-    for start in range(0, STRIP, R):
+    for start in tl.range(0, STRIP, R, num_stages=STAGES):
         place = tl.program_id(0) * STRIP + start + tl.arange(0, R)
         row = b.to(tl.int64) * length + place
         here = place < length
@@ -392,20 +392,20 @@ def bend_back(z: Tensor, d_inner: Tensor, kind: str, summed: bool) -> tuple[Tens
     sums = z.new_empty(strips, width, dtype=torch.float32) if summed else None
     _bend_back[(strips, triton.cdiv(width, BEND_COLUMNS))](
         z, d_inner, inner, d_inner if sums is None else sums, rows, width, BEND=BENDS[kind], SUMMED=summed,
-        STRIP=BEND_STRIP, R=BEND_ROWS, C=BEND_COLUMNS, num_warps=BEND_WARPS,
+        STRIP=BEND_STRIP, STAGES=BEND_STAGES, R=BEND_ROWS, C=BEND_COLUMNS, num_warps=BEND_WARPS,
     )  # fmt: skip
     return inner, d_inner, None if sums is None else sums.sum(0)
 
 
 @triton.jit
 def _bend_back(
-    z, slope, inner, sums, rows, width, BEND: tl.constexpr, SUMMED: tl.constexpr, STRIP: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr,
+    z, slope, inner, sums, rows, width, BEND: tl.constexpr, SUMMED: tl.constexpr, STRIP: tl.constexpr,
+    STAGES: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     col = tl.program_id(1) * C + tl.arange(0, C)
     inside = col < width
     total = tl.zeros([R, C], tl.float32)
-    for start in range(0, STRIP, R):
+    for start in tl.range(0, STRIP, R, num_stages=STAGES):
         row = tl.program_id(0) * STRIP + start + tl.arange(0, R)
         held = (row < rows)[:, None] & inside[None, :]
         at = row[:, None].to(tl.int64) * width + col[None, :]
