@@ -31,7 +31,7 @@ class TrainSetting:
     vocab_size: int = 50_257
     precision: str = "bfloat16"
     device: str = "cuda"
-    compile: bool = True
+    compile: bool = False
     recompute: str = "nothing"
     repeats: int = 20
 

@@ -66,9 +66,7 @@ def bench_train(
     length: Annotated[int | None, typer.Option(help="Tokens a sequence; by default the recipe's.")] = None,
     vocab: Vocabulary = None,
     precision: Precision = None,
-    compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the trunk; by default not on a CPU.")
-    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Let torch compile the trunk instead.")] = False,
     recompute: Annotated[str, typer.Option(help="On the way back: nothing, cheap, or blocks.")] = "nothing",
     device: Device = None,
     repeats: Repeats = 20,
@@ -88,7 +86,7 @@ def bench_train(
         vocab_size=vocab or place.vocab_size,
         precision=precision or place.precision,
         device=place.device,
-        compile=place.device == "cuda" if compile is None else compile,
+        compile=compile,
         recompute=recompute,
         repeats=repeats,
     )

@@ -1,6 +1,7 @@
 """The twin of `choice` in Triton: a program reads a row of scores as often as it must, and writes one token.
 
-Exponentials are of float32, sums and comparisons of float64: a token of probability 1e-12 is drawn as seldom as that.
+Exponentials and the first two dozen additions of each lane are of float32, the rest and all comparisons of float64: a
+token of probability 1e-12 is drawn as seldom as that.
 """
 
 import torch
@@ -43,19 +44,19 @@ def _choose(
     k = tl.program_id(0)
     row, own, plus = z + k.to(tl.int64) * stride, tl.load(x + k), tl.load(scale + k)
     column = tl.arange(0, C)
-    most = tl.full([], -1e30, tl.float32)
-    sums = tl.zeros([C], tl.float64)
+    most = tl.full([C], -1e30, tl.float32)
+    sums = tl.zeros([C], tl.float32)
     for start in range(0, states, C):
         log_s = _log_scores(row, start + column, states, own, plus)
-        higher = tl.maximum(most, tl.max(log_s, 0))
-        sums = sums * tl.exp(most - higher).to(tl.float64) + tl.exp(log_s - higher).to(tl.float64)
+        higher = tl.maximum(most, log_s)
+        sums = sums * tl.exp(most - higher) + tl.exp(log_s - higher)
         most = higher
     log_own = tl.full([], 0.0, tl.float32)
     if not RELATIVE:
         at_own = tl.load(row + own, mask=own < states, other=0).to(tl.float32) + plus
         log_own = tl.where(own < states, at_own, -1e30)
-    top = tl.maximum(most, log_own)
-    total = tl.sum(sums, 0) * tl.exp(most - top).to(tl.float64)
+    top = tl.maximum(tl.max(most, 0), log_own)
+    total = tl.sum((sums * tl.exp(most - top)).to(tl.float64), 0)
     s_own = tl.exp(log_own - top).to(tl.float64)
 
     a = tl.load(go + k)
@@ -66,16 +67,17 @@ def _choose(
     whole = moving + staying
     if not FLAT:
         floor += tl.load(by_sum + k) * total + tl.load(by_own + k) * s_own
-        above = tl.zeros([C], tl.float64)
-        low = tl.zeros([C], tl.float64)
+        flat, base = a.to(tl.float32), floor.to(tl.float32)
+        above = tl.zeros([C], tl.float32)
+        low = tl.zeros([C], tl.float32)
         for start in range(0, states, C):
             log_s = _log_scores(row, start + column, states, own, plus)
             counts = (start + column < states) & (start + column != own)
-            weight = tl.where(counts, a * tl.exp(log_s - top).to(tl.float64) + floor, 0.0)
-            above += tl.where(weight > 0, weight, 0.0)
-            low = tl.where(weight < low, weight, low)
-        moving = tl.sum(above, 0)
-        least = tl.min(low, 0)
+            weight = tl.where(counts, flat * tl.exp(log_s - top) + base, 0.0)
+            above += tl.maximum(weight, 0.0)
+            low = tl.minimum(weight, low)
+        moving = tl.sum(above.to(tl.float64), 0)
+        least = tl.min(low, 0).to(tl.float64)
         whole += floor * (states - tl.where(own < states, 1, 0))
     least = tl.where(staying < least, staying, least)
     tl.store(clamped + k, (least < -1e-5 * tl.maximum(tl.abs(whole), 1e-30)).to(tl.int32))

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from sedd.kernels.glue import threshold
 
-JOIN_ROWS, JOIN_STRIP, JOIN_WARPS, JOIN_STAGES = 4, 8, 4, 1
+JOIN_ROWS, JOIN_STRIP, JOIN_WARPS, JOIN_STAGES = 1, 16, 4, 3
 """Rows at a time, rows a program, warps, and loads under way of `join`."""
-BACK_ROWS, BACK_STRIP, BACK_WARPS, BACK_STAGES = 1, 32, 8, 1
+BACK_ROWS, BACK_STRIP, BACK_WARPS, BACK_STAGES = 1, 32, 4, 3
 """The same of `join_back`."""
 TURN_ROWS, TURN_STRIP, TURN_WARPS = 2, 4, 4
-BEND_ROWS, BEND_STRIP, BEND_COLUMNS, BEND_WARPS, BEND_STAGES = 4, 64, 256, 4, 1
+BEND_ROWS, BEND_STRIP, BEND_COLUMNS, BEND_WARPS = 1, 64, 1024, 4
 
 
 class Join(NamedTuple):
@@ -169,8 +169,8 @@ def _join(
 def _join_back(
     total, y, gate, weight, bias, shift, scale, seed, mean, spread, dn, given, dx, dy, sums, length, width,
     gate_stride, change_stride, sums_stride, least, keep, STRIP: tl.constexpr, STAGES: tl.constexpr,
-    CENTRED: tl.constexpr, Y: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr,
-    GIVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    CENTRED: tl.constexpr, Y: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    CHANGE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
     col = tl.arange(0, C)
@@ -392,7 +392,7 @@ def bend_back(z: Tensor, d_inner: Tensor, kind: str, summed: bool) -> tuple[Tens
     sums = z.new_empty(strips, width, dtype=torch.float32) if summed else None
     _bend_back[(strips, triton.cdiv(width, BEND_COLUMNS))](
         z, d_inner, inner, d_inner if sums is None else sums, rows, width, BEND=BENDS[kind], SUMMED=summed,
-        STRIP=BEND_STRIP, STAGES=BEND_STAGES, R=BEND_ROWS, C=BEND_COLUMNS, num_warps=BEND_WARPS,
+        STRIP=BEND_STRIP, R=BEND_ROWS, C=BEND_COLUMNS, num_warps=BEND_WARPS,
     )  # fmt: skip
     return inner, d_inner, None if sums is None else sums.sum(0)
 
@@ -400,12 +400,12 @@ def bend_back(z: Tensor, d_inner: Tensor, kind: str, summed: bool) -> tuple[Tens
 @triton.jit
 def _bend_back(
     z, slope, inner, sums, rows, width, BEND: tl.constexpr, SUMMED: tl.constexpr, STRIP: tl.constexpr,
-    STAGES: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     col = tl.program_id(1) * C + tl.arange(0, C)
     inside = col < width
     total = tl.zeros([R, C], tl.float32)
-    for start in tl.range(0, STRIP, R, num_stages=STAGES):
+    for start in range(0, STRIP, R):
         row = tl.program_id(0) * STRIP + start + tl.arange(0, R)
         held = (row < rows)[:, None] & inside[None, :]
         at = row[:, None].to(tl.int64) * width + col[None, :]

@@ -14,7 +14,6 @@ from sedd.kernels.definition import GUARD, Entries, Sums
 ROWS, STRIP, COLUMNS, WARPS = 8, 256, 256, 8
 """Of `slopes_`: rows at a time, rows and columns of a program, and its warps. A warp has a row of its own at a time, so
 that a row is summed within it; columns are summed over the rows of a program before anybody else is asked."""
-STAGES = 1
 SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 4, 2048, 8
 """A tile of `logsumexp`, which goes along the rows."""
 
@@ -48,7 +47,6 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
         REST=e.log_rest is not None,
         GUARD=GUARD,
         STRIP=STRIP,
-        STAGES=STAGES,
         R=ROWS,
         C=COLUMNS,
         num_warps=WARPS,
@@ -120,7 +118,6 @@ def _slopes(
     REST: tl.constexpr,
     GUARD: tl.constexpr,
     STRIP: tl.constexpr,
-    STAGES: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ):
@@ -129,7 +126,7 @@ def _slopes(
     if BIAS:
         plus = tl.load(bias + col, mask=col < states, other=0)[None, :]
     total = tl.zeros([R, C], tl.float32)
-    for start in tl.range(0, STRIP, R, num_stages=STAGES):
+    for start in range(0, STRIP, R):
         row = tl.program_id(0) * STRIP + start + tl.arange(0, R)
         here = row < n
         place = z + row[:, None].to(tl.int64) * width + col[None, :]
