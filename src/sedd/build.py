@@ -260,6 +260,11 @@ class Loaded(NamedTuple):
     config: Run
     folder: Path
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.network.parameters()).device
+
 
 def load(folder: Path | str, weights: str = "ema", device: str = "cpu") -> Loaded:
     """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``."""

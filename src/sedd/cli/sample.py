@@ -237,7 +237,7 @@ def _rows(
 
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be 1 or more")
-    console, device = Console(stderr=True), next(loaded.network.parameters()).device
+    console, device = Console(stderr=True), loaded.device
     total = len(canvas.given)
     quiet = watch or not console.is_terminal
     with Progress(console=console, transient=True, disable=quiet) as bar:

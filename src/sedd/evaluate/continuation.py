@@ -1,0 +1,37 @@
+"""How likely a continuation is, given what stands before it."""
+
+import torch
+
+from sedd import build
+from sedd.build import Loaded
+from sedd.distributed import Ranks
+from sedd.likelihood import Estimate, Terms, estimate
+from sedd.parameterization import Given
+from sedd.tokenizer import Ids
+
+
+def after(
+    context: Ids,
+    continuation: Ids,
+    loaded: Loaded,
+    *,
+    estimator: str | None = None,
+    draws: int = 16,
+    seed: int = 0,
+    batch: int = 16,
+) -> Estimate:
+    """−log p(continuation | context), or the bound on it: noise takes the continuation alone.  [§8]
+
+    The bound is on what the model fills in behind a fixed context. For scores and denoisers of masks that is their
+    conditional law; under uniform noise it is not (see `parameterization.Given`).
+    """
+    length = loaded.config.model.length
+    if len(context) + len(continuation) > length:
+        raise ValueError(
+            f"the continuation has {len(continuation)} tokens and its context {len(context)}; the model was trained on "
+            f"{length} in all: shorten one of them"
+        )
+    by = build.estimator(estimator, loaded, Terms._fields, seed=seed)
+    model = Given(loaded.model, torch.from_numpy(context).to(loaded.device))
+    here = Ranks(0, 1, loaded.device)
+    return estimate(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=here)
