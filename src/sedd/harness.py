@@ -60,7 +60,7 @@ class Sedd(LM):
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is {batch_size!r}; give a number of 1 or more, it changes no result")
-        loaded = build.load(pretrained, device=device or _best_device()) if isinstance(pretrained, str) else pretrained
+        loaded = build.load(pretrained, device=_usable(device)) if isinstance(pretrained, str) else pretrained
         if loaded.config.data.records == "lines" and loaded.config.data.pad == "model":
             raise ValueError(
                 "this model was trained on padded records, and the harness scores running text; use sedd score, or "
@@ -212,8 +212,11 @@ class Wanted:
         return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _usable(device: str | None) -> str:
+    """A GPU where there is one: the harness's command line names the first, whatever the machine has."""
+    if torch.cuda.is_available():
+        return device or "cuda"
+    return "cpu" if device is None or device.startswith("cuda") else device
 
 
 def _watched(items: Iterable[T], label: str, quiet: bool) -> Iterable[T]:
