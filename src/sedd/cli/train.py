@@ -15,7 +15,7 @@ from sedd.cli.root import AsJson, app, show
 
 if TYPE_CHECKING:
     from sedd.config import Run
-    from sedd.train import Hear
+    from sedd.training import Hear
 
 Sources = Annotated[
     list[str] | None,
@@ -148,7 +148,7 @@ def train(
     `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`.
     What is not given is decided by the recipe or a default, and stored in the run's config.json.
     """
-    from sedd import train as training
+    from sedd import training
 
     chosen = _configure(context.params, _stored(out) if resume else None)
     _writable(out)
@@ -232,7 +232,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """What a run would cost here: parameters, memory, tokens a second over 20 steps, time to finish."""
-    from sedd import train as training
+    from sedd import training
 
     chosen = _configure(context.params)
     show(training.plan(chosen, lambda: prepared(chosen)), as_json)

@@ -15,8 +15,8 @@ import torch
 from sedd import checkpoint, distributed, logs, optim
 from sedd.config import Run
 from sedd.distributed import Ranks
-from sedd.train.batch import Batch, open_data, seeded
-from sedd.train.trainer import Gradient, Progress, Trainer
+from sedd.training.batch import Batch, open_data, seeded
+from sedd.training.trainer import Gradient, Progress, Trainer
 
 SAVES = "checkpoints"
 Record = dict[str, Any]
