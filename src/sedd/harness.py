@@ -29,7 +29,6 @@ from sedd.build import Loaded
 from sedd.distributed import Ranks
 from sedd.likelihood import Terms, estimate
 from sedd.sampler import Canvas, Sharpness
-from sedd.tokenizer import Ids
 
 LONGEST = 256
 """Tokens that are generated where a task does not say: the harness's own number, or half of what the model reads."""
@@ -117,7 +116,7 @@ class Sedd(LM):
     # Answers -----------------------------------------------------------------------------------------------
 
     def _after(self, context: str, continuation: str) -> tuple[float, bool]:
-        given, rest = self._split(context, continuation)
+        given, rest = evaluate.split(context, continuation, self.loaded)
         found = evaluate.after(
             given,
             rest,
@@ -130,21 +129,6 @@ class Sedd(LM):
         self._note(found.stderr * len(rest))
         is_greedy = all(token == rest[place] for place, token in generate.greedy(self.loaded, given, len(rest)))
         return -found.nats * len(rest), is_greedy
-
-    def _split(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-        """The tokens of both, cut where those of the context end; a long context loses its beginning."""
-        if not continuation:
-            raise ValueError("a continuation is empty; there is nothing to score in it")
-        tokenizer = self.loaded.tokenizer
-        ids = tokenizer.encode(context + continuation)
-        start = min(len(tokenizer.encode(context)), len(ids) - 1)  # BPE may have joined the two
-        rest = ids[start:]
-        if len(rest) > self.length:
-            raise ValueError(
-                f"the continuation {continuation[:40]!r} … has {len(rest)} tokens and the model was trained on "
-                f"{self.length}; it cannot be scored in one piece"
-            )
-        return ids[max(0, start - (self.length - len(rest))) : start], rest
 
     def _whole(self, text: str) -> float:
         ids = self.loaded.tokenizer.encode(text)

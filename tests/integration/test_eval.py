@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sedd import build, training
-from sedd.cli.train import prepared
 from sedd.config import Budget, Data, Loop, Model, Noise, Run
+from sedd.training import prepared
 
 KEYS = {
     *("nats_per_token", "stderr_nats_per_token", "bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound"),

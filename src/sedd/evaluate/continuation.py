@@ -10,6 +10,22 @@ from sedd.parameterization import Given
 from sedd.tokenizer import Ids
 
 
+def split(context: str, continuation: str, loaded: Loaded) -> tuple[Ids, Ids]:
+    """The tokens of both, cut where those of the context end; a long context loses its beginning."""
+    if not continuation:
+        raise ValueError("a continuation is empty; there is nothing to score in it")
+    tokenizer, length = loaded.tokenizer, loaded.config.model.length
+    ids = tokenizer.encode(context + continuation)
+    start = min(len(tokenizer.encode(context)), len(ids) - 1)  # BPE may have joined the two
+    rest = ids[start:]
+    if len(rest) > length:
+        raise ValueError(
+            f"the continuation {continuation[:40]!r} … has {len(rest)} tokens and the model was trained on {length}; "
+            "it cannot be scored in one piece"
+        )
+    return ids[max(0, start - (length - len(rest))) : start], rest
+
+
 def after(
     context: Ids,
     continuation: Ids,

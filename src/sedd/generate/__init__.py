@@ -2,6 +2,6 @@
 
 from sedd.generate import picture, template
 from sedd.generate.greedy import greedy
-from sedd.generate.job import Filled, Job, Settings, Tally, finished, sample
+from sedd.generate.job import Filled, Job, Settings, Tally, blank, finished, sample
 
-__all__ = ["Filled", "Job", "Settings", "Tally", "finished", "greedy", "picture", "sample", "template"]
+__all__ = ["Filled", "Job", "Settings", "Tally", "blank", "finished", "greedy", "picture", "sample", "template"]

@@ -10,7 +10,7 @@ import torch
 from sedd import build
 from sedd.process import Process
 from sedd.randomness import Chance
-from sedd.sampler import Asked, Canvas, Sharpness, State
+from sedd.sampler import Asked, Canvas, Sharpness, State, empty
 from sedd.schedule import Schedule
 
 
@@ -84,6 +84,14 @@ class Job:
         done.rows, done.calls = done.rows + asked.rows, done.calls + asked.calls
         done.clamped += int(asked.clamped)
         done.seconds += time.perf_counter() - began
+
+
+def blank(loaded: build.Loaded, count: int, length: int | None) -> Canvas:
+    """``count`` rows of nothing, ``length`` tokens each, or as many as the model was trained on."""
+    most = loaded.config.model.length
+    if length is not None and not 1 <= length <= most:
+        raise ValueError(f"length is {length}; this model goes from 1 to {most}")
+    return empty(count, length or most)
 
 
 def finished(last: State, canvas: Canvas) -> list[Filled]:

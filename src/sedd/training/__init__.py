@@ -7,8 +7,11 @@ does.
 
 from sedd.training.batch import Batch, Batches, seeded
 from sedd.training.cost import plan
-from sedd.training.loop import Hear, NonFiniteError, Outcome, run
+from sedd.training.loop import Hear, NonFiniteError, Outcome, run, writable
+from sedd.training.options import configured, stored
+from sedd.training.sources import prepared
 from sedd.training.trainer import Gradient, Progress, Trainer
+from sedd.training.watch import watched
 
 __all__ = [
     "Batch",
@@ -19,7 +22,12 @@ __all__ = [
     "Outcome",
     "Progress",
     "Trainer",
+    "configured",
     "plan",
+    "prepared",
     "run",
     "seeded",
+    "stored",
+    "watched",
+    "writable",
 ]

@@ -53,6 +53,16 @@ def run(config: Run, prepare: Callable[[], Path], out: Path, resume: bool, hear:
         return Outcome(out, trainer.progress, stopped(), bound)
 
 
+def writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before any work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
+
+
 def _loop(
     trainer: Trainer, out: Path, stopped: Callable[[], int | None], write: Callable[[Record], None], tell: Hear
 ) -> dict[str, float]:
@@ -148,6 +158,9 @@ def _unheard(kind: str, record: Record) -> None:
 def _signals() -> Iterator[Callable[[], int | None]]:
     """What asked us to stop: SIGTERM and Ctrl-C are noted, and the step at hand is finished."""
     caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        yield lambda: None
+        return
 
     def note(number: int, frame: FrameType | None) -> None:
         caught.append(number)
