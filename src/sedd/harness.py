@@ -60,11 +60,7 @@ class Sedd(LM):
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is {batch_size!r}; give a number of 1 or more, it changes no result")
         loaded = build.load(pretrained, device=_usable(device)) if isinstance(pretrained, str) else pretrained
-        if loaded.config.data.records == "lines" and loaded.config.data.pad == "model":
-            raise ValueError(
-                "this model was trained on padded records, and the harness scores running text; use sedd score, or "
-                "train on packed text"
-            )
+        evaluate.running(loaded)
         self.loaded, self.draws, self.seed, self.steps = loaded, draws, seed, steps
         self.batch, self.name = int(batch_size) * draws, estimator
         self.by = build.estimator(estimator, loaded, Terms._fields, seed=seed)

@@ -5,7 +5,7 @@ the number and everything it depends on, and `table` puts such records side by s
 scores what follows a context.
 """
 
-from sedd.evaluate.continuation import after, split
+from sedd.evaluate.continuation import after, running, split
 from sedd.evaluate.corpus import Corpus, alone, given, held_out
 from sedd.evaluate.protocol import ALONE, DATASETS, PROTOCOLS, Protocol, protocol, suite
 from sedd.evaluate.record import evaluate, table
@@ -22,6 +22,7 @@ __all__ = [
     "given",
     "held_out",
     "protocol",
+    "running",
     "split",
     "suite",
     "table",

@@ -10,8 +10,18 @@ from sedd.parameterization import Given
 from sedd.tokenizer import Ids
 
 
+def running(loaded: Loaded) -> None:
+    """Refuse a model of padded records: what follows a context there is a record's rest and its padding."""
+    if loaded.config.data.records == "lines" and loaded.config.data.pad == "model":
+        raise ValueError(
+            "this model was trained on padded records, and a continuation is running text; score whole records, as "
+            "sedd score does, or train on packed text"
+        )
+
+
 def split(context: str, continuation: str, loaded: Loaded) -> tuple[Ids, Ids]:
     """The tokens of both, cut where those of the context end; a long context loses its beginning."""
+    running(loaded)
     if not continuation:
         raise ValueError("a continuation is empty; there is nothing to score in it")
     tokenizer, length = loaded.tokenizer, loaded.config.model.length

@@ -102,6 +102,8 @@ def finished(last: State, canvas: Canvas) -> list[Filled]:
 
 def sample(job: Job, canvas: Canvas, batch: int = 64) -> list[Filled]:
     """All rows of a canvas, a batch at a time."""
+    if batch < 1:
+        raise ValueError(f"batch is {batch}; it must be 1 or more")
     rows: list[Filled] = []
     for first in range(0, len(canvas.given), batch):
         piece = canvas.rows(slice(first, first + batch))
