@@ -115,7 +115,7 @@ class Bound:
 
     def __str__(self) -> str:
         value = f"exactly {self.nats:.3f}" if self.is_exact else f"at most {self.nats:.3f} ± {self.stderr:.3f}"
-        return f"{value} nats, {self.nats_per_token:.3f} a token: {self.text}"
+        return f"{value} nats, {self.nats_per_token:.3f} a token: {self.text!r}"
 
 
 @final
