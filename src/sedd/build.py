@@ -262,6 +262,11 @@ class Loaded(NamedTuple):
     config: Run
     folder: Path
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.network.parameters()).device
+
 
 def served(network: transformers.Transformer, device: str, precision: str) -> transformers.Transformer:
     """A network to be asked: on a device, its matrices in ``float32`` or ``bfloat16``; the rest stays exact."""

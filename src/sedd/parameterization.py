@@ -5,7 +5,7 @@ Each wraps a network ``network(x, sigma) -> (*b, L, num_states)`` and is then ca
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -335,3 +335,34 @@ class Padded:
         """The model's prediction of the next token."""
         log_p: Tensor = self.model.log_next(x_0, self.valid)  # type: ignore[operator]
         return log_p
+
+
+@final
+class Given:
+    """A model of what follows a context: it reads both, and answers for what follows.
+
+    Under absorbing noise the true score, asked so, is the true score of what follows given the context: a token that is
+    not masked is known. Under uniform noise no token is known, so a model takes the context for noisy too: what it then
+    scores is its own way of filling in behind a fixed context, and not the conditional of the law that it learned.
+    """
+
+    def __init__(self, model: Any, context: Int[Tensor, " c"]) -> None:
+        self.model, self.context = model, context
+
+    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """The model's log-score."""
+        return self._rest(self.model(self._whole(x_t), sigma))
+
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+        """The model's prediction of the clean token."""
+        return self._rest(self.model.log_mean(self._whole(x_t), sigma))
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+        """The model's prediction of the next token."""
+        return self._rest(self.model.log_next(self._whole(x_0)))
+
+    def _whole(self, x: Tensor) -> Tensor:
+        return torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
+
+    def _rest(self, said: Tensor) -> Tensor:
+        return said[..., len(self.context) :, :]

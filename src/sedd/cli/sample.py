@@ -76,10 +76,12 @@ def sample(
 
     Texts go to stdout, one after another; what they cost goes to stderr. The same seed gives the same texts.
     """
+    from sedd.generate import blank
+
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 sample")
     loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
-    _deliver(loaded, job, _blank(loaded, count, length), [None] * count, watch, as_json, out, batch)
+    _deliver(loaded, job, blank(loaded, count, length), [None] * count, watch, as_json, out, batch)
 
 
 @app.command()
@@ -109,6 +111,8 @@ def infill(
     {n} is a gap of n tokens; a brace itself is written twice. What is given comes back as it is. With a BPE tokenizer
     words bring their own space: write 'The{8} sat', not 'The {8} sat'. Under uniform noise a filling is approximate.
     """
+    from sedd.generate import template
+
     wanted = [*(templates or []), *(_lines(file) if file else [])]
     if not wanted:
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
@@ -116,7 +120,7 @@ def infill(
         raise ValueError(f"count is {count}; ask for at least 1 filling")
     loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
     named = [text for text in wanted for _ in range(count)]
-    _deliver(loaded, job, _canvas(loaded, named), named, watch, as_json, out, batch)
+    _deliver(loaded, job, template.around(named, loaded), named, watch, as_json, out, batch)
 
 
 @app.command()
@@ -144,7 +148,7 @@ def trace(
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 text")
     loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
-    canvas = _canvas(loaded, templates) if templates else _blank(loaded, count, length)
+    canvas = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
     rows = [generate.picture.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, canvas, 16, loaded, False)]
     name = type(job.sampler).__name__.lower()
     title = f"{len(rows)} texts of {model.name}" if len(rows) > 1 else f"A text of {model.name}"
@@ -211,24 +215,6 @@ def _lines(file: Path) -> list[str]:
         raise ValueError(f"{file} could not be read: {error}") from None
 
 
-def _blank(loaded: "Loaded", count: int, length: int | None) -> "Canvas":
-    from sedd import sampler
-
-    most = loaded.config.model.length
-    if length is not None and not 1 <= length <= most:
-        raise ValueError(f"length is {length}; this model goes from 1 to {most}")
-    return sampler.empty(count, length or most)
-
-
-def _canvas(loaded: "Loaded", templates: list[str]) -> "Canvas":
-    from sedd.generate import template
-
-    data, tokenizer = loaded.config.data, loaded.tokenizer
-    pad = tokenizer.pad if data.records == "lines" and data.pad == "model" else None
-    rows = [template.ids(text, tokenizer) for text in templates]
-    return template.canvas(rows, loaded.config.model.length, loaded.process.vocab_size, pad)
-
-
 def _rows(
     job: "Job", canvas: "Canvas", batch: int, loaded: "Loaded", watch: bool
 ) -> Iterator[tuple["Filled", int, float]]:
@@ -237,7 +223,7 @@ def _rows(
 
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be 1 or more")
-    console, device = Console(stderr=True), next(loaded.network.parameters()).device
+    console, device = Console(stderr=True), loaded.device
     total = len(canvas.given)
     quiet = watch or not console.is_terminal
     with Progress(console=console, transient=True, disable=quiet) as bar:

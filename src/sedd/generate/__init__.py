@@ -1,6 +1,7 @@
 """From a model to texts: noise, around whatever is given, followed back to tokens."""
 
 from sedd.generate import picture, template
-from sedd.generate.job import Filled, Job, Settings, Tally, finished, sample
+from sedd.generate.greedy import greedy
+from sedd.generate.job import Filled, Job, Settings, Tally, blank, finished, sample
 
-__all__ = ["Filled", "Job", "Settings", "Tally", "finished", "picture", "sample", "template"]
+__all__ = ["Filled", "Job", "Settings", "Tally", "blank", "finished", "greedy", "picture", "sample", "template"]

@@ -10,7 +10,7 @@ import torch
 from sedd import build
 from sedd.process import Process
 from sedd.randomness import Chance
-from sedd.sampler import Asked, Canvas, Sharpness, State
+from sedd.sampler import Asked, Canvas, Sharpness, State, empty
 from sedd.schedule import Schedule
 
 
@@ -86,6 +86,14 @@ class Job:
         done.seconds += time.perf_counter() - began
 
 
+def blank(loaded: build.Loaded, count: int, length: int | None) -> Canvas:
+    """``count`` rows of nothing, ``length`` tokens each, or as many as the model was trained on."""
+    most = loaded.config.model.length
+    if length is not None and not 1 <= length <= most:
+        raise ValueError(f"length is {length}; this model goes from 1 to {most}")
+    return empty(count, length or most)
+
+
 def finished(last: State, canvas: Canvas) -> list[Filled]:
     """The rows of a last state, each up to its end."""
     columns = zip(last.x.tolist(), last.when.tolist(), canvas.lengths.tolist(), strict=True)
@@ -94,6 +102,8 @@ def finished(last: State, canvas: Canvas) -> list[Filled]:
 
 def sample(job: Job, canvas: Canvas, batch: int = 64) -> list[Filled]:
     """All rows of a canvas, a batch at a time."""
+    if batch < 1:
+        raise ValueError(f"batch is {batch}; it must be 1 or more")
     rows: list[Filled] = []
     for first in range(0, len(canvas.given), batch):
         piece = canvas.rows(slice(first, first + batch))

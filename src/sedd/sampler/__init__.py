@@ -15,6 +15,7 @@ from sedd.sampler.base import (
     cosine_grid,
     empty,
     given_grid,
+    noise_of,
     uniform_grid,
 )
 from sedd.sampler.causal import LeftToRight
@@ -52,5 +53,6 @@ __all__ = [
     "given_grid",
     "last_step",
     "law_of",
+    "noise_of",
     "uniform_grid",
 ]
