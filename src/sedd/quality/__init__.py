@@ -7,7 +7,7 @@ is cheap.
 """
 
 from sedd.quality.judge import Judge, Scored, score
-from sedd.quality.measure import Mean, Quality, measure
+from sedd.quality.measures import Mean, Quality, measure
 from sedd.quality.record import judged, table, warnings
 from sedd.quality.samples import Sample, Samples
 

@@ -26,7 +26,7 @@ class HuggingFace(Judge):
         self.name, self.skips_first = name, skips_first
         config = model.config.get_text_config()
         self.precision = str(next(model.parameters()).dtype).removeprefix("torch.")
-        self.vocab_size, self.context = config.vocab_size, getattr(config, "max_position_embeddings", None)
+        self.vocab_size, self.context = config.vocab_size, _context(config)
         self.sha256 = _sha256(model, tokenizer)
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         if not skips_first and start is None:
@@ -105,6 +105,12 @@ def _in_a_sentence(place: str) -> Iterator[None]:
             f"judge {place} cannot be loaded; name the folder of a run, a Hugging Face folder, a .gguf file or a model "
             f"on the Hub. transformers says: {reason}"
         ) from None
+
+
+def _context(config: Any) -> int | None:
+    """What a configuration says of its positions; read from a GGUF file, it says so in ``n_ctx`` alone."""
+    found = [getattr(config, name, None) for name in ("max_position_embeddings", "n_ctx")]
+    return min((length for length in found if length), default=None)
 
 
 def _sha256(model: Any, tokenizer: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from sedd.quality import samples as given
 from sedd.quality.judge import Hear, Judge, score
 from sedd.quality.mauve import Reference
-from sedd.quality.measure import GRAMS, REPEATED, Mean, Quality, measure
+from sedd.quality.measures import GRAMS, REPEATED, Mean, Quality, measure
 from sedd.quality.samples import Samples
 
 SAME = ("judge_sha256", "judge_precision", "first_token", "scored")

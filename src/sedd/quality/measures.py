@@ -57,7 +57,7 @@ def measure(scored: Sequence[Scored]) -> Quality:
     """What samples are worth that a judge has read."""
     rows = [one.ids for one in scored]
     nats, counted = (np.array([getattr(one, name) for one in scored], dtype=float) for name in ("nats", "counted"))
-    with np.errstate(over="ignore"):  # refused by name, by `Quality`
+    with np.errstate(over="ignore", invalid="ignore"):  # refused by name, by `Quality`
         by_token, by_sample = _of_ratio(nats, counted), _mean(np.exp(nats / counted))
     repeated = [1 - different / total for different, total in (_grams([row], REPEATED) for row in rows) if total]
     return Quality(
