@@ -202,6 +202,7 @@ def read(path: Path, content: str) -> Samples:
 def test_files_of_samples(tmp_path: Path) -> None:
     wanted = [Sample("a b", None), Sample("c", None)]
     assert read(tmp_path / "a.txt", "a b\nc\n").rows == wanted
+    assert read(tmp_path / "a.txt", "a\u2028b\x0cc\n").rows == [Sample("a\u2028b\x0cc", None)]
     assert read(tmp_path / "a.json", '["a b", "c"]').rows == wanted
     assert read(tmp_path / "b.json", '[{"text": "a b"}, {"text": "c"}]').rows == wanted
     assert read(tmp_path / "a.jsonl", '"a b"\n"c"\n').rows == wanted
@@ -339,7 +340,8 @@ def test_different_draw_precisions_are_warned_of() -> None:
     assert words.startswith("warning: these samples were drawn with float32 and float64 precision")
     (words,) = record.warnings([result(), result(draw_precision=None)])
     assert "float64 and unknown" in words
-    assert "distinct-n" in record.warnings([result(), result(samples=3)])[0]
+    assert "number of samples" in record.warnings([result(), result(samples=3, tokens=13)])[0]
+    assert "length of samples" in record.warnings([result(), result(tokens=12)])[0]
 
 
 def test_a_stored_result_without_entropy_is_none(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def judged(
         "judge_sha256": judge.sha256,
         "judge_precision": judge.precision,
         "first_token": "skipped" if judge.skips_first else "scored",
-        "scored": "ids" if by_ids or samples.rows[0].text is None else "text",
+        "scored": read.of,
         "truncated": read.truncated,
     }
 
@@ -105,4 +105,7 @@ def warnings(records: Sequence[dict[str, Any]]) -> list[str]:
         )
     if len({record["samples"] for record in records}) > 1:
         said.append("note: distinct-n falls with the number of samples, which differs here")
+    lengths = [record["tokens"] / record["samples"] for record in records]
+    if max(lengths) > 1.1 * min(lengths):
+        said.append("note: entropy rises and distinct-n falls with the length of samples, which differs here")
     return said

@@ -43,25 +43,30 @@ class Samples:
     def __post_init__(self) -> None:
         if not self.rows:
             raise ValueError(f"{self.source} holds no sample; name a file that does")
+
+    def checked(self) -> "Samples":
+        """Itself, if no sample is empty: none is left out unseen."""
         for number, row in enumerate(self.rows):
             if not (row.ids if row.text is None else row.text):
                 raise ValueError(
                     f"sample {number} of {self.source} is empty; nothing can be said of it, and leaving it out would "
                     "flatter the rest"
                 )
+        return self
 
 
 def draw(loaded: Loaded, job: generate.Job, canvas: Canvas, batch: int, source: str, hear: Hear) -> Samples:
     """Samples of a model, as many as the canvas has rows."""
     rows: list[Sample] = []
-    count, device = len(canvas.given), next(loaded.network.parameters()).device
+    (count, length), device = canvas.given.shape, next(loaded.network.parameters()).device
+    steps = len(job.times) - 1 if len(job.times) else length
     for first in range(0, count, batch):
         piece = canvas.rows(slice(first, first + batch)).to(device)
-        *_, last = job.states(piece, first)
+        for last in job.states(piece, first):
+            hear(first * steps + len(piece.given) * min(last.step, steps), count * steps)
         rows += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.finished(last, piece))
-        hear(len(rows), count)
     facts = {"model": str(loaded.folder), "model_sha256": checkpoint.sha256(loaded.folder / "ema.safetensors")}
-    length, done = canvas.given.shape[-1], job.tally
+    done = job.tally
     return Samples(rows, source, done.rows / count, done.seconds / count, job.facts() | {"length": length} | facts)
 
 
@@ -74,13 +79,17 @@ def lines(samples: Samples) -> Iterator[str]:
 
 def read(path: Path) -> Samples:
     """JSON records as ``sedd sample --json`` writes them, text with a sample a line, or a folder with one a file."""
+    return _read(path).checked()
+
+
+def _read(path: Path) -> Samples:
     if path.is_dir():
         files = sorted(path.glob("*.txt"))
         if not files:
             raise ValueError(f"{path} holds neither a model nor .txt files, one for each sample; name what does")
         return Samples([Sample(text_of(file), None) for file in files], str(path))
     if (records := records_of(path)) is None:
-        return Samples([Sample(line, None) for line in text_of(path).splitlines()], str(path))
+        return Samples([Sample(line, None) for line in _lines(text_of(path))], str(path))
     return Samples(
         [_sample(record, path) for record in records],
         str(path),
@@ -98,7 +107,7 @@ def records_of(path: Path) -> list[Any] | None:
     try:
         whole = json.loads(text)
     except json.JSONDecodeError:
-        return [_parsed(line, path) for line in text.splitlines() if line.strip()]
+        return [_parsed(line, path) for line in _lines(text) if line.strip()]
     return whole if isinstance(whole, list) else [whole]
 
 
@@ -108,6 +117,11 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} could not be read: {error}") from None
+
+
+def _lines(text: str) -> list[str]:
+    """Line breaks alone end a line: a sample may hold any other separator."""
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _parsed(line: str, path: Path) -> Any:
@@ -145,12 +159,14 @@ class Rows(NamedTuple):
     """Samples in the tokens of a judge."""
 
     ids: list[Ids]
+    of: str
+    """``text``, read by the judge, or ``ids``, taken as they were drawn."""
     truncated: int
 
 
 def rows(samples: Samples, judge: Judge, *, by_ids: bool = False, truncate: bool = False) -> Rows:
     """The judge's tokens: of the texts, or the ids of the samples themselves if they mean the same to the judge."""
-    texts = [row.text for row in samples.rows if row.text is not None]
+    texts = [row.text for row in samples.checked().rows if row.text is not None]
     by_ids = by_ids or not texts
     found = _taken(samples, judge) if by_ids else _encoded(texts, samples, judge)
     most = judge.context or max(map(len, found))
@@ -165,7 +181,8 @@ def rows(samples: Samples, judge: Judge, *, by_ids: bool = False, truncate: bool
                 f"sample {number} of {samples.source} has {len(row)} tokens of the judge, none of which is counted; "
                 "give longer texts, or count the first with --first-token scored"
             )
-    return Rows([row[:most] for row in found], sum(len(row) > most for row in found))
+    cut = sum(len(row) > most for row in found)
+    return Rows([row[:most] for row in found], "ids" if by_ids else "text", cut)
 
 
 def _encoded(texts: list[str], samples: Samples, judge: Judge) -> list[Ids]:
