@@ -280,6 +280,7 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
             try:
                 job = generate.Job(exact.Score(law, noise), noise, schedule.LogLinear(), generate.Settings(kind, 4))
                 generate.sample(job, sampler.empty(8, 2))
+                assert job.facts()["sampler"] == kind
                 used.add(kind)
             except ValueError:
                 continue  # a sampler of the other noise
@@ -354,6 +355,29 @@ def test_a_stored_result_without_entropy_is_none(tmp_path: Path) -> None:
             record.stored(path)
     path.write_text('[{"text": "a"}]')
     assert record.stored(path) is None
+
+
+def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setting_alone() -> None:
+    from sedd.quality.picture import picture
+
+    made = [
+        result(steps=steps, temperature=warmth, nfe=steps * 0.9, gen_ppl_by_token=90.0 / steps, entropy_nats=warmth + 2)
+        for steps in (4, 8)
+        for warmth in (0.5, 1.0)
+    ]
+    cost, entropy = picture(made, ["steps", "temperature"]).axes
+    for axes, x in ((cost, "nfe"), (entropy, "entropy_nats")):
+        lines = [bars.lines[0] for bars in axes.containers]
+        for line, warmth in zip(lines, (0.5, 1.0), strict=True):
+            points = [(r[x], r["gen_ppl_by_token"]) for r in made if r["temperature"] == warmth]
+            assert np.array(line.get_data()).T.tolist() == [list(point) for point in points]
+    assert [text.get_text() for text in entropy.texts] == ["4", "8", "4", "8"]
+    assert [text.get_text() for text in entropy.get_legend().get_texts()] == [
+        "a.txt, temperature 0.5",
+        "a.txt, temperature 1.0",
+    ]
+    timeless, _ = picture([result(nfe=None), result(nfe=None)]).axes  # texts whose cost nobody knows
+    assert timeless.get_xscale() == "linear"
 
 
 # Sweeps and MAUVE ------------------------------------------------------------------------------------------

@@ -85,9 +85,9 @@ class Job:
 
     def facts(self) -> dict[str, Any]:
         """How it samples, for the record."""
-        chosen = self.settings
+        chosen, names = self.settings, {kind: name for name, kind in build.SAMPLERS.items()}
         return {
-            "sampler": type(self.sampler).__name__.lower(),
+            "sampler": names.get(type(self.sampler), "left-to-right"),
             "steps": "inf" if chosen.steps is None else chosen.steps,
             "grid": chosen.grid,
             "seed": chosen.seed,

@@ -11,7 +11,7 @@ from sedd import plot
 @plot.Style()
 def picture(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -> Figure:
     """Points with bars that hold 95 %; those that differ in the first swept setting alone are joined."""
-    figure = plot.figure(11, 4.8)
+    figure = plot.figure(11.0, 4.8)
     cost, entropy = plot.axes(figure, columns=2, sharey=True)
     for number, (label, points) in enumerate(_lines(records, swept).items()):
         color = f"C{number % 10}"
@@ -21,7 +21,11 @@ def picture(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -> Fig
         for point in points if swept else ():
             where = (point["entropy_nats"], point["gen_ppl_by_token"])
             entropy.annotate(str(_value(point, swept[0])), where, (4, 4), textcoords="offset points", fontsize=8)
-    cost.set(xscale="log", xlabel="network calls a sample", ylabel="generative perplexity, by token")
+    cost.set(xlabel="network calls a sample", ylabel="generative perplexity, by token")
+    if calls := sorted({round(record["nfe"]) for record in records if record["nfe"]}):
+        cost.set_xscale("log")
+        cost.set_xticks(calls, [str(number) for number in calls])
+        cost.set_xticks([], minor=True)
     entropy.set(xlabel="entropy of a sample's tokens, nats" + (f"; labels: {swept[0]}" if swept else ""))
     entropy.legend(fontsize="small")
     first = records[0]
