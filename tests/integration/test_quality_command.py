@@ -13,6 +13,7 @@ from runs import Sedd, ok
 from sedd import build, quality
 from sedd.exact import every
 from sedd.quality import judges, samples, score
+from sedd.quality.judge import features
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
@@ -137,6 +138,8 @@ def test_different_judges_share_no_table(sedd: Sedd, models: Callable[[str], Pat
         done = sedd("quality", tmp_path / "a.txt", "--judge", models(name), "--json")
         (tmp_path / f"{name}.json").write_text(done.stdout)
     refused(sedd("quality", tmp_path / "ar.json", tmp_path / "short.json"), "never share a table")
+    done = sedd("quality", tmp_path / "ar.json", models("mean"), "--judge", models("short"), "-n", 10**5)
+    refused(done, "never share a table")  # before anything is drawn
 
 
 def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
@@ -216,6 +219,14 @@ def test_our_judges_costs_are_a_law(models: Callable[[str], Path]) -> None:
     )
     assert scored.sum() == pytest.approx(1, abs=1e-5)
     assert skipped.reshape(letters, letters).sum(-1) == pytest.approx(np.ones(letters), abs=1e-5)
+
+
+def test_what_our_judge_has_in_mind_depends_on_no_mate(models: Callable[[str], Path]) -> None:
+    judge = judges.load(str(models("ar")))
+    rows = judge.encode(["the cat", "two small birds fly", "a", "the car"])
+    one = features(judge, rows, batch=1)
+    assert np.allclose(features(judge, rows, batch=4), one, atol=1e-5)
+    assert np.abs(one[0] - one[3]).max() > 1e-3  # the last letter is in it
 
 
 def test_a_record_pays_for_its_padding(sedd: Sedd, tmp_path: Path) -> None:

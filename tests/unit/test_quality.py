@@ -185,6 +185,16 @@ def test_a_gguf_file_is_the_same_judge(judge: Judge, folder: Path, tmp_path: Pat
     assert other.context == judge.context == 48
 
 
+def test_a_judge_that_has_no_starting_token_cannot_count_the_first(folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    from sedd.quality.hugging import HuggingFace
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, bos_token=None, eos_token=None)
+    with pytest.raises(ValueError, match="no token that starts a text"):
+        HuggingFace(tiny_judges.network(len(tokenizer)), tokenizer, "nameless", skips_first=False)
+
+
 def test_a_judge_is_told_apart_by_its_weights(judge: Judge, tmp_path: Path) -> None:
     other, same = tiny_judges.save(tmp_path / "other", seed=1), tiny_judges.save(tmp_path / "same")
     assert judges.load(str(other)).sha256 != judge.sha256

@@ -25,6 +25,7 @@ from sedd.cli.sample import (
     TopP,
     best_device,
     settings,
+    written,
 )
 
 if TYPE_CHECKING:
@@ -112,22 +113,20 @@ def quality(
     from sedd.quality import record
     from sedd.quality import sweep as sweeps
 
-    for path in (*(out or []), *([save] if save else [])):
-        _writable(path, RECORDS[1:] if path == save else (*PICTURES, *RECORDS))
+    for path in out or []:
+        _writable(path, PICTURES + RECORDS)
+    if save is not None:
+        _writable(save, RECORDS[1:])
     base = sweeps.Way(settings(steps, sampler, grid, seed, temperature, top_p, top_k, options), length)
     plan = _Plan(sweeps.ways(base, sweep or []), count, batch, device or best_device(), draw_precision, bool(sweep))
     if save is not None and (len(inputs) > 1 or len(plan.ways) > 1):
         raise ValueError("save keeps the samples of one run, drawn in one way; leave out other inputs and --sweep")
     work = [record.stored(path) or plan.samples(path) for path in inputs]
-    look: Look | None = None
+    records = [one for each in work if isinstance(each, list) for one in each]
     if not all(isinstance(each, list) for each in work):
-        look = _judge(judge, first_token, judge_precision, plan.device, mauve, ids, truncate, judge_batch)
-    records: list[Record] = []
-    for each in work:
-        if isinstance(each, list):
-            records += each
-        elif look is not None:
-            records += (look(_kept(samples, save)) for samples in each)
+        look = _judge(judge, first_token, judge_precision, plan.device, mauve, ids, truncate, judge_batch, records)
+        verdicts = (each if isinstance(each, list) else [look(_kept(one, save)) for one in each] for each in work)
+        records = [one for several in verdicts for one in several]
     _deliver(records, sweeps.names(sweep or []), out or [], as_json)
 
 
@@ -186,9 +185,10 @@ def _judge(
     ids: bool,
     truncate: bool,
     batch: int,
+    beside: list[Record],
 ) -> Look:
     """The judge, and MAUVE's reference as it has it in mind, as a function from samples to their record."""
-    from sedd.quality import judged, judges
+    from sedd.quality import judged, judges, record
     from sedd.quality import samples as given
     from sedd.quality.mauve import Reference
 
@@ -196,6 +196,7 @@ def _judge(
         raise ValueError("samples need a judge; name a Hugging Face model or an autoregressive run with --judge")
     texts = None if mauve is None else given.read(mauve)
     judge = judges.load(name, first=first, precision=precision, device=device)
+    record.table([*beside, record.facts(judge)], ())  # refused before the work is done
     reference = None if texts is None else Reference(texts, judge, batch)
 
     def look(samples: "Samples") -> Record:
@@ -217,7 +218,8 @@ def _kept(samples: "Samples", path: Path | None) -> "Samples":
     from sedd.quality.samples import lines
 
     if path is not None:
-        path.write_text("".join(f"{line}\n" for line in lines(samples)), encoding="utf-8")
+        with written(path):
+            path.write_text("".join(f"{line}\n" for line in lines(samples)), encoding="utf-8")
     return samples
 
 
@@ -234,7 +236,7 @@ def _deliver(records: list[Record], swept: list[str], out: list[Path], as_json: 
     from sedd.quality import table, warnings
     from sedd.quality.picture import picture
 
-    extra = [name for name in swept if name in records[0] and name not in WAYS]
+    extra = [name if name in records[0] else "options" for name in swept if name not in WAYS]
     columns = [*WAYS, *extra, "gen_ppl_by_token", "gen_ppl_by_sample", *COUNTED]
     columns += [*(["mauve"] if any(record.get("mauve") is not None for record in records) else []), *COSTS]
     rows = table(records, columns)
@@ -242,7 +244,8 @@ def _deliver(records: list[Record], swept: list[str], out: list[Path], as_json: 
         if path.suffix in PICTURES:
             plot.save(picture(records, swept), path)
         else:
-            path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+            with written(path):
+                path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     for words in warnings(records):
         print(f"sedd: {words}", file=sys.stderr)
     if as_json:

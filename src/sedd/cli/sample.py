@@ -151,7 +151,7 @@ def trace(
     name = type(job.sampler).__name__.lower()
     title = f"{len(rows)} texts of {model.name}" if len(rows) > 1 else f"A text of {model.name}"
     about = f"Sampler {name}, {steps} steps, seed {seed}."
-    with _written(out):
+    with written(out):
         if out.suffix == ".png":
             generate.picture.png(rows, f"{title}. {about}", out)
         else:
@@ -324,12 +324,13 @@ def _sink(out: Path | None) -> Iterator[Any]:
     if out is None:
         yield lambda line: print(line, flush=True)
         return
-    with _written(out), out.open("w", encoding="utf-8") as file:
+    with written(out), out.open("w", encoding="utf-8") as file:
         yield lambda line: print(line, file=file)
 
 
 @contextmanager
-def _written(out: Path) -> Iterator[None]:
+def written(out: Path) -> Iterator[None]:
+    """What cannot be written is a sentence."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield

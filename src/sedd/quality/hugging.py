@@ -48,8 +48,6 @@ class HuggingFace(Judge):
     def costs(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"]) -> Float[Tensor, "b L"]:
         """−log p of each token; logits are taken to float32 a row at a time."""
         read, seen = self._started(x, valid)
-        if read.shape[-1] < 2:
-            return torch.zeros(x.shape)
         logits = self.model(input_ids=read[:, :-1], attention_mask=seen[:, :-1].long(), use_cache=False).logits
         costs = [
             torch.nn.functional.cross_entropy(row.float(), y, reduction="none")
@@ -118,5 +116,5 @@ def _sha256(model: Any, tokenizer: Any) -> str:
     digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
     for name, weights in sorted(model.named_parameters()):
         digest.update(name.encode())
-        digest.update(weights.detach().cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(weights.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

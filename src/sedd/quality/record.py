@@ -39,12 +39,19 @@ def judged(
         "nfe": _rounded(samples.nfe),
         "seconds_per_sample": _rounded(samples.seconds),
         **{name: samples.facts.get(name) for name in given.CARRIED},
+        **facts(judge),
+        "scored": read.of,
+        "truncated": read.truncated,
+    }
+
+
+def facts(judge: Judge) -> dict[str, Any]:
+    """Who judged, and how."""
+    return {
         "judge": judge.name,
         "judge_sha256": judge.sha256,
         "judge_precision": judge.precision,
         "first_token": "skipped" if judge.skips_first else "scored",
-        "scored": read.of,
-        "truncated": read.truncated,
     }
 
 
