@@ -16,11 +16,13 @@ import torch._dynamo  # optimizers import it when they are made
 import torch.utils.tensorboard
 from safetensors.torch import save as serialized
 
+import sedd.quality.judges
+import sedd.quality.picture
 import sedd.training
 from sedd import checkpoint
 from sedd.cli import main
 
-LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, sedd.training)
+LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, sedd.quality.picture, sedd.quality.judges, sedd.training)
 
 
 def die() -> None:

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from sedd import build
 from sedd.process import Process
-from sedd.randomness import Chance
+from sedd.randomness import PRECISION, Chance
 from sedd.sampler import Asked, Canvas, Sharpness, State, empty
 from sedd.schedule import Schedule
 
@@ -27,6 +27,23 @@ class Settings:
     sharpness: Sharpness = field(default_factory=Sharpness)
     options: dict[str, Any] = field(default_factory=dict)
     """Of the sampler."""
+
+
+def steps_of(word: str) -> int | None:
+    """A number of steps, or None for ``inf``."""
+    if word != "inf" and not word.isdecimal():
+        raise ValueError(f"steps is {word!r}; give a number of 1 or more, or inf")
+    return None if word == "inf" else int(word)
+
+
+def value_of(word: str) -> int | float | str:
+    """What a word means as an option of a sampler: a number if it is one."""
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
 
 
 @dataclass
@@ -65,6 +82,19 @@ class Job:
             able = ", ".join(name for name, kind in build.SAMPLERS.items() if kind.endless)
             raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
         Chance(settings.seed, torch.zeros(0, dtype=torch.long))  # refuses a bad seed before any work
+
+    def facts(self) -> dict[str, Any]:
+        """How it samples, for the record."""
+        chosen, names = self.settings, {kind: name for name, kind in build.SAMPLERS.items()}
+        return {
+            "sampler": names.get(type(self.sampler), "left-to-right"),
+            "steps": "inf" if chosen.steps is None else chosen.steps,
+            "grid": chosen.grid,
+            "seed": chosen.seed,
+            **asdict(chosen.sharpness),
+            "options": chosen.options,
+            "draw_precision": PRECISION,
+        }
 
     def expected_calls(self, canvas: Canvas) -> float:
         """Network calls summed over rows, in the mean."""
