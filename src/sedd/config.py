@@ -142,6 +142,11 @@ class Loop:
     """At which times a step looks. even: all alike. early: t = u², weighed back; for objectives over time."""
     precision: str = "float32"
     compile: bool = False
+    """Whether torch compiles the network; kernels of our own, which a GPU has, are as fast without."""
+    recompute: str = "nothing"
+    """What is computed again on the way back, to hold less: nothing, all but matrix products (cheap), or blocks."""
+    deterministic: bool = False
+    """Whether a GPU computes the same bits every time, as a CPU does; attention is slower for it."""
     shard: bool = False
     log_every: int = 10
     eval_every: int = 250
@@ -155,6 +160,7 @@ class Loop:
     def __post_init__(self) -> None:
         _choice("loop.precision", self.precision, ("float32", "bfloat16"))
         _choice("loop.clock", self.clock, ("even", "early"))
+        _choice("loop.recompute", self.recompute, ("nothing", "cheap", "blocks"))
         _choice("loop.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
         for name in ("batch", "accumulate", "log_every", "keep", "eval_sequences"):
             _at_least(f"loop.{name}", getattr(self, name), 1)

@@ -59,7 +59,7 @@ def alone(batch: Batch, row: int) -> Batch:
     """One row without its padding."""
     length = int(batch.valid[row].sum())
     x_0, x_t, valid = (column[row : row + 1, :length] for column in (batch.x_0, batch.x_t, batch.valid))
-    return Batch(x_0, x_t, batch.t[row : row + 1], batch.weight[row : row + 1], valid, valid.sum())
+    return Batch(x_0, x_t, batch.t[row : row + 1], batch.weight[row : row + 1], valid, valid.sum(-1), valid.sum())
 
 
 def every_row_is_itself(made: Trainer, losses: Callable[[torch.nn.Module, Batch], Tensor]) -> None:

@@ -14,6 +14,7 @@ from sedd import data
 from sedd.config import Run
 from sedd.distributed import Ranks
 from sedd.objective import Objective
+from sedd.process import Process
 from sedd.schedule import stratified
 
 
@@ -25,6 +26,8 @@ class Batch(NamedTuple):
     t: Tensor
     weight: Tensor
     valid: Tensor
+    unknown: Tensor
+    """How many positions of each row noise may have changed; on the CPU, or a device would have to be asked."""
     tokens: Tensor
     """How many, of all processes; on the CPU."""
 
@@ -46,6 +49,7 @@ class Batches:
 
     blocks: data.Blocks
     objective: Objective[Any]
+    process: Process
     size: int
     """Rows, over all processes."""
     seed: int
@@ -58,9 +62,9 @@ class Batches:
         generator = seeded(self.seed, step, 1)
         times = self.objective.times(stratified(self.size, generator))
         x_t = torch.where(valid, self.objective.corrupt(x_0, times.t, generator), x_0)
-        rows = self.ranks.share(self.size)
-        mine = (a[rows].to(self.ranks.device, non_blocking=True) for a in (x_0, x_t, *times, valid))
-        return Batch._make((*mine, valid.sum()))
+        rows, unknown = self.ranks.share(self.size), (self.process.unknown(x_t) & valid).sum(-1)
+        mine = (_sent(a[rows], self.ranks.device) for a in (x_0, x_t, *times, valid))
+        return Batch._make((*mine, unknown[rows], valid.sum()))
 
     def since(self, step: int) -> Iterator[Batch]:
         """From batch ``step`` on, without end; the next one is made while this one is used."""
@@ -70,6 +74,11 @@ class Batches:
                 batch, step = ahead.result(), step + 1
                 ahead = pool.submit(self.__getitem__, step)
                 yield batch
+
+
+def _sent(a: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting until it is there."""
+    return a.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else a.to(device)
 
 
 def open_data(config: Run, prepare: Callable[[], Path], ranks: Ranks) -> tuple[data.Blocks, data.Blocks]:
