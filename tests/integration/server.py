@@ -58,12 +58,12 @@ def kill_inside(name: str) -> None:
     """When half of a file of tensors is written."""
     whole = checkpoint.save_file
 
-    def half(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def half(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         if name in str(path):
             content = serialized(tensors)
             path.write_bytes(content[: len(content) // 2])
             die()
-        whole(tensors, path)
+        whole(tensors, path, metadata)
 
     checkpoint.save_file = half
 

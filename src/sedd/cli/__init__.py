@@ -5,10 +5,24 @@ Data goes to stdout, everything else to stderr; torch is imported by the command
 
 import sys
 
-from sedd.cli import bench, compare, data, evaluate, info, lab, report, sample, train
+from sedd.cli import bench, compare, data, evaluate, info, lab, published, push, report, sample, train
 from sedd.cli.root import app
 
-__all__ = ["app", "bench", "compare", "data", "evaluate", "info", "lab", "main", "report", "sample", "train"]
+__all__ = [
+    "app",
+    "bench",
+    "compare",
+    "data",
+    "evaluate",
+    "info",
+    "lab",
+    "main",
+    "published",
+    "push",
+    "report",
+    "sample",
+    "train",
+]
 
 
 def main() -> None:
