@@ -16,11 +16,13 @@ import torch._dynamo  # optimizers import it when they are made
 import torch.utils.tensorboard
 from safetensors.torch import save as serialized
 
+import sedd.evaluate
+import sedd.hub
 import sedd.train
 from sedd import checkpoint
 from sedd.cli import main
 
-LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, sedd.train)
+LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, sedd.evaluate, sedd.hub, sedd.train)
 
 
 def die() -> None:

@@ -1,7 +1,9 @@
 """Files from elsewhere: where the weights of a checkpoint lie, and how they are read without running any of it."""
 
 import json
+import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,17 +118,17 @@ def _unpickled(path: Path) -> Any:
     """A pickle by torch's restricted loader, which makes tensors and plain containers and calls nothing else."""
     _stored(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of protocols it may not know; what it does not, it refuses
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes may raise anything; none of it is a reason to try another way
-        foreign = re.search(r"GLOBAL (\S+)|[Uu]nsupported (?:global|class) (\S+)", str(error))
-        if foreign:
-            name = next(word for word in foreign.groups() if word)
+        if foreign := re.search(r"GLOBAL (\S+)", str(error)):
             raise ValueError(
-                f"{path} asks for {name}, which is code and not weights, so it was not loaded; use a safetensors "
+                f"{path} asks for {foreign[1]}, which is code and not weights, so it was not loaded; use a safetensors "
                 "version of it, or have its author save the weights alone: torch.save(model.state_dict(), …)"
             ) from None
-        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
-        raise ValueError(f"{path} cannot be read as weights: {reason}; download it again") from None
+        # torch's own words advise to load it without the restriction
+        reason = "it is damaged" if isinstance(error, pickle.UnpicklingError) else str(error).split("\n")[0][:200]
+        raise ValueError(f"{path} cannot be read as weights: {reason or type(error).__name__}") from None
 
 
 def _stored(path: Path) -> None:

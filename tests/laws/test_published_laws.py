@@ -158,7 +158,9 @@ def test_published_sizes(kind: Kind, h: int, depth: int, heads: int, parameters:
 
 def test_what_configurations_say(tmp_path: Path) -> None:
     """Noise, objective, what the network hears, length and dropout, all of them from the files."""
-    found = {"-".join(kind): published.read(publications.folder(tmp_path / kind.layout / kind.graph, kind)) for kind in KINDS}
+    found = {
+        "-".join(kind): published.read(publications.folder(tmp_path / kind.layout / kind.graph, kind)) for kind in KINDS
+    }
     said = {
         name: (f.config.noise.process, str(build.parts(f.config, V).schedule), f.config.objective, f.config.told)
         for name, f in found.items()
@@ -201,7 +203,6 @@ def test_a_lightning_checkpoint_without_averages_is_itself(tmp_path: Path) -> No
     found = published.read(lightning(tmp_path / "last.ckpt", None, hyper_parameters=settings))
     assert list(found.weights) == ["ema"]
     assert (found.config.told, found.config.model.length, found.original) == ("sigma", 33, None)
-    x, sigma = states(KINDS[3])
     model = build.load(published.save(found, None, tmp_path / "model", "last.ckpt")).model
     assert error(KINDS[3], model, "told σ") < 1e-4
     assert error(KINDS[3], model) > 1e-2
