@@ -1,13 +1,12 @@
 """What is asked of the Hub, and what its refusals mean."""
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub import errors
+from huggingface_hub import constants, errors
 
 SAFE = ("*.json", "*.safetensors", "merges.txt")
 """Files that can hold nothing but data."""
@@ -74,12 +73,11 @@ def understood(name: str) -> Iterator[None]:
 
 
 def _cache() -> str:
-    return str(huggingface_hub.constants.HF_HUB_CACHE)
+    return str(constants.HF_HUB_CACHE)
 
 
 def _why(error: Exception) -> str:
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set: unset it, or copy the files there"
     said = str(error).strip().split("\n")[0].removeprefix("Got: ")
-    away = "the Hub could not be reached" if os.environ.get("HF_ENDPOINT") is None else "HF_ENDPOINT could not be"
-    return f"{away} ({said}): try again when you are online, or use files you have"
+    return f"{constants.ENDPOINT} did not answer ({said}): try again online, or use files you have"
