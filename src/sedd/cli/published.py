@@ -46,7 +46,7 @@ def bring(
         "process": found.config.noise.process,
         "told": found.config.told,
         "tokenizer": "ints" if tokens is None else tokens.kind,
-        "averaged": "model" in found.weights,
+        "weights": " and ".join(found.weights),
         "bytes": (folder / "ema.safetensors").stat().st_size,
     }
     show(record, as_json)

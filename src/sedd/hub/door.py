@@ -33,8 +33,7 @@ def file(names: tuple[str, ...], path: str) -> Path:
     for name in names:
         if isinstance(found := huggingface_hub.try_to_load_from_cache(name, path), str):
             return Path(found)
-    with understood(names[0]):
-        return Path(huggingface_hub.hf_hub_download(names[0], path))
+    return _snapshot(names[0], None, (path,)) / path  # a single download is tried for half a minute when offline
 
 
 def upload(folder: Path, name: str, private: bool, message: str) -> str:
