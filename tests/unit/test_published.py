@@ -1,6 +1,7 @@
 """What is wrong with a published checkpoint is said in a sentence, before anything is written."""
 
 import json
+import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -188,3 +189,37 @@ def test_a_compiled_program_is_refused(refuses: Refuses, tmp_path: Path) -> None
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("model/constants.pkl", b"\x80\x02]q\x00.")
     refuses(lambda: published.read(path), "model.pt cannot be read as weights")
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pickle", "old pickle"])
+def test_any_flipped_byte_is_a_sentence_or_harmless(tmp_path: Path, form: str) -> None:
+    """Wherever a byte is changed, the file is refused, or only a weight is another number."""
+    source = publications.folder(tmp_path / "source", SEDD, form)
+    path = max(source.iterdir(), key=lambda file: file.stat().st_size)
+    content, draw = path.read_bytes(), random.Random(0)
+    places = [draw.randrange(3000) for _ in range(60)] + [len(content) - draw.randrange(1, 3000) for _ in range(60)]
+    refused = 0
+    for place in places:
+        path.write_bytes(content[:place] + bytes([content[place] ^ draw.randrange(1, 256)]) + content[place + 1 :])
+        try:
+            found = published.read(source)
+        except ValueError:
+            refused += 1
+        else:
+            assert found.parameters == sum(
+                v.numel() for n, v in publications.weights(SEDD).items() if "inv_freq" not in n
+            )
+    assert refused > 30
+
+
+def test_no_setting_of_torch_lifts_the_restriction(
+    tmp_path: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+            return Path.touch, (tmp_path / "mark",)
+
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    torch.save({"more": Payload()}, tmp_path / "pytorch_model.bin")
+    refuses(lambda: published.read(tmp_path), "which is code and not weights")
+    assert not (tmp_path / "mark").exists()

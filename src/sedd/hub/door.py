@@ -47,7 +47,13 @@ def upload(folder: Path, name: str, private: bool, message: str) -> str:
 
 def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     with understood(name):
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        found = huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=list(patterns),
+            local_files_only=constants.HF_HUB_OFFLINE,  # or older versions ask for a commit's files all the same
+        )
+        return Path(found)
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def _stored(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged bytes may raise anything here too
         raise ValueError(f"{path} is a damaged archive: {error}; download it again") from None
     for entry in entries:
         if entry.filename.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", entry.filename):
