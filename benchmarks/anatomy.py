@@ -73,11 +73,11 @@ def tile_shapes() -> None:
     for process, kind in (("absorbing", "score"), ("uniform", "score"), ("absorbing", "mean")):
         rows = 32_768 if process == "uniform" else 65_536
         setting = bench.LossSetting(process=process, parameterization=kind, rows=rows)
-        for shape in ((64, 128, 8, 128), (32, 256, 8, 128), (32, 128, 4, 128), (16, 256, 4, 128), (64, 128, 8, 255)):
-            tiles.ROWS, tiles.COLUMNS, tiles.WARPS, tiles.REGISTERS = shape
+        for shape in ((16, 256, 256, 8), (8, 256, 256, 8), (8, 256, 256, 4), (16, 512, 256, 8), (32, 256, 256, 8)):
+            tiles.ROWS, tiles.STRIP, tiles.COLUMNS, tiles.WARPS = shape
             row = next(bench.loss(setting, on))
             say(f"loss, {process} {kind}, tile {shape}: {row.milliseconds:.2f} ms, {row.share_of_ceiling:.1%}")
-        tiles.ROWS, tiles.COLUMNS, tiles.WARPS, tiles.REGISTERS = 64, 128, 8, 128
+        tiles.ROWS, tiles.STRIP, tiles.COLUMNS, tiles.WARPS = 16, 256, 256, 8
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import build, data, generate, sampler, train
+from sedd import build, data, generate, sampler, training
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
 from sedd.tokenizer import Integers
 
@@ -49,7 +49,7 @@ def main(out: Path, steps: int) -> None:
         objective="lambda-dce",
     ).resolved()
     data.prepare(config.data.sources, out / "data", Integers(size=4), records="lines", length=16)
-    end = train.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
+    end = training.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
     print(f"{len(known)} grids, entropy {math.log(len(known)):.3f} nats")
     print(
         f"bound on what was held out {16 * end.bound['bound']:.3f} ± {16 * end.bound['bound_stderr']:.3f} nats a grid"

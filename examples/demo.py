@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sedd import build, data, generate, logs, sampler, train
+from sedd import build, data, generate, logs, sampler, training
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
 
 matplotlib.use("Agg")
@@ -117,7 +117,7 @@ def main(out: Path, minutes: float) -> None:
                     error = record["bound_stderr"] * LENGTH
                     print(f"step {record['step']:5d}   bound {nats:7.3f} ± {error:.3f} nats a sentence")
 
-        train.run(config, lambda: out / "data", out / "run", resume=False, hear=hear)
+        training.run(config, lambda: out / "data", out / "run", resume=False, hear=hear)
     plot(out, entropy, own)
     show(out)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import build, data, generate, sampler, train
+from sedd import build, data, generate, sampler, training
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
 
 BASES, LENGTH, RECORDS = "ACGT", 40, 8000
@@ -60,7 +60,7 @@ def main(out: Path, steps: int) -> None:
     sources = config.data.sources
     letters = build.tokenizer("chars", lambda: data.documents(sources, records="lines"))
     data.prepare(sources, out / "data", letters, records="lines", length=LENGTH)
-    end = train.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
+    end = training.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats a base")
     print(f"bound on what was held out {end.bound['bound']:.4f} ± {end.bound['bound_stderr']:.4f} nats a base")
 

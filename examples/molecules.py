@@ -9,7 +9,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from sedd import build, data, generate, molecules, sampler, train
+from sedd import build, data, generate, molecules, sampler, training
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
 
 MADE, LONGEST, SHOWN, DRAWN = 6000, 20, 5, 100
@@ -44,7 +44,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
         loop=Loop(batch=48, eval_every=0, eval_sequences=4000, save_every=0),
         objective="lambda-dce",
     ).resolved()
-    end = train.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
+    end = training.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
     print(f"{len(known):,} molecules of at most {length} characters, such as {known[0]}")
     bound, error = (length * end.bound[name] for name in ("bound", "bound_stderr"))
     print(f"bound on those held out {bound:.3f} ± {error:.3f} nats a molecule")

@@ -25,6 +25,8 @@ from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
 from sedd.config import Run
+from sedd.layers import Linear
+from sedd.replay import Replayed
 
 PROCESSES: Mapping[str, type[processes.Process]] = {
     "absorbing": processes.Absorbing,
@@ -261,8 +263,29 @@ class Loaded(NamedTuple):
     config: Run
     folder: Path
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.network.parameters()).device
 
-def load(folder: Path | str, weights: str = "ema", device: str = "cpu") -> Loaded:
+
+def served(network: transformers.Transformer, device: str, precision: str) -> transformers.Transformer:
+    """A network to be asked: on a device, its matrices in ``float32`` or ``bfloat16``; the rest stays exact."""
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision is {precision!r}; choose one of float32, bfloat16")
+    network = network.to(device).eval().requires_grad_(False)
+    for part in network.modules():
+        if precision == "bfloat16" and isinstance(part, Linear):
+            part.to(torch.bfloat16)
+    return network
+
+
+def replayed(network: transformers.Transformer) -> nn.Module:
+    """The network as it is, or on a GPU with recordings of its launches."""
+    return Replayed(network) if next(network.parameters()).is_cuda else network
+
+
+def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str = "float32") -> Loaded:
     """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``."""
     path = Path(folder)
     if (path / "checkpoints").is_dir():
@@ -284,8 +307,8 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu") -> Loade
         net.load_state_dict(checkpoint.tensors(path, weights))
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
-    net = net.to(device).eval().requires_grad_(False)
-    model = run_model(config, net, made)
+    net = served(net, device, precision)
+    model = run_model(config, replayed(net), made)
     return Loaded(model, net, *made, tokenizers.load(path), config, path)
 
 

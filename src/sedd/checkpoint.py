@@ -21,7 +21,8 @@ MANIFEST = "manifest.json"
 WRITING = ".writing-"
 
 
-def _hash(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Of a file, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 22):
@@ -103,7 +104,7 @@ def save(
 def _seal(folder: Path) -> None:
     """Add the manifest; then everything reaches the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    manifest = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": _hash(f)} for f in files}
+    manifest = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in files}
     write_json(folder / MANIFEST, manifest)
     for path in [*files, folder]:
         _sync(path)
@@ -122,7 +123,7 @@ def damage(folder: Path) -> str | None:
             return f"its manifest names {name}, outside of it"
         if not path.is_file():
             return f"{name} is missing"
-        if entry != (path.stat().st_size, _hash(path)):
+        if entry != (path.stat().st_size, sha256(path)):
             return f"{name} is not what was written"
     return None
 

@@ -25,6 +25,14 @@ def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     return x.to(widened(x.dtype))
 
 
+def working(weight: Float[Tensor, "*s"]) -> torch.dtype:
+    """In what dtype a trunk multiplies by a weight: its own, or that of autocast."""
+    kind = weight.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
+
+
 class Part(nn.Module, ABC):
     """A module with weights of its own, and the law they are first drawn from."""
 
@@ -57,6 +65,10 @@ class Affine(Part, ABC):
 class Linear(Affine):
     """Wx + b in the dtype of the weights, or of autocast: the trunk's."""
 
+    def cast(self, dtype: torch.dtype) -> tuple[Float[Tensor, "outputs inputs"], Float[Tensor, " outputs"] | None]:
+        """W and b in another dtype, for whoever multiplies by himself."""
+        return self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+
     def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
         """Wx + b."""
         return F.linear(x, self.weight, self.bias)
@@ -77,9 +89,30 @@ def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
+class Norm(NamedTuple):
+    """(x − mean)/√(variance + eps)·weight + bias over the last axis; without the mean if it is not ``centred``."""
+
+    eps: float
+    centred: bool
+    weight: Float[Tensor, " h"] | None = None
+    bias: Float[Tensor, " h"] | None = None
+
+
+HEAD_NORM = RMS = Norm(eps=1e-6, centred=False)
+"""x/√(mean x² + 1e-6); a matrix that follows holds any weight."""
+
+
+def normed(x: Float[Tensor, "*s h"], norm: Norm) -> Float[Tensor, "*s h"]:
+    """The norm, in float32 or better."""
+    weight, bias = (None if a is None else wide(a) for a in (norm.weight, norm.bias))
+    if norm.centred:
+        return F.layer_norm(wide(x), x.shape[-1:], weight, bias, eps=norm.eps)
+    return F.rms_norm(wide(x), x.shape[-1:], weight, eps=norm.eps)
+
+
 @final
 class LayerNorm(Part):
-    """(x − mean)/√(variance + 1e-5)·weight + bias, over the last axis; first weight 1 and bias 0."""
+    """The weights of (x − mean)/√(variance + 1e-5)·weight + bias: first 1 and 0."""
 
     def __init__(self, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -93,20 +126,14 @@ class LayerNorm(Part):
         if self.bias is not None:
             self.bias.zero_()
 
-    def forward(self, x: Float[Tensor, "*s width"]) -> Float[Tensor, "*s width"]:
-        """The norm, in float32 or better."""
-        bias = None if self.bias is None else wide(self.bias)
-        return F.layer_norm(wide(x), x.shape[-1:], wide(self.weight), bias, eps=1e-5)
-
-
-def rms_norm(x: Float[Tensor, "*s width"]) -> Float[Tensor, "*s width"]:
-    """x/√(mean x² + 1e-6) over the last axis, in float32 or better; a matrix that follows holds any weight."""
-    return F.rms_norm(wide(x), x.shape[-1:], eps=1e-6)
+    def forward(self) -> Norm:
+        """What whoever norms is told."""
+        return Norm(1e-5, True, self.weight, self.bias)
 
 
 @final
-class HeadNorm(Part):
-    """weight·x/√(mean x² + 1e-6) over a head, first with weight 1: queries and keys of a length that is learnt."""
+class Gain(Part):
+    """What a normed query or key is multiplied by, first 1: they are of a length that is learnt."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
@@ -117,9 +144,9 @@ class HeadNorm(Part):
         """Nothing is drawn: 1."""
         self.weight.fill_(1)
 
-    def forward(self, x: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:
-        """The norm, computed in float32 or better and given in the dtype of x."""
-        return (rms_norm(x) * wide(self.weight)).to(x.dtype)
+    def forward(self) -> Float[Tensor, " d"]:
+        """The gain."""
+        return self.weight
 
 
 @final
@@ -186,13 +213,6 @@ class NoiseEmbedding(nn.Module):
         return c
 
 
-def modulate(
-    x: Float[Tensor, "b L width"], shift: Float[Tensor, "b 1 width"], scale: Float[Tensor, "b 1 width"]
-) -> Float[Tensor, "b L width"]:
-    """x·(1 + scale) + shift: how σ reaches a block."""
-    return x * (1 + scale) + shift
-
-
 class Rotation(NamedTuple):
     """The angle of every position and frequency, as its cosine and sine."""
 
@@ -238,12 +258,6 @@ def rotate(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[Tensor,
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
-def split_heads(qkv: Float[Tensor, "b L qkv"], heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, (b, L, heads, d), packed in this order."""
-    q, k, v = (part.unflatten(-1, (heads, -1)) for part in qkv.chunk(3, -1))
-    return q, k, v
-
-
 class Sight(NamedTuple):
     """Where tokens stand and which of them see which."""
 
@@ -269,8 +283,7 @@ def sight(rotation: Rotation, valid: Bool[Tensor, "b L"] | None, causal: bool) -
 def attend(
     q: Float[Tensor, "b L heads d"], k: Float[Tensor, "b L heads d"], v: Float[Tensor, "b L heads d"], sight: Sight
 ) -> Float[Tensor, "b L h"]:
-    """softmax(q·k/√d) v over the keys each query sees, q and k rotated to their positions; heads side by side."""
-    q, k = rotate(q, sight.rotation), rotate(k, sight.rotation)
+    """softmax(q·k/√d) v over the keys each query sees, heads side by side; q and k stand turned to their positions."""
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # views: heads lie side by side in memory on both sides
     seen = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask, is_causal=sight.causal)
     return seen.transpose(1, 2).flatten(-2)

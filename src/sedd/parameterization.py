@@ -58,6 +58,24 @@ class MeanReader(Reader, Protocol):
 
 
 @runtime_checkable
+class Speaker(Reader, Protocol):
+    """One whose head's output is a score up to a factor, or the law of the clean token: whoever draws can read it."""
+
+    @property
+    def relative(self) -> bool:
+        """Whether the output is a score, a ratio to x_t."""
+        ...
+
+    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """The head's output at positions of which `hidden` is given, in the head's own precision."""
+        ...
+
+    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """What is to be added to it."""
+        ...
+
+
+@runtime_checkable
 class Trunk(Protocol):
     """A network in two parts: its output is ``head(hidden(x, sigma))``."""
 
@@ -163,8 +181,13 @@ class _Wrapped(nn.Module, ABC):
         """The log-score at positions of which `hidden` is given."""
         return self.log_score(self._headed(hidden)[:, None], x_t[:, None], sigma)[:, 0]
 
+    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """What the head says at positions of which `hidden` is given."""
+        said: Tensor = self.network.head(hidden) if isinstance(self.network, Trunk) else hidden
+        return said
+
     def _headed(self, hidden: Tensor) -> Tensor:
-        return at_least_float32(self.network.head(hidden) if isinstance(self.network, Trunk) else hidden)
+        return at_least_float32(self.said(hidden))
 
     @abstractmethod
     def log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
@@ -184,6 +207,12 @@ class _Wrapped(nn.Module, ABC):
 class Score(_Wrapped):
     """The output is the log-score, up to the scale that noise gives it."""
 
+    relative = True
+
+    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """That of the process."""
+        return self.process.log_scale(sigma)
+
     def forward(
         self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L num_states"]:
@@ -201,6 +230,12 @@ class Score(_Wrapped):
 @final
 class Mean(_Wrapped):
     """The output is a softmax over the N tokens, the law of the clean token; the mask's entry is unused."""
+
+    relative = False
+
+    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """None."""
+        return torch.zeros_like(sigma)
 
     def log_mean(
         self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
@@ -332,3 +367,34 @@ class Padded:
         """The model's prediction of the next token."""
         log_p: Tensor = self.model.log_next(x_0, self.valid)  # type: ignore[operator]
         return log_p
+
+
+@final
+class Given:
+    """A model of what follows a context: it reads both, and answers for what follows.
+
+    Under absorbing noise the true score, asked so, is the true score of what follows given the context: a token that is
+    not masked is known. Under uniform noise no token is known, so a model takes the context for noisy too: what it then
+    scores is its own way of filling in behind a fixed context, and not the conditional of the law that it learned.
+    """
+
+    def __init__(self, model: Any, context: Int[Tensor, " c"]) -> None:
+        self.model, self.context = model, context
+
+    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """The model's log-score."""
+        return self._rest(self.model(self._whole(x_t), sigma))
+
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+        """The model's prediction of the clean token."""
+        return self._rest(self.model.log_mean(self._whole(x_t), sigma))
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+        """The model's prediction of the next token."""
+        return self._rest(self.model.log_next(self._whole(x_0)))
+
+    def _whole(self, x: Tensor) -> Tensor:
+        return torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
+
+    def _rest(self, said: Tensor) -> Tensor:
+        return said[..., len(self.context) :, :]

@@ -16,6 +16,9 @@ _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
+PRECISION = "float64"
+"""Of every uniform made here, and so of every draw of a sampler: published samples were drawn with float32.  [§9]"""
+
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-Recompute = Callable[..., Tensor]
+Recompute = Callable[..., Any]
 """``(block, x, …) -> block(x, …)``."""
 
 _aten = torch.ops.aten
@@ -28,23 +28,20 @@ DEAR = {
 """What `cheap` never computes twice."""
 
 
-def nothing(block: nn.Module, x: Tensor, *rest: Any) -> Tensor:
+def nothing(block: nn.Module, x: Tensor, *rest: Any) -> Any:
     """Nothing is computed twice, but for what a compiler thinks better so."""
-    after: Tensor = block(x, *rest)
-    return after
+    return block(x, *rest)
 
 
-def cheap(block: nn.Module, x: Tensor, *rest: Any) -> Tensor:
+def cheap(block: nn.Module, x: Tensor, *rest: Any) -> Any:
     """All but matrix products and attention is computed twice."""
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
-    after: Tensor = checkpoint(block, x, *rest, use_reentrant=False, context_fn=contexts)
-    return after
+    return checkpoint(block, x, *rest, use_reentrant=False, context_fn=contexts)
 
 
-def blocks(block: nn.Module, x: Tensor, *rest: Any) -> Tensor:
+def blocks(block: nn.Module, x: Tensor, *rest: Any) -> Any:
     """All is computed twice, the dear parts too: a block keeps nothing but its input."""
-    after: Tensor = checkpoint(block, x, *rest, use_reentrant=False)
-    return after
+    return checkpoint(block, x, *rest, use_reentrant=False)
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -6,34 +6,34 @@ the names of its weights; `Modern` is the one to train anew. The head starts at 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd import check, recompute
+from sedd import check, kernels, recompute
+from sedd.kernels import Branch, Change
 from sedd.layers import (
+    RMS,
     Embedding,
-    HeadNorm,
+    Gain,
     LayerNorm,
     Linear,
     NoiseEmbedding,
     Part,
     Place,
     Rotary,
+    Rotation,
     Sight,
     WideLinear,
     attend,
-    modulate,
-    rms_norm,
     sight,
-    split_heads,
     wide,
     widened,
+    working,
 )
 
 
@@ -66,13 +66,25 @@ class Shape:
         return self.width // self.heads
 
 
+class Block(nn.Module, ABC):
+    """A part of a network that reads the stream and has something to add to it."""
+
+    @abstractmethod
+    def forward(
+        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None, sight: Sight
+    ) -> tuple[Float[Tensor, "b L h"], Branch]:
+        """The stream and what is still to be added to it: whoever reads next does that."""
+
+
 class Last(nn.Module, ABC):
     """Norm, modulation and head."""
 
     linear: Linear
 
     @abstractmethod
-    def forward(self, x: Float[Tensor, "b L h"], c: Float[Tensor, "b cond"] | None) -> Float[Tensor, "b L h"]:
+    def forward(
+        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None
+    ) -> Float[Tensor, "b L h"]:
         """What the head reads."""
 
 
@@ -129,8 +141,8 @@ class Transformer(nn.Module, ABC):
         """What is added to the embedding of a token for where it stands; None: nothing."""
 
     @abstractmethod
-    def _block(self, shape: Shape) -> nn.Module:
-        """One block: ``(x, c, sight) -> x``, in float32 or better on both sides."""
+    def _block(self, shape: Shape) -> Block:
+        """One block."""
 
     @abstractmethod
     def _last(self, shape: Shape, outputs: int) -> Last:
@@ -155,23 +167,30 @@ class Transformer(nn.Module, ABC):
     def hidden(
         self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L width"]:
-        """What the head reads, in the dtype of its weights; see `forward`."""
+        """What the head reads, in the dtype of its weights or of autocast; see `forward`."""
         check.states(x, self.states)
-        rows = sigma.numel(), x.shape[-1]
-        h = wide(self.vocab_embed(x.reshape(rows)))
-        last = self.trunk(h, sigma.reshape(-1), None if valid is None else valid.reshape(rows))
-        return last.to(self.head.weight.dtype).view(*x.shape, -1)
+        rows, length = sigma.numel(), x.shape[-1]
+        h = wide(self.vocab_embed(x.reshape(rows, length)))
+        valid = None if valid is None else valid.reshape(rows, length)
+        return self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length)).view(*x.shape, -1)
 
     def trunk(
-        self, h: Float[Tensor, "b L width"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None
+        self,
+        h: Float[Tensor, "b L width"],
+        sigma: Float[Tensor, " b"],
+        valid: Bool[Tensor, "b L"] | None,
+        rotation: Rotation,
     ) -> Float[Tensor, "b L width"]:
-        """From the embedding of tokens to what the head reads: one graph, in which nothing depends on values."""
-        place = sight(self.rotary_emb(h.shape[1]), valid, self.causal)
-        c = self._condition(sigma)
+        """From the embedding of tokens to what the head reads: one graph, in which nothing depends on values.
+
+        The rotation is an argument, or a compiler would compute sines again wherever it needs them.
+        """
+        place = sight(rotation, valid, self.causal)
+        c, branch = self._condition(sigma), None
         h = h if self.place is None else h + self.place(h.shape[1])
         for block in self.blocks:
-            h = self.pass_through(block, h, c, place)
-        last: Tensor = self.output_layer(h, c)
+            h, branch = self.pass_through(block, h, branch, c, place)
+        last: Tensor = self.output_layer(h, branch, c)
         return last
 
     def compile_trunk(self, backend: str = "inductor") -> None:
@@ -204,10 +223,24 @@ class Transformer(nn.Module, ABC):
         return c
 
 
-def _parts(modulation: WideLinear, c: Tensor, count: int) -> tuple[Tensor, ...]:
-    """What σ decides, ``count`` rows of the width for every sequence."""
-    rows: Tensor = modulation(c)
-    return rows[:, None].chunk(count, -1)
+class Told(NamedTuple):
+    """What σ decides of a half of a block."""
+
+    change: Change | None
+    gate: Float[Tensor, "b h"] | None
+
+
+def _told(modulation: WideLinear | None, c: Tensor | None) -> tuple[Told, Told]:
+    """What σ decides of both halves of a block: shift, scale and gate of each, in this order."""
+    if modulation is None or c is None:
+        return Told(None, None), Told(None, None)
+    shift1, scale1, gate1, shift2, scale2, gate2 = modulation(c).chunk(6, -1)
+    return Told(Change(shift1, scale1), gate1), Told(Change(shift2, scale2), gate2)
+
+
+def _changed(modulation: WideLinear | None, c: Tensor | None) -> Change | None:
+    """What σ decides of the last norm."""
+    return None if modulation is None or c is None else Change(*modulation(c).chunk(2, -1))
 
 
 # The published network -------------------------------------------------------------------------------------
@@ -223,7 +256,7 @@ class Reference(Transformer):
     def _place(self, shape: Shape) -> Place | None:
         return None
 
-    def _block(self, shape: Shape) -> nn.Module:
+    def _block(self, shape: Shape) -> Block:
         return ReferenceBlock(shape)
 
     def _last(self, shape: Shape, outputs: int) -> Last:
@@ -231,40 +264,36 @@ class Reference(Transformer):
 
 
 @final
-class ReferenceBlock(nn.Module):
+class ReferenceBlock(Block):
     """LayerNorm → modulate → attention → gate, then LayerNorm → modulate → GELU MLP → gate, each beside a residual."""
+
+    mlp: Mapping[str, Linear]
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         width, timed = shape.width, shape.cond is not None
-        self.heads = shape.heads
+        self.heads, self.dropout = shape.heads, shape.dropout
         self.norm1 = LayerNorm(width, bias=not timed)
         self.attn_qkv = Linear(width, 3 * width, bias=False)
         self.attn_out = Linear(width, width, bias=False)
         self.norm2 = LayerNorm(width, bias=not timed)
-        self.mlp = nn.Sequential(Linear(width, 4 * width), nn.GELU(approximate="tanh"), Linear(4 * width, width))
-        self.dropout = nn.Dropout(shape.dropout)
+        mlp = nn.ModuleDict({"0": Linear(width, 4 * width), "2": Linear(4 * width, width)})  # GELU is between them
+        self.mlp = mlp  # type: ignore[assignment]
         self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, zero=True)
 
     def forward(
-        self, x: Float[Tensor, "b L h"], c: Float[Tensor, "b cond"] | None, sight: Sight
-    ) -> Float[Tensor, "b L h"]:
-        """x after the block; at the start, where the modulation is 0, x itself if σ is told."""
-        if self.adaLN_modulation is None or c is None:
-            x = x + self._look(self.norm1(x), sight)
-            return x + self._think(self.norm2(x))
-        shift1, scale1, gate1, shift2, scale2, gate2 = _parts(self.adaLN_modulation, c, 6)
-        x = x + gate1 * self._look(modulate(self.norm1(x), shift1, scale1), sight)
-        return x + gate2 * self._think(modulate(self.norm2(x), shift2, scale2))
-
-    def _look(self, x: Tensor, sight: Sight) -> Tensor:
-        q, k, v = split_heads(self.attn_qkv(x.to(self.attn_qkv.weight.dtype)), self.heads)
-        looked: Tensor = self.dropout(self.attn_out(attend(q, k, v, sight)))
-        return looked
-
-    def _think(self, x: Tensor) -> Tensor:
-        thought: Tensor = self.dropout(self.mlp(x.to(self.attn_qkv.weight.dtype)))
-        return thought
+        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None, sight: Sight
+    ) -> tuple[Float[Tensor, "b L h"], Branch]:
+        """At the start, where the modulation is 0, nothing is added if σ is told."""
+        dtype = working(self.attn_qkv.weight)
+        via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
+        first, second = _told(self.adaLN_modulation, c)
+        x, n = via.join(x, branch, self.norm1(), first.change, dtype)
+        seen = attend(*via.turned(n, self.attn_qkv.weight.to(dtype), self.heads, sight.rotation, None), sight)
+        x, n = via.join(x, kernels.branch(self.attn_out(seen), first.gate, drop), self.norm2(), second.change, dtype)
+        up, down = (matrix.cast(dtype) for matrix in self.mlp.values())
+        thought = via.thought(n, up, down, "gelu")
+        return x, kernels.branch(thought, second.gate, drop)
 
 
 @final
@@ -277,10 +306,13 @@ class ReferenceLast(Last):
         self.linear = Linear(shape.width, outputs, zero=True)
         self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, zero=True)
 
-    def forward(self, x: Float[Tensor, "b L h"], c: Float[Tensor, "b cond"] | None) -> Float[Tensor, "b L h"]:
+    def forward(
+        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None
+    ) -> Float[Tensor, "b L h"]:
         """What the head reads."""
-        x = self.norm_final(x)
-        return x if self.adaLN_modulation is None or c is None else modulate(x, *_parts(self.adaLN_modulation, c, 2))
+        dtype = working(self.linear.weight)
+        via = kernels.between(x.device.type, dtype)
+        return via.join(x, branch, self.norm_final(), _changed(self.adaLN_modulation, c), dtype)[1]
 
 
 # The network to train anew ---------------------------------------------------------------------------------
@@ -296,7 +328,7 @@ class Modern(Transformer):
     def _place(self, shape: Shape) -> Place | None:
         return Place(shape.width)
 
-    def _block(self, shape: Shape) -> nn.Module:
+    def _block(self, shape: Shape) -> Block:
         return ModernBlock(shape)
 
     def _last(self, shape: Shape, outputs: int) -> Last:
@@ -304,40 +336,32 @@ class Modern(Transformer):
 
 
 @final
-class ModernBlock(nn.Module):
+class ModernBlock(Block):
     """RMSNorm → modulate → attention → gate, then RMSNorm → modulate → squared ReLU → gate, each beside a residual."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         width = shape.width
-        self.heads = shape.heads
+        self.heads, self.dropout = shape.heads, shape.dropout
         self.qkv = Linear(width, 3 * width, bias=False)
         self.out = Linear(width, width, bias=False)
-        self.q_norm, self.k_norm = HeadNorm(shape.head_dim), HeadNorm(shape.head_dim)
+        self.q_norm, self.k_norm = Gain(shape.head_dim), Gain(shape.head_dim)
         self.up = Linear(width, 4 * width, bias=False)
         self.down = Linear(4 * width, width, bias=False)
-        self.dropout = nn.Dropout(shape.dropout)
         self.modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, bias=False, zero=True)
 
     def forward(
-        self, x: Float[Tensor, "b L h"], c: Float[Tensor, "b cond"] | None, sight: Sight
-    ) -> Float[Tensor, "b L h"]:
-        """x after the block; at the start, where the modulation is 0, x itself if σ is told."""
-        if self.modulation is None or c is None:
-            x = x + self._look(rms_norm(x), sight)
-            return x + self._think(rms_norm(x))
-        shift1, scale1, gate1, shift2, scale2, gate2 = _parts(self.modulation, c, 6)
-        x = x + gate1 * self._look(modulate(rms_norm(x), shift1, scale1), sight)
-        return x + gate2 * self._think(modulate(rms_norm(x), shift2, scale2))
-
-    def _look(self, x: Tensor, sight: Sight) -> Tensor:
-        q, k, v = split_heads(self.qkv(x.to(self.qkv.weight.dtype)), self.heads)
-        looked: Tensor = self.dropout(self.out(attend(self.q_norm(q), self.k_norm(k), v, sight)))
-        return looked
-
-    def _think(self, x: Tensor) -> Tensor:
-        thought: Tensor = self.dropout(self.down(F.relu(self.up(x.to(self.up.weight.dtype))).square()))
-        return thought
+        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None, sight: Sight
+    ) -> tuple[Float[Tensor, "b L h"], Branch]:
+        """At the start, where the modulation is 0, nothing is added if σ is told."""
+        dtype = working(self.qkv.weight)
+        via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
+        first, second = _told(self.modulation, c)
+        x, n = via.join(x, branch, RMS, first.change, dtype)
+        gains = self.q_norm(), self.k_norm()
+        seen = attend(*via.turned(n, self.qkv.weight.to(dtype), self.heads, sight.rotation, gains), sight)
+        x, n = via.join(x, kernels.branch(self.out(seen), first.gate, drop), RMS, second.change, dtype)
+        return x, kernels.branch(via.thought(n, self.up.cast(dtype), self.down.cast(dtype), "relu2"), second.gate, drop)
 
 
 @final
@@ -349,7 +373,9 @@ class ModernLast(Last):
         self.linear = Linear(shape.width, outputs, bias=False, zero=True)
         self.modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, bias=False, zero=True)
 
-    def forward(self, x: Float[Tensor, "b L h"], c: Float[Tensor, "b cond"] | None) -> Float[Tensor, "b L h"]:
+    def forward(
+        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None
+    ) -> Float[Tensor, "b L h"]:
         """What the head reads."""
-        x = rms_norm(x)
-        return x if self.modulation is None or c is None else modulate(x, *_parts(self.modulation, c, 2))
+        dtype = working(self.linear.weight)
+        return kernels.between(x.device.type, dtype).join(x, branch, RMS, _changed(self.modulation, c), dtype)[1]

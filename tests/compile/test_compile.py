@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.exc import RecompileError
 from torch._dynamo.utils import counters
 
-from sedd import data, exact, train
+from sedd import data, exact, training
 from sedd.config import Budget, Data, Loop, Model, Noise, Run
 from sedd.distributed import Ranks
 from sedd.objective import DenoisingScoreEntropy
@@ -104,7 +104,7 @@ def configured(
 def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict[str, object]) -> None:
     """Over steps, parts, evaluations, samples and a last evaluation of another size."""
     shards = prepared(tmp_path, pad)
-    end = train.run(configured(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
+    end = training.run(configured(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
     assert end.progress.step == 6
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
@@ -114,8 +114,8 @@ def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict
 def test_a_second_graph_is_noticed(tmp_path: Path) -> None:
     shards = prepared(tmp_path, None)
     blocks = [data.Blocks.open(shards, 8, split) for split in ("train", "validation")]
-    trainer = train.Trainer(configured(), *blocks, Ranks(0, 1, torch.device("cpu")))
+    trainer = training.Trainer(configured(), *blocks, Ranks(0, 1, torch.device("cpu")))
     batch = trainer.batches[0]
     trainer.gradients(batch)
     with pytest.raises(RecompileError):
-        trainer.gradients(train.Batch._make([*(column[:5] for column in batch[:-1]), batch.tokens]))
+        trainer.gradients(training.Batch._make([*(column[:5] for column in batch[:-1]), batch.tokens]))

@@ -25,8 +25,10 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text()], ids=name)
-def test_snippets_print_what_the_page_says(page: Path) -> None:
+def test_snippets_print_what_the_page_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The snippets of a page are one program; a text block after a snippet is its output, to the letter."""
+    monkeypatch.chdir(tmp_path)  # they may write files
+    monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(0)
     names: dict[str, object] = {"__name__": "page"}
     found = blocks(page)

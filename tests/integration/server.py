@@ -18,11 +18,14 @@ from safetensors.torch import save as serialized
 
 import sedd.evaluate
 import sedd.hub
-import sedd.train
+import sedd.quality.judges
+import sedd.quality.picture
+import sedd.training
 from sedd import checkpoint
 from sedd.cli import main
 
-LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, sedd.evaluate, sedd.hub, sedd.train)
+ROOMS = (sedd.evaluate, sedd.hub, sedd.quality.picture, sedd.quality.judges, sedd.training)
+LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, *ROOMS)
 
 
 def die() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sedd import build, train
-from sedd.cli.train import prepared
+from sedd import build, training
 from sedd.config import Budget, Data, Loop, Model, Noise, Run
+from sedd.training import prepared
 
 KEYS = {
     *("nats_per_token", "stderr_nats_per_token", "bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound"),
@@ -41,7 +41,7 @@ def trained(corpus: Path, out: Path, objective: str, process: str = "absorbing",
         budget=Budget(steps=6),
         objective=objective,
     ).resolved()
-    train.run(config, lambda: prepared(config), out, resume=False, hear=lambda kind, record: None)
+    training.run(config, lambda: prepared(config), out, resume=False, hear=lambda kind, record: None)
     return out
 
 
@@ -245,7 +245,7 @@ def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, envi
         loop=Loop(batch=2, eval_every=0, eval_sequences=1),
         budget=Budget(steps=1),
     ).resolved()
-    train.run(config, lambda: prepared(config), tmp_path / "long", resume=False, hear=lambda kind, record: None)
+    training.run(config, lambda: prepared(config), tmp_path / "long", resume=False, hear=lambda kind, record: None)
     return tmp_path / "long"
 
 

@@ -102,7 +102,10 @@ def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     told = json.loads(sedd("info", run, "--json").stdout)
     assert told["step"] == 3
     assert told["vocab_size"] == 256
-    assert "parameters" in sedd("info", run).stdout
+    assert told["best_bound"] is None
+    shown = sedd("info", run).stdout
+    assert "parameters" in shown
+    assert f"none so far (the run looks every 5 steps); sedd eval {run} finds the bound" in shown
     planned = sedd("plan", corpus, *SMALL, "--steps", 1000, "--json")
     ok(planned)
     found = json.loads(planned.stdout)

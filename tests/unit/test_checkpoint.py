@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sedd import checkpoint
-from sedd.train import Progress
+from sedd.training import Progress
 
 Refuses = Callable[..., None]
 

@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard, constants
 from local_hub import COMMIT
 from publications import KINDS, V
 
+import sedd
 from sedd import build, checkpoint, hub, published
 from sedd.tokenizer import BPE, Characters, Integers
 
@@ -95,6 +96,7 @@ def test_a_model_of_ours_comes_from_the_cache(tmp_path: Path, cache: Path) -> No
     assert loaded.tokenizer == Characters(alphabet="abcdefghijk")
     assert cache in loaded.folder.parents
     assert hub.from_pretrained("owner/name", revision=COMMIT).folder == loaded.folder
+    assert sedd.load("owner/name").loaded.folder == loaded.folder
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
@@ -120,7 +122,8 @@ def test_other_files_are_another_model(tmp_path: Path, cache: Path) -> None:
 
 def test_pickles_are_for_the_command_alone(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
     put(cache, "owner/old", publications.folder(tmp_path / "source", SEDD, "pickle"))
-    refuses(lambda: hub.fetch("owner/old"), "sedd import owner/old --out MODEL")
+    for load in (hub.fetch, sedd.load):
+        refuses(lambda load=load: load("owner/old"), "sedd import owner/old --out MODEL")
     assert (hub.download("owner/old", pickles=True) / "pytorch_model.bin").is_file()
 
 
@@ -250,7 +253,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert (result.metric_value, result.dataset_name) == (1.23456, "test.txt")
     for words in (
         *("≤ 1.23456 ± 0.00789", "test.txt", "strict", "t-dce", "LogLinear(eps=0.001)", "told no noise"),
-        *('from_pretrained("owner/name")', "sedd sample", "published MDLM checkpoint `owner/published`"),
+        *('sedd.load("owner/name")', "sedd sample", "published MDLM checkpoint `owner/published`"),
     ):
         assert words in card.text
     assert "secret" not in card.content

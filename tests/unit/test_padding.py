@@ -14,7 +14,7 @@ from sedd.distributed import Ranks
 from sedd.parameterization import Padded
 from sedd.schedule import Times
 from sedd.tokenizer import Characters
-from sedd.train import Batch, Trainer, held_out
+from sedd.training import Batch, Trainer, held_out
 
 LENGTH, ALONE = 9, Ranks(0, 1, torch.device("cpu"))
 TEXTS = ["ACGT" * 2, "A", "CG", "GGT", "TACA", "ACGTA", "CCCCCC", "GATTACA"] * 5

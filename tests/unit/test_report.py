@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sedd import build, data, logs, report, train
+from sedd import build, data, logs, report, training
 from sedd.config import Budget, Data, Loop, Model, Run
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +193,7 @@ def test_samples_come_from_the_newest_checkpoint(tmp_path: Path, objective: str)
         loop=Loop(batch=10, log_every=1, eval_every=1, eval_sequences=8),
         objective=objective,
     ).resolved()
-    train.run(config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, hear=lambda kind, record: None)
+    training.run(config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, hear=lambda kind, record: None)
     story = report.read(tmp_path / "run")
     drawn = report.samples(story, 3, seed=1)
     assert drawn == report.samples(story, 3, seed=1)

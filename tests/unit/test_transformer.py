@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -361,9 +362,13 @@ def test_a_trunk_in_bfloat16_gives_float32(style: type[Transformer], timed: bool
     network = network.bfloat16() if how == "converted" else network
     seen: dict[str, torch.dtype] = {}
     parts = {"noise": network.sigma_map, "block": network.blocks[0], "head": network.head}
+
+    def look(name: str, output: Any) -> None:
+        seen[name] = (output[0] if name == "block" else output).dtype  # of a block, the stream
+
     for name, part in parts.items():
         if part is not None:
-            part.register_forward_hook(lambda _part, _inputs, output, name=name: seen.update({name: output.dtype}))
+            part.register_forward_hook(lambda _part, _inputs, output, name=name: look(name, output))
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
         out = network(x, sigma)
     assert out.dtype == torch.float32

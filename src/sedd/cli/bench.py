@@ -66,9 +66,7 @@ def bench_train(
     length: Annotated[int | None, typer.Option(help="Tokens a sequence; by default the recipe's.")] = None,
     vocab: Vocabulary = None,
     precision: Precision = None,
-    compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the trunk; by default not on a CPU.")
-    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Let torch compile the trunk instead.")] = False,
     recompute: Annotated[str, typer.Option(help="On the way back: nothing, cheap, or blocks.")] = "nothing",
     device: Device = None,
     repeats: Repeats = 20,
@@ -88,12 +86,51 @@ def bench_train(
         vocab_size=vocab or place.vocab_size,
         precision=precision or place.precision,
         device=place.device,
-        compile=place.device == "cuda" if compile is None else compile,
+        compile=compile,
         recompute=recompute,
         repeats=repeats,
     )
     on = benches.machine(setting.device, setting.precision)
     _show(setting.__dict__, on, benches.TRAIN_FLOPS, benches.train(setting, on), as_json)
+
+
+@bench.command("sample")
+def bench_sample(
+    recipe: Annotated[str | None, typer.Option(help="Whose network; by default small, on a CPU tiny.")] = None,
+    process: Process = "absorbing",
+    objective: Annotated[
+        str, typer.Option(help="What made the network: lambda-dce (a denoiser, not told the noise), score-entropy …")
+    ] = "lambda-dce",
+    sampler: Annotated[str | None, typer.Option(help="exact, tweedie, euler …; by default what fits.")] = None,
+    steps: Annotated[int | None, typer.Option(help="From noise to text; by default 128, on a CPU 16.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples side by side; by default 16, on a CPU 4.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens a sample; by default the recipe's.")] = None,
+    vocab: Vocabulary = None,
+    precision: Precision = None,
+    device: Device = None,
+    repeats: Repeats = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Sampling from noise to text: with recorded launches and draws without tables, and plain. Times are of a step."""
+    from sedd import bench as benches
+
+    place = benches.place(device)
+    quick = place.device == "cpu"
+    setting = benches.SampleSetting(
+        recipe=recipe or place.recipe,
+        process=process,
+        objective=objective,
+        sampler=sampler,
+        steps=steps or (16 if quick else 128),
+        batch=batch or (4 if quick else 16),
+        length=length,
+        vocab_size=vocab or place.vocab_size,
+        precision=precision or place.precision,
+        device=place.device,
+        repeats=repeats,
+    )
+    on = benches.machine(setting.device, setting.precision)
+    _show(setting.__dict__, on, benches.SAMPLE_FLOPS, benches.sample(setting, on), as_json)
 
 
 def _show(setting: dict[str, object], on: "Machine", formula: str, rows: "Iterator[Row]", as_json: bool) -> None:

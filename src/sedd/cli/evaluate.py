@@ -102,7 +102,7 @@ def corpora(
 ) -> "Iterator[Corpus]":
     """What was asked to be scored; all files of a suite are found before the first is."""
     from sedd import evaluate as evaluation
-    from sedd.cli.train import prepared
+    from sedd.training import prepared
 
     if suite is not None:
         names = evaluation.suite(suite, protocol, dataset)

@@ -33,4 +33,8 @@ def info(
         "tokens": state["tokens"],
         "best_bound": None if state["best"] is None else f"{state['best']:.4f} nats a token",
     }
+    if record["best_bound"] is None and not as_json:
+        every = loaded.config.loop.eval_every
+        when = f"the run looks every {every:,} steps" if every else "the run never looked, loop.eval_every is 0"
+        record["best_bound"] = f"none so far ({when}); sedd eval {model} finds the bound"
     show(record, as_json)

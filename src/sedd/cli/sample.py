@@ -19,7 +19,7 @@ from sedd.cli.root import app
 
 if TYPE_CHECKING:
     from sedd.build import Loaded
-    from sedd.generate import Filled, Job
+    from sedd.generate import Filled, Job, Settings
     from sedd.sampler import Canvas, State
 
 ModelFolder = Annotated[
@@ -76,10 +76,12 @@ def sample(
 
     Texts go to stdout, one after another; what they cost goes to stderr. The same seed gives the same texts.
     """
+    from sedd.generate import blank
+
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 sample")
     loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
-    _deliver(loaded, job, _blank(loaded, count, length), [None] * count, watch, as_json, out, batch)
+    _deliver(loaded, job, blank(loaded, count, length), [None] * count, watch, as_json, out, batch)
 
 
 @app.command()
@@ -109,6 +111,8 @@ def infill(
     {n} is a gap of n tokens; a brace itself is written twice. What is given comes back as it is. With a BPE tokenizer
     words bring their own space: write 'The{8} sat', not 'The {8} sat'. Under uniform noise a filling is approximate.
     """
+    from sedd.generate import template
+
     wanted = [*(templates or []), *(_lines(file) if file else [])]
     if not wanted:
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
@@ -116,7 +120,7 @@ def infill(
         raise ValueError(f"count is {count}; ask for at least 1 filling")
     loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
     named = [text for text in wanted for _ in range(count)]
-    _deliver(loaded, job, _canvas(loaded, named), named, watch, as_json, out, batch)
+    _deliver(loaded, job, template.around(named, loaded), named, watch, as_json, out, batch)
 
 
 @app.command()
@@ -144,12 +148,12 @@ def trace(
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 text")
     loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
-    canvas = _canvas(loaded, templates) if templates else _blank(loaded, count, length)
+    canvas = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
     rows = [generate.picture.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, canvas, 16, loaded, False)]
     name = type(job.sampler).__name__.lower()
     title = f"{len(rows)} texts of {model.name}" if len(rows) > 1 else f"A text of {model.name}"
     about = f"Sampler {name}, {steps} steps, seed {seed}."
-    with _written(out):
+    with written(out):
         if out.suffix == ".png":
             generate.picture.png(rows, f"{title}. {about}", out)
         else:
@@ -173,35 +177,51 @@ def _job(
     top_k: int | None,
     options: list[str] | None,
 ) -> tuple["Loaded", "Job"]:
+    from sedd import build, generate
+
+    chosen = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options)
+    loaded = build.load(model, device=device or best_device())
+    return loaded, generate.Job(loaded.model, loaded.process, loaded.schedule, chosen)
+
+
+def best_device() -> str:
+    """A GPU if there is one."""
     import torch
 
-    from sedd import build, generate
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def settings(
+    steps: str,
+    sampler: str | None,
+    grid: str,
+    seed: int,
+    temperature: float,
+    top_p: float,
+    top_k: int | None,
+    options: list[str] | None,
+) -> "Settings":
+    """How to sample, as it was asked for."""
+    from sedd.generate import Settings, steps_of
     from sedd.sampler import Sharpness
 
-    if steps != "inf" and not steps.isdecimal():
-        raise ValueError(f"steps is {steps!r}; give a number of 1 or more, or inf")
-    settings = generate.Settings(
+    return Settings(
         sampler=sampler,
-        steps=None if steps == "inf" else int(steps),
+        steps=steps_of(steps),
         grid=grid,
         seed=seed,
         sharpness=Sharpness(temperature, top_p, top_k),
         options=dict(_option(word) for word in options or []),
     )
-    loaded = build.load(model, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return loaded, generate.Job(loaded.model, loaded.process, loaded.schedule, settings)
 
 
 def _option(word: str) -> tuple[str, str | int | float]:
+    from sedd.generate import value_of
+
     name, equals, value = word.partition("=")
     if not equals:
         raise ValueError(f"option is {word!r}; write it as name=value, as in theta=0.5")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    return name, value_of(value)
 
 
 def _lines(file: Path) -> list[str]:
@@ -211,40 +231,22 @@ def _lines(file: Path) -> list[str]:
         raise ValueError(f"{file} could not be read: {error}") from None
 
 
-def _blank(loaded: "Loaded", count: int, length: int | None) -> "Canvas":
-    from sedd import sampler
-
-    most = loaded.config.model.length
-    if length is not None and not 1 <= length <= most:
-        raise ValueError(f"length is {length}; this model goes from 1 to {most}")
-    return sampler.empty(count, length or most)
-
-
-def _canvas(loaded: "Loaded", templates: list[str]) -> "Canvas":
-    from sedd.generate import template
-
-    data, tokenizer = loaded.config.data, loaded.tokenizer
-    pad = tokenizer.pad if data.records == "lines" and data.pad == "model" else None
-    rows = [template.ids(text, tokenizer) for text in templates]
-    return template.canvas(rows, loaded.config.model.length, loaded.process.vocab_size, pad)
-
-
 def _rows(
     job: "Job", canvas: "Canvas", batch: int, loaded: "Loaded", watch: bool
-) -> Iterator[tuple["Filled", int, float]]:
-    """Finished rows with their numbers and network calls, a batch at a time."""
+) -> Iterator[tuple["Filled", int, dict[str, float]]]:
+    """Finished rows with their numbers and what each cost, a batch at a time."""
     from sedd import generate
 
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be 1 or more")
-    console, device = Console(stderr=True), next(loaded.network.parameters()).device
+    console, device = Console(stderr=True), loaded.device
     total = len(canvas.given)
     quiet = watch or not console.is_terminal
     with Progress(console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("sampling", total=total * max(1, len(job.times) - 1))
         for first in range(0, total, batch):
             piece = canvas.rows(slice(first, first + batch)).to(device)
-            before, states = job.tally.rows, job.states(piece, first)
+            before, began, states = job.tally.rows, job.tally.seconds, job.states(piece, first)
             if watch:
                 last = _watched(states, loaded, console)
             else:
@@ -252,9 +254,10 @@ def _rows(
                     bar.update(
                         task, completed=(first + len(piece.given) * _share(last, job)) * max(1, len(job.times) - 1)
                     )
-            calls = (job.tally.rows - before) / len(piece.given)
+            spent = {"calls": (job.tally.rows - before) / len(piece.given)}
+            spent["seconds"] = round((job.tally.seconds - began) / len(piece.given), 6)
             for i, row in enumerate(generate.finished(last, piece)):
-                yield row, first + i, calls
+                yield row, first + i, spent
 
 
 def _share(state: "State", job: "Job") -> float:
@@ -299,12 +302,12 @@ def _deliver(
     """Print or write every text as it is done, then what it cost."""
     as_json = as_json or (out is not None and out.suffix == ".jsonl")
     with _sink(out) as put:
-        for row, number, calls in _rows(job, canvas, batch, loaded, watch):
+        for row, number, spent in _rows(job, canvas, batch, loaded, watch):
             text = loaded.tokenizer.decode(row.ids)
             if not as_json:
                 put(text)
                 continue
-            record = {"text": text, "ids": row.ids, "sample": number, "seed": job.settings.seed, "calls": calls}
+            record = {"text": text, "ids": row.ids, "sample": number, **spent, **job.facts()}
             put(json.dumps(record | ({} if named[number] is None else {"template": named[number]})))
     _cost(job)
 
@@ -314,12 +317,13 @@ def _sink(out: Path | None) -> Iterator[Any]:
     if out is None:
         yield lambda line: print(line, flush=True)
         return
-    with _written(out), out.open("w", encoding="utf-8") as file:
+    with written(out), out.open("w", encoding="utf-8") as file:
         yield lambda line: print(line, file=file)
 
 
 @contextmanager
-def _written(out: Path) -> Iterator[None]:
+def written(out: Path) -> Iterator[None]:
+    """What cannot be written is a sentence."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield

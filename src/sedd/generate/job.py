@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from sedd import build
 from sedd.process import Process
-from sedd.randomness import Chance
-from sedd.sampler import Asked, Canvas, Sharpness, State
+from sedd.randomness import PRECISION, Chance
+from sedd.sampler import Asked, Canvas, Sharpness, State, empty
 from sedd.schedule import Schedule
 
 
@@ -27,6 +27,23 @@ class Settings:
     sharpness: Sharpness = field(default_factory=Sharpness)
     options: dict[str, Any] = field(default_factory=dict)
     """Of the sampler."""
+
+
+def steps_of(word: str) -> int | None:
+    """A number of steps, or None for ``inf``."""
+    if word != "inf" and not word.isdecimal():
+        raise ValueError(f"steps is {word!r}; give a number of 1 or more, or inf")
+    return None if word == "inf" else int(word)
+
+
+def value_of(word: str) -> int | float | str:
+    """What a word means as an option of a sampler: a number if it is one."""
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
 
 
 @dataclass
@@ -66,6 +83,19 @@ class Job:
             raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
         Chance(settings.seed, torch.zeros(0, dtype=torch.long))  # refuses a bad seed before any work
 
+    def facts(self) -> dict[str, Any]:
+        """How it samples, for the record."""
+        chosen, names = self.settings, {kind: name for name, kind in build.SAMPLERS.items()}
+        return {
+            "sampler": names.get(type(self.sampler), "left-to-right"),
+            "steps": "inf" if chosen.steps is None else chosen.steps,
+            "grid": chosen.grid,
+            "seed": chosen.seed,
+            **asdict(chosen.sharpness),
+            "options": chosen.options,
+            "draw_precision": PRECISION,
+        }
+
     def expected_calls(self, canvas: Canvas) -> float:
         """Network calls summed over rows, in the mean."""
         return sum(self.sampler.expected_calls(self.times, count) for count in canvas.blank.sum(-1).tolist())
@@ -86,6 +116,14 @@ class Job:
         done.seconds += time.perf_counter() - began
 
 
+def blank(loaded: build.Loaded, count: int, length: int | None) -> Canvas:
+    """``count`` rows of nothing, ``length`` tokens each, or as many as the model was trained on."""
+    most = loaded.config.model.length
+    if length is not None and not 1 <= length <= most:
+        raise ValueError(f"length is {length}; this model goes from 1 to {most}")
+    return empty(count, length or most)
+
+
 def finished(last: State, canvas: Canvas) -> list[Filled]:
     """The rows of a last state, each up to its end."""
     columns = zip(last.x.tolist(), last.when.tolist(), canvas.lengths.tolist(), strict=True)
@@ -94,6 +132,8 @@ def finished(last: State, canvas: Canvas) -> list[Filled]:
 
 def sample(job: Job, canvas: Canvas, batch: int = 64) -> list[Filled]:
     """All rows of a canvas, a batch at a time."""
+    if batch < 1:
+        raise ValueError(f"batch is {batch}; it must be 1 or more")
     rows: list[Filled] = []
     for first in range(0, len(canvas.given), batch):
         piece = canvas.rows(slice(first, first + batch))

@@ -42,7 +42,7 @@ def _colour(step: int, last: int) -> tuple[str, str]:
 def html(rows: list[list[Token]], title: str, about: str) -> str:
     """One page that needs nothing else; its slider goes back in time."""
     last = max((token.step for row in rows for token in row), default=1)
-    body = "\n".join(f'<pre class="text">{"".join(_span(token, last) for token in row)}</pre>' for row in rows)
+    body = inline(rows)
     stops = ", ".join(_colour(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9))
     return f"""<!doctype html>
 <html lang="en">
@@ -78,6 +78,12 @@ def html(rows: list[list[Token]], title: str, about: str) -> str:
 </script>
 </html>
 """
+
+
+def inline(rows: list[list[Token]]) -> str:
+    """The texts alone, for a page that is there already."""
+    last = max((token.step for row in rows for token in row), default=1)
+    return "\n".join(f'<pre class="text">{"".join(_span(token, last) for token in row)}</pre>' for row in rows)
 
 
 def _span(token: Token, last: int) -> str:

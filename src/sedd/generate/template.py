@@ -1,10 +1,12 @@
 """Templates: text with gaps. ``The {8} sat on the {12}.`` has a gap of eight tokens and one of twelve."""
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from sedd.build import Loaded
 from sedd.sampler import Canvas
 from sedd.tokenizer import Tokenizer
 
@@ -39,6 +41,14 @@ def ids(template: str, tokenizer: Tokenizer) -> list[int]:
     for part in parse(template):
         row += [-1] * part if isinstance(part, int) else tokenizer.encode(part).tolist()
     return row
+
+
+def around(templates: Sequence[str], loaded: Loaded) -> Canvas:
+    """Templates side by side, as a model reads them."""
+    data, tokenizer = loaded.config.data, loaded.tokenizer
+    pad = tokenizer.pad if data.records == "lines" and data.pad == "model" else None
+    rows = [ids(text, tokenizer) for text in templates]
+    return canvas(rows, loaded.config.model.length, loaded.process.vocab_size, pad)
 
 
 def canvas(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> Canvas:

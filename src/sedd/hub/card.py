@@ -73,8 +73,9 @@ def _use(loaded: Loaded, name: str) -> str:
     given = "It was {12} the end." if loaded.tokenizer.kind in TEXTS else "0 1 {6} 2"
     return (
         "```python\n"
-        "from sedd import hub\n\n"
-        f'loaded = hub.from_pretrained("{name}")  # model, process, schedule, tokenizer\n'
+        "import sedd\n\n"
+        f'model = sedd.load("{name}")\n'
+        f'print(model.sample(4), model.infill("{given}"))\n'
         "```\n\n"
         "```sh\n"
         f"hf download {name} --local-dir model\n"

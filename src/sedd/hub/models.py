@@ -32,9 +32,10 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
         folder = door.download(str(name), revision)
     else:
         raise ValueError(f"{name} is neither a folder nor the name of a model on the Hub, owner/name")
-    if (folder / "checkpoints").is_dir() or (folder / "ema.safetensors").is_file():
-        return folder
-    if not folder.is_dir() or files.find(folder).suffix in files.PICKLES or not any(folder.glob("*.safetensors")):
+    weights = [file for file in files.NAMES if (folder / file).is_file()]
+    if (folder / "checkpoints").is_dir() or (folder / "ema.safetensors").is_file() or not weights:
+        return folder  # ours, or nobody's, of which `build.load` says so
+    if ".safetensors" not in weights[0]:
         raise ValueError(
             f"{name} holds no safetensors of a model; a published checkpoint becomes a model folder by: "
             f"sedd import {name} --out MODEL"

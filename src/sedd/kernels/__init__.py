@@ -8,10 +8,33 @@ exists for a few thousand rows at a time, and is turned into its own gradient in
     loss.total.backward()
 
 `definition` says in torch what is computed for a block of rows, on any device; `tiles` is its twin in Triton, for CUDA.
+`choice` draws tokens from the head's output, by its twin `picks` without a table of laws.
+`glue` is what stands between the matrix products of a block, and `swift` its twin, for CUDA: `between` chooses.
 """
 
+from sedd.kernels.choice import Choose, Drawn, Scores, choose, chosen
 from sedd.kernels.cost import Cost, CrossEntropy, ScoreEntropy
+from sedd.kernels.glue import Branch, Change, Glue, between, branch
 from sedd.kernels.linear import Loss, linear_loss
 from sedd.kernels.rows import Rows, take, unknown_rows
 
-__all__ = ["Cost", "CrossEntropy", "Loss", "Rows", "ScoreEntropy", "linear_loss", "take", "unknown_rows"]
+__all__ = [
+    "Branch",
+    "Change",
+    "Choose",
+    "Cost",
+    "CrossEntropy",
+    "Drawn",
+    "Glue",
+    "Loss",
+    "Rows",
+    "ScoreEntropy",
+    "Scores",
+    "between",
+    "branch",
+    "choose",
+    "chosen",
+    "linear_loss",
+    "take",
+    "unknown_rows",
+]

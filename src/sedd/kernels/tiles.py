@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sedd.kernels.definition import GUARD, Entries, Sums
 
-ROWS, COLUMNS, WARPS, REGISTERS = 64, 128, 8, 128
-"""A tile of `slopes_`: two of them share a multiprocessor, and one loads while the other computes."""
+ROWS, STRIP, COLUMNS, WARPS = 8, 256, 256, 8
+"""Of `slopes_`: rows at a time, rows and columns of a program, and its warps. A warp has a row of its own at a time, so
+that a row is summed within it; columns are summed over the rows of a program before anybody else is asked."""
 SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 4, 2048, 8
 """A tile of `logsumexp`, which goes along the rows."""
 
@@ -20,10 +21,10 @@ SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 4, 2048, 8
 def slopes_(z: Tensor, entries: Entries) -> Sums:
     """See `definition.slopes_`."""
     n, width = z.shape
-    grid = triton.cdiv(n, ROWS), triton.cdiv(width, COLUMNS)
+    grid = triton.cdiv(n, STRIP), triton.cdiv(width, COLUMNS)
     values = z.new_empty(n, grid[1], dtype=torch.float32)
     columns = z.new_empty(grid[0], entries.states, dtype=torch.float32)
-    beyond = z.new_empty(n, grid[1], dtype=torch.uint8)  # a tile has fewer columns than that counts
+    beyond = z.new_empty(n, grid[1], dtype=torch.int16)
     e = entries
     absent = e.scale  # stands for a pointer that is never followed
     _slopes[grid](
@@ -45,10 +46,10 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
         SKIP=e.skip is not None,
         REST=e.log_rest is not None,
         GUARD=GUARD,
+        STRIP=STRIP,
         R=ROWS,
         C=COLUMNS,
         num_warps=WARPS,
-        maxnreg=REGISTERS,
     )
     return Sums(values.sum(-1), columns.sum(0), beyond.sum(-1))
 
@@ -116,45 +117,52 @@ def _slopes(
     SKIP: tl.constexpr,
     REST: tl.constexpr,
     GUARD: tl.constexpr,
+    STRIP: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ):
-    row = tl.program_id(0) * R + tl.arange(0, R)
     col = tl.program_id(1) * C + tl.arange(0, C)
-    here, counts = row < n, col < states
-    place = z + row[:, None].to(tl.int64) * width + col[None, :]
-    # all of the width, which is even, so that loads are wide; what does not count is left out below
-    held = here[:, None] & (col < width)[None, :]
-    log_s = tl.load(place, mask=held, other=0).to(tl.float32)
-    log_s += tl.load(scale + row, mask=here, other=0)[:, None]
+    counts = (col < states)[None, :]
     if BIAS:
-        log_s += tl.load(bias + col, mask=counts, other=0)[None, :]
-    log_s = tl.where(counts[None, :], log_s, 0.0)
-    own = tl.load(data + row, mask=here, other=-1).to(tl.int32)[:, None] == col[None, :]
-    at_own = tl.load(at_data + row, mask=here, other=0)[:, None]
-    times = tl.load(weight + row, mask=here, other=0)[:, None]
-    log_a = 0.0
-    if REST:
-        log_a = tl.load(log_rest + row, mask=here, other=0)[:, None]
+        plus = tl.load(bias + col, mask=col < states, other=0)[None, :]
+    total = tl.zeros([R, C], tl.float32)
+    for start in range(0, STRIP, R):
+        row = tl.program_id(0) * STRIP + start + tl.arange(0, R)
+        here = row < n
+        place = z + row[:, None].to(tl.int64) * width + col[None, :]
+        # all of the width, which is even, so that loads are wide; what does not count is left out below
+        held = here[:, None] & (col < width)[None, :]
+        log_s = tl.load(place, mask=held, other=0).to(tl.float32)
+        log_s += tl.load(scale + row, mask=here, other=0)[:, None]
+        if BIAS:
+            log_s += plus
+        log_s = tl.where(counts, log_s, 0.0)
+        own = tl.load(data + row, mask=here, other=-1).to(tl.int32)[:, None] == col[None, :]
+        at_own = tl.load(at_data + row, mask=here, other=0)[:, None]
+        times = tl.load(weight + row, mask=here, other=0)[:, None]
+        log_a = 0.0
+        if REST:
+            log_a = tl.load(log_rest + row, mask=here, other=0)[:, None]
 
-    far = log_s > GUARD
-    value, slope = _entropy(tl.where(far, GUARD, log_s), log_a, REST)  # a minimum may hide what is no number
-    slope = tl.where(own, at_own, times * slope)
-    out = own | ~counts[None, :]
-    slope = tl.where(counts[None, :], slope, 0.0)
-    if SKIP:
-        skipped = tl.load(skip + row, mask=here, other=-1).to(tl.int32)[:, None] == col[None, :]
-        slope = tl.where(skipped, 0.0, slope)
-        out = out | skipped
-        far = far & ~skipped
-    value = tl.where(out, 0.0, value)
+        far = log_s > GUARD
+        value, slope = _entropy(tl.where(far, GUARD, log_s), log_a, REST)  # a minimum may hide what is no number
+        slope = tl.where(own, at_own, times * slope)
+        out = own | ~counts
+        slope = tl.where(counts, slope, 0.0)
+        if SKIP:
+            skipped = tl.load(skip + row, mask=here, other=-1).to(tl.int32)[:, None] == col[None, :]
+            slope = tl.where(skipped, 0.0, slope)
+            out = out | skipped
+            far = far & ~skipped
+        value = tl.where(out, 0.0, value)
 
-    tl.store(place, slope.to(z.dtype.element_ty), mask=held)
-    tile = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(values + tile, tl.sum(value, 1), mask=here)
-    tl.store(beyond + tile, tl.sum(far.to(tl.int32), 1).to(tl.uint8), mask=here)
-    slope = tl.where(here[:, None], slope, 0.0)
-    tl.store(columns + tl.program_id(0).to(tl.int64) * states + col, tl.sum(slope, 0), mask=counts)
+        tl.store(place, slope.to(z.dtype.element_ty), mask=held)
+        tile = row * tl.num_programs(1) + tl.program_id(1)
+        tl.store(values + tile, tl.sum(value, 1), mask=here)
+        tl.store(beyond + tile, tl.sum(far.to(tl.int32), 1).to(tl.int16), mask=here)
+        total += tl.where(here[:, None], slope, 0.0)
+    out = columns + tl.program_id(0).to(tl.int64) * states + col
+    tl.store(out, tl.sum(total, 0), mask=col < states)
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -21,6 +21,21 @@ class Ratio(NamedTuple):
     """None: they are 0."""
 
 
+class Affine(NamedTuple):
+    """The law of one position's next token, unnormalised and up to the rounding of a zero, in terms of scores.
+
+    With S = Σ_{y≠x} s_y over tokens: w_y = max(0, go·s_y + by_sum·S + by_own·s_x) for tokens y ≠ x, and staying at x
+    weighs max(0, stay·s_x + stay_sum·S). All are of the first degree, so scores may have any common factor.
+    """
+
+    go: Float[Tensor, "*s"]
+    stay: Float[Tensor, "*s"]
+    stay_sum: Float[Tensor, "*s"]
+    by_sum: Float[Tensor, "*s"] | None = None
+    """None: 0, and so is ``by_own``."""
+    by_own: Float[Tensor, "*s"] | None = None
+
+
 def log_odds(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """log(e^σ − 1), the log odds that a token was replaced rather than kept untouched; stable for every σ > 0."""
     log_odds = sigma + torch.log(-torch.expm1(-sigma))
@@ -169,6 +184,18 @@ class Process(ABC):
     @abstractmethod
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """exp(−Δσ Q) s: ratios at the earlier noise σ − Δσ to the probability at σ.  [§9]"""
+
+    @abstractmethod
+    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> Affine:
+        """[exp(−Δσ Q) s]_y · P_Δσ(x, y), of a score with s_x = 1."""
+
+    @abstractmethod
+    def last_law(self, sigma: Float[Tensor, "*s"]) -> Affine:
+        """The same with Δσ = σ, in which no mask is left."""
+
+    @abstractmethod
+    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> Affine:
+        """Σ_{x_0} q(y | x, x_0)·p(x_0 | x), where s is p(· | x) up to a factor; of a mask it is 0."""
 
     def score_entropy(
         self,

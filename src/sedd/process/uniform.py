@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd import check
 from sedd.divergence import score_entropy
-from sedd.process.base import Process, Ratio, at_token, log_odds, sum_by_value
+from sedd.process.base import Affine, Process, Ratio, at_token, log_odds, sum_by_value
 from sedd.schedule import lost
 
 
@@ -122,6 +122,27 @@ class Uniform(Process):
         check.noise(dsigma)
         dsigma = dsigma[..., None, None]
         return torch.exp(dsigma) * score - torch.expm1(dsigma) * score.mean(-1, keepdim=True)
+
+    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> Affine:
+        """P_Δσ(x, y)·(e^Δσ·s_y − (e^Δσ − 1)/N·(S + s_x))."""
+        each = torch.expm1(dsigma) / self.vocab_size
+        go = lost(dsigma) / self.vocab_size
+        stay = torch.exp(-dsigma) + go
+        return Affine(go * torch.exp(dsigma), stay * (torch.exp(dsigma) - each), -stay * each, -go * each, -go * each)
+
+    def last_law(self, sigma: Float[Tensor, "*s"]) -> Affine:
+        """The same, to no noise at all."""
+        return self.analytic_law(sigma)
+
+    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> Affine:
+        """P_Δ(x, y)·Σ_{x_0} P_s(y, x_0)·s_{x_0}/P_t(x, x_0)."""
+        (stay_s, go_s), (stay_t, go_t), (stay, go) = (
+            (torch.exp(self._log_stay(a)), torch.exp(self._log_go(a))) for a in (sigma_s, sigma_t, sigma_t - sigma_s)
+        )
+        here = torch.exp(-sigma_s)
+        return Affine(
+            go * here / go_t, stay * stay_s / stay_t, stay * go_s / go_t, go * go_s / go_t, go * go_s / stay_t
+        )
 
     def log_posterior(
         self,

@@ -5,8 +5,8 @@ the order at which the law of its samples approaches the model's, and what it as
 itself have a ``table``, the law of one step: `exact.propagate` makes of it the law of the samples, without drawing any.
 """
 
+from sedd.sampler.asking import Asked
 from sedd.sampler.base import (
-    Asked,
     Canvas,
     Sampler,
     State,
@@ -15,6 +15,7 @@ from sedd.sampler.base import (
     cosine_grid,
     empty,
     given_grid,
+    noise_of,
     uniform_grid,
 )
 from sedd.sampler.causal import LeftToRight
@@ -52,5 +53,6 @@ __all__ = [
     "given_grid",
     "last_step",
     "law_of",
+    "noise_of",
     "uniform_grid",
 ]

@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd import categorical
-from sedd.parameterization import MeanReader, Model, Reader
-from sedd.process import Absorbing, Process
+from sedd.parameterization import Model, Reader
+from sedd.process import Absorbing, Affine, Process
 from sedd.randomness import Chance
 from sedd.sampler import truth
-from sedd.sampler.steps import denoised
+from sedd.sampler.asking import Asked, Sites, Spoken, per_position, show, to_show
 from sedd.schedule import Schedule
 
 START, STEP, MIDDLE, SITE = range(4)
@@ -63,62 +63,6 @@ class State(NamedTuple):
     when: Int[Tensor, "b L"]
     """The step at which a position took its value; 0: at the start."""
     step: int
-
-
-class Asked:
-    """A model with a memory: it counts what it is asked, and is asked again only about rows that have changed.
-
-    Of a model that is not told the noise, a row that has not changed has the answer it had; ``cached=False`` asks
-    nevertheless.
-    """
-
-    def __init__(self, model: Reader, cached: bool = True) -> None:
-        self.model, self.cached = model, cached and not model.timed
-        self.calls = 0
-        """How often the network ran, on however many rows."""
-        self.rows = 0
-        """On how many rows it ran in all."""
-        self.clamped: Tensor | int = 0
-        """Laws that had to be made laws: an entry below 0, or more than 1 in all."""
-        self._x: Tensor | None = None
-        self._hidden: Tensor | None = None
-
-    def hidden(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
-        """What the head reads."""
-        if not self.cached or self._hidden is None or self._x is None:
-            self._x, self._hidden = x, self.fresh(x, sigma, valid)
-        elif (changed := (x != self._x).any(-1)).any():
-            fresh = self.fresh(x[changed], sigma[changed], None if valid is None else valid[changed])
-            self._x, self._hidden = x, self._hidden.index_put((changed,), fresh)
-        return self._hidden
-
-    def fresh(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
-        """What the head reads, asked without a look at the memory."""
-        self.calls, self.rows = self.calls + 1, self.rows + len(x)
-        return self.model.hidden(x, sigma, valid)
-
-    def pieces(self, where: Bool[Tensor, "b L"], entries: int) -> Iterator[Int[Tensor, " k"]]:
-        """The flat indices of ``where``, so many at a time that a table of ``entries`` a position stays small."""
-        most = 2**22 if where.device.type == "cpu" else 2**26
-        at = where.flatten().nonzero().squeeze(-1)
-        yield from at.split(max(1, most // entries)) if len(at) else ()
-
-    def clean(self, hidden: Tensor, x: Tensor, sigma: Tensor, process: Process) -> Float[Tensor, "k N"]:
-        """p(x_0 | x) at some positions: as a denoiser says it, or as a score implies it."""
-        if isinstance(self.model, MeanReader):
-            return self.model.read_mean(hidden, x, sigma).exp()
-        return denoised(process, self.model.read(hidden, x, sigma)[:, None], x[:, None], sigma)[:, 0]
-
-    def law(self, raw: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
-        """``raw`` without what is below 0; rounding aside, how often there was something is counted."""
-        total = raw.sum(-1)
-        self.clamped = self.clamped + (raw.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)).sum()
-        return raw.clamp_min(0)
-
-
-def per_position(rows: Float[Tensor, " b"], length: int, at: Int[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """The value of the row that each flat index lies in."""
-    return rows[at // length]
 
 
 def check_absorbing(process: Process) -> None:
@@ -263,11 +207,11 @@ def fill(
     turn: Turn,
 ) -> Int[Tensor, "b L"]:
     """Draw the chosen positions from p(x_0 | x), of which the head reads ``hidden``: drawn, never the likeliest."""
-    asked, length, y, rows = turn.asked, x.shape[-1], x.flatten().clone(), hidden.flatten(0, 1)
-    u = turn.chance(length, turn.step, STEP)[..., 1].flatten()
-    for at in asked.pieces(where, process.num_states):
-        p = asked.clean(rows[at], y[at], per_position(sigma, length, at), process)
-        y[at] = categorical.invert(p, u[at])
+    u = turn.chance(x.shape[-1], turn.step, STEP).flatten(0, 1)
+    y, rows = x.flatten().clone(), hidden.flatten(0, 1)
+    for at in turn.asked.pieces(where, process.num_states):
+        sites = to_show(process, y[at], per_position(sigma, x.shape[-1], at), u[at], turn.asked)
+        y[at] = show(process, rows[at], sites, turn.asked)
     return y.view_as(x)
 
 
@@ -284,6 +228,9 @@ class Product(Stepper, ABC):
         """One."""
         return 1
 
+    relative: ClassVar[bool]
+    """Whether it works on scores, or on laws of the clean token."""
+
     @abstractmethod
     def look(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L _"]:
         """What the model says of every position."""
@@ -299,6 +246,10 @@ class Product(Stepper, ABC):
         self, said: Float[Tensor, "k _"], x: Int[Tensor, " k"], t: Float[Tensor, " k"], s: Float[Tensor, " k"]
     ) -> Float[Tensor, "k n"]:
         """The law of the next token, unnormalised, at some positions; entries below 0 are the caller's to clamp."""
+
+    @abstractmethod
+    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> Affine:
+        """The same law, in terms of what a `Speaker` says."""
 
     @final
     def table(self, x: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
@@ -327,6 +278,10 @@ class Product(Stepper, ABC):
         u = turn.chance(length, turn.step, STEP).flatten(0, 1)
         for at in asked.pieces(turn.free & self.process.unknown(x), self.process.num_states):
             now, told, before, after = y[at], *(per_position(a, length, at) for a in (sigma, t, s))
+            if (speaker := asked.speaker(x.device)) and speaker.relative == self.relative:
+                spoken = Spoken(self.affine(before, after), speaker.scale(told).float())
+                y[at] = asked.pick(hidden[at], Sites(now, told, u[at], spoken), self.process.vocab_size)
+                continue
             said = self.read(asked.model, hidden[at], now, told)
             y[at] = categorical.step(now, asked.law(self.weights(said, now, before, after)), u[at])
         return y.view_as(x)
@@ -334,6 +289,8 @@ class Product(Stepper, ABC):
 
 class Scored(Product, ABC):
     """A stepper that works on the score."""
+
+    relative: ClassVar[bool] = True
 
     @final
     def look(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L _"]:

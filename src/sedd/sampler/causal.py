@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sedd import categorical, exact
 from sedd.randomness import Chance
-from sedd.sampler.base import Asked, Canvas, Sampler, State
+from sedd.sampler.asking import Asked
+from sedd.sampler.base import Canvas, Sampler, State
 from sedd.sampler.temper import Sharpness
 
 

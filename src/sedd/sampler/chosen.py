@@ -13,7 +13,8 @@ from torch import Tensor
 from sedd import exact
 from sedd.randomness import Chance
 from sedd.sampler import truth
-from sedd.sampler.base import Asked, Canvas, Sampler, State, Turn, check_absorbing, fill, noise_of, per_position, walk
+from sedd.sampler.asking import Asked, per_position
+from sedd.sampler.base import Canvas, Sampler, State, Turn, check_absorbing, fill, noise_of, walk
 from sedd.sampler.steps import last_step
 from sedd.schedule import lost
 

@@ -14,7 +14,16 @@ from torch import Tensor
 from sedd import exact
 from sedd.randomness import Chance
 from sedd.sampler import truth
-from sedd.sampler.base import SITE, Asked, Canvas, Sampler, State, Turn, check_absorbing, noise_of, reveal
+from sedd.sampler.asking import Asked, show, to_show
+from sedd.sampler.base import (
+    SITE,
+    STEP,
+    Canvas,
+    Sampler,
+    State,
+    check_absorbing,
+    noise_of,
+)
 from sedd.sampler.steps import last_step
 from sedd.schedule import lost
 
@@ -33,6 +42,31 @@ class Plan(NamedTuple):
     def calls(self) -> Int[Tensor, " b"]:
         """How often the network will run on each row."""
         return self.event.amax(-1) + 1
+
+    def order(self) -> "Order":
+        """Everything about the events that can be known beforehand."""
+        event, calls = self.event.cpu(), self.calls.cpu()
+        rows = calls.argsort(descending=True, stable=True)
+        event = event[rows].flatten()
+        at = (event >= 0).nonzero().squeeze(-1)
+        at = at[event[at].argsort(stable=True)]
+        ends = torch.bincount(event[at]).cumsum(0).tolist()
+        busy = [int((calls > k).sum()) for k in range(len(ends))]
+        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        device = self.event.device
+        return Order(rows.to(device), rows.argsort().to(device), at.to(device), list(zip(busy, parts, strict=True)))
+
+
+class Order(NamedTuple):
+    """Rows with the most events first, so that those in which something happens are always the first ones."""
+
+    rows: Int[Tensor, " b"]
+    back: Int[Tensor, " b"]
+    """Where each row is now."""
+    at: Int[Tensor, " n"]
+    """Flat positions among these rows, in the order of their events."""
+    events: list[tuple[int, slice]]
+    """For each event in how many rows it happens, and which part of `at` it reveals."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +90,22 @@ class Planned(Sampler, ABC):
         state, plan = self.start(canvas, chance), self.plan(canvas, times, chance)
         yield state
         # tokens are drawn with the uniforms of step 0, which nothing else uses: a position is revealed once
-        turn = Turn(canvas.blank, canvas.valid, chance, asked, 0)
-        for event in range(int(plan.calls.max())):
-            now = plan.event == event
-            x = reveal(self.process, state.x, plan.sigma[:, event], now, turn)
-            state = State(x, torch.where(now, plan.when, state.when), event + 1)
-            yield state
+        u = chance(canvas.given.shape[-1], 0, STEP)
+        when, order = torch.where(canvas.blank, plan.when, 0), plan.order()
+        x, valid = state.x[order.rows], None if canvas.valid is None else canvas.valid[order.rows]
+        flat, told = x.flatten(), plan.sigma[order.rows]
+        event = plan.event[order.rows].flatten()[order.at]
+        sigma = told.flatten()[order.at // x.shape[-1] * told.shape[-1] + event]
+        sites = to_show(self.process, flat[order.at], sigma, u[order.rows].flatten(0, 1)[order.at], asked)
+        most = asked.at_once(x.device, self.process.num_states)
+        for step, (rows, part) in enumerate(order.events):  # from here on nothing is asked of the device
+            hidden = asked.fresh(flat.view_as(x)[:rows], told[:rows, step], None if valid is None else valid[:rows])
+            for start in range(part.start, part.stop, most):
+                some = slice(start, min(start + most, part.stop))
+                here = order.at[some]
+                flat[here] = show(self.process, hidden.flatten(0, 1)[here], sites.part(some), asked)
+            now = flat.view_as(x)[order.back]
+            yield State(now, torch.where(plan.event <= step, when, 0), step + 1)
 
 
 @final

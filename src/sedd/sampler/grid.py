@@ -10,14 +10,14 @@ from torch import Tensor
 
 from sedd import categorical, exact
 from sedd.parameterization import MeanReader, Reader
-from sedd.process import Absorbing, Uniform, at_token
+from sedd.process import Absorbing, Affine, Uniform, at_token
 from sedd.randomness import Chance
 from sedd.sampler import truth
+from sedd.sampler.asking import Asked, per_position
 from sedd.sampler.base import (
     MIDDLE,
     SITE,
     STEP,
-    Asked,
     Canvas,
     Product,
     Sampler,
@@ -25,7 +25,6 @@ from sedd.sampler.base import (
     State,
     Stepper,
     Turn,
-    per_position,
     reveal,
     walk,
 )
@@ -47,6 +46,10 @@ class Tweedie(Scored):
         sigma_t, sigma_s = self.schedule.sigma(t), self.schedule.sigma(s)
         return analytic(self.process, said[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
 
+    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> Affine:
+        """The same law."""
+        return self.process.analytic_law(self.schedule.sigma(t) - self.schedule.sigma(s))
+
 
 @final
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class Euler(Scored):
         go = go.scatter(-1, x[:, None], 0)
         return go.scatter(-1, x[:, None], 1 - go.sum(-1, keepdim=True))
 
+    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> Affine:
+        """The same law."""
+        pace = (t - s) * self.schedule.rate(t) * self.process.into_rate
+        return Affine(pace, torch.ones_like(pace), -pace)
+
 
 @final
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ class Ancestral(Product):
     """
 
     assumes: ClassVar[str] = "a denoiser (parameterization mean)"
+    relative: ClassVar[bool] = False
 
     def look(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
         """log p(x_0 | x)."""
@@ -96,6 +105,10 @@ class Ancestral(Product):
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
         sigma_s, sigma_t = self.schedule.sigma(s), self.schedule.sigma(t)
         return self.process.log_posterior(said[:, None], x[:, None], sigma_s, sigma_t)[:, 0].exp()
+
+    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> Affine:
+        """The same law."""
+        return self.process.posterior_law(self.schedule.sigma(s), self.schedule.sigma(t))
 
 
 @final

@@ -15,8 +15,8 @@ import torch
 from sedd import checkpoint, distributed, logs, optim
 from sedd.config import Run
 from sedd.distributed import Ranks
-from sedd.train.batch import Batch, open_data, seeded
-from sedd.train.trainer import Gradient, Progress, Trainer
+from sedd.training.batch import Batch, open_data, seeded
+from sedd.training.trainer import Gradient, Progress, Trainer
 
 SAVES = "checkpoints"
 Record = dict[str, Any]
@@ -51,6 +51,16 @@ def run(config: Run, prepare: Callable[[], Path], out: Path, resume: bool, hear:
         with _signals() as stopped, _log(trainer, out) as write:
             bound = _loop(trainer, out, stopped, write, tell)
         return Outcome(out, trainer.progress, stopped(), bound)
+
+
+def writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before any work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
 
 
 def _loop(
@@ -148,6 +158,9 @@ def _unheard(kind: str, record: Record) -> None:
 def _signals() -> Iterator[Callable[[], int | None]]:
     """What asked us to stop: SIGTERM and Ctrl-C are noted, and the step at hand is finished."""
     caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        yield lambda: None
+        return
 
     def note(number: int, frame: FrameType | None) -> None:
         caught.append(number)

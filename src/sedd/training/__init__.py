@@ -5,10 +5,13 @@ the noise, dropout. So a run that was stopped goes on exactly as if it had not b
 does.
 """
 
-from sedd.train.batch import Batch, Batches, seeded
-from sedd.train.cost import plan
-from sedd.train.loop import Hear, NonFiniteError, Outcome, run
-from sedd.train.trainer import Gradient, Progress, Trainer
+from sedd.training.batch import Batch, Batches, seeded
+from sedd.training.cost import plan
+from sedd.training.loop import Hear, NonFiniteError, Outcome, run, writable
+from sedd.training.options import configured, stored
+from sedd.training.sources import prepared
+from sedd.training.trainer import Gradient, Progress, Trainer
+from sedd.training.watch import watched
 
 __all__ = [
     "Batch",
@@ -19,7 +22,12 @@ __all__ = [
     "Outcome",
     "Progress",
     "Trainer",
+    "configured",
     "plan",
+    "prepared",
     "run",
     "seeded",
+    "stored",
+    "watched",
+    "writable",
 ]

@@ -10,8 +10,8 @@ import torch
 
 from sedd import distributed
 from sedd.config import Budget, Run
-from sedd.train.batch import open_data
-from sedd.train.trainer import Trainer
+from sedd.training.batch import open_data
+from sedd.training.trainer import Trainer
 
 
 def plan(config: Run, prepare: Callable[[], Path], steps: int = 20) -> dict[str, float | int]:

@@ -13,7 +13,7 @@ from sedd.distributed import Ranks
 from sedd.objective import Autoregressive
 from sedd.parameterization import Padded
 from sedd.schedule import Times, stratified
-from sedd.train.batch import seeded
+from sedd.training.batch import seeded
 
 
 @torch.no_grad()

@@ -22,8 +22,8 @@ from sedd.config import Run
 from sedd.distributed import Ranks
 from sedd.objective import AnyOrder
 from sedd.parameterization import Padded
-from sedd.train import held_out as evaluation
-from sedd.train.batch import Batch, Batches
+from sedd.training import held_out as evaluation
+from sedd.training.batch import Batch, Batches
 from sedd.transformer import Transformer
 
 NOISE_PARTS = 10

@@ -1,0 +1,257 @@
+"""The package in a few words: `train` or `load` a model, then `Model.sample`, `Model.infill`, `Model.bound`.
+
+These names are ``sedd``'s own (``import sedd; sedd.load("run")``), and they stay. They add nothing to the rooms below
+but convenience; ``model.loaded`` is what those work on.
+"""
+
+import html
+import math
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from sedd import build, evaluate, generate, hub, training
+from sedd.build import Loaded
+from sedd.generate import Filled, Job, Settings, Tally, picture, template
+from sedd.sampler import Canvas, Sharpness
+from sedd.tokenizer import Ids, Tokenizer
+
+
+def load(source: str | Path, *, device: str | None = None, weights: str = "ema") -> "Model":
+    """The model of a run, of one of its checkpoints, of a model folder, or of a name on the Hub.
+
+    A published SEDD, RADD or MDLM checkpoint will do where it is safetensors; pickles go through ``sedd import``.
+
+    ``device`` is a GPU where there is one; ``weights`` are the averaged ones (``ema``) or the last (``model``).
+    """
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Model(hub.from_pretrained(source, weights=weights, device=place))
+
+
+def train(
+    sources: str | Path | Sequence[str | Path] = (),
+    *,
+    out: str | Path,
+    recipe: str | None = None,
+    resume: bool = False,
+    hear: training.Hear | None = None,
+    **options: Any,
+) -> "Model":
+    """Train on files or folders, keep the run in ``out``, and give its model back.
+
+    ``options`` are words of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
+    `config.Run` as mappings: ``model={"width": 64}``. ``resume`` goes on from the newest checkpoint in ``out``. An
+    interrupt ends training early, with everything saved. ``hear`` is told what happens; by default a bar shows it.
+    """
+    folder, names = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
+    stored = training.stored(folder) if resume else None
+    words = {**options, **({"sources": [str(name) for name in names]} if names else {})}
+    config = training.configured(words, stored=stored, recipe=recipe)
+    training.writable(folder)
+    with training.watched() as (show, preparing):
+        end = training.run(config, lambda: training.prepared(config, preparing), folder, resume, hear or show)
+    if end.signal == signal.SIGTERM:
+        raise SystemExit(128 + signal.SIGTERM)
+    return load(folder)
+
+
+@final
+@dataclass(frozen=True)
+class Text:
+    """What a model wrote."""
+
+    text: str
+    ids: tuple[int, ...]
+    """Token ids."""
+    tokens: tuple[str, ...]
+    """Their texts, made printable."""
+    steps: tuple[int, ...]
+    """When each token took its value; 0: it was given."""
+    template: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return picture.inline([[picture.Token(*pair) for pair in zip(self.tokens, self.steps, strict=True)]])
+
+
+@final
+class Texts(tuple[Text, ...]):
+    """Texts, and what they cost: ``print(texts)`` shows one a line, a notebook shows when each token came."""
+
+    cost: Tally
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        return "".join(text._repr_html_() for text in self)
+
+
+@final
+@dataclass(frozen=True)
+class Bound:
+    """How unlikely a text is: −log p(text) where ``is_exact``, else an upper bound on it."""
+
+    text: str
+    nats: float
+    stderr: float
+    """Of ``nats``: 1.96 of it on either side hold the bound in 95 of 100 cases. 0 where it is exact."""
+    tokens: int
+    is_exact: bool
+
+    @property
+    def nats_per_token(self) -> float:
+        """The same a token."""
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_char(self) -> float:
+        """The same in bits, a character of the text."""
+        return self.nats / math.log(2) / len(self.text)
+
+    def __str__(self) -> str:
+        value = f"exactly {self.nats:.3f}" if self.is_exact else f"at most {self.nats:.3f} ± {self.stderr:.3f}"
+        return f"{value} nats, {self.nats_per_token:.3f} a token: {self.text!r}"
+
+
+@final
+class Bounds(tuple[Bound, ...]):
+    """A bound for each text; ``print(bounds)`` shows one a line."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@final
+class Model:
+    """A trained model; `load` or `train` gives one. The same seed gives the same texts and numbers, in any batch."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids and back."""
+        return self.loaded.tokenizer
+
+    @property
+    def length(self) -> int:
+        """Tokens that it reads and writes at most."""
+        return self.loaded.config.model.length
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it has learned."""
+        return sum(p.numel() for p in self.loaded.network.parameters())
+
+    def __repr__(self) -> str:
+        run = self.loaded.config
+        kind = f"{run.objective}, {run.noise.process} noise, {self.tokenizer.kind}, length {self.length}"
+        return f"Model({str(self.loaded.folder)!r}: {self.parameters:,} parameters, {kind})"
+
+    def sample(
+        self,
+        count: int = 1,
+        *,
+        length: int | None = None,
+        steps: int | None = 128,
+        seed: int = 0,
+        sampler: str | None = None,
+        grid: str = "uniform",
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        batch: int = 16,
+        **options: Any,
+    ) -> Texts:
+        """Texts from nothing; ``options`` are the sampler's own, and no ``steps`` are one token after another."""
+        _at_least_one(count)
+        how = Settings(sampler, steps, grid, seed, Sharpness(temperature, top_p, top_k), options)
+        return self._written(generate.blank(self.loaded, count, length), [None] * count, how, batch)
+
+    def infill(
+        self,
+        templates: str | Sequence[str],
+        count: int = 1,
+        *,
+        steps: int | None = 128,
+        seed: int = 0,
+        sampler: str | None = None,
+        grid: str = "uniform",
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        batch: int = 16,
+        **options: Any,
+    ) -> Texts:
+        """``count`` fillings of each template: ``The {8} sat.`` has a gap of eight tokens.
+
+        What is given comes back as it is. Under uniform noise fillings are approximate.
+        """
+        _at_least_one(count)
+        how = Settings(sampler, steps, grid, seed, Sharpness(temperature, top_p, top_k), options)
+        named = [text for text in _listed(templates, "template") for _ in range(count)]
+        return self._written(template.around(named, self.loaded), named, how, batch)
+
+    def bound(
+        self,
+        texts: str | Sequence[str],
+        *,
+        given: str = "",
+        draws: int | None = None,
+        seed: int = 0,
+        estimator: str | None = None,
+        batch: int = 16,
+    ) -> Bounds:
+        """How unlikely each text is, by itself or behind what is ``given``; ``draws`` looks decide the error.
+
+        Exact for autoregressive models, an upper bound for the others. ``estimator`` is as for ``sedd eval``.
+        """
+        wanted, draws = _listed(texts, "text"), evaluate.ALONE.draws if draws is None else draws
+        is_exact = build.estimator(estimator, self.loaded, evaluate.ALONE.terms).is_exact
+        found = []
+        for text, (context, row) in zip(wanted, self._rows(wanted, given), strict=True):
+            nats, stderr, *_ = evaluate.after(
+                context, row, self.loaded, estimator=estimator, draws=draws, seed=seed, batch=batch
+            )
+            found.append(Bound(text, nats * len(row), stderr * len(row), len(row), is_exact))
+        return Bounds(found)
+
+    def _rows(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
+        """What stands before each text, and the text."""
+        if given:
+            return [evaluate.split(given, text, self.loaded) for text in texts]
+        return [(np.zeros(0, np.int64), alone.rows[0]) for alone in evaluate.alone(texts, self.loaded)]
+
+    def _written(self, canvas: Canvas, templates: Sequence[str | None], how: Settings, batch: int) -> Texts:
+        job = Job(self.loaded.model, self.loaded.process, self.loaded.schedule, how)
+        rows = generate.sample(job, canvas.to(self.loaded.device), batch)
+        texts = Texts(self._text(row, name) for row, name in zip(rows, templates, strict=True))
+        texts.cost = job.tally
+        return texts
+
+    def _text(self, row: Filled, name: str | None) -> Text:
+        tokens = tuple(self.tokenizer.tokens(row.ids))
+        return Text(self.tokenizer.decode(row.ids), tuple(row.ids), tokens, tuple(row.when), name)
+
+
+def _listed(given: str | Sequence[str], what: str) -> list[str]:
+    found = [given] if isinstance(given, str) else list(given)
+    if not found:
+        raise ValueError(f"no {what} was given; give one, or a list of them")
+    return found
+
+
+def _at_least_one(count: int) -> None:
+    if count < 1:
+        raise ValueError(f"count is {count}; ask for at least 1 text")

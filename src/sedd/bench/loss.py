@@ -1,0 +1,81 @@
+"""The loss alone: a head and what it costs, forwards and backwards."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from sedd import build
+from sedd.bench.measure import Machine, Row, forget, row
+from sedd.fused import Fused
+from sedd.layers import Linear
+from sedd.transformer import every_entry
+
+LOSS_FLOPS = "6 · rows that count · width · vocabulary"
+
+
+@dataclass(frozen=True)
+class LossSetting:
+    """A head and a loss, forwards and backwards."""
+
+    process: str = "absorbing"
+    parameterization: str = "score"
+    rows: int = 65_536
+    masked: float = 0.5
+    """The share of rows that noise has touched."""
+    width: int = 768
+    vocab_size: int = 50_257
+    precision: str = "bfloat16"
+    device: str = "cuda"
+    repeats: int = 15
+
+    def __post_init__(self) -> None:
+        if not 0 < self.masked < 1:
+            raise ValueError(f"masked is {self.masked}; it is a share and must lie between 0 and 1")
+
+
+@final
+class _Head(nn.Module):
+    """A network that is nothing but a head over random states."""
+
+    def __init__(self, s: LossSetting, states: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.linear = Linear(s.width, states)
+        self.linear.draw(generator)
+        self.states = nn.Parameter(torch.randn(1, s.rows, s.width, generator=generator))
+        self.halved = s.precision == "bfloat16"
+
+    def forward(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        valid: Tensor | None = None,
+        read: Callable[[Tensor, Linear], Any] = every_entry,
+    ) -> Any:
+        with torch.autocast(self.states.device.type, torch.bfloat16, enabled=self.halved):
+            return read(self.states, self.linear)
+
+
+def loss(s: LossSetting, on: Machine) -> Iterator[Row]:
+    """Time of head and loss with all gradients, fused and plain."""
+    generator = torch.Generator().manual_seed(0)
+    process, schedule = build.process(s.process, s.vocab_size), build.schedule("log-linear")
+    objective = build.objective("score-entropy", process, schedule)
+    t = schedule.t(-torch.log1p(-torch.tensor([s.masked])))
+    x_0 = torch.randint(s.vocab_size, (1, s.rows), generator=generator)
+    x_t = objective.corrupt(x_0, t, generator)
+    count = int(process.unknown(x_t).sum())
+    head = _Head(s, process.num_states, generator).to(s.device)
+    model = build.parameterization(s.parameterization, head, process)
+    x_0, x_t, t = (a.to(s.device) for a in (x_0, x_t, t))
+    weight, leaves, small = torch.ones_like(t), list(head.parameters()), Fused(objective, model)
+    ways: dict[str, Callable[[], object]] = {
+        "fused": lambda: torch.autograd.grad(small(x_t, x_0, t, weight, count=count).total, leaves),
+        "plain": lambda: torch.autograd.grad(objective.loss(model, x_t, x_0, t).sum(), leaves),
+    }
+    flops = 6.0 * count * s.width * s.vocab_size
+    for way, work in ways.items():
+        forget(s.device)
+        yield row(way, work, on, s.repeats, s.rows, flops)

@@ -1,0 +1,125 @@
+"""A whole training step: loss, gradients, clipping, AdamW, average."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from sedd import build, ema, optim
+from sedd.bench.measure import Machine, Row, forget, row
+from sedd.config import Run
+from sedd.fused import Fused
+from sedd.recipes import RECIPES
+from sedd.schedule import stratified
+
+TRAIN_FLOPS = "a token: 72 · depth · width² + 12 · depth · length · width + 6 · share that counts · width · vocabulary"
+
+
+@dataclass(frozen=True)
+class TrainSetting:
+    """A training step: loss, gradients, clipping, AdamW, average."""
+
+    recipe: str = "small"
+    process: str = "absorbing"
+    objective: str = "score-entropy"
+    parameterization: str | None = None
+    batch: int = 64
+    length: int | None = None
+    """That of the recipe, if None."""
+    vocab_size: int = 50_257
+    precision: str = "bfloat16"
+    device: str = "cuda"
+    compile: bool = False
+    recompute: str = "nothing"
+    repeats: int = 20
+
+    def run(self) -> Run:
+        """The configuration of such a run."""
+        if self.recipe not in RECIPES:
+            raise ValueError(f"recipe is {self.recipe!r}; choose one of {', '.join(RECIPES)}")
+        run = Run.from_dict(RECIPES[self.recipe] | {"objective": self.objective})
+        run.noise.process, run.model.parameterization = self.process, self.parameterization
+        run.model.length = self.length or run.model.length
+        return run.resolved()
+
+
+class Batch(NamedTuple):
+    """What a step is given."""
+
+    x_t: Tensor
+    x_0: Tensor
+    t: Tensor
+    weight: Tensor
+
+
+def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
+    """Time of a training step, fused and plain."""
+    run = s.run()
+    parts = build.parts(run, s.vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    made = [batch(parts, s, run.model.length, generator) for _ in range(4)]
+    counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
+    batches = [Batch(*(a.to(s.device) for a in b)) for b in made]
+    tokens = s.batch * run.model.length
+    m, share = run.model, sum(counts) / len(counts) / tokens
+    each = m.depth * (72.0 * m.width**2 + 12 * m.length * m.width) + 6 * share * m.width * s.vocab_size
+    for way in ("fused", "plain"):
+        forget(s.device)
+        yield row(way, Steps(run, parts, s, way == "fused", batches, counts), on, s.repeats, tokens, each * tokens)
+
+
+def batch(parts: build.Parts, s: TrainSetting, length: int, generator: torch.Generator) -> Batch:
+    """Random tokens, noised."""
+    times = parts.objective.times(stratified(s.batch, generator))
+    x_0 = torch.randint(s.vocab_size, (s.batch, length), generator=generator)
+    return Batch(parts.objective.corrupt(x_0, times.t, generator), x_0, *times)
+
+
+@final
+class Steps:
+    """A network in training; every call is a step on the next of a few batches."""
+
+    def __init__(
+        self, run: Run, parts: build.Parts, s: TrainSetting, small: bool, batches: list[Batch], counts: list[int]
+    ) -> None:
+        self.config, self.batches, self.counts, self.done = run, batches, counts, 0
+        self.network, self.average = (build.run_network(run, parts).to(s.device) for _ in range(2))
+        self.average.requires_grad_(False)
+        self.optimizers = optim.make(self.network, run.optim)
+        if s.precision == "bfloat16":
+            half = torch.autocast(s.device, torch.bfloat16)
+            self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
+        model = build.run_model(run, self.network, parts)
+        if small:
+            self.network.pass_through = build.recompute(s.recompute)
+            if s.compile:
+                self.network.compile_trunk()
+            self.loss = self._fused(Fused(parts.objective, model))
+        else:
+            self.loss = self._plain(parts, model)
+
+    def _fused(self, loss: Fused) -> Callable[[int], Tensor]:
+        return lambda i: loss(*self.batches[i], count=self.counts[i]).total
+
+    def _plain(self, parts: build.Parts, model: nn.Module) -> Callable[[int], Tensor]:
+        def loss(i: int) -> Tensor:
+            x_t, x_0, t, weight = self.batches[i]
+            each = parts.objective.loss(model, x_t, x_0, t)
+            return (weight.to(each.dtype)[:, None] * each).sum()
+
+        return loss
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        """The loss in nats a token and the norm of the gradient, for which nobody has waited."""
+        i = self.done % len(self.batches)
+        loss = self.loss(i) / self.batches[i].x_0.numel()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optim.clip)
+        optim.step(self.optimizers, norm.isfinite())
+        ema.update(self.average, self.network, ema.decay_at(self.done, self.config.optim.ema))
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.done += 1
+        return loss.detach(), norm

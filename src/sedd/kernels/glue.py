@@ -1,0 +1,138 @@
+"""What stands between the matrix products of a block, in torch: on any device, in any precision, seen by autograd.
+
+A block reads a normed stream and adds its answer to the stream. The sum, the dropout of what is added and the norm for
+whoever reads next are one `join`; `turned` and `thought` are matrix products with what follows them. `swift` has the
+same three by hand, for CUDA.
+"""
+
+import functools
+import importlib.util
+import sys
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+
+from sedd.layers import HEAD_NORM, Norm, Rotation, normed, rotate, wide
+
+_LOW = 0xFFFFFFFF
+Matrix = tuple[Tensor, Tensor | None]
+"""A weight, and a bias if there is one."""
+
+
+class Change(NamedTuple):
+    """x·(1 + scale) + shift, for every sequence of a batch."""
+
+    shift: Float[Tensor, "b h"]
+    scale: Float[Tensor, "b h"]
+
+
+class Branch(NamedTuple):
+    """What is to be added to the stream: gate·dropout(y)."""
+
+    y: Float[Tensor, "b L h"]
+    gate: Float[Tensor, "b h"] | None
+    rate: float = 0.0
+    """The share of y that is dropped."""
+    seed: Int[Tensor, " 2"] | None = None
+    """What decides which; None: nothing is dropped."""
+
+
+def branch(y: Float[Tensor, "b L h"], gate: Float[Tensor, "b h"] | None, rate: float) -> Branch:
+    """One with fresh dropout, drawn from torch's global generator of the device."""
+    return Branch(y, gate, rate, torch.randint(2**32, (2,), device=y.device) if rate else None)
+
+
+@runtime_checkable
+class Glue(Protocol):
+    """This module, or `swift`."""
+
+    def join(
+        self, x: Tensor, branch: Branch | None, norm: Norm, change: Change | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The stream with a branch added, and what the next block reads of it."""
+        ...
+
+    def turned(
+        self, n: Tensor, weight: Tensor, heads: int, rotation: Rotation, gains: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values."""
+        ...
+
+    def thought(self, n: Tensor, up: Matrix, down: Matrix, bend: str) -> Tensor:
+        """Two matrix products with an activation between them."""
+        ...
+
+
+def between(device: str, dtype: torch.dtype) -> Glue:
+    """`swift` on CUDA, where Triton is installed and float32 is exact enough; here, whatever a compiler is to see."""
+    if torch.compiler.is_compiling() or device != "cuda" or dtype == torch.float64 or not _has_triton():
+        return sys.modules[__name__]
+    from sedd.kernels import swift
+
+    return swift
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def join(
+    x: Float[Tensor, "b L h"], branch: Branch | None, norm: Norm, change: Change | None, dtype: torch.dtype
+) -> tuple[Float[Tensor, "b L h"], Float[Tensor, "b L h"]]:
+    """The stream with a branch added, and what the next block reads of it, in ``dtype``."""
+    if branch is not None:
+        y = wide(branch.y)
+        if branch.seed is not None:
+            kept = survivors(y.numel(), branch.rate, branch.seed).view(y.shape)
+            y = torch.where(kept, y / (1 - branch.rate), 0)
+        x = x + (y if branch.gate is None else branch.gate[:, None] * y)
+    n = normed(x, norm)
+    n = n if change is None else n * (1 + change.scale[:, None]) + change.shift[:, None]
+    return x, n.to(dtype)
+
+
+def survivors(count: int, rate: float, seed: Int[Tensor, " 2"]) -> Bool[Tensor, " count"]:
+    """Which of ``count`` entries dropout leaves: a hash of their number, so that nothing need be stored."""
+    h = torch.arange(count, device=seed.device) & _LOW
+    for i, (first, second, third) in enumerate(((16, 13, 16), (15, 16, 17))):  # two rounds of a mixer, a key for each
+        h = h ^ seed[i]
+        h = (h ^ (h >> first)) * 0x85EBCA6B & _LOW
+        h = (h ^ (h >> second)) * 0xC2B2AE35 & _LOW
+        h = h ^ (h >> third)
+    return h >= threshold(rate)
+
+
+def threshold(rate: float) -> int:
+    """Hashes below it are dropped."""
+    return round(rate * 2**32)
+
+
+def turned(
+    n: Float[Tensor, "b L h"],
+    weight: Float[Tensor, "hhh h"],
+    heads: int,
+    rotation: Rotation,
+    gains: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, (b, L, heads, d); queries and keys are turned to their positions.
+
+    With ``gains``, queries and keys are first normed, head by head, and multiplied by them.
+    """
+    q, k, v = (part.unflatten(-1, (heads, -1)) for part in F.linear(n, weight).chunk(3, -1))
+    if gains is not None:
+        q, k = (normed(a, HEAD_NORM._replace(weight=gain)).to(a.dtype) for a, gain in zip((q, k), gains, strict=True))
+    return rotate(q, rotation), rotate(k, rotation), v
+
+
+def thought(n: Float[Tensor, "b L h"], up: Matrix, down: Matrix, bend: str) -> Float[Tensor, "b L h"]:
+    """Two matrix products with an activation between them: ``gelu`` in its tanh form, or ``relu2``, max(0, z)²."""
+    return F.linear(bent(F.linear(n, *up), bend), *down)
+
+
+def bent(z: Float[Tensor, "*s"], bend: str) -> Float[Tensor, "*s"]:
+    """The activation."""
+    return F.gelu(z, approximate="tanh") if bend == "gelu" else F.relu(z).square()

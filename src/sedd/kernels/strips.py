@@ -1,0 +1,418 @@
+"""The kernels of `swift` in Triton: a program does a strip of a tensor, and writes sums of its own for torch to add up.
+
+Nothing is added by two programs to one place, so the same bits come out every time. Arithmetic is in float32.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sedd.kernels.glue import threshold
+
+JOIN_ROWS, JOIN_STRIP, JOIN_WARPS, JOIN_STAGES = 1, 16, 4, 3
+"""Rows at a time, rows a program, warps, and loads under way of `join`."""
+BACK_ROWS, BACK_STRIP, BACK_WARPS, BACK_STAGES = 1, 32, 4, 3
+"""The same of `join_back`."""
+TURN_ROWS, TURN_STRIP, TURN_WARPS = 2, 4, 4
+BEND_ROWS, BEND_STRIP, BEND_COLUMNS, BEND_WARPS = 1, 64, 1024, 4
+
+
+class Join(NamedTuple):
+    """What a join does."""
+
+    eps: float
+    centred: bool
+    rate: float
+
+
+class Parts(NamedTuple):
+    """What a join reads besides the stream."""
+
+    y: Tensor | None
+    gate: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    shift: Tensor | None
+    scale: Tensor | None
+    seed: Tensor | None
+
+    def flags(self, drop: bool) -> dict[str, bool]:
+        """Which of them there are."""
+        names = {"Y": self.y, "GATE": self.gate, "WEIGHT": self.weight, "BIAS": self.bias, "CHANGE": self.scale}
+        return {name: part is not None for name, part in names.items()} | {"DROP": drop and self.seed is not None}
+
+    def pointers(self, absent: Tensor) -> list[Tensor]:
+        """Something stands for pointers that are never followed."""
+        return [absent if part is None else part for part in self]
+
+    def strides(self) -> tuple[int, int]:
+        """From one sequence to the next, of gates and of changes: rows of wider tables."""
+        if self.shift is not None and self.scale is not None and self.shift.stride() != self.scale.stride():
+            raise ValueError("shift and scale must lie alike in memory")
+        return 0 if self.gate is None else self.gate.stride(0), 0 if self.scale is None else self.scale.stride(0)
+
+
+def join(x: Tensor, parts: Parts, plan: Join, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The stream with the branch, what the next block reads, and mean and 1/spread of every row."""
+    b, length, width = x.shape
+    total = x if parts.y is None else torch.empty_like(x)
+    n = torch.empty_like(x, dtype=dtype)
+    mean, spread = (x.new_empty(b, length, dtype=torch.float32) for _ in range(2))
+    strip = JOIN_STRIP if b * length >= 2**14 else JOIN_ROWS
+    _join[(triton.cdiv(length, strip), b)](
+        x, *parts.pointers(x), total, n, mean, spread, length, width, *parts.strides(),
+        threshold(plan.rate), 1 / (1 - plan.rate), plan.eps, STRIP=strip, STAGES=JOIN_STAGES, CENTRED=plan.centred,
+        **parts.flags(plan.rate > 0), R=JOIN_ROWS, C=triton.next_power_of_2(width), num_warps=JOIN_WARPS,
+    )  # fmt: skip
+    return total, n, mean, spread
+
+
+class JoinBack(NamedTuple):
+    """Gradients of a join: of the stream, of the branch, and sums over positions for each sequence."""
+
+    dx: Tensor
+    dy: Tensor | None
+    sums: tuple[Tensor, Tensor, Tensor]
+
+
+def join_back(
+    total: Tensor, parts: Parts, plan: Join, mean: Tensor, spread: Tensor, dn: Tensor, g: Tensor | None
+) -> JoinBack:
+    """From the gradients of what `join` gave to those of what it was given."""
+    b, length, width = total.shape
+    dx = torch.empty_like(total)
+    dy = None if parts.y is None else torch.empty_like(parts.y)
+    strips = triton.cdiv(length, BACK_STRIP)
+    sums = total.new_empty(3, b, strips, width, dtype=torch.float32)
+    given = total if g is None else g.contiguous()
+    _join_back[(strips, b)](
+        total, *parts.pointers(total), mean, spread, dn, given, dx, dx if dy is None else dy, sums, length, width,
+        *parts.strides(), sums.stride(0), threshold(plan.rate), 1 / (1 - plan.rate), STRIP=BACK_STRIP,
+        STAGES=BACK_STAGES, CENTRED=plan.centred, **parts.flags(plan.rate > 0), GIVEN=g is not None, R=BACK_ROWS,
+        C=triton.next_power_of_2(width), num_warps=BACK_WARPS,
+    )  # fmt: skip
+    scale_sum, plain_sum, gate_sum = sums.sum(2)
+    return JoinBack(dx, dy, (scale_sum, plain_sum, gate_sum))
+
+
+@triton.jit
+def _survives(index, first, second, least):
+    """See `glue.survivors`."""
+    h = index.to(tl.uint32) ^ first
+    h = (h ^ (h >> 16)) * 0x85EBCA6B
+    h = (h ^ (h >> 13)) * 0xC2B2AE35
+    h = (h ^ (h >> 16)) ^ second
+    h = (h ^ (h >> 15)) * 0x85EBCA6B
+    h = (h ^ (h >> 16)) * 0xC2B2AE35
+    h = h ^ (h >> 17)
+    return h >= least.to(tl.uint32)
+
+
+@triton.jit
+def _join(
+    x, y, gate, weight, bias, shift, scale, seed, total, n, mean, spread, length, width, gate_stride, change_stride,
+    least, keep, eps, STRIP: tl.constexpr, STAGES: tl.constexpr, CENTRED: tl.constexpr, Y: tl.constexpr,
+    GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1)
+    col = tl.arange(0, C)
+    inside = col < width
+    if GATE:
+        g = tl.load(gate + b * gate_stride + col, mask=inside, other=0)[None, :]
+    if WEIGHT:
+        w = tl.load(weight + col, mask=inside, other=0).to(tl.float32)[None, :]
+    if BIAS:
+        v = tl.load(bias + col, mask=inside, other=0).to(tl.float32)[None, :]
+    if CHANGE:
+        plus = tl.load(shift + b * change_stride + col, mask=inside, other=0)[None, :]
+        times = 1 + tl.load(scale + b * change_stride + col, mask=inside, other=0)[None, :]
+    if DROP:
+        first, second = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
+    for start in tl.range(0, STRIP, R, num_stages=STAGES):
+        place = tl.program_id(0) * STRIP + start + tl.arange(0, R)
+        row = b.to(tl.int64) * length + place
+        here = place < length
+        held = here[:, None] & inside[None, :]
+        at = row[:, None] * width + col[None, :]
+        s = tl.load(x + at, mask=held, other=0).to(tl.float32)
+        if Y:
+            a = tl.load(y + at, mask=held, other=0).to(tl.float32)
+            if DROP:
+                a = tl.where(_survives(at, first, second, least), a * keep, 0.0)
+            if GATE:
+                a *= g
+            s += a
+            tl.store(total + at, s, mask=held)
+        if CENTRED:
+            middle = tl.sum(s, 1) / width
+            d = tl.where(inside[None, :], s - middle[:, None], 0.0)
+            tl.store(mean + row, middle, mask=here)
+        else:
+            d = s
+        r = tl.rsqrt(tl.sum(d * d, 1) / width + eps)
+        tl.store(spread + row, r, mask=here)
+        d *= r[:, None]
+        if WEIGHT:
+            d *= w
+        if BIAS:
+            d += v
+        if CHANGE:
+            d = d * times + plus
+        tl.store(n + at, d.to(n.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def _join_back(
+    total, y, gate, weight, bias, shift, scale, seed, mean, spread, dn, given, dx, dy, sums, length, width,
+    gate_stride, change_stride, sums_stride, least, keep, STRIP: tl.constexpr, STAGES: tl.constexpr,
+    CENTRED: tl.constexpr, Y: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    CHANGE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1)
+    col = tl.arange(0, C)
+    inside = col < width
+    times = tl.full([1, C], 1.0, tl.float32)
+    if WEIGHT:
+        times = tl.load(weight + col, mask=inside, other=0).to(tl.float32)[None, :]
+    if CHANGE:
+        times *= 1 + tl.load(scale + b * change_stride + col, mask=inside, other=0)[None, :]
+    if GATE:
+        gates = tl.load(gate + b * gate_stride + col, mask=inside, other=0)[None, :]
+    if DROP:
+        first, second = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
+    by_scale = tl.zeros([R, C], tl.float32)
+    by_shift = tl.zeros([R, C], tl.float32)
+    by_gate = tl.zeros([R, C], tl.float32)
+    for start in tl.range(0, STRIP, R, num_stages=STAGES):
+        place = tl.program_id(0) * STRIP + start + tl.arange(0, R)
+        row = b.to(tl.int64) * length + place
+        here = place < length
+        held = here[:, None] & inside[None, :]
+        at = row[:, None] * width + col[None, :]
+        d = tl.load(total + at, mask=held, other=0).to(tl.float32)
+        slope = tl.load(dn + at, mask=held, other=0).to(tl.float32)
+        r = tl.load(spread + row, mask=here, other=0)[:, None]
+        if CENTRED:
+            d -= tl.load(mean + row, mask=here, other=0)[:, None]
+        d *= r
+        by_scale += slope * d
+        by_shift += slope
+        slope *= times
+        v = slope - d * (tl.sum(slope * d, 1) / width)[:, None]
+        if CENTRED:
+            v -= (tl.sum(slope, 1) / width)[:, None]
+        v *= r
+        if GIVEN:
+            v += tl.load(given + at, mask=held, other=0).to(tl.float32)
+        tl.store(dx + at, v.to(dx.dtype.element_ty), mask=held)
+        if Y:
+            if DROP:
+                kept = tl.where(_survives(at, first, second, least), keep, 0.0)
+                v *= kept
+            if GATE:
+                a = tl.load(y + at, mask=held, other=0).to(tl.float32)
+                by_gate += tl.where(held, v * a, 0.0)
+                v *= gates
+            tl.store(dy + at, v.to(dy.dtype.element_ty), mask=held)
+    out = sums + (b * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * width + col
+    tl.store(out, tl.sum(by_scale, 0), mask=inside)
+    tl.store(out + sums_stride, tl.sum(by_shift, 0), mask=inside)
+    tl.store(out + 2 * sums_stride, tl.sum(by_gate, 0), mask=inside)
+
+
+class Gains(NamedTuple):
+    """What normed queries and keys are multiplied by, entry by entry of a head."""
+
+    q: Tensor
+    k: Tensor
+
+
+def turn(qkv: Tensor, length: int, heads: int, cos: Tensor, sin: Tensor, gains: Gains | None, eps: float) -> Tensor:
+    """Queries and keys turned to their positions, in place; with ``gains``, normed before, in a tensor of their own."""
+    rows, width = qkv.shape[0], qkv.shape[1] // 3
+    out = qkv if gains is None else qkv.new_empty(rows, 2 * width)
+    q, k = (cos, cos) if gains is None else gains
+    _turn[(triton.cdiv(rows, TURN_ROWS),)](
+        qkv, out, cos, sin, q, k, rows, length, heads, out.shape[1], eps, **_sizes(width, heads),
+        NORM=gains is not None, R=TURN_ROWS, num_warps=TURN_WARPS,
+    )  # fmt: skip
+    return out
+
+
+def _sizes(width: int, heads: int) -> dict[str, int]:
+    half = width // heads // 2
+    return {"HALF": half, "H": triton.next_power_of_2(heads), "D": triton.next_power_of_2(half)}
+
+
+@triton.jit
+def _turn(
+    qkv, out, cos, sin, q_gain, k_gain, rows, length, heads, out_width, eps,
+    HALF: tl.constexpr, H: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * R + tl.arange(0, R))[:, None, None]
+    head, i = tl.arange(0, H)[None, :, None], tl.arange(0, D)[None, None, :]
+    held = (row < rows) & (head < heads) & (i < HALF)
+    turns = (row % length) * HALF + i
+    c = tl.load(cos + turns, mask=(row < rows) & (i < HALF), other=0)
+    s = tl.load(sin + turns, mask=(row < rows) & (i < HALF), other=0)
+    width = heads * 2 * HALF
+    for part in tl.static_range(2):
+        inside = part * width + head * (2 * HALF) + i
+        at = qkv + row.to(tl.int64) * (3 * width) + inside
+        a, b = tl.load(at, mask=held, other=0).to(tl.float32), tl.load(at + HALF, mask=held, other=0).to(tl.float32)
+        if NORM:
+            gain = q_gain if part == 0 else k_gain
+            r = tl.rsqrt(tl.sum(a * a + b * b, 2) / (2 * HALF) + eps)[:, :, None]
+            a *= r * tl.load(gain + i, mask=i < HALF, other=0).to(tl.float32)
+            b *= r * tl.load(gain + HALF + i, mask=i < HALF, other=0).to(tl.float32)
+        to = out + row.to(tl.int64) * out_width + inside
+        tl.store(to, (a * c - b * s).to(out.dtype.element_ty), mask=held)
+        tl.store(to + HALF, (a * s + b * c).to(out.dtype.element_ty), mask=held)
+
+
+class TurnBack(NamedTuple):
+    """The gradient of queries, keys and values side by side, and those of the gains."""
+
+    dqkv: Tensor
+    gains: Gains | None
+
+
+def turn_back(
+    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, cos: Tensor, sin: Tensor, gains: Gains | None, eps: float
+) -> TurnBack:
+    """From the gradients of what was turned to those of what was given; without gains ``qkv`` is not read."""
+    b, length, heads, d = dq.shape
+    rows, programs = b * length, triton.cdiv(b * length, TURN_STRIP)
+    back = dq.new_empty(rows, 3 * heads * d)
+    parts = [part if part.stride(-1) == 1 else part.contiguous() for part in (dq, dk, dv)]
+    strides = [s for part in parts for s in part.stride()[:3]]
+    sums = dq.new_empty(programs, 2, d, dtype=torch.float32) if gains is not None else cos
+    q, k = (cos, cos) if gains is None else gains
+    _turn_back[(programs,)](
+        *parts, qkv, cos, sin, q, k, back, sums, rows, length, heads, *strides, eps, **_sizes(heads * d, heads),
+        NORM=gains is not None, STRIP=TURN_STRIP, R=TURN_ROWS, num_warps=TURN_WARPS,
+    )  # fmt: skip
+    return TurnBack(back, None if gains is None else Gains(*sums.sum(0)))
+
+
+@triton.jit
+def _turn_back(
+    dq, dk, dv, qkv, cos, sin, q_gain, k_gain, back, sums, rows, length, heads, qb, ql, qh, kb, kl, kh, vb, vl, vh,
+    eps, HALF: tl.constexpr, H: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr, STRIP: tl.constexpr,
+    R: tl.constexpr,
+):  # fmt: skip
+    head, i = tl.arange(0, H)[None, :, None], tl.arange(0, D)[None, None, :]
+    width = heads * 2 * HALF
+    for part in tl.static_range(3):
+        if NORM and part < 2:
+            gain = q_gain if part == 0 else k_gain
+            first = tl.load(gain + i, mask=i < HALF, other=0).to(tl.float32)
+            second = tl.load(gain + HALF + i, mask=i < HALF, other=0).to(tl.float32)
+        by_first = tl.zeros([R, H, D], tl.float32)
+        by_second = tl.zeros([R, H, D], tl.float32)
+        for start in range(0, STRIP, R):
+            row = (tl.program_id(0) * STRIP + start + tl.arange(0, R))[:, None, None]
+            held = (row < rows) & (head < heads) & (i < HALF)
+            sequence, place = (row // length).to(tl.int64), row % length
+            if part == 0:
+                at = dq + sequence * qb + place * ql + head * qh + i
+            elif part == 1:
+                at = dk + sequence * kb + place * kl + head * kh + i
+            else:
+                at = dv + sequence * vb + place * vl + head * vh + i
+            a, b = tl.load(at, mask=held, other=0), tl.load(at + HALF, mask=held, other=0)
+            inside = row.to(tl.int64) * (3 * width) + part * width + head * (2 * HALF) + i
+            if part < 2:
+                turns = place * HALF + i
+                c = tl.load(cos + turns, mask=(row < rows) & (i < HALF), other=0)
+                s = tl.load(sin + turns, mask=(row < rows) & (i < HALF), other=0)
+                x, y = a.to(tl.float32), b.to(tl.float32)
+                a, b = x * c + y * s, y * c - x * s
+                if NORM:
+                    x = tl.load(qkv + inside, mask=held, other=0).to(tl.float32)
+                    y = tl.load(qkv + inside + HALF, mask=held, other=0).to(tl.float32)
+                    r = tl.rsqrt(tl.sum(x * x + y * y, 2) / (2 * HALF) + eps)[:, :, None]
+                    x, y = x * r, y * r
+                    by_first += a * x
+                    by_second += b * y
+                    a, b = a * first, b * second
+                    along = (tl.sum(a * x + b * y, 2) / (2 * HALF))[:, :, None]
+                    a, b = r * (a - x * along), r * (b - y * along)
+            tl.store(back + inside, a.to(back.dtype.element_ty), mask=held)
+            tl.store(back + inside + HALF, b.to(back.dtype.element_ty), mask=held)
+        if NORM and part < 2:
+            to = sums + (tl.program_id(0) * 2 + part) * (2 * HALF) + tl.arange(0, D)
+            kept = tl.arange(0, D) < HALF
+            tl.store(to, tl.sum(tl.sum(by_first, 0), 0), mask=kept)
+            tl.store(to + HALF, tl.sum(tl.sum(by_second, 0), 0), mask=kept)
+
+
+BENDS = {"gelu": 0, "relu2": 1}
+
+
+def bend(z: Tensor, kind: str) -> Tensor:
+    """The activation of every entry."""
+    out = torch.empty_like(z)
+    count, size = z.numel(), 4096
+    _bend[(triton.cdiv(count, size),)](z, out, count, BEND=BENDS[kind], SIZE=size, num_warps=8)
+    return out
+
+
+@triton.jit
+def _bent(z, BEND: tl.constexpr):
+    """The activation, and its slope."""
+    if BEND == 0:  # z/2·(1 + tanh(√(2/π)(z + 0.044715 z³)))
+        inner = 1.5957691216057308 * (z + 0.044715 * z * z * z)  # twice the argument: tanh(a) = 2·sigmoid(2a) − 1
+        half = 1 / (1 + tl.exp(-tl.maximum(inner, -80.0)))  # where an exponential would overflow it is 0 already
+        value = z * half
+        slope = half + value * (1 - half) * 1.5957691216057308 * (1 + 0.134145 * z * z)
+    else:
+        above = tl.where(z > 0, z, 0.0)
+        value, slope = above * above, 2 * above
+    return value, slope
+
+
+@triton.jit
+def _bend(z, out, count, BEND: tl.constexpr, SIZE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    held = at < count
+    value, _ = _bent(tl.load(z + at, mask=held, other=0).to(tl.float32), BEND)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=held)
+
+
+def bend_back(z: Tensor, d_inner: Tensor, kind: str, summed: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What `bend` gave, the gradient of z in place of that of what it gave, and its sum over rows if asked."""
+    rows, width = z.shape
+    inner = torch.empty_like(z)
+    strips = triton.cdiv(rows, BEND_STRIP)
+    sums = z.new_empty(strips, width, dtype=torch.float32) if summed else None
+    _bend_back[(strips, triton.cdiv(width, BEND_COLUMNS))](
+        z, d_inner, inner, d_inner if sums is None else sums, rows, width, BEND=BENDS[kind], SUMMED=summed,
+        STRIP=BEND_STRIP, R=BEND_ROWS, C=BEND_COLUMNS, num_warps=BEND_WARPS,
+    )  # fmt: skip
+    return inner, d_inner, None if sums is None else sums.sum(0)
+
+
+@triton.jit
+def _bend_back(
+    z, slope, inner, sums, rows, width, BEND: tl.constexpr, SUMMED: tl.constexpr, STRIP: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    col = tl.program_id(1) * C + tl.arange(0, C)
+    inside = col < width
+    total = tl.zeros([R, C], tl.float32)
+    for start in range(0, STRIP, R):
+        row = tl.program_id(0) * STRIP + start + tl.arange(0, R)
+        held = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None].to(tl.int64) * width + col[None, :]
+        value, times = _bent(tl.load(z + at, mask=held, other=0).to(tl.float32), BEND)
+        d = times * tl.load(slope + at, mask=held, other=0).to(tl.float32)
+        tl.store(inner + at, value.to(inner.dtype.element_ty), mask=held)
+        tl.store(slope + at, d.to(slope.dtype.element_ty), mask=held)
+        total += tl.where(held, d, 0.0)
+    if SUMMED:
+        tl.store(sums + tl.program_id(0).to(tl.int64) * width + col, tl.sum(total, 0), mask=inside)

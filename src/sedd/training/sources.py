@@ -1,0 +1,30 @@
+"""The data of a run, as shards."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sedd import build, data
+from sedd.config import Run
+
+
+def prepared(config: Run, progress: Callable[[int, int], None] | None = None) -> Path:
+    """The shards of a run: made once for each content and kept in a cache, or a folder of them as it is."""
+    chosen = config.data
+    if not chosen.sources:
+        raise ValueError("no data was given; name a file or a folder, as in: sedd train book.txt --out run")
+    if len(chosen.sources) == 1 and data.is_prepared(chosen.sources[0]):
+        return Path(chosen.sources[0])
+    return data.cached(
+        chosen.sources,
+        chosen.tokenizer,
+        lambda: build.tokenizer(
+            chosen.tokenizer, lambda: data.documents(chosen.sources, chosen.column, chosen.records)
+        ),
+        cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",
+        records=chosen.records,
+        length=config.model.length if chosen.records == "lines" else None,
+        pad=chosen.pad if chosen.records == "lines" else None,
+        column=chosen.column,
+        progress=progress,
+    )

@@ -1,0 +1,49 @@
+"""A run as a bar on stderr, and lines above it."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from sedd.training.loop import Hear
+
+
+@contextmanager
+def watched() -> Iterator[tuple[Hear, Callable[[int, int], None]]]:
+    """Who hears of a run, and who of the data that are prepared for it: (done, total)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    hidden = int(os.environ.get("RANK", "0")) != 0
+    with Progress(*columns, console=Console(stderr=True), disable=hidden) as bar:
+        yield _hearing(bar), _preparing(bar)
+
+
+def _preparing(bar: Progress) -> Callable[[int, int], None]:
+    task = bar.add_task("preparing", visible=False, note="")
+    return lambda done, total: bar.update(task, completed=done, total=total or None, visible=done != total)
+
+
+def _hearing(bar: Progress) -> Hear:
+    task = bar.add_task("training", total=1.0, visible=False, note="")
+
+    def hear(kind: str, record: dict[str, Any]) -> None:
+        if kind == "note":
+            bar.console.print(record["text"], markup=False, highlight=False)
+            return
+        bar.update(task, completed=record["spent"], visible=True)
+        if "loss" in record:
+            note = f"step {record['step']}  {record['bits_per_char']:.3f} bits/char"
+            bar.update(task, note=f"{note}  {record['tokens_per_second']:,} tok/s")
+        if "bound" in record:
+            bound = f"held-out bound {record['bound_bits_per_char']:.3f} bits/char"
+            bar.console.print(f"step {record['step']}: {bound}", markup=False, highlight=False)
+
+    return hear

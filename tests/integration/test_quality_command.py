@@ -1,0 +1,242 @@
+"""``sedd quality`` on models that were trained by the command that trains."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_judges
+from runs import Sedd, ok
+
+from sedd import build, quality
+from sedd.exact import every
+from sedd.quality import judges, samples, score
+from sedd.quality.judge import features
+
+SMALL = [
+    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
+    *("--set", "loop.batch=8", "--set", "loop.eval_sequences=4", "--steps", "20", "--tokenizer", "chars"),
+]
+KINDS = {
+    "mean": ["--parameterization", "mean"],
+    "ar": ["--objective", "autoregressive"],
+    "short": ["--objective", "autoregressive", "--set", "model.length=16"],
+}
+COST = ("source", "seconds_per_sample", "length", "model", "model_sha256")
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def models(sedd: Sedd, shelf: Path, corpus: Path) -> Callable[[str], Path]:
+    """A model of each kind, trained when it is first asked for."""
+
+    def model(kind: str) -> Path:
+        out = shelf / kind
+        if not out.exists():
+            ok(sedd("train", corpus, *SMALL, *KINDS[kind], "--out", out))
+        return out
+
+    return model
+
+
+def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    ok(done)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def less(record: dict[str, object], names: tuple[str, ...] = COST) -> dict[str, object]:
+    return {key: value for key, value in record.items() if key not in names}
+
+
+def test_a_run_its_samples_and_any_batch_give_one_record(
+    sedd: Sedd, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Judged by a run of ours: the cost is what `sedd score` says of each text by itself."""
+    drawn, kept = tmp_path / "drawn.jsonl", tmp_path / "kept.jsonl"
+    words = ["-n", 6, "--steps", 8, "--seed", 1]
+    judge = ["--judge", models("ar"), "--json"]
+    (whole,) = records(sedd("quality", models("mean"), *judge, *words, "--save", kept))
+    (other,) = records(sedd("quality", models("mean"), *judge, *words, "--batch", 1, "--judge-batch", 1))
+    assert less(other) == less(whole)
+    ok(sedd("sample", models("mean"), *words, "--out", drawn))
+    texts = [json.loads(line)["text"] for line in drawn.read_text().splitlines()]
+    assert [json.loads(line)["text"] for line in kept.read_text().splitlines()] == texts
+    (again,) = records(sedd("quality", drawn, *judge))
+    assert less(again) == less(whole)
+    assert again["seconds_per_sample"] > 0
+    assert (again["nfe"], again["draw_precision"], again["steps"]) == (whole["nfe"], "float64", 8)
+    scored = records(sedd("score", models("ar"), *texts, "--json"))
+    nats = np.array([record["nats_per_token"] for record in scored])  # all texts have 32 tokens
+    assert whole["gen_ppl_by_token"] == pytest.approx(np.exp(nats.mean()), rel=1e-4)
+    assert whole["gen_ppl_by_sample"] == pytest.approx(np.exp(nats).mean(), rel=1e-4)
+
+
+def test_a_sweep_is_its_single_runs(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+    words = ["quality", models("mean"), "--judge", models("ar"), "-n", 4]
+    out = ["--out", tmp_path / "sweep.png", "--out", tmp_path / "sweep.jsonl"]
+    done = sedd(*words, "--sweep", "steps=2,4", "--sweep", "temperature=0.5,1", *out)
+    ok(done)
+    swept = [json.loads(line) for line in (tmp_path / "sweep.jsonl").read_text().splitlines()]
+    assert [(r["steps"], r["temperature"]) for r in swept] == [(2, 0.5), (2, 1.0), (4, 0.5), (4, 1.0)]
+    for record in swept[1:3]:
+        (one,) = records(sedd(*words, "--steps", record["steps"], "--temperature", record["temperature"], "--json"))
+        assert less(one) == less(record)
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    title, heads, _, *rows = done.stdout.splitlines()
+    assert "first token scored" in title
+    assert "nats" in title
+    assert all(name in heads for name in ("gen ppl by token", "gen ppl by sample", "entropy", "temperature", "nfe"))
+    assert len(rows) == 4
+    saved = sedd("quality", tmp_path / "sweep.jsonl", "--json")  # which need no judge
+    assert records(saved) == swept
+
+
+def test_a_gguf_file_and_mauve(sedd: Sedd, models: Callable[[str], Path], corpus: Path, tmp_path: Path) -> None:
+    """A file of texts and a run, whose text is read anew in the judge's tokens; the folder says what the file says."""
+    folder, human = tiny_judges.save(tmp_path / "judge", context=40), tmp_path / "human.txt"
+    path = tiny_judges.save_gguf(tmp_path / "judge.gguf", folder)
+    human.write_text("\n".join(corpus.read_text().splitlines()[:40]))
+    (tmp_path / "texts.txt").write_text("the cat sat on a mat\ntwo small birds fly over water\nthe the the the\n")
+    words = ["-n", 2, "--steps", 2, "--length", 8, "--mauve", human, "--json"]
+    done = sedd("quality", tmp_path / "texts.txt", models("mean"), "--judge", path, *words)
+    texts, run = records(done)
+    assert (texts["first_token"], texts["truncated"], texts["samples"], texts["nfe"]) == ("skipped", 0, 3, None)
+    assert (run["samples"], run["nfe"], run["length"], run["scored"]) == (2, 2, 8, "text")
+    assert all(0 <= record["mauve"] <= 1 and record["mauve_texts"] == 40 for record in (texts, run))
+    assert "float64 and unknown precision" in done.stderr
+    expected = quality.judged(samples.read(tmp_path / "texts.txt"), judges.load(str(folder)))
+    for name in ("gen_ppl_by_token", "gen_ppl_by_sample", "entropy_nats", "stderr_gen_ppl_by_token"):
+        assert texts[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_different_draw_precisions_are_warned_of(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat\nthe mat\n")
+    (tmp_path / "b.txt").write_text("two birds\nold water\n")
+    words = ["--judge", models("ar"), "--json"]
+    for name, precision in (("a", "float32"), ("b", "float64")):
+        done = sedd("quality", tmp_path / f"{name}.txt", *words, "--draw-precision", precision)
+        assert "warning" not in done.stderr
+        (tmp_path / f"{name}.json").write_text(done.stdout)
+    done = sedd("quality", tmp_path / "a.json", tmp_path / "b.json")
+    ok(done)
+    assert "sedd: warning: these samples were drawn with float32 and float64 precision" in done.stderr
+    assert "warning" not in done.stdout
+    done = sedd("quality", tmp_path / "a.txt", tmp_path / "a.json", *words, "--draw-precision", "float32")
+    assert len(records(done)) == 2
+    assert "warning" not in done.stderr
+
+
+def test_different_judges_share_no_table(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat\nthe mat\n")
+    for name in ("ar", "short"):
+        done = sedd("quality", tmp_path / "a.txt", "--judge", models(name), "--json")
+        (tmp_path / f"{name}.json").write_text(done.stdout)
+    refused(sedd("quality", tmp_path / "ar.json", tmp_path / "short.json"), "never share a table")
+    done = sedd("quality", tmp_path / "ar.json", models("mean"), "--judge", models("short"), "-n", 10**5)
+    refused(done, "never share a table")  # before anything is drawn
+
+
+def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("sedd: ")
+    assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere.jsonl", "--judge", "AR"], "nowhere.jsonl does not exist"),
+        (["EMPTY", "--judge", "AR"], "holds no sample"),
+        (["GAP", "--judge", "AR"], "sample 1 of"),
+        (["TEXT"], "name a Hugging Face model"),
+        (["TEXT", "--judge", "./nowhere"], "judge ./nowhere does not exist"),
+        (["TEXT", "--judge", "nowhere.gguf"], "judge nowhere.gguf does not exist"),
+        (["TEXT", "--judge", "MEAN"], "judge of ours is a run with --objective autoregressive"),
+        (["TEXT", "--judge", "SHORT"], "tokens of the judge, which reads 16"),
+        (["EURO", "--judge", "AR"], "cannot read"),
+        (["IDS", "--judge", "AR"], "its tokenizer is another"),
+        (["TEXT", "--judge", "AR", "--ids"], "has no ids"),
+        (["TEXT", "--judge", "AR", "--sweep", "steps=2,4"], "--sweep needs the folder of a run"),
+        (["TEXT", "--judge", "AR", "--mauve", "nowhere.txt"], "nowhere.txt could not be read"),
+        (["TEXT", "--judge", "AR", "--out", "a.pdf"], "must end in .png"),
+        (["TEXT", "--judge", "AR", "--out", "nowhere/a.png"], "nowhere does not exist"),
+        (["TEXT", "--judge", "AR", "--first-token", "both"], "choose one of skipped, scored"),
+        (["TEXT", "--judge", "AR", "--judge-precision", "float8"], "choose one of float32"),
+        (["TEXT", "--judge", "AR", "--judge-batch", "0"], "judge-batch is 0"),
+        (["MEAN", "--judge", "AR", "-n", "0"], "count is 0"),
+        (["MEAN", "--judge", "AR", "--length", "99"], "from 1 to 32"),
+        (["MEAN", "--judge", "AR", "--sweep", "steps=4,0"], "steps is 0"),
+        (["MEAN", "--judge", "AR", "--sweep", "stops=4"], "what can be varied is steps"),
+        (["MEAN", "TEXT", "--judge", "AR", "--save", "a.jsonl"], "samples of one run"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_a_sentence_and_exit_code_2(
+    sedd: Sedd, models: Callable[[str], Path], tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    files = {"EMPTY": "", "GAP": "a\n\nb\n", "TEXT": "the cat sat on a mat\n", "EURO": "€\n", "IDS": '{"ids": [999]}'}
+    for name, content in files.items():
+        (tmp_path / f"{name}.{'json' if name == 'IDS' else 'txt'}").write_text(content)
+    found = {path.stem: path for path in tmp_path.iterdir()}
+    found |= {kind.upper(): models(kind) for kind in KINDS if kind.upper() in words}
+    refused(sedd("quality", *(found.get(word, word) for word in words)), sentence)
+
+
+def test_a_judge_that_is_nowhere(sedd: Sedd, tmp_path: Path) -> None:
+    """A name is looked up on the Hub; here nothing can be."""
+    (tmp_path / "a.txt").write_text("the cat\n")
+    offline = "os.environ['HF_HUB_OFFLINE'] = '1'"
+    refused(sedd("quality", tmp_path / "a.txt", "--judge", "no-such-judge", before=offline), "cannot be loaded")
+    (tmp_path / "empty").mkdir()
+    refused(sedd("quality", tmp_path / "a.txt", "--judge", tmp_path / "empty", before=offline), "cannot be loaded")
+
+
+def test_packages_that_are_not_installed(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat\nthe mat\n")
+    without = "sys.modules['transformers'] = sys.modules['mauve'] = None"
+    words = ["quality", tmp_path / "a.txt", "--judge"]
+    refused(sedd(*words, "gpt2", before=without), "pip install 'sedd[judge]'")
+    mauve = ["--mauve", tmp_path / "a.txt"]
+    refused(sedd(*words, models("ar"), *mauve, before=without), "pip install 'sedd[mauve]'")
+    ok(sedd(*words, models("ar"), before=without))  # a judge of ours needs neither
+
+
+def test_our_judges_costs_are_a_law(models: Callable[[str], Path]) -> None:
+    """Σ e^−cost = 1 over all texts of two letters, and over all that begin alike if the first is skipped."""
+    run, letters = models("ar"), build.load(models("ar")).tokenizer.vocab_size
+    rows = list(every(letters, 2).numpy())
+    scored, skipped = (
+        np.exp([-found.nats for found in score(judges.load(str(run), first=first), rows, batch=512)])
+        for first in ("scored", "skipped")
+    )
+    assert scored.sum() == pytest.approx(1, abs=1e-5)
+    assert skipped.reshape(letters, letters).sum(-1) == pytest.approx(np.ones(letters), abs=1e-5)
+
+
+def test_what_our_judge_has_in_mind_depends_on_no_mate(models: Callable[[str], Path]) -> None:
+    judge = judges.load(str(models("ar")))
+    rows = judge.encode(["the cat", "two small birds fly", "a", "the car"])
+    one = features(judge, rows, batch=1)
+    assert np.allclose(features(judge, rows, batch=4), one, atol=1e-5)
+    assert np.abs(one[0] - one[3]).max() > 1e-3  # the last letter is in it
+
+
+def test_a_record_pays_for_its_padding(sedd: Sedd, tmp_path: Path) -> None:
+    """A judge of padded records: −log p of the whole record, over the letters of its text; as `sedd score` has it."""
+    (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
+    words = ["--set", "data.records=lines", "--set", "model.length=8", "--objective", "autoregressive"]
+    ok(sedd("train", tmp_path / "names.txt", *SMALL, *words, "--out", tmp_path / "run"))
+    (tmp_path / "some.txt").write_text("anna\nbob\n")
+    (found,) = records(sedd("quality", tmp_path / "some.txt", "--judge", tmp_path / "run", "--json"))
+    scored = records(sedd("score", tmp_path / "run", "anna", "bob", "--json"))
+    nats = [record["nats_per_token"] * record["tokens"] for record in scored]  # of 8 tokens each
+    assert found["gen_ppl_by_token"] == pytest.approx(np.exp(sum(nats) / 7), rel=1e-4)
+    assert found["tokens"] == 7

@@ -1,0 +1,112 @@
+"""The twins of what stands between matrix products: values and gradients, odd sizes, dropout, the same bits twice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sedd.kernels import glue, strips, swift
+from sedd.kernels.glue import Branch, Change
+from sedd.layers import RMS, Norm, Rotary
+
+
+def draw(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device).requires_grad_()
+
+
+def both(work: Callable[[Any], tuple[Tensor, ...]], leaves: list[Tensor]) -> list[list[Tensor]]:
+    """What the twins say, and the gradients of a random combination of it."""
+    said = []
+    for twin in (glue, swift):
+        outputs = work(twin)
+        total = sum((draw(*a.shape, seed=9 + i).to(a) * a).sum() for i, a in enumerate(outputs))
+        said.append([*outputs, *torch.autograd.grad(total, leaves)])
+    return said
+
+
+def close(ours: list[Tensor], theirs: list[Tensor], rtol: float = 1e-4) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).norm() <= rtol * b.norm() + 1e-6
+
+
+@pytest.mark.parametrize("size", [(1, 1, 2), (2, 37, 24), (3, 8, 65)])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["timed", "untimed", "modern", "modern untimed"])
+def test_join(kind: str, rate: float, size: tuple[int, int, int], device: str) -> None:
+    b, _, h = size
+    x, y, weight, bias = (draw(*shape, seed=i, device=device) for i, shape in enumerate((size, size, (h,), (h,))))
+    table = draw(b, 3 * h, seed=5, device=device)  # gates and changes are columns of a wider table
+    gate, shift, scale = table.chunk(3, -1)
+    norm = {"timed": Norm(1e-5, True, weight), "untimed": Norm(1e-5, True, weight, bias)}.get(kind, RMS)
+    told = kind in ("timed", "modern")
+    leaves = [x, y, *([table] if told else []), *(a for a in (norm.weight, norm.bias) if a is not None)]
+    seed = torch.tensor([2**32 - 5, 12345], device=device) if rate else None
+
+    def work(twin: Any) -> tuple[Tensor, Tensor]:
+        branch = Branch(y, gate if told else None, rate, seed)
+        return twin.join(x, branch, norm, Change(shift, scale) if told else None, torch.float32)
+
+    close(*both(work, leaves))
+
+
+def test_join_of_nothing_and_at_the_end(device: str) -> None:
+    """Without a branch the stream is the same tensor; at the end nobody asks for the stream."""
+    x, y, weight = draw(2, 5, 24, device=device), draw(2, 5, 24, seed=1, device=device), draw(24, seed=2, device=device)
+    norm = Norm(1e-5, True, weight)
+    assert swift.join(x, None, norm, None, torch.float32)[0] is x
+    close(*both(lambda twin: twin.join(x, None, norm, None, torch.float32), [x, weight]))
+    close(*both(lambda twin: twin.join(x, Branch(y, None), norm, None, torch.float32)[1:], [x, y, weight]))
+    close(*both(lambda twin: twin.join(x, Branch(y, None), norm, None, torch.float32)[:1], [x, y]))
+
+
+@pytest.mark.parametrize(("length", "heads", "d"), [(1, 1, 2), (19, 3, 12), (8, 2, 64)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_turned(normed: bool, length: int, heads: int, d: int, device: str) -> None:
+    h = heads * d
+    n, weight = draw(2, length, h, device=device), draw(3 * h, h, seed=1, device=device)
+    gains = (draw(d, seed=2, device=device), draw(d, seed=3, device=device)) if normed else None
+    rotary = Rotary(d).to(device)
+    leaves = [n, weight, *(gains or ())]
+    close(*both(lambda twin: twin.turned(n, weight, heads, rotary(length), gains), leaves))
+
+
+@pytest.mark.parametrize("rows", [1, 37])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("bend", ["gelu", "relu2"])
+def test_thought(bend: str, biased: bool, rows: int, device: str) -> None:
+    n, w1, b1, w2, b2 = (
+        draw(*shape, seed=i, device=device) for i, shape in enumerate(((2, rows, 12), (70, 12), (70,), (12, 70), (12,)))
+    )
+    up, down = ((w1, b1), (w2, b2)) if biased else ((w1, None), (w2, None))
+    leaves = [n, w1, w2, *([b1, b2] if biased else [])]
+    close(*both(lambda twin: (twin.thought(n, up, down, bend),), leaves))
+    with torch.no_grad():
+        close([swift.thought(n, up, down, bend)], [glue.thought(n, up, down, bend)])
+
+
+def test_dropout_leaves_the_share_it_says_and_no_pattern() -> None:
+    """Share within 5 standard errors; neighbours, rows and other seeds know nothing of each other (5 as well)."""
+    n, rate = 1_000_000, 0.3
+    seeds = [torch.tensor(s) for s in ([0, 0], [1, 0], [0, 1], [2**32 - 1, 77], [123456789, 987654321])]
+    kept = [glue.survivors(n, rate, seed).double() - (1 - rate) for seed in seeds]
+    spread = (rate * (1 - rate) / n) ** 0.5
+    for mask in kept:
+        assert abs(mask.mean()) < 5 * spread
+        for lag in (1, 2, 64, 768, 65_536):
+            assert abs((mask[lag:] * mask[:-lag]).mean()) < 5 * rate * (1 - rate) / (n - lag) ** 0.5
+    for i, a in enumerate(kept):
+        for b in kept[:i]:
+            assert abs((a * b).mean()) < 5 * rate * (1 - rate) / n**0.5
+
+
+def test_a_mutant_is_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that forgets what comes down the stream."""
+    x, y = draw(2, 5, 24, device=device), draw(2, 5, 24, seed=1, device=device)
+    right = strips.join_back
+    monkeypatch.setattr(strips, "join_back", lambda *given: right(*given[:-1], None))
+    ours, theirs = both(lambda twin: twin.join(x, Branch(y, None), RMS, None, torch.float32), [x, y])
+    with pytest.raises(AssertionError):
+        close(ours, theirs)

@@ -1,0 +1,446 @@
+"""What samples are worth: counts worked out by hand, judges against independent computations, and what is refused."""
+
+import json
+import math
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_judges
+import torch
+
+from sedd import build, generate, quality, randomness, sampler
+from sedd.quality import judges, measures, record, samples, sweep
+from sedd.quality.judge import Judge, Scored, features, score
+from sedd.quality.measures import Mean, Quality
+from sedd.quality.samples import Sample, Samples
+
+
+def row(*ids: int) -> np.ndarray:
+    return np.array(ids, dtype=np.int64)
+
+
+# Counting --------------------------------------------------------------------------------------------------
+
+
+def test_entropy_is_in_nats() -> None:
+    """Two tokens equally often: log 2 nats, which is 0.693…, and 1 in bits, the mutant."""
+    assert measures.entropy(row(0, 1, 0, 1)) == pytest.approx(math.log(2), abs=1e-15)
+    assert measures.entropy(row(0, 1, 2, 2)) == pytest.approx(1.5 * math.log(2), abs=1e-15)
+    assert measures.entropy(row(7, 7, 7)) == 0
+    bits = 1.0
+    assert abs(measures.entropy(row(0, 1, 0, 1)) - bits) > 0.3
+
+
+def test_distinct_grams_are_counted_over_all_samples() -> None:
+    """'abab' and 'abc': of 7 letters 3 differ; of ab ba ab, ab bc 3 of 5; of aba bab, abc all; of abab all."""
+    rows = [row(0, 1, 0, 1), row(0, 1, 2)]
+    assert [measures.distinct(rows, n) for n in (1, 2, 3, 4)] == [3 / 7, 3 / 5, 1, 1]
+    assert measures.distinct([row(0, 1)], 3) is None  # there is none
+
+
+def test_self_repetition_is_counted_inside_a_sample() -> None:
+    """'abababab' has 5 four-grams, abab three times and baba twice: 3 of 5 are repeated. 'abcdefgh' repeats none."""
+    again, never = Scored(row(*[0, 1] * 4), 8.0, 8), Scored(row(*range(8)), 8.0, 8)
+    found = measures.measure([again, never, again])
+    assert found.repetition is not None
+    assert found.repetition.value == pytest.approx((3 / 5 + 0 + 3 / 5) / 3)
+    assert measures.measure([never, never]).repetition == Mean(0.0, 0.0)  # although the two are the same text
+    assert measures.measure([Scored(row(1, 2), 1.0, 2)]).repetition is None
+
+
+def test_the_two_conventions() -> None:
+    """Equal costs: equal numbers. Else, for samples of one length, by token is less: Jensen's inequality."""
+    same = measures.measure([Scored(row(1, 2), 3.0, 2), Scored(row(2, 1), 3.0, 2)])
+    assert same.gen_ppl_by_token.value == pytest.approx(math.exp(1.5), rel=1e-15)
+    assert same.gen_ppl_by_sample.value == pytest.approx(math.exp(1.5), rel=1e-15)
+    draw = np.random.default_rng(0)
+    for nats in draw.uniform(1, 9, size=(100, 5)):
+        found = measures.measure([Scored(row(1, 2), float(n), 2) for n in nats])
+        assert found.gen_ppl_by_token.value < found.gen_ppl_by_sample.value
+    unequal = measures.measure([Scored(row(1, 2, 3, 4), 4 * math.log(8), 4), Scored(row(1), math.log(2), 1)])
+    assert unequal.gen_ppl_by_token.value == pytest.approx(8 ** (4 / 5) * 2 ** (1 / 5))  # every token weighs the same
+    assert unequal.gen_ppl_by_sample.value == pytest.approx((8 + 2) / 2)  # every sample does
+
+
+def test_standard_errors_cover_what_is_estimated() -> None:
+    """200 samples of random lengths, whose nats a token are normal around 2: their 95 % intervals hold e² by token, and
+    e^(2 + 0.3²/2) by sample, in 95 % of 2,000 sets.
+
+    Three percent are 6.2 standard deviations of that share: false alarm below 1e-8. An error that takes all samples for
+    equally long holds it less often: the mutant.
+    """
+    draw, held, sets = np.random.default_rng(1), np.zeros(3), 2000
+    truth = np.array([math.exp(2), math.exp(2 + 0.3**2 / 2), math.exp(2)])
+    for _ in range(sets):
+        lengths, each = draw.choice([4, 100], 200), draw.normal(2, 0.3, 200)
+        by_token, by_sample = measures._of_ratio(each * lengths, lengths), measures._mean(np.exp(each))
+        found = [by_token, by_sample, Mean(by_token.value, by_token.value * each.std() / 200**0.5)]
+        held += np.abs([mean.value for mean in found] - truth) < 1.96 * np.array([mean.stderr for mean in found])
+    assert (np.abs(held[:2] / sets - 0.95) < 0.03).all(), held / sets
+    assert held[2] / sets < 0.9
+
+
+def test_no_generative_perplexity_without_entropy() -> None:
+    """It is one type; entropy has no default, is finite, and every record and table has it."""
+    assert all(f.default is f.default_factory for f in fields(Quality))  # both MISSING: all must be given
+    whole = measures.measure([Scored(row(1, 2), 3.0, 2)])
+    given = {f.name: getattr(whole, f.name) for f in fields(Quality) if f.name != "entropy"}
+    with pytest.raises(TypeError, match="entropy"):
+        Quality(**given)
+    with pytest.raises(ValueError, match="entropy is nan"):
+        replace(whole, entropy=Mean(math.nan, None))
+    with pytest.raises(ValueError, match="without entropy_nats"):
+        record.table([], ["source", "gen_ppl_by_token"])
+    public = [getattr(module, name) for module in (measures, record, samples) for name in vars(module)]
+    makers = [f for f in public if getattr(f, "__annotations__", {}).get("return") in (Quality, "Quality")]
+    assert set(makers) == {measures.measure}  # and no function returns a perplexity by itself
+
+
+def test_impossible_samples_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="finds a sample impossible"):
+        measures.measure([Scored(row(1, 2), math.inf, 2), Scored(row(1, 2), 1.0, 2)])
+
+
+# Judges ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_judges.save(tmp_path_factory.mktemp("judge"))
+
+
+@pytest.fixture(scope="module")
+def judge(folder: Path) -> Judge:
+    return judges.load(str(folder))
+
+
+TEXTS = ["a cat", "the cat sat on a mat", "abab", "two small birds fly over old red houses", "zz"]
+
+
+def alone(folder: Path, text: str, start: bool) -> list[float]:
+    """The cost of each token by the network's answer to each prefix, one at a time, in numpy and float64."""
+    from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    model, tokenizer = GPT2LMHeadModel.from_pretrained(folder).eval(), PreTrainedTokenizerFast.from_pretrained(folder)
+    ids = [tokenizer.bos_token_id] * start + tokenizer.encode(text, add_special_tokens=False)
+    costs = []
+    for end in range(1, len(ids)):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[:end]])).logits[0, -1].double().numpy()
+        costs.append(np.log(np.exp(logits).sum()) - logits[ids[end]])
+    return costs
+
+
+@pytest.mark.parametrize("first", ["skipped", "scored"])
+def test_costs_are_those_of_an_independent_computation(folder: Path, first: str) -> None:
+    judge = judges.load(str(folder), first=first)
+    for text, found in zip(TEXTS, score(judge, judge.encode(TEXTS)), strict=True):
+        costs = alone(folder, text, start=first == "scored")
+        assert found.counted == len(costs)
+        assert found.nats == pytest.approx(sum(costs), rel=1e-5)
+    backwards = sum(alone(folder, TEXTS[1][::-1], start=False))  # the mutant reads from right to left
+    assert abs(score(judge, judge.encode(TEXTS[1:2]))[0].nats - backwards) > 0.1
+
+
+class Shifted(Judge):
+    """The mutant: rows are filled up on the left, where everything sees it."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge, self.skips_first = judge, judge.skips_first
+
+    encode = decode = features = None  # type: ignore[assignment]
+
+    def costs(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        shifts = (~valid).sum(-1).tolist()
+        left = torch.stack([r.roll(s) for r, s in zip(x, shifts, strict=True)])
+        costs = self.judge.costs(left, torch.ones_like(valid))
+        return torch.stack([r.roll(-s) for r, s in zip(costs, shifts, strict=True)])
+
+
+def test_mates_and_batches_change_no_cost(judge: Judge) -> None:
+    """Padding is not seen and not counted: one at a time, all at once, in any order."""
+    rows = judge.encode(TEXTS)
+    one = [found.nats for found in score(judge, rows, batch=1)]
+    for size in (2, 3, 8):
+        assert [found.nats for found in score(judge, rows, batch=size)] == pytest.approx(one, rel=1e-6)
+    turned = [found.nats for found in score(judge, rows[::-1], batch=3)]
+    assert turned[::-1] == pytest.approx(one, rel=1e-6)
+    wrong = [found.nats for found in score(Shifted(judge), rows, batch=8)]
+    assert wrong != pytest.approx(one, rel=1e-2)
+    mind = features(judge, rows, batch=1)
+    assert np.allclose(features(judge, rows, batch=3), mind, atol=1e-5)
+    assert not np.allclose(mind[0], mind[1], atol=1e-2)
+
+
+def test_a_gguf_file_is_the_same_judge(judge: Judge, folder: Path, tmp_path: Path) -> None:
+    path = tiny_judges.save_gguf(tmp_path / "judge.gguf", folder)
+    other = judges.load(str(path))
+    for mine, its in zip(judge.encode(TEXTS), other.encode(TEXTS), strict=True):
+        assert mine.tolist() == its.tolist()
+    costs = [[found.nats for found in score(each, each.encode(TEXTS))] for each in (judge, other)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-5)
+    assert other.context == judge.context == 48
+
+
+def test_a_judge_that_has_no_starting_token_cannot_count_the_first(folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    from sedd.quality.hugging import HuggingFace
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, bos_token=None, eos_token=None)
+    with pytest.raises(ValueError, match="no token that starts a text"):
+        HuggingFace(tiny_judges.network(len(tokenizer)), tokenizer, "nameless", skips_first=False)
+
+
+def test_a_judge_is_told_apart_by_its_weights(judge: Judge, tmp_path: Path) -> None:
+    other, same = tiny_judges.save(tmp_path / "other", seed=1), tiny_judges.save(tmp_path / "same")
+    assert judges.load(str(other)).sha256 != judge.sha256
+    assert judges.load(str(same)).sha256 == judge.sha256
+
+
+# Samples ---------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, content: str) -> Samples:
+    path.write_text(content)
+    return samples.read(path)
+
+
+def test_files_of_samples(tmp_path: Path) -> None:
+    wanted = [Sample("a b", None), Sample("c", None)]
+    assert read(tmp_path / "a.txt", "a b\nc\n").rows == wanted
+    assert read(tmp_path / "a.txt", "a\u2028b\x0cc\n").rows == [Sample("a\u2028b\x0cc", None)]
+    assert read(tmp_path / "a.json", '["a b", "c"]').rows == wanted
+    assert read(tmp_path / "b.json", '[{"text": "a b"}, {"text": "c"}]').rows == wanted
+    assert read(tmp_path / "a.jsonl", '"a b"\n"c"\n').rows == wanted
+    for name, text in (("0", "a b"), ("1", "c\nd")):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{name}.txt").write_text(text)
+    assert samples.read(tmp_path / "texts").rows == [Sample("a b", None), Sample("c\nd", None)]
+
+
+def test_what_samples_cost_is_carried_over(tmp_path: Path) -> None:
+    lines = [
+        {"text": "a", "ids": [0], "calls": 3, "seconds": 0.5, "steps": 8, "draw_precision": "float32"},
+        {"text": "b", "ids": [1], "calls": 5, "seconds": 1.5, "steps": 8, "draw_precision": "float32"},
+    ]
+    found = read(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert (found.nfe, found.seconds) == (4, 1)
+    assert (found.facts["steps"], found.facts["draw_precision"], found.facts["sampler"]) == (8, "float32", None)
+    again = read(tmp_path / "b.jsonl", "\n".join(samples.lines(found)))
+    assert again == replace(found, source=again.source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.txt", "", "holds no sample"),
+        ("a.txt", "one\n\ntwo\n", "sample 1 of .* is empty"),
+        ("a.jsonl", "no json\n", "is no JSON"),
+        ("a.json", '[{"words": "a"}]', "without text or ids"),
+        ("a.json", '[{"ids": ["a"]}]', "without text or ids"),
+        ("a.json", '[{"ids": []}]', "sample 0 of .* is empty"),
+    ],
+)
+def test_files_that_hold_no_samples(tmp_path: Path, name: str, content: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read(tmp_path / name, content)
+
+
+def test_ids_are_taken_where_they_mean_the_same_to_the_judge(judge: Judge) -> None:
+    """'ab' is one token if it is read anew, and two as it was drawn: the ids are kept as they are."""
+    drawn = Samples([Sample("abc", [0, 1, 2])], "drawn")
+    assert samples.rows(drawn, judge).ids[0].tolist() == judge.encode(["abc"])[0].tolist() != [0, 1, 2]
+    assert samples.rows(drawn, judge, by_ids=True).ids[0].tolist() == [0, 1, 2]
+    assert samples.rows(Samples([Sample(None, [0, 1, 2])], "ids"), judge).ids[0].tolist() == [0, 1, 2]
+    for wrong, sentence in (
+        (Sample("abd", [0, 1, 2]), "mean another text"),
+        (Sample(None, [0, 999]), "its tokenizer is another"),
+        (Sample("abc", None), "has no ids"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            samples.rows(Samples([wrong], "wrong"), judge, by_ids=True)
+
+
+def test_what_is_longer_than_the_context_is_refused_or_cut(judge: Judge) -> None:
+    long = Samples([Sample("c" * 60, None), Sample("c" * 48, None)], "long")
+    with pytest.raises(ValueError, match="sample 0 of long has 60 tokens of the judge, which reads 48"):
+        samples.rows(long, judge)
+    found = samples.rows(long, judge, truncate=True)
+    assert ([len(ids) for ids in found.ids], found.truncated) == ([48, 48], 1)
+    with pytest.raises(ValueError, match="none of which is counted"):
+        samples.rows(Samples([Sample("c", None)], "short"), judge)
+
+
+def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every uniform that any sampler decides with; float32 has no number as near 1 as the largest here."""
+    from sedd import categorical, exact, process, schedule
+
+    seen: set[torch.dtype] = set()
+    used = set()
+    for name in ("invert", "step"):
+        whole = getattr(categorical, name)
+        monkeypatch.setattr(categorical, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
+    law = exact.Law(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
+    for noise in (process.Absorbing(2), process.Uniform(2)):
+        for kind in build.SAMPLERS:
+            try:
+                job = generate.Job(exact.Score(law, noise), noise, schedule.LogLinear(), generate.Settings(kind, 4))
+                generate.sample(job, sampler.empty(8, 2))
+                assert job.facts()["sampler"] == kind
+                used.add(kind)
+            except ValueError:
+                continue  # a sampler of the other noise
+    assert used == set(build.SAMPLERS)
+    assert seen == {getattr(torch, randomness.PRECISION)} == {torch.float64}
+    u = randomness.Chance(0, torch.arange(64))(64).double()
+    assert not torch.equal(u.float().double(), u)
+    assert job.facts()["draw_precision"] == "float64"
+
+
+# Tables ----------------------------------------------------------------------------------------------------
+
+
+def result(**changed: object) -> dict[str, object]:
+    found = Samples([Sample("a cat", None), Sample("abab", None)], "a.txt", 4.0, 0.1, {"draw_precision": "float64"})
+    known = quality.judged(found, Known())
+    return {**known, **changed}
+
+
+class Known(Judge):
+    """Every token costs as many nats as its number."""
+
+    name, sha256, precision, vocab_size, context, skips_first = "known", "0" * 64, "float64", 128, None, False
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.array([ord(c) for c in text]) for text in texts]
+
+    def decode(self, ids: object) -> str:
+        return "".join(map(chr, np.asarray(ids)))
+
+    def costs(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        return x.double() / 100
+
+    def features(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        return x[:, :1].float()
+
+
+def test_a_record_has_every_fact() -> None:
+    found = result()
+    costs = [np.array([ord(c) for c in text]) / 100 for text in ("a cat", "abab")]
+    assert found["gen_ppl_by_token"] == pytest.approx(np.exp(np.concatenate(costs).mean()), rel=1e-5)
+    assert found["gen_ppl_by_sample"] == pytest.approx(np.mean([np.exp(c.mean()) for c in costs]), rel=1e-5)
+    assert set(record.NEEDED) <= set(found)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["samples"], found["tokens"], found["nfe"], found["seconds_per_sample"]) == (2, 9, 4.0, 0.1)
+
+
+@pytest.mark.parametrize("key", record.SAME)
+def test_what_was_made_in_different_ways_shares_no_table(key: str) -> None:
+    with pytest.raises(ValueError, match="never share a table"):
+        record.table([result(), result(**{key: "other"})], ["gen_ppl_by_token", "entropy_nats"])
+    assert record.table([result(), result()], ["samples", "mauve"]) == [[2, None], [2, None]]
+
+
+def test_different_draw_precisions_are_warned_of() -> None:
+    assert record.warnings([result(), result()]) == []
+    (words,) = record.warnings([result(), result(draw_precision="float32")])
+    assert words.startswith("warning: these samples were drawn with float32 and float64 precision")
+    (words,) = record.warnings([result(), result(draw_precision=None)])
+    assert "float64 and unknown" in words
+    assert "number of samples" in record.warnings([result(), result(samples=3, tokens=13)])[0]
+    assert "length of samples" in record.warnings([result(), result(tokens=12)])[0]
+
+
+def test_a_stored_result_without_entropy_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(result()))
+    assert record.stored(path) == [result()]
+    for broken in ({k: v for k, v in result().items() if k != "entropy_nats"}, result(entropy_nats=None)):
+        path.write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=r"without (an )?entropy"):
+            record.stored(path)
+    path.write_text('[{"text": "a"}]')
+    assert record.stored(path) is None
+
+
+def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setting_alone() -> None:
+    from sedd.quality.picture import picture
+
+    made = [
+        result(steps=steps, temperature=warmth, nfe=steps * 0.9, gen_ppl_by_token=90.0 / steps, entropy_nats=warmth + 2)
+        for steps in (4, 8)
+        for warmth in (0.5, 1.0)
+    ]
+    cost, entropy = picture(made, ["steps", "temperature"]).axes
+    for axes, x in ((cost, "nfe"), (entropy, "entropy_nats")):
+        lines = [bars.lines[0] for bars in axes.containers]
+        for line, warmth in zip(lines, (0.5, 1.0), strict=True):
+            points = [(r[x], r["gen_ppl_by_token"]) for r in made if r["temperature"] == warmth]
+            assert np.array(line.get_data()).T.tolist() == [list(point) for point in points]
+    assert [text.get_text() for text in entropy.texts] == ["4", "8", "4", "8"]
+    assert [text.get_text() for text in entropy.get_legend().get_texts()] == [
+        "a.txt, temperature 0.5",
+        "a.txt, temperature 1.0",
+    ]
+    timeless, _ = picture([result(nfe=None), result(nfe=None)]).axes  # texts whose cost nobody knows
+    assert timeless.get_xscale() == "linear"
+
+
+# Sweeps and MAUVE ------------------------------------------------------------------------------------------
+
+
+def test_sweeps() -> None:
+    base = sweep.Way(generate.Settings(seed=3))
+    assert sweep.ways(base, []) == [base]
+    found = sweep.ways(base, ["steps=4,inf", "temperature=0.5,1"])
+    said = [(way.settings.steps, way.settings.sharpness.temperature, way.settings.seed) for way in found]
+    assert said == [(4, 0.5, 3), (4, 1.0, 3), (None, 0.5, 3), (None, 1.0, 3)]
+    (way,) = sweep.ways(base, ["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
+    assert (way.settings.sampler, way.settings.options, way.length) == ("remask", {"eta": 0.1}, 5)
+    assert (way.settings.sharpness.top_k, sweep.names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("stps=4", "what can be varied is steps, sampler"),
+        ("steps", "write it as name=value,value"),
+        ("steps=4,,8", "write it as name=value,value"),
+        ("steps=-4", "sweep of steps cannot take '-4'"),
+        ("temperature=warm", "sweep of temperature cannot take 'warm'"),
+        ("temperature=0", "temperature is 0"),
+    ],
+)
+def test_bad_sweeps(spec: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        sweep.ways(sweep.Way(generate.Settings()), [spec])
+
+
+def test_mauve_is_near_one_for_one_law_and_near_nothing_for_two(judge: Judge) -> None:
+    from sedd.quality.mauve import Reference
+
+    draw = np.random.default_rng(0)
+
+    def texts(letters: str) -> Samples:
+        return Samples([Sample("".join(draw.choice(list(letters), 12)), None) for _ in range(60)], letters)
+
+    reference = Reference(texts("abcdef"), judge)
+    same = quality.judged(texts("abcdef"), judge, reference=reference)
+    other = quality.judged(texts("uvwxyz"), judge, reference=reference)
+    assert same["mauve"] > 0.8 > 0.3 > other["mauve"]
+    assert (same["mauve_reference"], same["mauve_texts"], same["mauve_buckets"]) == ("abcdef", 60, 6)
+
+
+def test_mauve_and_transformers_are_asked_for_by_name(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sedd.quality.mauve import Reference
+
+    for module in ("mauve", "transformers"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=r"pip install 'sedd\[mauve\]'"):
+        Reference(Samples([Sample("a", None)] * 2, "a"), judge)
+    with pytest.raises(ValueError, match=r"pip install 'sedd\[judge\]'"):
+        judges.load("gpt2")
