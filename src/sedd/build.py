@@ -24,7 +24,7 @@ from sedd import sampler as samplers
 from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
-from sedd.config import TIME_FREE, Run
+from sedd.config import Run
 from sedd.layers import Linear
 from sedd.replay import Replayed
 
@@ -237,7 +237,7 @@ def run_network(config: Run, parts: Parts) -> transformers.Transformer:
         heads=m.heads,
         cond=m.cond,
         dropout=m.dropout,
-        timed=config.objective not in TIME_FREE,
+        timed=config.told != "nothing",
         causal=causal,
         generator=torch.Generator().manual_seed(config.seed),
     )
@@ -245,6 +245,7 @@ def run_network(config: Run, parts: Parts) -> transformers.Transformer:
 
 def run_model(config: Run, network: nn.Module, parts: Parts) -> nn.Module:
     """The network, called as a model is."""
+    network = parameterizations.Untimed(network) if config.told == "zero" else network
     if config.model.parameterization == "causal":
         return parameterizations.Causal(network, parts.process.vocab_size)
     return parameterization(config.model.parameterization or "score", network, parts.process)
@@ -293,13 +294,19 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precisio
     elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.damage(path)):
         raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
-        raise ValueError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
+        raise ValueError(
+            f"{folder} holds no model; give the folder of a run, one of its checkpoints, or what sedd import wrote"
+        )
     stored = checkpoint.record(path, "config")
-    vocab_size = stored.pop("vocab_size")
+    if not isinstance(stored, dict) or not isinstance(vocab_size := stored.pop("vocab_size", None), int):
+        raise ValueError(f"{path / 'config.json'} does not say vocab_size; it is no configuration of a model")
     config = Run.from_dict(stored)
     made = parts(config, vocab_size)
     net = run_network(config, made)
-    net.load_state_dict(checkpoint.tensors(path, weights))
+    try:
+        net.load_state_dict(checkpoint.tensors(path, weights))
+    except RuntimeError as error:
+        raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
     net = served(net, device, precision)
     model = run_model(config, replayed(net), made)
     return Loaded(model, net, *made, tokenizers.load(path), config, path)

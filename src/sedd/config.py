@@ -79,6 +79,8 @@ class Model:
     length: int = 256
     parameterization: str | None = None
     """score or mean; by default what the objective needs, else score."""
+    told: str | None = None
+    """What the network hears of the noise: sigma, zero whatever it is, or nothing; see `Run.told`."""
 
     def __post_init__(self) -> None:
         _choice("model.style", self.style, ("modern", "reference"))
@@ -86,6 +88,8 @@ class Model:
             _at_least(f"model.{name}", getattr(self, name), 1)
         if self.parameterization is not None:
             _choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
+        if self.told is not None:
+            _choice("model.told", self.told, ("sigma", "zero", "nothing"))
 
 
 @dataclass
@@ -182,6 +186,11 @@ class Run:
     objective_options: dict[str, float] = field(default_factory=dict)
     seed: int = 0
 
+    @property
+    def told(self) -> str:
+        """What the network hears of the noise: what was chosen, else sigma where the objective has times."""
+        return self.model.told or ("nothing" if self.objective in TIME_FREE else "sigma")
+
     def resolved(self) -> "Run":
         """This, with what was left open decided and what contradicts refused."""
         needs = NEEDS.get(self.objective)
@@ -191,6 +200,8 @@ class Run:
                 f"objective {self.objective} trains parameterization {needs}; model.parameterization is "
                 f"{self.model.parameterization}: leave it out, or choose another objective"
             )
+        if self.objective in TIME_FREE and self.told == "sigma":
+            raise ValueError(f"objective {self.objective} has no noise level to tell; leave model.told out")
         if self.noise.schedule is None:
             denoiser = self.noise.process == "uniform" and self.model.parameterization == "mean"
             self.noise.schedule = "geometric" if denoiser else "log-linear"

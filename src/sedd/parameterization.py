@@ -123,6 +123,38 @@ class Predictor(Protocol):
         ...
 
 
+@final
+class Untimed(nn.Module):
+    """A network that could be told σ and always hears 0, as MDLM's: what it says does not depend on the noise."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def timed(self) -> bool:
+        """It hears 0 at every time."""
+        return False
+
+    @property
+    def head(self) -> nn.Module:
+        """The network's; of one that is not in two parts, nothing."""
+        return self.network.head if isinstance(self.network, Trunk) else nn.Identity()
+
+    def hidden(
+        self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L h"]:
+        """What the head reads; of a network that is not in two parts, its output."""
+        network = self.network.hidden if isinstance(self.network, Trunk) else self.network
+        told = torch.zeros_like(sigma)
+        hidden: Tensor = network(x, told) if valid is None else network(x, told, valid)
+        return hidden
+
+    def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], *more: Any, **options: Any) -> Any:
+        """What the network says at σ = 0."""
+        return self.network(x, torch.zeros_like(sigma), *more, **options)
+
+
 class _Wrapped(nn.Module, ABC):
     def __init__(self, network: nn.Module, process: Process) -> None:
         super().__init__()

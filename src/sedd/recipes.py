@@ -16,6 +16,22 @@ RECIPES: dict[str, dict[str, Any]] = {
         "loop": {"batch": 512, "precision": "bfloat16", "save_every": 2000},
         "budget": {"steps": 100_000},
     },
+    "dna": {
+        "data": {"tokenizer": "chars", "records": "lines"},
+        "model": {"width": 256, "depth": 6, "heads": 8, "length": 200},
+        "optim": {"lr": 1e-3, "warmup": 200, "ema": 0.999},
+        "loop": {"batch": 64},
+        "objective": "lambda-dce",
+        "budget": {"steps": 10_000},
+    },
+    "molecules": {
+        "data": {"tokenizer": "chars", "records": "lines", "pad": "model"},
+        "model": {"width": 256, "depth": 6, "heads": 8, "length": 64},
+        "optim": {"lr": 1e-3, "warmup": 200, "ema": 0.999},
+        "loop": {"batch": 128},
+        "objective": "lambda-dce",
+        "budget": {"steps": 20_000},
+    },
     "small": {
         "data": {"tokenizer": "gpt2"},
         "model": {"style": "reference", "width": 768, "depth": 12, "heads": 12, "length": 1024, "dropout": 0.1},
