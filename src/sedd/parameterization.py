@@ -97,6 +97,15 @@ class Trunk(Protocol):
 
 
 @runtime_checkable
+class Voice(Protocol):
+    """A network that has its own way to say what its head says."""
+
+    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """The head's output, in its own precision; entries after the last that counts mean nothing."""
+        ...
+
+
+@runtime_checkable
 class Denoiser(Protocol):
     """A model that predicts the clean token."""
 
@@ -182,12 +191,11 @@ class _Wrapped(nn.Module, ABC):
         return self.log_score(self._headed(hidden)[:, None], x_t[:, None], sigma)[:, 0]
 
     def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
-        """What the head says at positions of which `hidden` is given."""
-        said: Tensor = self.network.head(hidden) if isinstance(self.network, Trunk) else hidden
-        return said
+        """What the head says at positions of which `hidden` is given, and maybe more entries that mean nothing."""
+        return self.network.said(hidden) if isinstance(self.network, Voice) else self._headed(hidden)
 
     def _headed(self, hidden: Tensor) -> Tensor:
-        return at_least_float32(self.said(hidden))
+        return at_least_float32(self.network.head(hidden) if isinstance(self.network, Trunk) else hidden)
 
     @abstractmethod
     def log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
