@@ -285,8 +285,11 @@ def replayed(network: transformers.Transformer) -> nn.Module:
     return Replayed(network) if next(network.parameters()).is_cuda else network
 
 
-def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str = "float32") -> Loaded:
-    """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``."""
+def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str | None = "float32") -> Loaded:
+    """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``.
+
+    ``precision`` is that of matrix products, float32 or bfloat16; None: on a GPU that of training.
+    """
     path = Path(folder)
     if (path / "checkpoints").is_dir():
         found = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
@@ -307,7 +310,8 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precisio
         net.load_state_dict(checkpoint.tensors(path, weights))
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
-    net = served(net, device, precision)
+    trained = config.loop.precision if device.startswith("cuda") else "float32"
+    net = served(net, device, precision or trained)
     model = run_model(config, replayed(net), made)
     return Loaded(model, net, *made, tokenizers.load(path), config, path)
 

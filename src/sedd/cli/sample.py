@@ -50,6 +50,9 @@ Watch = Annotated[bool, typer.Option("--watch", help="Show the text forming, on 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON record a line.")]
 Out = Annotated[Path | None, typer.Option(help="Write the texts here, not to stdout; JSON lines if it ends in .jsonl.")]
 Batch = Annotated[int, typer.Option(help="Samples drawn side by side; it changes no sample.")]
+Precision = Annotated[
+    str | None, typer.Option(help="Of matrix products: float32 or bfloat16; by default, on a GPU, that of training.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda …; a GPU if there is one.")]
 
 
@@ -71,6 +74,7 @@ def sample(
     out: Out = None,
     batch: Batch = 16,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Draw texts from nothing.
 
@@ -80,7 +84,7 @@ def sample(
 
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 sample")
-    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
+    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options, precision)
     _deliver(loaded, job, blank(loaded, count, length), [None] * count, watch, as_json, out, batch)
 
 
@@ -105,6 +109,7 @@ def infill(
     out: Out = None,
     batch: Batch = 16,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Fill the gaps of templates: a beginning, an end, several gaps, anything.
 
@@ -118,7 +123,7 @@ def infill(
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 filling")
-    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
+    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options, precision)
     named = [text for text in wanted for _ in range(count)]
     _deliver(loaded, job, template.around(named, loaded), named, watch, as_json, out, batch)
 
@@ -139,6 +144,7 @@ def trace(
     top_k: TopK = None,
     options: Options = None,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Draw a picture of how texts came to be: every token in the colour of the step at which it appeared."""
     from sedd import generate
@@ -147,7 +153,7 @@ def trace(
         raise ValueError(f"out is {out}; a picture is an .html or a .png file")
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 text")
-    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options)
+    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options, precision)
     canvas = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
     rows = [generate.picture.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, canvas, 16, loaded, False)]
     name = type(job.sampler).__name__.lower()
@@ -176,11 +182,12 @@ def _job(
     top_p: float,
     top_k: int | None,
     options: list[str] | None,
+    precision: str | None,
 ) -> tuple["Loaded", "Job"]:
     from sedd import build, generate
 
     chosen = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options)
-    loaded = build.load(model, device=device or best_device())
+    loaded = build.load(model, device=device or best_device(), precision=precision)
     return loaded, generate.Job(loaded.model, loaded.process, loaded.schedule, chosen)
 
 
