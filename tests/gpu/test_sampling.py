@@ -102,7 +102,7 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn() -> None:
     z = weights.log().float().expand(batch, n)
     counts = torch.zeros(9, dtype=torch.long)
     one, mask = torch.ones(batch, dtype=torch.float64, device="cuda"), torch.full((batch,), n, device="cuda")
-    law = Affine(one, torch.zeros_like(one), torch.zeros_like(one))
+    law = Affine(one)
     for seed in range(draws // batch):
         u = Chance(seed, torch.arange(batch, device="cuda"))(1)[:, 0]
         drawn = chosen("cuda")(Scores(z, n, torch.zeros_like(one).float(), False), mask, law, u).y
