@@ -166,7 +166,7 @@ class _Plan:
         from sedd.quality import samples as given
 
         loaded = build.load(path, device=self.device)
-        jobs = [generate.Job(loaded.model, loaded.process, loaded.schedule, way.settings) for way in self.ways]
+        jobs = [generate.Job.of(loaded, way.settings) for way in self.ways]
         canvases = [generate.blank(loaded, self.count, way.length) for way in self.ways]
 
         def draw(job: "Job", canvas: "Canvas") -> "Samples":

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from sedd import build, checkpoint, data, ema, generate, optim, sampler, tokenizer
 from sedd.config import Run
 from sedd.distributed import Ranks
+from sedd.labels import Labelled
 from sedd.objective import AnyOrder
 from sedd.parameterization import Padded
 from sedd.training import held_out as evaluation
@@ -73,8 +75,8 @@ class _Whole(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, *told: Tensor) -> Tensor:
-        said: Tensor = self.network(*told)
+    def forward(self, *told: Tensor, **named: Tensor) -> Tensor:
+        said: Tensor = self.network(*told, **named)
         return said
 
 
@@ -90,8 +92,10 @@ class Trainer:
             raise ValueError(
                 "objective any-order counts positions, so padding to be ignored does not go with it; use lambda-dce"
             )
-        self.batches = Batches(blocks, self.parts.objective, config.loop.batch, config.seed, ranks)
-        self.network, self.average = (self._place(build.run_network(config, self.parts)) for _ in range(2))
+        dropout = config.data.label_dropout if blocks.labels else 0.0
+        self.batches = Batches(blocks, self.parts.objective, config.loop.batch, config.seed, ranks, dropout)
+        made = (build.run_network(config, self.parts, len(blocks.labels)) for _ in range(2))
+        self.network, self.average = map(self._place, made)
         self.average.requires_grad_(False).eval()
         self.optimizers = optim.make(self.network, config.optim)
         self.seen: nn.Module = self.network
@@ -100,10 +104,8 @@ class Trainer:
         if config.loop.compile:  # the average is not: it is asked seldom, for rows of several shapes
             for module in self.network.blocks if config.loop.shard else [self.network]:
                 module.compile()  # where weights are gathered the graph would break
-        self.model = build.run_model(config, self.seen, self.parts)
         # a sharded network gathers its weights when it is called as a whole, not when a part of it is
-        average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
-        self.ema_model = build.run_model(config, average, self.parts)
+        self.seen_average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
         self.progress = Progress()
 
     def _place(self, network: Transformer) -> Transformer:
@@ -124,9 +126,15 @@ class Trainer:
 
     # One step ----------------------------------------------------------------------------------------------
 
-    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+    def told(self, network: nn.Module, valid: Tensor, label: Tensor) -> Any:
+        """The model of some rows: it is told what they are, and where they end."""
+        network = Labelled(network, label) if self.blocks.labels else network
+        model = build.run_model(self.config, network, self.parts)
+        return Padded(model, valid) if self.padded else model
+
+    def losses(self, network: nn.Module, batch: Batch) -> Tensor:
         """Weighted loss of every position, 0 at padding."""
-        told = Padded(model, batch.valid) if self.padded else model
+        told = self.told(network, batch.valid, batch.label)
         loss = self.parts.objective.loss(told, batch.x_t, batch.x_0, batch.t)
         return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
 
@@ -137,7 +145,7 @@ class Trainer:
         *_, last = parts = batch.parts(self.config.loop.accumulate)
         for part in parts:
             with self._no_sync(last=part is last):
-                rows = self.losses(self.model, part).sum(-1)
+                rows = self.losses(self.seen, part).sum(-1)
                 (rows.sum() / batch.tokens * self.ranks.world).backward()  # the average over processes is then the sum
             where = (part.t * NOISE_PARTS).long().clamp_max(NOISE_PARTS - 1)
             by_time[0].index_add_(0, where, rows.detach().float())
@@ -170,11 +178,14 @@ class Trainer:
     # Held-out bound, samples -------------------------------------------------------------------------------
 
     def held_out_bound(self) -> dict[str, float]:
-        """The bound of the averaged weights on held-out data, in nats a token, always with the same noise."""
+        """The bound of the averaged weights on held-out data, in nats a token, always with the same noise.
+
+        Rows that have labels are scored given them.
+        """
         loop, ranks = self.config.loop, self.ranks
         size = loop.batch // ranks.world // loop.accumulate
         return evaluation.bound(
-            self.ema_model,
+            partial(self.told, self.seen_average),
             self.parts,
             self.held_out,
             ranks,
@@ -186,7 +197,8 @@ class Trainer:
     def samples(self, count: int, steps: int = 64) -> list[str]:
         """Texts of the averaged model."""
         settings = generate.Settings(steps=steps, seed=self.config.seed)
-        job = generate.Job(self.ema_model, self.parts.process, self.parts.schedule, settings)
+        model = build.run_model(self.config, self.seen_average, self.parts)
+        job = generate.Job(model, self.parts.process, self.parts.schedule, settings)
         rows = generate.sample(job, sampler.empty(count, self.config.model.length, self.ranks.device))
         return [self.blocks.tokenizer.decode(row.ids) for row in rows]
 
@@ -203,7 +215,7 @@ class Trainer:
             done = self.progress
             moments = {f"{name}|{key}": v for name, values in state["state"].items() for key, v in values.items()}
             records = {
-                "config": {**self.config.as_dict(), "vocab_size": self.blocks.vocab_size},
+                "config": {**self.config.as_dict(), "vocab_size": self.blocks.vocab_size, "labels": self.blocks.labels},
                 "state": vars(done),
             }
             tensors = {**weights, "optimizer": moments}
@@ -237,6 +249,11 @@ class Trainer:
             raise ValueError(
                 f"{folder} has a vocabulary of {stored['vocab_size']} and the data one of {self.blocks.vocab_size}; "
                 "resume with the tokenizer and data it was trained on"
+            )
+        if (labels := tuple(stored.get("labels", ()))) != self.blocks.labels:
+            raise ValueError(
+                f"{folder} has the labels {labels} and the data {self.blocks.labels}; resume with the data it was "
+                "trained on"
             )
         if tokenizer.load(folder) != self.blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
