@@ -102,7 +102,8 @@ class Job:
             "seed": chosen.seed,
             **asdict(chosen.sharpness),
             "options": chosen.options,
-            **({} if chosen.label is None else {"label": chosen.label, "guidance": chosen.guidance}),
+            "label": chosen.label,
+            "guidance": chosen.guidance,
             "draw_precision": PRECISION,
         }
 
