@@ -15,7 +15,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from sedd import build, evaluate, generate, training
+from sedd import build, evaluate, generate, hub, training
 from sedd.build import Loaded
 from sedd.generate import Filled, Job, Settings, Tally, picture, template
 from sedd.sampler import Canvas, Sharpness
@@ -23,11 +23,14 @@ from sedd.tokenizer import Ids, Tokenizer
 
 
 def load(source: str | Path, *, device: str | None = None, weights: str = "ema") -> "Model":
-    """The model of a run, of one of its checkpoints, or of a model folder.
+    """The model of a run, of one of its checkpoints, of a model folder, or of a name on the Hub.
+
+    A published SEDD, RADD or MDLM checkpoint will do where it is safetensors; pickles go through ``sedd import``.
 
     ``device`` is a GPU where there is one; ``weights`` are the averaged ones (``ema``) or the last (``model``).
     """
-    return Model(build.load(source, weights, device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Model(hub.from_pretrained(source, weights=weights, device=place))
 
 
 def train(

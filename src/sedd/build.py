@@ -25,7 +25,7 @@ from sedd import sampler as samplers
 from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
-from sedd.config import TIME_FREE, Run
+from sedd.config import Run
 from sedd.labels import Labelled
 from sedd.layers import Linear
 from sedd.replay import Replayed
@@ -239,7 +239,7 @@ def run_network(config: Run, parts: Parts, labels: int = 0) -> transformers.Tran
         heads=m.heads,
         cond=m.cond,
         dropout=m.dropout,
-        timed=config.objective not in TIME_FREE,
+        timed=config.told != "nothing",
         causal=causal,
         labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
@@ -248,6 +248,7 @@ def run_network(config: Run, parts: Parts, labels: int = 0) -> transformers.Tran
 
 def run_model(config: Run, network: nn.Module, parts: Parts) -> nn.Module:
     """The network, called as a model is."""
+    network = parameterizations.Untimed(network) if config.told == "zero" else network
     if config.model.parameterization == "causal":
         return parameterizations.Causal(network, parts.process.vocab_size)
     return parameterization(config.model.parameterization or "score", network, parts.process)
@@ -291,8 +292,11 @@ def replayed(network: nn.Module) -> nn.Module:
     return Replayed(network) if next(network.parameters()).is_cuda else network
 
 
-def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str = "float32") -> Loaded:
-    """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``."""
+def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str | None = "float32") -> Loaded:
+    """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``.
+
+    ``precision`` is that of matrix products, float32 or bfloat16; None: on a GPU that of training.
+    """
     path = Path(folder)
     if (path / "checkpoints").is_dir():
         found = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
@@ -300,17 +304,26 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precisio
     elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.damage(path)):
         raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
-        raise ValueError(f"{folder} holds no model; give the folder of a run, or one of its checkpoints")
+        raise ValueError(
+            f"{folder} holds no model; give the folder of a run, one of its checkpoints, or what sedd import wrote"
+        )
     stored = checkpoint.record(path, "config")
-    vocab_size = stored.pop("vocab_size")
-    labels = tuple(stored.pop("labels", ()))
+    if not isinstance(stored, dict) or not isinstance(vocab_size := stored.pop("vocab_size", None), int):
+        raise ValueError(f"{path / 'config.json'} does not say vocab_size; it is no configuration of a model")
+    labels = stored.pop("labels", [])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"{path / 'config.json'} says that labels are {labels!r}; they are a list of names")
     config = Run.from_dict(stored)
     made = parts(config, vocab_size)
     net = run_network(config, made, len(labels))
-    net.load_state_dict(checkpoint.tensors(path, weights))
-    net = served(net, device, precision)
+    try:
+        net.load_state_dict(checkpoint.tensors(path, weights))
+    except RuntimeError as error:
+        raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
+    trained = config.loop.precision if device.startswith("cuda") else "float32"
+    net = served(net, device, precision or trained)
     model = run_model(config, replayed(net), made)
-    return Loaded(model, net, *made, tokenizers.load(path), config, path, labels)
+    return Loaded(model, net, *made, tokenizers.load(path), config, path, tuple(labels))
 
 
 def labelled(loaded: Loaded, label: str | None) -> Loaded:

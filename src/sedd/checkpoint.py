@@ -53,7 +53,8 @@ def write_tensors(path: Path, values: Mapping[str, Tensor]) -> None:
     """A .safetensors file."""
     with written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({key: value.detach().cpu().contiguous().clone() for key, value in values.items()}, path)
+        whole = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
+        save_file(whole, path, metadata={"format": "pt"})  # other readers ask for it
 
 
 def write_json(path: Path, record: Any) -> None:
@@ -118,6 +119,8 @@ def damage(folder: Path) -> str | None:
         return "its manifest cannot be read"
     for name, entry in expected.items():
         path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:  # a manifest may come from anybody
+            return f"its manifest names {name}, outside of it"
         if not path.is_file():
             return f"{name} is missing"
         if entry != (path.stat().st_size, sha256(path)):
@@ -156,7 +159,7 @@ def record(folder: Path, stem: str) -> Any:
     path = folder / f"{stem}.json"
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 

@@ -89,6 +89,8 @@ class Model:
     length: int = 256
     parameterization: str | None = None
     """score or mean; by default what the objective needs, else score."""
+    told: str | None = None
+    """What the network hears of the noise: sigma, zero whatever it is, or nothing; see `Run.told`."""
 
     def __post_init__(self) -> None:
         _choice("model.style", self.style, ("modern", "reference"))
@@ -96,6 +98,8 @@ class Model:
             _at_least(f"model.{name}", getattr(self, name), 1)
         if self.parameterization is not None:
             _choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
+        if self.told is not None:
+            _choice("model.told", self.told, ("sigma", "zero", "nothing"))
 
 
 @dataclass
@@ -152,6 +156,11 @@ class Loop:
     """At which times a step looks. even: all alike. early: t = u², weighed back; for objectives over time."""
     precision: str = "float32"
     compile: bool = False
+    """Whether torch compiles the network; kernels of our own, which a GPU has, are as fast without."""
+    recompute: str = "nothing"
+    """What is computed again on the way back, to hold less: nothing, all but matrix products (cheap), or blocks."""
+    deterministic: bool = False
+    """Whether a GPU computes the same bits every time, as a CPU does; attention is slower for it."""
     shard: bool = False
     log_every: int = 10
     eval_every: int = 250
@@ -165,6 +174,7 @@ class Loop:
     def __post_init__(self) -> None:
         _choice("loop.precision", self.precision, ("float32", "bfloat16"))
         _choice("loop.clock", self.clock, ("even", "early"))
+        _choice("loop.recompute", self.recompute, ("nothing", "cheap", "blocks"))
         _choice("loop.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
         for name in ("batch", "accumulate", "log_every", "keep", "eval_sequences"):
             _at_least(f"loop.{name}", getattr(self, name), 1)
@@ -186,6 +196,11 @@ class Run:
     objective_options: dict[str, float] = field(default_factory=dict)
     seed: int = 0
 
+    @property
+    def told(self) -> str:
+        """What the network hears of the noise: what was chosen, else sigma where the objective has times."""
+        return self.model.told or ("nothing" if self.objective in TIME_FREE else "sigma")
+
     def resolved(self) -> "Run":
         """This, with what was left open decided and what contradicts refused."""
         needs = NEEDS.get(self.objective)
@@ -195,6 +210,8 @@ class Run:
                 f"objective {self.objective} trains parameterization {needs}; model.parameterization is "
                 f"{self.model.parameterization}: leave it out, or choose another objective"
             )
+        if self.objective in TIME_FREE and self.told == "sigma":
+            raise ValueError(f"objective {self.objective} has no noise level to tell; leave model.told out")
         if self.noise.schedule is None:
             denoiser = self.noise.process == "uniform" and self.model.parameterization == "mean"
             self.noise.schedule = "geometric" if denoiser else "log-linear"

@@ -97,6 +97,15 @@ class Trunk(Protocol):
 
 
 @runtime_checkable
+class Voice(Protocol):
+    """A network that has its own way to say what its head says."""
+
+    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """The head's output, in its own precision; entries after the last that counts mean nothing."""
+        ...
+
+
+@runtime_checkable
 class Denoiser(Protocol):
     """A model that predicts the clean token."""
 
@@ -121,6 +130,38 @@ class Predictor(Protocol):
     def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
         """log p(x_i | x_1 … x_{i−1})."""
         ...
+
+
+@final
+class Untimed(nn.Module):
+    """A network that could be told σ and always hears 0, as MDLM's: what it says does not depend on the noise."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def timed(self) -> bool:
+        """It hears 0 at every time."""
+        return False
+
+    @property
+    def head(self) -> nn.Module:
+        """The network's; of one that is not in two parts, nothing."""
+        return self.network.head if isinstance(self.network, Trunk) else nn.Identity()
+
+    def hidden(
+        self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+    ) -> Float[Tensor, "*b L h"]:
+        """What the head reads; of a network that is not in two parts, its output."""
+        network = self.network.hidden if isinstance(self.network, Trunk) else self.network
+        told = torch.zeros_like(sigma)
+        hidden: Tensor = network(x, told) if valid is None else network(x, told, valid)
+        return hidden
+
+    def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], *more: Any, **options: Any) -> Any:
+        """What the network says at σ = 0."""
+        return self.network(x, torch.zeros_like(sigma), *more, **options)
 
 
 class _Wrapped(nn.Module, ABC):
@@ -150,12 +191,11 @@ class _Wrapped(nn.Module, ABC):
         return self.log_score(self._headed(hidden)[:, None], x_t[:, None], sigma)[:, 0]
 
     def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
-        """What the head says at positions of which `hidden` is given."""
-        said: Tensor = self.network.head(hidden) if isinstance(self.network, Trunk) else hidden
-        return said
+        """What the head says at positions of which `hidden` is given, and maybe more entries that mean nothing."""
+        return self.network.said(hidden) if isinstance(self.network, Voice) else self._headed(hidden)
 
     def _headed(self, hidden: Tensor) -> Tensor:
-        return at_least_float32(self.said(hidden))
+        return at_least_float32(self.network.head(hidden) if isinstance(self.network, Trunk) else hidden)
 
     @abstractmethod
     def log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:

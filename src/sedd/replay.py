@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, final
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
+from sedd.layers import Linear
 from sedd.parameterization import Trunk
 
 MOST = 2**17
@@ -22,6 +24,13 @@ def rung(rows: int) -> int:
     while size < rows:
         size = size * 3 // 2 if size & (size - 1) == 0 and size > 1 else 1 << size.bit_length()
     return size
+
+
+def _aligned(head: Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias with as many rows as matrix units like: 50,257 of them take several times longer."""
+    missing = -len(head.weight) % 128
+    weight = F.pad(head.weight.detach(), (0, 0, 0, missing))
+    return weight, None if head.bias is None else F.pad(head.bias.detach(), (0, missing))
 
 
 class Recording(NamedTuple):
@@ -43,6 +52,7 @@ class Replayed(nn.Module):
         if not isinstance(network, Trunk):
             raise ValueError(f"{type(network).__name__} is not a network in two parts; there is nothing to record")
         self.network: Any = network
+        self._head = _aligned(network.head) if isinstance(network.head, Linear) else None
         self._recordings: dict[tuple[int, int, bool], Recording] = {}
 
     @property
@@ -56,6 +66,11 @@ class Replayed(nn.Module):
         """The last matrix."""
         head: nn.Module = self.network.head
         return head
+
+    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """What the head says, and behind it what means nothing."""
+        said: Tensor = self.head(hidden) if self._head is None else F.linear(hidden, *self._head)
+        return said
 
     def forward(self, *told: Any, **named: Any) -> Any:
         """What the network says."""

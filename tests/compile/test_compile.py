@@ -65,8 +65,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs are counted from 0, a second one of the same function is an error, and no C++ compiler is needed."""
     torch._dynamo.reset()
     counters.clear()
-    compile = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile(self, backend="aot_eager"))
+    compile_trunk = Transformer.compile_trunk
+    monkeypatch.setattr(Transformer, "compile_trunk", lambda self: compile_trunk(self, backend="aot_eager"))
     with torch._dynamo.config.patch(error_on_recompile=True):
         yield
 

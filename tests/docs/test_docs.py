@@ -104,7 +104,8 @@ def test_the_pages_list_what_the_code_has() -> None:
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
-    shorter = {"demo.py": ["--minutes", "0.05", "--out", str(tmp_path / "demo")]}.get(example.name, [])
+    few = {name: ["--steps", "20"] for name in ("arrays.py", "dna.py", "molecules.py")}
+    shorter = (few | {"demo.py": ["--minutes", "0.05", "--out", str(tmp_path / "demo")]}).get(example.name, [])
     done = subprocess.run([sys.executable, str(example), *shorter], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -102,7 +102,7 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn() -> None:
     z = weights.log().float().expand(batch, n)
     counts = torch.zeros(9, dtype=torch.long)
     one, mask = torch.ones(batch, dtype=torch.float64, device="cuda"), torch.full((batch,), n, device="cuda")
-    law = Affine(one, torch.zeros_like(one), torch.zeros_like(one))
+    law = Affine(one)
     for seed in range(draws // batch):
         u = Chance(seed, torch.arange(batch, device="cuda"))(1)[:, 0]
         drawn = chosen("cuda")(Scores(z, n, torch.zeros_like(one).float(), False), mask, law, u).y
@@ -130,11 +130,11 @@ def test_masks_are_revealed_at_the_pace_of_the_step() -> None:
     assert abs(moved - trials * step) < 5 * math.sqrt(trials * step)
 
 
-def made(style: type[Transformer], timed: bool) -> Transformer:
-    network = style(states=32, width=64, depth=2, heads=2, timed=timed)
+def made(style: type[Transformer], timed: bool, states: int = 32) -> Transformer:
+    network = style(states=states, width=64, depth=2, heads=2, timed=timed)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
-        parameter.normal_(0, 0.3, generator=generator)
+        parameter.normal_(0, 0.12, generator=generator)
     return network
 
 
@@ -158,7 +158,7 @@ def test_a_recording_is_what_it_records(style: type[Transformer], timed: bool) -
 
 SAME = [("absorbing", kind, name) for kind in ("mean", "score") for name in ("exact", "tweedie", "euler", "theta")]
 SAME += [("uniform", kind, name) for kind in ("mean", "score") for name in ("tweedie", "euler", "theta")]
-SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")] + [("absorbing", "mean", "confidence")]
+SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 
 
 @pytest.mark.parametrize(("noise", "parameterization", "name"), SAME)
@@ -171,7 +171,7 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
     process, schedule = build.process(noise, 31), build.schedule("log-linear")
     found = []
     for device in ("cpu", "cuda"):
-        network = made(Reference, timed=True)
+        network = made(Reference, True, process.num_states)
         served = build.replayed(build.served(network, device, "float32"))
         model: Any = build.parameterization(parameterization, served, process)
         job = build.sampler(name, model, process, schedule)
@@ -179,7 +179,6 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
         *_, last = job.run(sampler.empty(24, 48, device), uniform_grid(16).to(device), rows, Asked(model))
         found.append(last.x.cpu())
     same = (found[0] == found[1]).all(-1).float().mean()
-    print(noise, parameterization, name, same)
     assert same >= 0.95  # a row may part where a uniform lies within float32 of a boundary
 
 

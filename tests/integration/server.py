@@ -16,13 +16,16 @@ import torch._dynamo  # optimizers import it when they are made
 import torch.utils.tensorboard
 from safetensors.torch import save as serialized
 
+import sedd.evaluate
+import sedd.hub
 import sedd.quality.judges
 import sedd.quality.picture
 import sedd.training
 from sedd import checkpoint
 from sedd.cli import main
 
-LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, sedd.quality.picture, sedd.quality.judges, sedd.training)
+ROOMS = (sedd.evaluate, sedd.hub, sedd.quality.picture, sedd.quality.judges, sedd.training)
+LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, *ROOMS)
 
 
 def die() -> None:
@@ -60,12 +63,12 @@ def kill_inside(name: str) -> None:
     """When half of a file of tensors is written."""
     whole = checkpoint.save_file
 
-    def half(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def half(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         if name in str(path):
             content = serialized(tensors)
             path.write_bytes(content[: len(content) // 2])
             die()
-        whole(tensors, path)
+        whole(tensors, path, metadata)
 
     checkpoint.save_file = half
 

@@ -97,6 +97,10 @@ def test_gaps_bounds_and_names_know_of_labels(sedd: Sedd, table: Path, runs: Pat
     assert str(texts) + "\n" == said.stdout
     (alone,) = model.bound("aab", label="up")
     assert alone.nats / 3 == pytest.approx(right["nats_per_token"], abs=1e-5)
+    shared = runs / "shared"
+    model.save_pretrained(shared)
+    assert str(api.load(shared).sample(4, label="up", guidance=1.5, steps=4, seed=1)) == str(texts)
+    assert f"| labels | {', '.join(model.labels)} |" in (shared / "README.md").read_text()
     told = json.loads(sedd("info", run, "--json").stdout)["labels"]
     assert told == ", ".join(model.labels)
 
@@ -104,6 +108,7 @@ def test_gaps_bounds_and_names_know_of_labels(sedd: Sedd, table: Path, runs: Pat
 def test_refusals(sedd: Sedd, table: Path, runs: Path, corpus: Path, tmp_path: Path) -> None:
     run = learned(sedd, table, runs, "mean")
     refused(sedd("sample", run, "--label", "sideways"), "label is 'sideways'", "down", "up")
+    refused(sedd("export", run, "--out", tmp_path / "exported", "--format", "radd"), "has labels")
     refused(sedd("sample", run, "--guidance", 2), "no label to guide to")
     refused(sedd("sample", run, "--label", "up", "--guidance", -1), "guidance is -1.0", "0 or more")
     refused(sedd("sample", run, "--label", "up", "--guidance", "inf"), "guidance is inf")

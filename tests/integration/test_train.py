@@ -88,7 +88,7 @@ def test_a_loss_that_is_no_number(sedd: Sedd, corpus: Path, tmp_path: Path, poli
     assert "Traceback" not in done.stderr
     assert len(list((run / "nonfinite").glob("*.safetensors"))) == (1 if policy == "stop" else 3)
     batch = load_file(next((run / "nonfinite").iterdir()))
-    assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "label", "tokens"}
+    assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "label", "unknown", "tokens"}
     (newest,) = checkpoint.steps(run / "checkpoints")[:1]
     assert all(value.isfinite().all() for value in load_file(newest / "model.safetensors").values())
 
@@ -174,3 +174,20 @@ def test_records_of_several_lengths(sedd: Sedd, tmp_path: Path, pad: str, proces
     assert found["bound"] == pytest.approx(np.log(vocabulary), rel=0.5)
     characters = sum(map(len, records)) / (200 * 8 if pad == "model" else sum(map(len, records)))
     assert found["bound_bits_per_char"] == pytest.approx(found["bound"] / np.log(2) / characters)
+
+
+def test_a_run_of_before_an_option_was_there_goes_on(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """What a stored configuration does not say is the default, then as now."""
+    run = tmp_path / "run"
+    ok(sedd("train", corpus, "--out", run, "--steps", 1, *SMALL))
+    folder = run / "checkpoints" / "step-00000001"
+    for place in (run, folder):
+        stored = checkpoint.record(place, "config")
+        del stored["model"]["told"]
+        checkpoint.write_json(place / "config.json", stored)
+    (folder / "manifest.json").unlink()
+    checkpoint._seal(folder)
+    ok(sedd("train", "--out", run, "--steps", 2, "--resume"))
+    refused = sedd("train", "--out", run, "--steps", 3, "--resume", "--set", "model.told=zero")
+    assert refused.returncode == 2
+    assert "cannot go on as another" in refused.stderr

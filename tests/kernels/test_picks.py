@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from sedd import kernels
-from sedd.kernels import choice, picks
+from sedd.kernels import chances, choice, picks
 from sedd.kernels.choice import Scores
 from sedd.process import Absorbing, Affine, Process, Uniform
+from sedd.randomness import Chance
 
 
 def setting(process: Process, relative: bool, k: int, seed: int = 0) -> tuple[Scores, Tensor, Affine, Tensor]:
@@ -50,10 +51,17 @@ def test_what_is_impossible_is_never_drawn_and_ends_hold(device: str) -> None:
     said, x, law, u = setting(Absorbing(6), False, 8)
     said.z[:, [0, 2, 5]] = -torch.inf
     u[:4, 1], u[4:, 1] = 1 - 2.0**-53, 2.0**-54
-    given = on(device, said, x, Affine(torch.ones_like(law.go), *(torch.zeros_like(law.go),) * 2), u)
+    given = on(device, said, x, Affine(torch.ones_like(law.go)), u)
     drawn = picks.choose(*given).y.cpu()
     assert (drawn[:4] == 4).all()
     assert (drawn[4:] == 1).all()
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**63 - 1])
+def test_uniforms_are_the_same_numbers(seed: int, device: str) -> None:
+    chance = Chance(seed, torch.tensor([0, 7, 123456], device=device))
+    for step, event in ((0, 0), (3, 1), (70_000, 2)):
+        assert torch.equal(chances.uniforms(chance, 5, step, event), chance(5, step, event))
 
 
 def test_who_chooses() -> None:

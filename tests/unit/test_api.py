@@ -144,7 +144,7 @@ def test_what_is_given_is_not_scored(model: sedd.Model) -> None:
 @pytest.mark.parametrize(
     ("ask", "sentence"),
     [
-        (lambda m: sedd.load("nowhere"), "nowhere holds no model"),
+        (lambda m: sedd.load("nowhere"), "nowhere is neither a folder"),
         (lambda m: m.sample(0), "count is 0"),
         (lambda m: m.sample(length=99), "length is 99"),
         (lambda m: m.sample(batch=0), "batch is 0"),

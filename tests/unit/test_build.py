@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sedd import build, exact, objective
-from sedd.config import Loop, Run
-from sedd.parameterization import Causal, Conditioner, Denoiser, Model, Predictor
+from sedd import build, exact, objective, parameterization
+from sedd.config import Loop, Model, Run
+from sedd.fused import Fused
+from sedd.parameterization import Causal, Conditioner, Denoiser, Mean, Predictor, Untimed
 from sedd.process import Absorbing, Uniform
 from sedd.schedule import Importance, LogLinear
 
@@ -46,7 +47,7 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
             log_score = model(x_t, torch.rand(5))
             assert log_score.shape == (5, 3, process.num_states)
             assert (log_score.gather(-1, x_t[..., None]) == 0).all()
-            assert isinstance(model, Model)
+            assert isinstance(model, parameterization.Model)
             assert isinstance(model, Denoiser) == (name == "mean")
             assert isinstance(model, Conditioner) == (name == "conditional")
     assert isinstance(Causal(table, 4), Predictor)
@@ -84,3 +85,57 @@ def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
     mean = build.parameterization("mean", exact.Table(5, 3), process)
     total = loss(mean, LAW.draw(6, generator), torch.rand(6), generator).sum(-1)
     torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
+
+
+def test_what_a_network_hears_of_the_noise(refuses: Callable[..., object]) -> None:
+    """sigma where the objective has times, else nothing, unless it is said otherwise; a wrong word is refused."""
+    assert [Run(objective=name).told for name in ("score-entropy", "t-dce", "lambda-dce")] == [
+        "sigma",
+        "sigma",
+        "nothing",
+    ]
+    assert Run(objective="t-dce", model=Model(told="nothing")).resolved().told == "nothing"
+    refuses(lambda: Run(objective="lambda-dce", model=Model(told="sigma")).resolved(), "lambda-dce", "model.told")
+    refuses(lambda: Model(told="t"), "model.told is 't'", "sigma, zero, nothing")
+
+
+@pytest.mark.parametrize("told", ["sigma", "zero", "nothing"])
+def test_networks_hear_what_they_are_told(told: str) -> None:
+    """Zero: as at σ = 0, at any σ, wherever it is asked: as a whole, in two parts, with padding, by a fused loss."""
+    run = Run(model=Model("reference", 16, 1, 2, told=told, parameterization="mean"), objective="t-dce").resolved()
+    made = build.parts(run, 5)
+    network = build.run_network(run, made)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+    model = build.run_model(run, network, made)
+    assert network.timed == (told != "nothing")
+    assert model.timed == (told == "sigma")
+    x, sigma = torch.tensor([[5, 1, 5, 2]] * 2), torch.tensor([0.3, 2.0])
+    valid = torch.tensor([[True, True, True, False]] * 2)
+    for read in (
+        lambda: model.log_mean(x, sigma),
+        lambda: model.log_mean(x, sigma, valid)[:, :3],
+        lambda: model.hidden(x, sigma),
+    ):
+        same = torch.equal(*read())
+        assert same == (told != "sigma")
+    heard = sigma if told == "sigma" else torch.zeros(2)
+    assert torch.equal(model.hidden(x, sigma), network.hidden(x, heard))
+    headed = model.read_mean(model.hidden(x, sigma)[:, 0], x[:, 0], sigma)
+    torch.testing.assert_close(headed, model.log_mean(x, sigma)[:, 0])
+    x_0, t = torch.tensor([[0, 1, 3, 2]] * 2), torch.tensor([0.3, 0.8]).double()
+    plain = made.objective.loss(model, x, x_0, t)
+    torch.testing.assert_close(Fused(made.objective, model)(x, x_0, t, torch.ones(2)).positions, plain.float())
+
+
+def test_a_network_that_is_not_in_two_parts_can_hear_0_too() -> None:
+    class Wave(torch.nn.Module):
+        def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            return torch.cos(sigma)[:, None, None] * torch.arange(5.0).expand(*x.shape, 5)
+
+    x, sigma = torch.tensor([[4, 1]] * 2), torch.tensor([0.5, 3.0])
+    model = Mean(Untimed(Wave()), Absorbing(4))
+    assert torch.equal(model.log_mean(x, sigma), Mean(Wave(), Absorbing(4)).log_mean(x, torch.zeros(2)))
+    assert torch.equal(model.read_mean(model.hidden(x, sigma)[:, 0], x[:, 0], sigma), model.log_mean(x, sigma)[:, 0])
+    assert not model.timed

@@ -153,7 +153,7 @@ def test_a_labelled_network_is_a_network_in_two_parts() -> None:
 
 def batches(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> Batches:
     parts = build.parts(Run(), 3)
-    return Batches(data.Blocks.open(folder, 2, "all"), parts.objective, size, seed, ranks, dropout)
+    return Batches(data.Blocks.open(folder, 2, "all"), parts.objective, parts.process, size, seed, ranks, dropout)
 
 
 def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:

@@ -59,7 +59,7 @@ def alone(batch: Batch, row: int) -> Batch:
     length = int(batch.valid[row].sum())
     x_0, x_t, valid = (column[row : row + 1, :length] for column in (batch.x_0, batch.x_t, batch.valid))
     t, weight, label = (column[row : row + 1] for column in (batch.t, batch.weight, batch.label))
-    return Batch(x_0, x_t, t, weight, valid, label, valid.sum())
+    return Batch(x_0, x_t, t, weight, valid, label, valid.sum(-1), valid.sum())
 
 
 def every_row_is_itself(made: Trainer, losses: Callable[[torch.nn.Module, Batch], Tensor]) -> None:

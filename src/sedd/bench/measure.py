@@ -122,11 +122,18 @@ def clock(work: Callable[[], object], device: str, repeats: int, warmup: int = 3
 
 
 def row(
-    way: str, work: Callable[[], object], on: Machine, repeats: int, tokens: int, flops: float, parts: int = 1
+    way: str,
+    work: Callable[[], object],
+    on: Machine,
+    repeats: int,
+    tokens: int,
+    flops: float,
+    parts: int = 1,
+    warmup: int = 3,
 ) -> Row:
     """``work`` measured; a call has so many tokens, so much arithmetic, and ``parts`` that the time is given for."""
     try:
-        clocked = clock(work, on.device, repeats)
+        clocked = clock(work, on.device, repeats, warmup)
     except torch.OutOfMemoryError:
         return Row(way, None, None, None, None)
     share = flops / clocked.median / (on.ceiling_tflops * 1e12)

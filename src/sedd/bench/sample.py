@@ -78,4 +78,4 @@ def sample(s: SampleSetting, on: Machine) -> Iterator[Row]:
         samples = make()
         samples()
         tokens, flops = samples.canvas.given.numel(), samples.flops * samples.asked.rows
-        yield row(way, samples, on, s.repeats, tokens, flops, parts=s.steps)
+        yield row(way, samples, on, s.repeats, tokens, flops, s.steps, warmup=0)

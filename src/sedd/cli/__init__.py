@@ -5,7 +5,21 @@ Data goes to stdout, everything else to stderr; torch is imported by the command
 
 import sys
 
-from sedd.cli import bench, compare, data, evaluate, harness, info, lab, quality, report, sample, train
+from sedd.cli import (
+    bench,
+    compare,
+    data,
+    evaluate,
+    harness,
+    info,
+    lab,
+    published,
+    push,
+    quality,
+    report,
+    sample,
+    train,
+)
 from sedd.cli.root import app
 
 __all__ = [
@@ -18,6 +32,8 @@ __all__ = [
     "info",
     "lab",
     "main",
+    "published",
+    "push",
     "quality",
     "report",
     "sample",

@@ -54,6 +54,9 @@ Watch = Annotated[bool, typer.Option("--watch", help="Show the text forming, on 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON record a line.")]
 Out = Annotated[Path | None, typer.Option(help="Write the texts here, not to stdout; JSON lines if it ends in .jsonl.")]
 Batch = Annotated[int, typer.Option(help="Samples drawn side by side; it changes no sample.")]
+Precision = Annotated[
+    str | None, typer.Option(help="Of matrix products: float32 or bfloat16; by default, on a GPU, that of training.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda …; a GPU if there is one.")]
 
 
@@ -77,6 +80,7 @@ def sample(
     out: Out = None,
     batch: Batch = 16,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Draw texts from nothing.
 
@@ -87,7 +91,7 @@ def sample(
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 sample")
     how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
-    loaded, job = _job(model, device, how)
+    loaded, job = _job(model, device, precision, how)
     _deliver(loaded, job, blank(loaded, count, length), [None] * count, watch, as_json, out, batch)
 
 
@@ -114,6 +118,7 @@ def infill(
     out: Out = None,
     batch: Batch = 16,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Fill the gaps of templates: a beginning, an end, several gaps, anything.
 
@@ -128,7 +133,7 @@ def infill(
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 filling")
     how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
-    loaded, job = _job(model, device, how)
+    loaded, job = _job(model, device, precision, how)
     named = [text for text in wanted for _ in range(count)]
     _deliver(loaded, job, template.around(named, loaded), named, watch, as_json, out, batch)
 
@@ -151,6 +156,7 @@ def trace(
     label: LabelName = None,
     guidance: Guidance = 1.0,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Draw a picture of how texts came to be: every token in the colour of the step at which it appeared."""
     from sedd import generate
@@ -160,7 +166,7 @@ def trace(
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 text")
     how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
-    loaded, job = _job(model, device, how)
+    loaded, job = _job(model, device, precision, how)
     canvas = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
     rows = [generate.picture.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, canvas, 16, loaded, False)]
     name = type(job.sampler).__name__.lower()
@@ -178,10 +184,10 @@ def trace(
 # What the three share --------------------------------------------------------------------------------------
 
 
-def _job(model: Path, device: str | None, how: "Settings") -> tuple["Loaded", "Job"]:
+def _job(model: Path, device: str | None, precision: str | None, how: "Settings") -> tuple["Loaded", "Job"]:
     from sedd import build, generate
 
-    loaded = build.load(model, device=device or best_device())
+    loaded = build.load(model, device=device or best_device(), precision=precision)
     return loaded, generate.Job.of(loaded, how)
 
 

@@ -17,7 +17,9 @@ Sources = Annotated[
     list[str] | None,
     typer.Argument(help="Files or folders: .txt .jsonl .csv .parquet .npy, also compressed. Not needed with --resume."),
 ]
-Recipe = Annotated[str | None, typer.Option(help="A named run to start from: tiny, text8, small, medium.")]
+Recipe = Annotated[
+    str | None, typer.Option(help="A named run to start from: tiny, text8, dna, molecules, small, medium.")
+]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A YAML or JSON file of options, as a run stores it.")
 ]

@@ -12,7 +12,7 @@ exists for a few thousand rows at a time, and is turned into its own gradient in
 `glue` is what stands between the matrix products of a block, and `swift` its twin, for CUDA: `between` chooses.
 """
 
-from sedd.kernels.choice import Choose, Drawn, Scores, choose, chosen
+from sedd.kernels.choice import Choose, Drawn, Scores, choose, chosen, uniforms
 from sedd.kernels.cost import Cost, CrossEntropy, ScoreEntropy
 from sedd.kernels.glue import Branch, Change, Glue, between, branch
 from sedd.kernels.linear import Loss, linear_loss
@@ -36,5 +36,6 @@ __all__ = [
     "chosen",
     "linear_loss",
     "take",
+    "uniforms",
     "unknown_rows",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sedd import categorical
 from sedd.process import Affine
+from sedd.randomness import Chance
 
 
 class Drawn(NamedTuple):
@@ -50,6 +51,15 @@ def chosen(device: str) -> Choose:
     return choose
 
 
+def uniforms(chance: Chance, length: int, step: int, event: int) -> Float[Tensor, "b length 2"]:
+    """``chance(length, step, event)``, on CUDA by one kernel."""
+    if chance.rows.device.type == "cuda" and _has_triton():
+        from sedd.kernels import chances
+
+        return chances.uniforms(chance, length, step, event)
+    return chance(length, step, event)
+
+
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
@@ -74,10 +84,12 @@ def weigh(said: Scores, x: Int[Tensor, " k"], law: Affine, states: int) -> Float
     log_s = torch.where(token, log_s.scatter(-1, at, -torch.inf), log_s)
     most = torch.maximum(log_s.amax(-1, keepdim=True), own)
     s, own = torch.exp(log_s - most), torch.exp(own - most)
-    go, stay, stay_sum = (a.double()[:, None] for a in law[:3])
     total = s.sum(-1, keepdim=True)
-    weights = go * s
+    weights = law.go.double()[:, None] * s
+    stays = torch.zeros_like(total)
+    if law.stay is not None and law.stay_sum is not None:
+        stays = law.stay.double()[:, None] * own + law.stay_sum.double()[:, None] * total
     if law.by_sum is not None and law.by_own is not None:
         weights = weights + law.by_sum[:, None] * total + law.by_own[:, None] * own
     weights = torch.nn.functional.pad(weights, (0, states - said.vocab_size))
-    return weights.scatter(-1, x[:, None], stay * own + stay_sum * total)
+    return weights.scatter(-1, x[:, None], stays)

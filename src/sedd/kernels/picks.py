@@ -13,6 +13,8 @@ from sedd.kernels.choice import Drawn, Scores
 from sedd.process import Affine
 
 COLUMNS, WARPS = 2048, 8
+MOST: tl.constexpr = tl.constexpr(70.0)
+"""Scores beyond e^70 are taken for e^70: fifty thousand of them are still a number, and whoever stays has no chance."""
 
 
 def choose(said: Scores, x: Tensor, law: Affine, u: Tensor) -> Drawn:
@@ -21,9 +23,10 @@ def choose(said: Scores, x: Tensor, law: Affine, u: Tensor) -> Drawn:
     if not len(x):
         return Drawn(y, clamped.sum())
     parts = [law.go if part is None else part for part in law]  # stands for what is never read
+    stays = law.stay is not None
     _choose[(len(x),)](
         said.z, x, said.scale.float(), *(part.double() for part in parts), u.contiguous(), y, clamped,
-        said.vocab_size, said.z.stride(0), RELATIVE=said.relative, FLAT=law.by_sum is None, C=COLUMNS,
+        said.vocab_size, said.z.stride(0), RELATIVE=said.relative, FLAT=law.by_sum is None, STAYS=stays, C=COLUMNS,
         num_warps=WARPS,
     )  # fmt: skip
     return Drawn(y, clamped.sum())
@@ -39,31 +42,41 @@ def _log_scores(row, col, states, own, plus):
 @triton.jit
 def _choose(
     z, x, scale, go, stay, stay_sum, by_sum, by_own, u, y, clamped, states, stride,
-    RELATIVE: tl.constexpr, FLAT: tl.constexpr, C: tl.constexpr,
+    RELATIVE: tl.constexpr, FLAT: tl.constexpr, STAYS: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     k = tl.program_id(0)
     row, own, plus = z + k.to(tl.int64) * stride, tl.load(x + k), tl.load(scale + k)
     column = tl.arange(0, C)
-    most = tl.full([C], -1e30, tl.float32)
     sums = tl.zeros([C], tl.float32)
-    for start in range(0, states, C):
-        log_s = _log_scores(row, start + column, states, own, plus)
-        higher = tl.maximum(most, log_s)
-        sums = sums * tl.exp(most - higher) + tl.exp(log_s - higher)
-        most = higher
-    log_own = tl.full([], 0.0, tl.float32)
-    if not RELATIVE:
-        at_own = tl.load(row + own, mask=own < states, other=0).to(tl.float32) + plus
-        log_own = tl.where(own < states, at_own, -1e30)
-    top = tl.maximum(tl.max(most, 0), log_own)
-    total = tl.sum((sums * tl.exp(most - top)).to(tl.float64), 0)
-    s_own = tl.exp(log_own - top).to(tl.float64)
+    if RELATIVE and STAYS:  # scores are measured by that of staying, 1: beside it, what exponentials lose is nothing
+        for start in range(0, states, C):
+            log_s = _log_scores(row, start + column, states, own, plus)
+            sums += tl.exp(tl.minimum(log_s, MOST))
+        top = tl.full([], 0.0, tl.float32)
+        s_own = tl.full([], 1.0, tl.float64)
+        total = tl.sum(sums.to(tl.float64), 0)
+    else:
+        most = tl.full([C], -1e30, tl.float32)
+        for start in range(0, states, C):
+            log_s = _log_scores(row, start + column, states, own, plus)
+            higher = tl.maximum(most, log_s)
+            sums = sums * tl.exp(most - higher) + tl.exp(log_s - higher)
+            most = higher
+        log_own = tl.full([], 0.0, tl.float32)
+        if not RELATIVE:
+            at_own = tl.load(row + own, mask=own < states, other=0).to(tl.float32) + plus
+            log_own = tl.where(own < states, at_own, -1e30)
+        top = tl.maximum(tl.max(most, 0), log_own)
+        total = tl.sum((sums * tl.exp(most - top)).to(tl.float64), 0)
+        s_own = tl.exp(log_own - top).to(tl.float64)
 
     a = tl.load(go + k)
     floor = tl.full([], 0.0, tl.float64)
     moving = a * total
     least = tl.full([], 0.0, tl.float64)
-    staying = tl.load(stay + k) * s_own + tl.load(stay_sum + k) * total
+    staying = tl.full([], 0.0, tl.float64)
+    if STAYS:
+        staying += tl.load(stay + k) * s_own + tl.load(stay_sum + k) * total
     whole = moving + staying
     if not FLAT:
         floor += tl.load(by_sum + k) * total + tl.load(by_own + k) * s_own
@@ -73,7 +86,7 @@ def _choose(
         for start in range(0, states, C):
             log_s = _log_scores(row, start + column, states, own, plus)
             counts = (start + column < states) & (start + column != own)
-            weight = tl.where(counts, flat * tl.exp(log_s - top) + base, 0.0)
+            weight = tl.where(counts, flat * tl.exp(tl.minimum(log_s - top, MOST)) + base, 0.0)
             above += tl.maximum(weight, 0.0)
             low = tl.minimum(weight, low)
         moving = tl.sum(above.to(tl.float64), 0)
@@ -91,7 +104,7 @@ def _choose(
             if before <= target:  # not found yet
                 log_s = _log_scores(row, start + column, states, own, plus)
                 counts = (start + column < states) & (start + column != own)
-                weight = tl.where(counts, a * tl.exp(log_s - top).to(tl.float64) + floor, 0.0)
+                weight = tl.where(counts, a * tl.exp(tl.minimum(log_s - top, MOST)).to(tl.float64) + floor, 0.0)
                 running = before + tl.cumsum(tl.where(weight > 0, weight, 0.0), 0)
                 # the first whose running sum passes the target; rounding may pass the end, then the last that can be
                 some = tl.where(weight > 0, start + column, -1)

@@ -138,7 +138,7 @@ class Absorbing(Process):
 
     def last_law(self, sigma: Float[Tensor, "*s"]) -> Affine:
         """A mask becomes y in the proportion of the scores."""
-        return Affine(torch.ones_like(sigma), torch.zeros_like(sigma), torch.zeros_like(sigma))
+        return Affine(torch.ones_like(sigma))
 
     def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> Affine:
         """A mask is revealed with probability ρ."""

@@ -29,8 +29,9 @@ class Affine(NamedTuple):
     """
 
     go: Float[Tensor, "*s"]
-    stay: Float[Tensor, "*s"]
-    stay_sum: Float[Tensor, "*s"]
+    stay: Float[Tensor, "*s"] | None = None
+    """None: nobody stays, and ``stay_sum`` is 0 as well."""
+    stay_sum: Float[Tensor, "*s"] | None = None
     by_sum: Float[Tensor, "*s"] | None = None
     """None: 0, and so is ``by_own``."""
     by_own: Float[Tensor, "*s"] | None = None

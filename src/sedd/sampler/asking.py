@@ -122,8 +122,7 @@ def to_show(
     speaker = asked.speaker(x.device)
     if speaker is None:
         return Sites(x, sigma, u, None)
-    ones = torch.ones_like(sigma)
-    law = process.last_law(sigma) if speaker.relative else Affine(ones, ones, torch.zeros_like(sigma))
+    law = process.last_law(sigma) if speaker.relative else _plain(sigma)
     return Sites(x, sigma, u, Spoken(law, speaker.scale(sigma).float()))
 
 
@@ -133,3 +132,9 @@ def show(process: Process, hidden: Float[Tensor, "k h"], at: Sites, asked: Asked
         return asked.pick(hidden, at, process.vocab_size)
     p = asked.clean(hidden, at.x, at.sigma, process)
     return categorical.step(at.x, torch.nn.functional.pad(p, (0, process.num_states - process.vocab_size)), at.u)
+
+
+def _plain(sigma: Float[Tensor, " k"]) -> Affine:
+    """The law that is said, x itself among the rest."""
+    ones = torch.ones_like(sigma)
+    return Affine(ones, ones, torch.zeros_like(sigma))

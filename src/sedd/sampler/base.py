@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import categorical
+from sedd import categorical, kernels
 from sedd.parameterization import Model, Reader
 from sedd.process import Absorbing, Affine, Process
 from sedd.randomness import Chance
@@ -207,7 +207,7 @@ def fill(
     turn: Turn,
 ) -> Int[Tensor, "b L"]:
     """Draw the chosen positions from p(x_0 | x), of which the head reads ``hidden``: drawn, never the likeliest."""
-    u = turn.chance(x.shape[-1], turn.step, STEP).flatten(0, 1)
+    u = kernels.uniforms(turn.chance, x.shape[-1], turn.step, STEP).flatten(0, 1)
     y, rows = x.flatten().clone(), hidden.flatten(0, 1)
     for at in turn.asked.pieces(where, process.num_states):
         sites = to_show(process, y[at], per_position(sigma, x.shape[-1], at), u[at], turn.asked)
@@ -275,7 +275,7 @@ class Product(Stepper, ABC):
         asked, length, y = turn.asked, x.shape[-1], x.flatten().clone()
         sigma = self.schedule.sigma(t)
         hidden = asked.hidden(x, sigma, turn.valid).flatten(0, 1)
-        u = turn.chance(length, turn.step, STEP).flatten(0, 1)
+        u = kernels.uniforms(turn.chance, length, turn.step, STEP).flatten(0, 1)
         for at in asked.pieces(turn.free & self.process.unknown(x), self.process.num_states):
             now, told, before, after = y[at], *(per_position(a, length, at) for a in (sigma, t, s))
             if (speaker := asked.speaker(x.device)) and speaker.relative == self.relative:

@@ -14,6 +14,7 @@ from sedd import data
 from sedd.config import Run
 from sedd.distributed import Ranks
 from sedd.objective import Objective
+from sedd.process import Process
 from sedd.schedule import stratified
 
 
@@ -27,6 +28,8 @@ class Batch(NamedTuple):
     valid: Tensor
     label: Tensor
     """A number for each row; the one after the last label is no label."""
+    unknown: Tensor
+    """How many positions of each row noise may have changed; on the CPU, or a device would have to be asked."""
     tokens: Tensor
     """How many, of all processes; on the CPU."""
 
@@ -48,6 +51,7 @@ class Batches:
 
     blocks: data.Blocks
     objective: Objective[Any]
+    process: Process
     size: int
     """Rows, over all processes."""
     seed: int
@@ -62,10 +66,10 @@ class Batches:
         generator = seeded(self.seed, step, 1)
         times = self.objective.times(stratified(self.size, generator))
         x_t = torch.where(valid, self.objective.corrupt(x_0, times.t, generator), x_0)
-        rows = self.ranks.share(self.size)
+        rows, unknown = self.ranks.share(self.size), (self.process.unknown(x_t) & valid).sum(-1)
         columns = (x_0, x_t, *times, valid, self._labels(ids, step))
-        mine = (a[rows].to(self.ranks.device, non_blocking=True) for a in columns)
-        return Batch._make((*mine, valid.sum()))
+        mine = (_sent(a[rows], self.ranks.device) for a in columns)
+        return Batch._make((*mine, unknown[rows], valid.sum()))
 
     def _labels(self, ids: np.ndarray, step: int) -> Tensor:
         """Some are hidden, drawn apart from all else: a run without labels is what it was."""
@@ -81,6 +85,11 @@ class Batches:
                 batch, step = ahead.result(), step + 1
                 ahead = pool.submit(self.__getitem__, step)
                 yield batch
+
+
+def _sent(a: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting until it is there."""
+    return a.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else a.to(device)
 
 
 def open_data(config: Run, prepare: Callable[[], Path], ranks: Ranks) -> tuple[data.Blocks, data.Blocks]:

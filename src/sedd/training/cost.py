@@ -40,8 +40,8 @@ def _measured(trainer: Trainer, steps: int) -> tuple[float, int]:
     seconds, tokens = [], []
     for _, batch in zip(range(steps + 1), trainer.batches.since(0), strict=False):
         began = time.perf_counter()
-        trainer.gradients(batch)
-        trainer.update(0.0)
+        trainer.update(0.0, batch, trainer.gradients(batch).finite)
+        trainer.settle()
         if trainer.ranks.device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

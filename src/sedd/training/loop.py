@@ -1,6 +1,7 @@
 """The run, from top to bottom: the same for one process and many; every "once in a while" is a line."""
 
 import math
+import os
 import signal
 import threading
 import time
@@ -13,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from sedd import checkpoint, distributed, logs, optim
-from sedd.config import Run
+from sedd.config import Loop, Run
 from sedd.distributed import Ranks
 from sedd.training.batch import Batch, open_data, seeded
-from sedd.training.trainer import Gradient, Progress, Trainer
+from sedd.training.trainer import Gradient, Moved, Progress, Trainer
 
 SAVES = "checkpoints"
 Record = dict[str, Any]
@@ -43,7 +44,7 @@ class Outcome(NamedTuple):
 
 def run(config: Run, prepare: Callable[[], Path], out: Path, resume: bool, hear: Hear) -> Outcome:
     """Run ``config`` on what ``prepare`` makes, from its last checkpoint or the start, to the end of its budget."""
-    with distributed.group() as ranks:
+    with distributed.group() as ranks, _deterministic(config.loop.deterministic):
         tell = hear if ranks.first else _unheard
         blocks, held_out = open_data(config, prepare, ranks)
         trainer = Trainer(config, blocks, held_out, ranks)
@@ -51,6 +52,21 @@ def run(config: Run, prepare: Callable[[], Path], out: Path, resume: bool, hear:
         with _signals() as stopped, _log(trainer, out) as write:
             bound = _loop(trainer, out, stopped, write, tell)
         return Outcome(out, trainer.progress, stopped(), bound)
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """The same bits every time, on a GPU too."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def writable(folder: Path) -> None:
@@ -76,6 +92,8 @@ def _loop(
         rate = config.optim.lr * optim.factor(config.optim, done.step, spent)
         found = _step(trainer, batch, rate, out, tell)
         spent, ending = _spent(config, done, ranks), ranks.any(stopped() is not None)
+        if ending or spent >= 1 or _looked_at(loop, done):
+            _settle(trainer, out, tell)  # else while the next step runs: a GPU is not waited for
 
         bound = trainer.held_out_bound() if _due(done, loop.eval_every) else {}
         best = bool(bound) and done.improves(bound["bound"])
@@ -96,14 +114,25 @@ def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: Hear) ->
     began, done, seed = time.perf_counter(), trainer.progress, trainer.config.seed
     torch.manual_seed(seeded(seed, done.step, 3, trainer.ranks.rank).initial_seed())  # dropout
     found = trainer.gradients(batch)
-    if found.finite:
-        trainer.update(rate)
-    else:
-        _refuse(trainer, batch, out, tell)
+    _settle(trainer, out, tell)
+    trainer.update(rate, batch, found.finite)
+    if trainer.ranks.device.type == "cpu":
+        _settle(trainer, out, tell)
     trainer.forget()
     done.step, done.tokens = done.step + 1, done.tokens + int(batch.tokens)
     done.seconds += time.perf_counter() - began
     return found
+
+
+def _settle(trainer: Trainer, out: Path, tell: Hear) -> None:
+    """What is left of the last step: its average, or what to do if its loss or gradient was no number."""
+    if (refused := trainer.settle()) is not None:
+        _refuse(trainer, refused, out, tell)
+
+
+def _looked_at(loop: Loop, done: Progress) -> bool:
+    """Whether the average or the log is wanted after this step."""
+    return any(_due(done, every) for every in (loop.log_every, loop.eval_every, loop.sample_every, loop.save_every))
 
 
 def _due(done: Progress, every: int) -> bool:
@@ -226,19 +255,20 @@ def _start(trainer: Trainer, out: Path, resume: bool, tell: Hear) -> None:
         trainer.prune(saves)
 
 
-def _refuse(trainer: Trainer, batch: Batch, out: Path, tell: Hear) -> None:
+def _refuse(trainer: Trainer, refused: Moved, out: Path, tell: Hear) -> None:
     """Keep the batch for replay; then stop, or go on without it as long as that is rare."""
     loop, done = trainer.config.loop, trainer.progress
-    path = out / "nonfinite" / f"step-{done.step:08d}-rank-{trainer.ranks.rank}.safetensors"
-    checkpoint.write_tensors(path, batch._asdict())
+    path = out / "nonfinite" / f"step-{refused.step:08d}-rank-{trainer.ranks.rank}.safetensors"
+    checkpoint.write_tensors(path, refused.batch._asdict())
     done.skipped += 1
     if loop.on_nonfinite == "skip" and done.skipped <= loop.max_skips:
         so_far = f"skipped ({done.skipped} so far), kept in {path}"
-        tell("note", {"text": f"step {done.step}: loss or gradient is not finite; {so_far}"})
+        tell("note", {"text": f"step {refused.step}: loss or gradient is not finite; {so_far}"})
         return
+    done.step, done.tokens = refused.step, refused.tokens
     trainer.save(out / SAVES)
     again = "" if loop.on_nonfinite == "stop" else f" {done.skipped} times, more than loop.max_skips allows"
     raise NonFiniteError(
-        f"at step {done.step} the loss or its gradient is not finite{again}; weights from before it are saved, and the "
-        f"batch is in {path}. Try a lower optim.lr, or --on-nonfinite skip"
+        f"at step {refused.step} the loss or its gradient is not finite{again}; weights from before it are saved, "
+        f"and the batch is in {path}. Try a lower optim.lr, or --on-nonfinite skip"
     )

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from sedd import build, checkpoint, data, ema, generate, optim, sampler, tokenizer
 from sedd.config import Run
 from sedd.distributed import Ranks
+from sedd.fused import Fused, fuses
 from sedd.labels import Labelled
 from sedd.objective import AnyOrder
 from sedd.parameterization import Padded
@@ -63,9 +64,39 @@ class Gradient(NamedTuple):
     """Loss and tokens, summed over parts of time."""
 
     @property
-    def finite(self) -> bool:
-        """Whether loss and gradient are numbers."""
-        return bool(self.loss.isfinite() & self.norm.isfinite())
+    def finite(self) -> Tensor:
+        """Whether loss and gradient are numbers; nobody has waited to know."""
+        return self.loss.isfinite() & self.norm.isfinite()
+
+
+class Moved(NamedTuple):
+    """A step whose weights have moved, if its numbers were numbers: the device knows, and will have said so."""
+
+    step: int
+    tokens: int
+    """Where the run stood before it."""
+    batch: Batch
+    finite: Tensor
+    """On the CPU, once `said` is reached."""
+    said: torch.cuda.Event | None
+    """None: it has been."""
+
+    @classmethod
+    def now(cls, done: Progress, batch: Batch, finite: Tensor) -> "Moved":
+        """The step that is being made."""
+        if finite.device.type != "cuda":
+            return cls(done.step, done.tokens, batch, finite, None)
+        told = torch.empty((), dtype=torch.bool, pin_memory=True)
+        told.copy_(finite, non_blocking=True)
+        said = torch.cuda.Event()
+        said.record()
+        return cls(done.step, done.tokens, batch, told, said)
+
+    def well(self) -> bool:
+        """Whether they were numbers: waits for that step, not for those after it."""
+        if self.said is not None:
+            self.said.synchronize()
+        return bool(self.finite)
 
 
 class _Whole(nn.Module):
@@ -93,7 +124,8 @@ class Trainer:
                 "objective any-order counts positions, so padding to be ignored does not go with it; use lambda-dce"
             )
         dropout = config.data.label_dropout if blocks.labels else 0.0
-        self.batches = Batches(blocks, self.parts.objective, config.loop.batch, config.seed, ranks, dropout)
+        objective, process = self.parts.objective, self.parts.process
+        self.batches = Batches(blocks, objective, process, config.loop.batch, config.seed, ranks, dropout)
         made = (build.run_network(config, self.parts, len(blocks.labels)) for _ in range(2))
         self.network, self.average = map(self._place, made)
         self.average.requires_grad_(False).eval()
@@ -101,12 +133,17 @@ class Trainer:
         self.seen: nn.Module = self.network
         if ranks.world > 1 and not config.loop.shard:
             self.seen = nn.parallel.DistributedDataParallel(self.network)
+        self.network.pass_through = build.recompute(config.loop.recompute)
         if config.loop.compile:  # the average is not: it is asked seldom, for rows of several shapes
-            for module in self.network.blocks if config.loop.shard else [self.network]:
-                module.compile()  # where weights are gathered the graph would break
+            if config.loop.shard:  # where weights are gathered the graph of a whole trunk would break
+                for block in self.network.blocks:
+                    block.compile()
+            else:
+                self.network.compile_trunk()
         # a sharded network gathers its weights when it is called as a whole, not when a part of it is
         self.seen_average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
         self.progress = Progress()
+        self.moved: Moved | None = None
 
     def _place(self, network: Transformer) -> Transformer:
         """On the device, in the precision of the run, cut into shards if asked."""
@@ -126,10 +163,13 @@ class Trainer:
 
     # One step ----------------------------------------------------------------------------------------------
 
+    def model(self, network: nn.Module, label: Tensor) -> nn.Module:
+        """The model of rows with these labels."""
+        return build.run_model(self.config, Labelled(network, label) if self.blocks.labels else network, self.parts)
+
     def told(self, network: nn.Module, valid: Tensor, label: Tensor) -> Any:
-        """The model of some rows: it is told what they are, and where they end."""
-        network = Labelled(network, label) if self.blocks.labels else network
-        model = build.run_model(self.config, network, self.parts)
+        """The same, told also where rows end."""
+        model = self.model(network, label)
         return Padded(model, valid) if self.padded else model
 
     def losses(self, network: nn.Module, batch: Batch) -> Tensor:
@@ -138,6 +178,16 @@ class Trainer:
         loss = self.parts.objective.loss(told, batch.x_t, batch.x_0, batch.t)
         return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
 
+    def _total(self, part: Batch) -> tuple[Tensor, Tensor]:
+        """The loss of a part of a batch, and what each row has of it: through kernels, where there are some for it."""
+        objective, model = self.parts.objective, self.model(self.seen, part.label)
+        if not fuses(objective, model):
+            rows = self.losses(self.seen, part).sum(-1)
+            return rows.sum(), rows.detach()
+        valid, count = part.valid if self.padded else None, int(part.unknown.sum())
+        said = Fused(objective, model)(part.x_t, part.x_0, part.t, part.weight, valid, count)
+        return said.total, said.positions.sum(-1)
+
     def gradients(self, batch: Batch) -> Gradient:
         """Fill the gradients, clipped."""
         self.network.train()
@@ -145,10 +195,10 @@ class Trainer:
         *_, last = parts = batch.parts(self.config.loop.accumulate)
         for part in parts:
             with self._no_sync(last=part is last):
-                rows = self.losses(self.seen, part).sum(-1)
-                (rows.sum() / batch.tokens * self.ranks.world).backward()  # the average over processes is then the sum
+                total, rows = self._total(part)
+                (total / batch.tokens * self.ranks.world).backward()  # the average over processes is then the sum
             where = (part.t * NOISE_PARTS).long().clamp_max(NOISE_PARTS - 1)
-            by_time[0].index_add_(0, where, rows.detach().float())
+            by_time[0].index_add_(0, where, rows.float())
             by_time[1].index_add_(0, where, part.valid.sum(-1).float())
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optim.clip)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -163,12 +213,19 @@ class Trainer:
         with self.seen.no_sync() if wait else nullcontext():  # type: ignore[operator]
             yield
 
-    def update(self, rate: float) -> None:
-        """Move the weights and their average."""
+    def update(self, rate: float, batch: Batch, finite: Tensor) -> None:
+        """Move the weights, unless the step's numbers are none; `settle` does the rest."""
         optim.set_rate(self.optimizers, rate)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        ema.update(self.average, self.network, ema.decay_at(self.progress.step, self.config.optim.ema))
+        optim.step(self.optimizers, finite)
+        self.moved = Moved.now(self.progress, batch, finite)
+
+    def settle(self) -> Moved | None:
+        """Move the average after the weights; the last step, if it was none and nothing was moved."""
+        moved, self.moved = self.moved, None
+        if moved is not None and moved.well():
+            ema.update(self.average, self.network, ema.decay_at(moved.step, self.config.optim.ema))
+            return None
+        return moved
 
     def forget(self) -> None:
         """Drop the gradients."""
@@ -257,6 +314,7 @@ class Trainer:
             )
         if tokenizer.load(folder) != self.blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
+        stored = Run.from_dict({key: value for key, value in stored.items() if key != "vocab_size"}).as_dict()
         for part in ("model", "noise", "objective"):
             if stored[part] != mine[part]:
                 raise ValueError(f"{folder} was trained with {part} {stored[part]}; it cannot go on as another")

@@ -1,0 +1,107 @@
+"""Training, loss and sampling at the size of published models on one GPU, beside our plain path and beside goals.
+
+python benchmarks/gpu.py                        a table
+python benchmarks/gpu.py --json FILE            and a record, as kept in benchmarks/results/
+python benchmarks/gpu.py --only uniform,loss    fewer rows
+python benchmarks/gpu.py --curves               how it grows with batch, length, vocabulary and steps
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sedd import bench
+from sedd.bench import LossSetting, Machine, Row, SampleSetting, TrainSetting
+
+Setting = TrainSetting | LossSetting | SampleSetting
+
+
+class Goal(NamedTuple):
+    """What a row should reach, of those that are given."""
+
+    tokens_per_second: float | None = None
+    peak_gib: float | None = None
+    milliseconds: float | None = None
+    share_of_ceiling: float | None = None
+
+
+SCORE = {"objective": "score-entropy", "sampler": "tweedie"}
+GOALS: dict[str, tuple[Setting, Goal]] = {
+    "absorbing": (TrainSetting(batch=64), Goal(640e3, 24)),
+    "uniform": (TrainSetting(process="uniform", batch=32), Goal(470e3, 16)),
+    "medium": (TrainSetting(recipe="medium", batch=32), Goal(200e3, 32)),
+    "lambda-dce": (TrainSetting(objective="lambda-dce", batch=64), Goal(660e3, 24)),
+    "loss": (LossSetting(), Goal(share_of_ceiling=0.6)),
+    "loss, uniform": (LossSetting(process="uniform", rows=32_768), Goal(share_of_ceiling=0.6)),
+    "loss, mean": (LossSetting(parameterization="mean"), Goal(share_of_ceiling=0.6)),
+    "sample 1": (SampleSetting(batch=1), Goal(milliseconds=1.1)),
+    "sample 16": (SampleSetting(batch=16), Goal(milliseconds=8.0)),
+    "sample 1, long": (SampleSetting(batch=1, steps=1024), Goal(milliseconds=750 / 1024)),
+    "sample 16, long": (SampleSetting(batch=16, steps=1024, repeats=1), Goal(milliseconds=5200 / 1024)),
+    "sample, score": (SampleSetting(**SCORE), Goal(milliseconds=10)),
+    "sample, uniform": (SampleSetting(process="uniform", steps=64, **SCORE), Goal(milliseconds=12)),
+}
+CURVES: dict[str, list[Setting]] = {
+    "training, batch": [TrainSetting(batch=batch, repeats=8) for batch in (4, 8, 16, 32, 64)],
+    "training, length": [
+        TrainSetting(batch=2**16 // n, length=n, repeats=8) for n in (256, 512, 1024, 2048, 4096, 8192)
+    ],
+    "loss, vocabulary": [LossSetting(vocab_size=n, repeats=8) for n in (256, 1024, 4096, 16_384, 65_536, 131_072)],
+    "sampling, batch": [SampleSetting(batch=batch, repeats=1) for batch in (1, 4, 16, 64)],
+    "sampling, steps": [SampleSetting(batch=4, steps=steps, repeats=1) for steps in (16, 64, 256, 1024)],
+    "sampling, length": [SampleSetting(batch=2**13 // n, length=n, repeats=1) for n in (256, 1024, 4096, 8192)],
+}
+
+
+def rows(setting: Setting, on: Machine) -> Iterator[Row]:
+    """The fused way, then the plain one."""
+    if isinstance(setting, TrainSetting):
+        return bench.train(setting, on)
+    return bench.loss(setting, on) if isinstance(setting, LossSetting) else bench.sample(setting, on)
+
+
+def show(name: str, row: Row, goal: Goal) -> None:
+    """One line, with what is reached of the goal."""
+    if row.milliseconds is None or row.tokens_per_second is None or row.peak_gib is None:
+        print(f"{name:18s} {row.way:6s} out of memory", flush=True)
+        return
+    line = f"{name:18s} {row.way:6s} {row.milliseconds:9.3f} ms {row.tokens_per_second:12,.0f} tok/s"
+    line += f" {row.peak_gib:7.2f} GiB {row.share_of_ceiling or 0:6.1%}"
+    wanted = [(field, at) for field, at in goal._asdict().items() if at is not None]
+    if row.way == "fused":
+        line += "".join(f"   {field}: {getattr(row, field) / at:4.2f} of {at:,.4g}" for field, at in wanted)
+    print(line, flush=True)
+
+
+def main() -> None:
+    """Measure everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write a record to this file, after every row")
+    parser.add_argument("--only", help="names of rows, with commas between them")
+    parser.add_argument("--curves", action="store_true", help="curves instead of goals, the fused way alone")
+    parser.add_argument("--fused-only", action="store_true", help="leave the plain path out")
+    given = parser.parse_args()
+    on = bench.machine("cuda", "bfloat16")
+    formulas = {"loss": bench.LOSS_FLOPS, "train": bench.TRAIN_FLOPS, "sample": bench.SAMPLE_FLOPS}
+    record: dict[str, object] = {"command": " ".join(sys.argv), "machine": on._asdict(), "flops": formulas}
+    print(f"{on.name}, torch {on.torch}, commit {on.commit}, ceiling {on.ceiling_tflops:.0f} TFLOP/s", flush=True)
+    curves = {f"{name} {i}": (setting, Goal()) for name, all in CURVES.items() for i, setting in enumerate(all)}
+    for name, (setting, goal) in (curves if given.curves else GOALS).items():
+        if given.only and name.split(",")[0] not in given.only.split(","):
+            continue
+        measured = []
+        for row in rows(setting, on):
+            show(name, row, goal)
+            measured.append(row._asdict())
+            record[name] = {"setting": setting.__dict__, "goal": goal._asdict(), "rows": measured}
+            if given.json:
+                given.json.write_text(json.dumps(record, indent=1) + "\n")
+            if given.fused_only or given.curves:
+                break
+
+
+if __name__ == "__main__":
+    main()

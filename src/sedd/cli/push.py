@@ -1,0 +1,46 @@
+"""``sedd push``."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sedd.cli.root import AsJson, app, show
+
+
+@app.command()
+def push(
+    model: Annotated[Path, typer.Argument(help="The folder of a run, or of a model.")],
+    repo: Annotated[str, typer.Argument(help="Its name on the Hub: owner/name.")],
+    result: Annotated[
+        list[Path] | None, typer.Option(help="What sedd eval --out wrote, for the card. Repeatable.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write what would be uploaded into this folder, and upload nothing.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Share a model on the Hub: averaged weights, configuration, tokenizer, and a card with its bounds."""
+    from sedd import hub
+
+    results = [record for path in result or [] for record in _records(path)]
+    with Console(stderr=True).status("uploading" if out is None else "writing"):
+        if out is not None:
+            address = str(hub.save_pretrained(model, out, repo, results))
+        else:
+            address = hub.push_to_hub(model, repo, private=private, results=results)
+    show({"model": repo, "address": address}, as_json)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    needed = {"nats_per_token", "stderr_nats_per_token", "protocol", "data"}
+    try:
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as results: {error}") from None
+    if not found or not all(isinstance(record, dict) and needed <= record.keys() for record in found):
+        raise ValueError(f"{path} holds no results; write them by: sedd eval MODEL DATA --out {path}")
+    return found

@@ -1,0 +1,241 @@
+"""`sedd import` and `sedd export`: every command works on what they write, and nothing in a file is ever run."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import publications
+import pytest
+import torch
+from publications import KINDS, Kind, V
+from runs import Sedd, ok
+from safetensors.torch import load_file, save_file
+
+SEDD, UNIFORM, RADD, MDLM = KINDS
+HEAD = "output_layer.linear.weight"
+
+
+def refused(done: subprocess.CompletedProcess[str], place: Path, *sentences: str) -> None:
+    """Exit code 2, one sentence, and nothing in the place where the model was to be."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("sedd: ") == 1
+    for sentence in sentences:
+        assert sentence in done.stderr
+    assert list(place.iterdir()) == []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    made = tmp_path / "place"
+    made.mkdir()
+    return made
+
+
+# What it is good for ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_every_command_works_on_an_imported_model(sedd: Sedd, tmp_path: Path, kind: Kind) -> None:
+    source, model = publications.folder(tmp_path / "source", kind, "pickle"), tmp_path / "model"
+    done = sedd("import", source, "--out", model, "--json")
+    ok(done)
+    record = json.loads(done.stdout)
+    assert (record["layout"], record["vocab_size"], record["tokenizer"]) == (kind.layout, V, "ints")
+    count = sum(v.numel() for name, v in publications.weights(kind).items() if "inv_freq" not in name)
+    assert record["parameters"] == count
+    assert "no tokenizer was found, so its tokens are integers" in done.stderr
+    assert not list(model.rglob("*.bin"))
+    info = sedd("info", model, "--json")
+    ok(info)
+    assert json.loads(info.stdout)["parameters"] == count
+    sampled = sedd("sample", model, "-n", 2, "--steps", 4, "--length", 6, "--json")
+    ok(sampled)
+    rows = [json.loads(line)["ids"] for line in sampled.stdout.splitlines()]
+    assert [len(row) for row in rows] == [6, 6]
+    assert all(0 <= id < V for row in rows for id in row)
+    filled = sedd("infill", model, "3 {4} 10", "--steps", 4)
+    ok(filled)
+    words = filled.stdout.split()
+    assert (words[0], words[-1], len(words)) == ("3", "10", 6)
+    scored = sedd("score", model, "1 2 3 4", "--draws", 4, "--json")
+    ok(scored)
+    assert json.loads(scored.stdout)["nats_per_token"] > 0
+    (tmp_path / "test.txt").write_text("1 2 3 4 5 6 7 8 9 10 " * 8)
+    evaluated = sedd("eval", model, tmp_path / "test.txt", "--draws", 2, "--json")
+    ok(evaluated)
+    assert json.loads(evaluated.stdout)["tokens"] == 80
+    ok(sedd("export", model, "--format", kind.layout, "--out", tmp_path / "back"))
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(torch.equal(back[name], value) for name, value in publications.weights(kind).items())
+
+
+def test_the_tokenizer_beside_a_checkpoint_is_taken(sedd: Sedd, tmp_path: Path, corpus: Path) -> None:
+    from sedd.tokenizer import Characters
+
+    letters = Characters(alphabet="abcdefghijk")
+    source = publications.folder(tmp_path / "source", SEDD)
+    letters.save(tmp_path / "letters")
+    ok(sedd("import", source, "--out", tmp_path / "given", "--tokenizer", tmp_path / "letters"))
+    letters.save(source)
+    ok(sedd("import", source / "model.safetensors", "--out", tmp_path / "beside"))
+    for model in ("given", "beside"):
+        done = sedd("infill", tmp_path / model, "ab{3}k", "--steps", 2)
+        ok(done)
+        text = done.stdout.strip()
+        assert (text[:2], text[-1], len(text)) == ("ab", "k", 6)
+    assert json.loads(sedd("info", tmp_path / "beside", "--json").stdout)["tokenizer"] == "chars"
+
+
+def test_denoisers_that_hear_no_noise_are_asked_only_where_something_appears(sedd: Sedd, tmp_path: Path) -> None:
+    """MDLM has an embedding of σ, and no use of it: most of 1000 steps reveal nothing, and cost nothing."""
+    for kind, at_most in ((MDLM, 6), (RADD, 6)):
+        source, model = publications.folder(tmp_path / kind.layout, kind), tmp_path / f"{kind.layout}-model"
+        ok(sedd("import", source, "--out", model))
+        done = sedd("sample", model, "-n", 1, "--steps", 1000, "--length", 6, "--json")
+        ok(done)
+        assert json.loads(done.stdout)["calls"] <= at_most
+
+
+# What is refused -------------------------------------------------------------------------------------------
+
+
+class Payload:
+    """Leaves a file behind wherever it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def bare(content: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content, protocol=2))
+
+
+def newer(content: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content))
+
+
+def zipped(content: object, path: Path) -> None:
+    torch.save(content, path)
+
+
+def old(content: object, path: Path) -> None:
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("write", [bare, newer, zipped, old])
+@pytest.mark.parametrize("where", ["in place of weights", "beside weights", "in a Lightning checkpoint", "as a weight"])
+def test_a_malicious_pickle_is_refused_and_nothing_runs(
+    sedd: Sedd, tmp_path: Path, place: Path, write: Callable[[object, Path], None], where: str
+) -> None:
+    mark = tmp_path / "mark"
+    weights = publications.weights(MDLM)
+    content, name = {
+        "in place of weights": (Payload(mark), "pytorch_model.bin"),
+        "beside weights": ({**weights, "more": Payload(mark)}, "pytorch_model.bin"),
+        "in a Lightning checkpoint": ({"state_dict": weights, "callbacks": Payload(mark)}, "last.ckpt"),
+        "as a weight": ({**weights, next(iter(weights)): Payload(mark)}, "pytorch_model.bin"),
+    }[where]
+    write(content, tmp_path / name)
+    pickle.loads(pickle.dumps(Payload(mark)))
+    assert mark.exists()  # it does what it says
+    mark.rmdir()
+    done = sedd("import", tmp_path / name, "--out", place / "model")
+    # the newer protocols are not understood at all, and a stream of tensors without storages ends before the payload
+    named = write in (zipped, old) or (where == "in place of weights" and write is bare)
+    refused(done, place, "asks for posix.mkdir, which is code" if named else name)
+    assert not mark.exists()
+    assert "weights_only" not in done.stderr  # torch's advice to load it all the same
+
+
+def test_objects_of_other_libraries_are_refused_by_their_name(sedd: Sedd, tmp_path: Path, place: Path) -> None:
+    """A Lightning checkpoint often holds the configuration as an object of OmegaConf."""
+    from omegaconf import OmegaConf
+
+    settings = {"config": OmegaConf.create({"time_conditioning": False})}
+    zipped({"state_dict": publications.weights(MDLM), "hyper_parameters": settings}, tmp_path / "last.ckpt")
+    refused(sedd("import", tmp_path / "last.ckpt", "--out", place / "model"), place, "asks for omegaconf.")
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pickle", "old pickle"])
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda w: w, "truncated"),
+        (lambda w: w.fill_(torch.nan), "NaN or infinite"),
+        (lambda w: w.long(), "int64"),
+        (lambda w: w[1:].clone(), "(11, 32)"),
+    ],
+    ids=["truncated", "NaN", "integers", "shape"],
+)
+def test_damaged_checkpoints_are_refused_in_a_sentence(
+    sedd: Sedd,
+    tmp_path: Path,
+    place: Path,
+    form: str,
+    damage: Callable[[torch.Tensor], torch.Tensor],
+    sentence: str,
+) -> None:
+    """All that can be wrong is in the unit tests; here, that it is exit code 2 and leaves nothing behind."""
+    source = publications.folder(tmp_path / "source", SEDD, form)
+    path = max(source.iterdir(), key=lambda file: file.stat().st_size)
+    weights = publications.weights(SEDD)
+    weights[HEAD] = damage(weights[HEAD])
+    if sentence == "truncated":
+        path.write_bytes(path.read_bytes()[:9999])
+    elif form == "safetensors":
+        save_file(weights, path)
+    else:
+        (zipped if form == "pickle" else old)(weights, path)
+    refused(sedd("import", source, "--out", place / "model"), place, path.name if sentence == "truncated" else sentence)
+
+
+def test_places_and_names_are_checked(sedd: Sedd, tmp_path: Path, place: Path) -> None:
+    source = publications.folder(tmp_path / "source", SEDD)
+    model = tmp_path / "model"
+    refused(sedd("import", tmp_path / "nothing", "--out", place / "model"), place, "does not exist")
+    refused(sedd("import", place, "--out", place / "model"), place, "holds no weights")
+    refused(sedd("import", source / "config.json", "--out", place / "model"), place, "'.json'")
+    refused(sedd("import", source, "--tokenizer", "bytes", "--out", place / "model"), place, "256 tokens", "11")
+    refused(sedd("import", source, "--tokenizer", "chars", "--out", place / "model"), place, "fitted to texts")
+    model.mkdir()
+    (model / "letter.txt").write_text("mine")
+    for words in (["import", source], ["export", source]):
+        done = sedd(*words, "--out", model)
+        assert done.returncode == 2
+        assert "choose another --out" in done.stderr
+    assert [path.name for path in model.iterdir()] == ["letter.txt"]
+    (model / "letter.txt").unlink()
+    ok(sedd("import", source, "--out", model))  # an empty one will do
+    refused(sedd("export", model, "--format", "radd", "--out", place / "back"), place, "its format is sedd")
+    refused(sedd("export", model, "--format", "gguf", "--out", place / "back"), place, "sedd, radd, mdlm")
+    refused(sedd("info", source), place, "sedd import")
+
+
+def test_a_full_disk_leaves_nothing(sedd: Sedd, tmp_path: Path, place: Path) -> None:
+    source = publications.folder(tmp_path / "source", SEDD)
+    before = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
+    before += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
+    refused(sedd("import", source, "--out", place / "model", before=before), place, "could not be written")
+    assert shutil.disk_usage(place).free > 0
+
+
+def test_modern_networks_have_no_published_layout(sedd: Sedd, tmp_path: Path, place: Path, corpus: Path) -> None:
+    small = ["--set", "model.width=16", "--set", "model.depth=1", "--set", "model.heads=2", "--set", "model.length=16"]
+    ok(sedd("train", corpus, "--out", tmp_path / "run", "--steps", 1, *small))
+    refused(sedd("export", tmp_path / "run", "--out", place / "back"), place, "no published format has such models")
+    reference = [*small, "--set", "model.style=reference", "--steps", 1]
+    ok(sedd("train", corpus, "--out", tmp_path / "reference", *reference))
+    ok(sedd("export", tmp_path / "reference", "--out", tmp_path / "back"))
+    ok(sedd("import", tmp_path / "back", "--out", tmp_path / "again"))
+    words = ["score", "the cat", "--draws", 4]
+    first, second = (sedd(words[0], tmp_path / name, *words[1:]).stdout for name in ("reference", "again"))
+    assert first == second != ""

@@ -1,0 +1,57 @@
+"""`sedd push`, and `sedd import` of a name on the Hub."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import local_hub
+import publications
+from huggingface_hub import ModelCard
+from publications import KINDS
+from runs import SMALL, Sedd, log, ok
+
+
+def test_a_run_is_shared_with_its_bounds(sedd: Sedd, tmp_path: Path, corpus: Path) -> None:
+    """The bound it logged at its last step and those that were measured later, with their errors; no optimizer."""
+    run, shared = tmp_path / "run", tmp_path / "shared"
+    ok(sedd("train", corpus, "--out", run, "--steps", 5, *SMALL))
+    (tmp_path / "test.txt").write_text("the cat sat on a mat " * 10)
+    ok(sedd("eval", run, tmp_path / "test.txt", "--draws", 4, "--out", tmp_path / "result.json"))
+    ok(sedd("push", run, "owner/name", "--result", tmp_path / "result.json", "--out", shared))
+    card = ModelCard.load(shared / "README.md")
+    measured = json.loads((tmp_path / "result.json").read_text())
+    logged = [record for record in log(run) if "bound" in record][-1]
+    assert [r.metric_value for r in card.data.eval_results] == [round(logged["bound"], 5), measured["nats_per_token"]]
+    assert f"≤ {round(logged['bound'], 5)} ± {round(logged['bound_stderr'], 5)}" in card.text
+    assert f"{measured['nats_per_token']} ± {measured['stderr_nats_per_token']}" in card.text
+    assert "On words.txt (packed), objective `score-entropy`" in card.text
+    assert {path.name for path in shared.glob("*.safetensors")} == {"ema.safetensors"}
+    assert all(str(tmp_path.parent) not in path.read_text(errors="replace") for path in shared.iterdir())
+    first, second = (sedd("sample", model, "-n", 2, "--steps", 4).stdout for model in (run, shared))
+    assert first == second != ""
+
+
+def test_the_command_reaches_the_hub(tmp_path: Path, environment: dict[str, str]) -> None:
+    """With the settings that the Hub's library reads: import by name, then from its cache alone."""
+    source = publications.folder(tmp_path / "source", KINDS[0], "pickle")
+    base = {**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+    def sedd(*words: object, **settings: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sedd", *map(str, words)]
+        return subprocess.run(command, env=base | settings, capture_output=True, text=True, check=False, timeout=120)
+
+    with local_hub.serve() as hub:
+        hub.files["owner/name"] = {path.name: path.read_bytes() for path in source.iterdir()}
+        ok(sedd("import", "owner/name", "--out", tmp_path / "first", HF_ENDPOINT=hub.address))
+    ok(sedd("import", "owner/name", "--out", tmp_path / "second", HF_HUB_OFFLINE="1"))
+    first, second = ((tmp_path / name / "ema.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
+def test_results_are_results(sedd: Sedd, tmp_path: Path) -> None:
+    for content in ("", "{}", "no JSON", "[]"):
+        (tmp_path / "result.json").write_text(content)
+        done = sedd("push", tmp_path, "owner/name", "--result", tmp_path / "result.json")
+        assert done.returncode == 2
+        assert "result.json" in done.stderr

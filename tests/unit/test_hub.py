@@ -1,0 +1,277 @@
+"""Models by their name: from the Hub's cache as its library lays it out, and to the Hub at its library's own calls."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import local_hub
+import publications
+import pytest
+import torch
+from huggingface_hub import ModelCard, constants
+from local_hub import COMMIT
+from publications import KINDS, V
+
+import sedd
+from sedd import build, checkpoint, hub, published
+from sedd.tokenizer import BPE, Characters, Integers
+
+Refuses = Callable[..., None]
+SEDD, _, RADD, MDLM = KINDS
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the Hub, which is out of reach; and one of ours."""
+    place = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(place))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SEDD_GPT2", str(tmp_path / "nothing"))
+    return place
+
+
+@pytest.fixture
+def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[local_hub.Hub]:
+    """A Hub that can be reached."""
+    with local_hub.serve() as found:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, found.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", found.address)
+        (tmp_path / "temporary").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        yield found
+
+
+def put(cache: Path, name: str, folder: Path, commit: str = COMMIT) -> None:
+    """Files in the cache, as the library lays them out: content under its hash, names that link to it, a reference."""
+    repo = cache / f"models--{name.replace('/', '--')}"
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        blob = repo / "blobs" / hashlib.sha256(content).hexdigest()
+        link = repo / "snapshots" / commit / path.relative_to(folder)
+        for file in (blob, link):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(content)
+        link.symlink_to(Path(*[".."] * (len(link.relative_to(repo).parts) - 1)) / "blobs" / blob.name)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+
+
+def model(tmp_path: Path, kind: publications.Kind = SEDD, name: str = "model") -> Path:
+    """A model folder of ours."""
+    found = published.read(publications.folder(tmp_path / f"{name}-source", kind))
+    return published.save(found, Characters(alphabet="abcdefghijk"), tmp_path / name, "owner/published")
+
+
+def scores(loaded: build.Loaded) -> torch.Tensor:
+    x = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(0))
+    return loaded.model(x, torch.tensor([0.1, 1.0, 4.0]))
+
+
+RESULT = {
+    "data": "/home/somebody/secret/test.txt",
+    "dataset": None,
+    "protocol": "strict",
+    "nats_per_token": 1.23456,
+    "stderr_nats_per_token": 0.00789,
+    "bits_per_char": 1.5,
+    "terms": {"diffusion": 1.2, "prior": 0.03, "reconstruction": 0.0},
+    "is_exact": False,
+}
+
+
+# From the Hub ----------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_ours_comes_from_the_cache(tmp_path: Path, cache: Path) -> None:
+    folder = model(tmp_path)
+    put(cache, "owner/name", hub.save_pretrained(folder, tmp_path / "shared"))
+    loaded = hub.from_pretrained("owner/name")
+    assert torch.equal(scores(loaded), scores(build.load(folder)))
+    assert loaded.tokenizer == Characters(alphabet="abcdefghijk")
+    assert cache in loaded.folder.parents
+    assert hub.from_pretrained("owner/name", revision=COMMIT).folder == loaded.folder
+    assert sedd.load("owner/name").loaded.folder == loaded.folder
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_published_one_is_converted_once(tmp_path: Path, cache: Path, kind: publications.Kind) -> None:
+    put(cache, "owner/published", publications.folder(tmp_path / "source", kind))
+    first = hub.fetch("owner/published")
+    times = {path: path.stat().st_mtime_ns for path in first.iterdir()}
+    assert hub.fetch("owner/published") == first
+    assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == times
+    by_hand = published.save(published.read(tmp_path / "source"), None, tmp_path / "by hand", "x")
+    assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(build.load(by_hand)))
+    assert checkpoint.record(first, "published")["source"] == "owner/published"
+    assert hub.fetch(first) == first
+    assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(build.load(by_hand)))
+
+
+def test_other_files_are_another_model(tmp_path: Path, cache: Path) -> None:
+    put(cache, "owner/published", publications.folder(tmp_path / "one", SEDD))
+    put(cache, "owner/other", publications.folder(tmp_path / "two", SEDD, seed=1))
+    one, two = (scores(hub.from_pretrained(f"owner/{name}")) for name in ("published", "other"))
+    assert not torch.allclose(one, two, atol=0.1)
+
+
+def test_pickles_are_for_the_command_alone(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
+    put(cache, "owner/old", publications.folder(tmp_path / "source", SEDD, "pickle"))
+    for load in (hub.fetch, sedd.load):
+        refuses(lambda load=load: load("owner/old"), "sedd import owner/old --out MODEL")
+    assert (hub.download("owner/old", pickles=True) / "pytorch_model.bin").is_file()
+
+
+def test_what_is_not_in_the_cache_is_said_in_a_sentence(
+    tmp_path: Path, cache: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses(lambda: hub.fetch("owner/nothing"), "owner/nothing", str(cache), "HF_HUB_OFFLINE is set")
+    refuses(lambda: hub.fetch("no such folder"), "neither a folder nor the name of a model")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
+    refuses(lambda: hub.fetch("owner/nothing"), "http://127.0.0.1:9 did not answer", "owner/nothing")
+    refuses(lambda: hub.push_to_hub(model(tmp_path), "owner/name"), "http://127.0.0.1:9 did not answer")
+    put(cache, "owner/name", hub.save_pretrained(tmp_path / "model", tmp_path / "shared"))
+    assert hub.fetch("owner/name").name == COMMIT  # the cache is enough
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "sentence"),
+    [
+        (404, "RepoNotFound", "is it spelt right?"),
+        (401, "RepoNotFound", "you are not logged in"),
+        (403, "GatedRepo", "ask for access"),
+        (404, "RevisionNotFound", "no such revision"),
+        (400, "", "did not answer"),
+    ],
+)
+def test_refusals_of_the_hub_are_said_in_a_sentence(
+    online: local_hub.Hub, status: int, code: str, sentence: str, refuses: Refuses
+) -> None:
+    online.refused["owner/name"] = status, code
+    refuses(lambda: hub.download("owner/name"), "owner/name", sentence)
+
+
+def test_files_are_downloaded_and_pickles_only_where_there_is_nothing_better(
+    tmp_path: Path, cache: Path, online: local_hub.Hub
+) -> None:
+    for name, forms in (("owner/both", ("safetensors", "pickle")), ("owner/old", ("pickle",))):
+        for form in forms:
+            publications.folder(tmp_path / name, SEDD, form)
+        (tmp_path / name / "train.py").write_text("import os")
+        online.files[name] = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+    found = {name: hub.download(name, pickles=True) for name in online.files}
+    assert {path.name for path in found["owner/both"].iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in found["owner/old"].iterdir()} == {"config.json", "pytorch_model.bin"}
+    assert {path.name for path in hub.download("owner/both").iterdir()} == {"config.json", "model.safetensors"}
+    one, two = (published.read(folder).weights["ema"] for folder in found.values())
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_names_are_names() -> None:
+    assert hub.is_id("louaaron/sedd-small")
+    assert not any(
+        map(hub.is_id, ["name", "../name", "owner/../name", "/etc/passwd", "a/b/c", "owner/", "-o/n", "o/n\n"])
+    )
+
+
+def test_manifests_that_name_places_outside_are_damage(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
+    folder = hub.save_pretrained(model(tmp_path), tmp_path / "shared")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in ("/dev/zero", "../secret"):
+        (folder / "manifest.json").write_text(json.dumps({name: {"bytes": 0, "sha256": ""}, **manifest}))
+        refuses(lambda: hub.from_pretrained(folder), name, "outside of it")
+
+
+# The tokenizer ---------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_of_gpt2_is_looked_for_where_it_fits(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
+    found = published.read(publications.folder(tmp_path / "source", SEDD))
+    large = found._replace(vocab_size=50257)
+    assert hub.tokenizer(found) is None
+    assert hub.tokenizer(large) is None  # offline, and nowhere on the disk
+    refuses(lambda: hub.tokenizer(large, "gpt2"), "openai-community/gpt2", "HF_HUB_OFFLINE")
+    bpe = BPE.train(iter(["some text to learn from"] * 3), 260)
+    bpe.save(tmp_path / "bpe")
+    (tmp_path / "bpe" / "tokenizer_config.json").unlink()
+    put(cache, "gpt2", tmp_path / "bpe")  # as older versions called it
+    assert hub.tokenizer(large) == hub.tokenizer(found, "gpt2") == bpe
+    shutil.copy(tmp_path / "bpe" / "tokenizer.json", tmp_path / "source")
+    assert hub.tokenizer(found) == bpe
+    Integers(size=V).save(tmp_path / "source")
+    assert hub.tokenizer(found) == Integers(size=V)
+    refuses(lambda: hub.tokenizer(found, "klingon"), "klingon")
+
+
+def test_the_older_files_of_gpt2_will_do(tmp_path: Path) -> None:
+    source = publications.folder(tmp_path / "source", SEDD)
+    letters = sorted(json.loads(BPE.train(iter(["a"]), 256).definition)["model"]["vocab"])
+    (source / "vocab.json").write_text(json.dumps({letter: i for i, letter in enumerate([*letters, "<|endoftext|>"])}))
+    (source / "merges.txt").write_text("#version: 0.2\n")
+    tokens = hub.tokenizer(published.read(source))
+    assert tokens is not None
+    assert (tokens.vocab_size, tokens.eos) == (257, 256)
+    assert tokens.decode(tokens.encode("any text")) == "any text"
+
+
+# To the Hub ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_pushed_and_comes_back(tmp_path: Path, cache: Path, online: local_hub.Hub) -> None:
+    """Through the library itself, to a Hub on this machine and from there."""
+    folder = model(tmp_path)
+    assert hub.push_to_hub(folder, "owner/name", private=True, results=[RESULT]) == f"{online.address}/owner/name"
+    names = {"README.md", "config.json", "ema.safetensors", "manifest.json", "published.json", "state.json"}
+    assert online.files["owner/name"].keys() == names | {"tokenizer_config.json"}
+    assert online.private == {"owner/name": True}
+    loaded = hub.from_pretrained("owner/name")
+    assert cache in loaded.folder.parents
+    assert torch.equal(scores(loaded), scores(build.load(folder)))
+    assert list(Path(tempfile.gettempdir()).glob("sedd-*")) == []  # nothing is left
+
+
+def test_names_are_checked_before_any_work(tmp_path: Path, online: local_hub.Hub, refuses: Refuses) -> None:
+    refuses(lambda: hub.push_to_hub(tmp_path / "nothing", "name"), "'name'", "owner/name")
+    refuses(lambda: hub.push_to_hub(tmp_path / "nothing", "owner/name"), "holds no model")
+    assert online.asked == []
+
+
+def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+    """The metadata is what the library reads back; bounds come with their error, paths of anybody's disk do not."""
+    folder = hub.save_pretrained(model(tmp_path, MDLM), tmp_path / "shared", "owner/name", [RESULT])
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.library_name == "sedd"
+    assert card.data.pipeline_tag == "text-generation"
+    assert {"sedd", "discrete-diffusion", "absorbing"} <= set(card.data.tags)
+    (result,) = card.data.eval_results
+    assert (result.metric_value, result.dataset_name) == (1.23456, "test.txt")
+    for words in (
+        *("≤ 1.23456 ± 0.00789", "test.txt", "strict", "t-dce", "LogLinear(eps=0.001)", "told no noise"),
+        *('sedd.load("owner/name")', "sedd sample", "published MDLM checkpoint `owner/published`"),
+    ):
+        assert words in card.text
+    assert "secret" not in card.content
+    count = sum(p.numel() for p in build.load(folder).network.parameters())
+    assert f"{count:,}" in card.text
+    bare = ModelCard.load(hub.save_pretrained(folder, tmp_path / "bare") / "README.md")
+    assert bare.data.eval_results is None
+    assert "Not measured" in bare.text
+
+
+def test_folders_of_data_are_not_shared(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    stored = checkpoint.record(folder, "config")
+    stored["data"]["sources"] = ["/home/somebody/secret/book.txt"]
+    checkpoint.write_json(folder / "config.json", stored)
+    (folder / "manifest.json").unlink()
+    (folder / "published.json").unlink()
+    shared = hub.save_pretrained(folder, tmp_path / "shared")
+    assert checkpoint.record(shared, "config")["data"]["sources"] == ["book.txt"]
+    assert all(b"somebody" not in path.read_bytes() for path in shared.iterdir())
+    assert "On book.txt" in (shared / "README.md").read_text()
