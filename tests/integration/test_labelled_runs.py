@@ -9,7 +9,7 @@ import pytest
 from runs import Sedd, ok, same
 from test_refusals import refused
 
-from sedd import api
+from sedd import api, hub
 
 FIRST = {"up": "a", "down": "b"}
 TINY = [
@@ -98,7 +98,7 @@ def test_gaps_bounds_and_names_know_of_labels(sedd: Sedd, table: Path, runs: Pat
     (alone,) = model.bound("aab", label="up")
     assert alone.nats / 3 == pytest.approx(right["nats_per_token"], abs=1e-5)
     shared = runs / "shared"
-    model.save_pretrained(shared)
+    hub.save_pretrained(run, shared)
     assert str(api.load(shared).sample(4, label="up", guidance=1.5, steps=4, seed=1)) == str(texts)
     assert f"| labels | {', '.join(model.labels)} |" in (shared / "README.md").read_text()
     told = json.loads(sedd("info", run, "--json").stdout)["labels"]

@@ -314,7 +314,9 @@ class Trainer:
             )
         if tokenizer.load(folder) != self.blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
-        stored = Run.from_dict({key: value for key, value in stored.items() if key != "vocab_size"}).as_dict()
+        stored = Run.from_dict(
+            {key: value for key, value in stored.items() if key not in ("vocab_size", "labels")}
+        ).as_dict()
         for part in ("model", "noise", "objective"):
             if stored[part] != mine[part]:
                 raise ValueError(f"{folder} was trained with {part} {stored[part]}; it cannot go on as another")
