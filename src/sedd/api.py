@@ -150,6 +150,11 @@ class Model:
         return self.loaded.config.model.length
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What its texts may be told to be, where it was trained on that."""
+        return self.loaded.labels
+
+    @property
     def parameters(self) -> int:
         """How many numbers it has learned."""
         return sum(p.numel() for p in self.loaded.network.parameters())
@@ -171,12 +176,17 @@ class Model:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int | None = None,
+        label: str | None = None,
+        guidance: float = 1.0,
         batch: int = 16,
         **options: Any,
     ) -> Texts:
-        """Texts from nothing; ``options`` are the sampler's own, and no ``steps`` are one token after another."""
+        """Texts from nothing; ``options`` are the sampler's own, and no ``steps`` are one token after another.
+
+        Of a model with labels, ``label`` is what they shall be, and ``guidance`` above 1 makes them more so.
+        """
         _at_least_one(count)
-        how = Settings(sampler, steps, grid, seed, Sharpness(temperature, top_p, top_k), options)
+        how = Settings(sampler, steps, grid, seed, Sharpness(temperature, top_p, top_k), options, label, guidance)
         return self._written(generate.blank(self.loaded, count, length), [None] * count, how, batch)
 
     def infill(
@@ -191,6 +201,8 @@ class Model:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int | None = None,
+        label: str | None = None,
+        guidance: float = 1.0,
         batch: int = 16,
         **options: Any,
     ) -> Texts:
@@ -199,7 +211,7 @@ class Model:
         What is given comes back as it is. Under uniform noise fillings are approximate.
         """
         _at_least_one(count)
-        how = Settings(sampler, steps, grid, seed, Sharpness(temperature, top_p, top_k), options)
+        how = Settings(sampler, steps, grid, seed, Sharpness(temperature, top_p, top_k), options, label, guidance)
         named = [text for text in _listed(templates, "template") for _ in range(count)]
         return self._written(template.around(named, self.loaded), named, how, batch)
 
@@ -211,18 +223,21 @@ class Model:
         draws: int | None = None,
         seed: int = 0,
         estimator: str | None = None,
+        label: str | None = None,
         batch: int = 16,
     ) -> Bounds:
         """How unlikely each text is, by itself or behind what is ``given``; ``draws`` looks decide the error.
 
-        Exact for autoregressive models, an upper bound for the others. ``estimator`` is as for ``sedd eval``.
+        Exact for autoregressive models, an upper bound for the others. ``estimator`` is as for ``sedd eval``. With
+        ``label`` it is the text's given that label.
         """
         wanted, draws = _listed(texts, "text"), evaluate.ALONE.draws if draws is None else draws
-        is_exact = build.estimator(estimator, self.loaded, evaluate.ALONE.terms).is_exact
+        told = build.labelled(self.loaded, label)
+        is_exact = build.estimator(estimator, told, evaluate.ALONE.terms).is_exact
         found = []
         for text, (context, row) in zip(wanted, self._rows(wanted, given), strict=True):
             nats, stderr, *_ = evaluate.after(
-                context, row, self.loaded, estimator=estimator, draws=draws, seed=seed, batch=batch
+                context, row, told, estimator=estimator, draws=draws, seed=seed, batch=batch
             )
             found.append(Bound(text, nats * len(row), stderr * len(row), len(row), is_exact))
         return Bounds(found)
@@ -234,7 +249,7 @@ class Model:
         return [(np.zeros(0, np.int64), alone.rows[0]) for alone in evaluate.alone(texts, self.loaded)]
 
     def _written(self, canvas: Canvas, templates: Sequence[str | None], how: Settings, batch: int) -> Texts:
-        job = Job(self.loaded.model, self.loaded.process, self.loaded.schedule, how)
+        job = Job.of(self.loaded, how)
         rows = generate.sample(job, canvas.to(self.loaded.device), batch)
         texts = Texts(self._text(row, name) for row, name in zip(rows, templates, strict=True))
         texts.cost = job.tally

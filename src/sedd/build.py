@@ -5,6 +5,7 @@ Tokenizers are chosen by `tokenizer.named`, known here as `build.tokenizer`: dat
 
 import functools
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -25,6 +26,7 @@ from sedd import schedule as schedules
 from sedd import tokenizer as tokenizers
 from sedd import transformer as transformers
 from sedd.config import Run
+from sedd.labels import Labelled
 from sedd.layers import Linear
 from sedd.replay import Replayed
 
@@ -224,8 +226,8 @@ def parts(config: Run, vocab_size: int) -> Parts:
     return Parts(noise, times, objective(config.objective, noise, times, **options))
 
 
-def run_network(config: Run, parts: Parts) -> transformers.Transformer:
-    """The network of a run, with fresh weights."""
+def run_network(config: Run, parts: Parts, labels: int = 0) -> transformers.Transformer:
+    """The network of a run on data with so many labels, with fresh weights."""
     m = config.model
     causal = config.objective == "autoregressive"
     states = parts.process.vocab_size + 1 if causal else parts.process.num_states
@@ -239,6 +241,7 @@ def run_network(config: Run, parts: Parts) -> transformers.Transformer:
         dropout=m.dropout,
         timed=config.told != "nothing",
         causal=causal,
+        labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
     )
 
@@ -262,6 +265,10 @@ class Loaded(NamedTuple):
     tokenizer: tokenizers.Tokenizer
     config: Run
     folder: Path
+    labels: tuple[str, ...] = ()
+    """What its records may be."""
+    label: str | None = None
+    """What ``model`` is told that they are; None: nothing."""
 
     @property
     def device(self) -> torch.device:
@@ -280,7 +287,7 @@ def served(network: transformers.Transformer, device: str, precision: str) -> tr
     return network
 
 
-def replayed(network: transformers.Transformer) -> nn.Module:
+def replayed(network: nn.Module) -> nn.Module:
     """The network as it is, or on a GPU with recordings of its launches."""
     return Replayed(network) if next(network.parameters()).is_cuda else network
 
@@ -303,9 +310,12 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precisio
     stored = checkpoint.record(path, "config")
     if not isinstance(stored, dict) or not isinstance(vocab_size := stored.pop("vocab_size", None), int):
         raise ValueError(f"{path / 'config.json'} does not say vocab_size; it is no configuration of a model")
+    labels = stored.pop("labels", [])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"{path / 'config.json'} says that labels are {labels!r}; they are a list of names")
     config = Run.from_dict(stored)
     made = parts(config, vocab_size)
-    net = run_network(config, made)
+    net = run_network(config, made, len(labels))
     try:
         net.load_state_dict(checkpoint.tensors(path, weights))
     except RuntimeError as error:
@@ -313,7 +323,35 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precisio
     trained = config.loop.precision if device.startswith("cuda") else "float32"
     net = served(net, device, precision or trained)
     model = run_model(config, replayed(net), made)
-    return Loaded(model, net, *made, tokenizers.load(path), config, path)
+    return Loaded(model, net, *made, tokenizers.load(path), config, path, tuple(labels))
+
+
+def labelled(loaded: Loaded, label: str | None) -> Loaded:
+    """The model that is told ``label``; None: the one that is told nothing, and answers for all records together."""
+    if label is None:
+        return loaded
+    if not loaded.labels:
+        raise ValueError(f"label is {label!r}, and the model was trained without labels; leave it out")
+    if label not in loaded.labels:
+        raise ValueError(f"label is {label!r}; this model knows {', '.join(loaded.labels)}")
+    number = torch.tensor(loaded.labels.index(label), device=loaded.device)
+    made = Parts(loaded.process, loaded.schedule, loaded.objective)
+    model = run_model(loaded.config, replayed(Labelled(loaded.network, number)), made)
+    return loaded._replace(model=model, label=label)
+
+
+def guided(loaded: Loaded, label: str | None, guidance: float = 1.0) -> Any:
+    """The model of a label, to be sampled: at 0 the one without, at 1 the label's own, beyond it more of the label."""
+    if not 0 <= guidance < math.inf:
+        raise ValueError(f"guidance is {guidance}; it must be 0 or more, where 1 is the law of the label itself")
+    if label is None and guidance != 1:
+        raise ValueError(f"guidance is {guidance}, and there is no label to guide to; give one, or leave guidance out")
+    told = labelled(loaded, label)
+    if guidance in (0, 1):
+        return (told if guidance else loaded).model
+    if isinstance(told.model, parameterizations.Causal):
+        raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
+    return samplers.guided(loaded.model, told.model, loaded.process, guidance)  # type: ignore[arg-type]
 
 
 def _choose(what: str, name: str, choices: Mapping[str, T]) -> T:

@@ -43,11 +43,21 @@ class Data:
     pad: str = "model"
     """For lines. model: padding is a token, in the loss. ignore: it is out of noise, loss, attention and counts."""
     column: str | None = None
+    label: str | None = None
+    """The column of a table that says what each record is; for lines."""
+    label_dropout: float = 0.1
+    """The share of rows whose label is hidden in training, so that the law of all of them is learned too."""
     validation: float = 0.05
 
     def __post_init__(self) -> None:
         _choice("data.records", self.records, ("packed", "lines"))
         _choice("data.pad", self.pad, ("model", "ignore"))
+        if self.label is not None and self.records == "packed":
+            raise ValueError(
+                f"data.label is {self.label!r}, and packed text has no records to be labelled; set data.records=lines"
+            )
+        if not 0 <= self.label_dropout < 1:
+            raise ValueError(f"data.label_dropout is {self.label_dropout}; it is a share and must lie in [0, 1)")
         if not 0 < self.validation < 1:
             raise ValueError(f"data.validation is {self.validation}; it is a share and must lie between 0 and 1")
 

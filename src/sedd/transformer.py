@@ -98,7 +98,8 @@ class Transformer(nn.Module, ABC):
 
     ``states`` are the rows of the embedding, ``outputs`` those of the head (as many, if None), ``cond`` the width of
     the embedding of σ. With ``timed=False`` there is none, and σ is not read; with ``causal=True`` the output at i
-    depends on x up to i alone. Weights are drawn from ``generator``, or from torch's global one. No length is fixed.
+    depends on x up to i alone. With ``labels`` of them, sequences may have one: its embedding, or that of no label, is
+    added to every token's. Weights are drawn from ``generator``, or from torch's global one. No length is fixed.
     """
 
     pass_through: recompute.Recompute
@@ -116,6 +117,7 @@ class Transformer(nn.Module, ABC):
         dropout: float = 0.0,
         timed: bool = True,
         causal: bool = False,
+        labels: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -125,9 +127,10 @@ class Transformer(nn.Module, ABC):
         if depth < 1:
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
-        self.states, self.causal = states, causal
+        self.states, self.causal, self.labels = states, causal, labels
         self.pass_through = recompute.nothing
         self.vocab_embed = Embedding(states, width)
+        self.label_embed = Embedding(labels + 1, width) if labels else None  # the last: no label
         self.sigma_map = NoiseEmbedding(cond) if timed else None
         self.place = self._place(shape)
         self.rotary_emb = Rotary(shape.head_dim)
@@ -165,12 +168,19 @@ class Transformer(nn.Module, ABC):
         return self.output_layer.linear
 
     def hidden(
-        self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
+        self,
+        x: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+        valid: Bool[Tensor, "*b L"] | None = None,
+        label: Int[Tensor, "*b"] | None = None,
     ) -> Float[Tensor, "*b L width"]:
         """What the head reads, in the dtype of its weights or of autocast; see `forward`."""
         check.states(x, self.states)
         rows, length = sigma.numel(), x.shape[-1]
         h = wide(self.vocab_embed(x.reshape(rows, length)))
+        if self.label_embed is not None:
+            label = x.new_full((rows,), self.labels) if label is None else label.reshape(rows)
+            h = h + wide(self.label_embed(label[:, None]))
         valid = None if valid is None else valid.reshape(rows, length)
         return self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length)).view(*x.shape, -1)
 
@@ -207,13 +217,15 @@ class Transformer(nn.Module, ABC):
         sigma: Float[Tensor, "*b"],
         valid: Bool[Tensor, "*b L"] | None = None,
         read: Callable[[Tensor, Linear], Any] = every_entry,
+        label: Int[Tensor, "*b"] | None = None,
     ) -> Any:
         """An entry for every output, in float32 or better; or what ``read`` makes of the last states and the head.
 
         Where ``valid`` is False there is padding: no valid position sees it, and what stands there in the output
-        means nothing. Positions count from the left, so padding on the right moves nothing.
+        means nothing. Positions count from the left, so padding on the right moves nothing. ``label`` is an id for each
+        sequence; None, and the id after the last, are no label.
         """
-        return read(self.hidden(x, sigma, valid), self.head)
+        return read(self.hidden(x, sigma, valid, label), self.head)
 
     def _condition(self, sigma: Tensor) -> Tensor | None:
         if self.sigma_map is None:

@@ -88,7 +88,7 @@ def test_a_loss_that_is_no_number(sedd: Sedd, corpus: Path, tmp_path: Path, poli
     assert "Traceback" not in done.stderr
     assert len(list((run / "nonfinite").glob("*.safetensors"))) == (1 if policy == "stop" else 3)
     batch = load_file(next((run / "nonfinite").iterdir()))
-    assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "unknown", "tokens"}
+    assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "label", "unknown", "tokens"}
     (newest,) = checkpoint.steps(run / "checkpoints")[:1]
     assert all(value.isfinite().all() for value in load_file(newest / "model.safetensors").values())
 

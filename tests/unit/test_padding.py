@@ -11,7 +11,6 @@ from torch import Tensor
 from sedd import data, likelihood
 from sedd.config import Data, Loop, Model, Noise, Run
 from sedd.distributed import Ranks
-from sedd.parameterization import Padded
 from sedd.schedule import Times
 from sedd.tokenizer import Characters
 from sedd.training import Batch, Trainer, held_out
@@ -59,18 +58,19 @@ def alone(batch: Batch, row: int) -> Batch:
     """One row without its padding."""
     length = int(batch.valid[row].sum())
     x_0, x_t, valid = (column[row : row + 1, :length] for column in (batch.x_0, batch.x_t, batch.valid))
-    return Batch(x_0, x_t, batch.t[row : row + 1], batch.weight[row : row + 1], valid, valid.sum(-1), valid.sum())
+    t, weight, label = (column[row : row + 1] for column in (batch.t, batch.weight, batch.label))
+    return Batch(x_0, x_t, t, weight, valid, label, valid.sum(-1), valid.sum())
 
 
 def every_row_is_itself(made: Trainer, losses: Callable[[torch.nn.Module, Batch], Tensor]) -> None:
     """Padded rows against single ones, with the right mates and with random ones."""
     batch = made.batches[0]
     assert not batch.valid.all()
-    together = losses(made.model, batch)
+    together = losses(made.network, batch)
     assert (together[~batch.valid] == 0).all()
     generator = torch.Generator().manual_seed(2)
     for row in range(8):
-        single = losses(made.model, alone(batch, row)).squeeze(0)
+        single = losses(made.network, alone(batch, row)).squeeze(0)
         torch.testing.assert_close(together[row, : len(single)], single, rtol=1e-9, atol=1e-9)
         mates = torch.arange(8) != row
         random = torch.randint(4, batch.x_0.shape, generator=generator)
@@ -79,7 +79,7 @@ def every_row_is_itself(made: Trainer, losses: Callable[[torch.nn.Module, Batch]
         other = batch._replace(
             x_0=torch.where(where, random, batch.x_0), x_t=torch.where(where, random, batch.x_t), valid=valid
         )
-        torch.testing.assert_close(losses(made.model, other)[row], together[row], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(losses(made.network, other)[row], together[row], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("style", ["reference", "modern"])
@@ -101,7 +101,7 @@ def test_the_gradient_counts_valid_tokens_alone(folder: Path, kind: tuple[str, s
     """The mean over tokens of single rows; also in parts."""
     made = trainer(folder, kind, "modern")
     batch = made.batches[0]
-    single = sum(made.losses(made.model, alone(batch, row)).sum() for row in range(8))
+    single = sum(made.losses(made.network, alone(batch, row)).sum() for row in range(8))
     torch.testing.assert_close(made.gradients(batch).loss.double(), single / batch.valid.sum(), rtol=1e-5, atol=1e-5)
     whole = [parameter.grad.clone() for parameter in made.network.parameters()]
     made.forget()
@@ -115,7 +115,7 @@ def test_the_held_out_bound_is_that_of_single_rows(folder: Path, kind: tuple[str
     made = trainer(folder, kind, "modern")
     bound = made.held_out_bound()
     rows = held_out._rows(made.parts, made.held_out, 12, 8, made.config.seed)
-    valid = rows[-1]
+    valid = rows[-2]
     assert len(valid) == 16
     assert not valid[12:].any()
     totals = []
@@ -123,7 +123,7 @@ def test_the_held_out_bound_is_that_of_single_rows(folder: Path, kind: tuple[str
         length = int(valid[row].sum())
         x_0, x_t, x_first = (a[row : row + 1, :length] for a in rows[:3])
         t, weight = (a[row : row + 1] for a in rows[3:5])
-        model = Padded(made.ema_model, torch.ones(1, length, dtype=torch.bool))
+        model = made.told(made.average, torch.ones(1, length, dtype=torch.bool), rows[-1][row : row + 1])
         terms = likelihood.terms(
             model, made.parts.process, made.parts.schedule, x_0, x_t, x_first, Times(t, weight), model.valid
         )

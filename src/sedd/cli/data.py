@@ -34,6 +34,7 @@ def data_prepare(
         str | None, typer.Option(help="Padding of shorter records: model, to be learned; ignore, not to count.")
     ] = None,
     column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column that says what each record is; for lines.")] = None,
     workers: Annotated[int | None, typer.Option(help="Pieces encoded at a time; as many as cores by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
 ) -> None:
@@ -58,6 +59,7 @@ def data_prepare(
             length=length,
             pad=pad,
             column=column,
+            label=label,
             workers=workers,
             progress=lambda done, total: bar.update(task, completed=done, total=total or None),
         )
@@ -69,6 +71,7 @@ def data_prepare(
         "bytes_per_token": round(index.bytes / index.tokens, 4),
         "length": index.length,
         "pad": index.pad,
+        **({"labels": index.labels.names} if index.labels else {}),
         "sha256": index.sha256,
     }
     if as_json:

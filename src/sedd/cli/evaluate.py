@@ -32,6 +32,9 @@ Seed = Annotated[int, typer.Option(help="Decides times and noise.")]
 EstimatorName = Annotated[
     str | None, typer.Option("--estimator", help="bound; any-order, forward, backward, random for denoisers of masks.")
 ]
+LabelName = Annotated[
+    str | None, typer.Option("--label", help="Score given this label; without it, as if nothing were known.")
+]
 
 
 @contextmanager
@@ -59,6 +62,7 @@ def evaluate(
     draws: Draws = None,
     batch: Batch = 16,
     seed: Seed = 0,
+    label: LabelName = None,
     column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="A file for the record as JSON; of a suite, one a line.")] = None,
@@ -77,7 +81,7 @@ def evaluate(
     chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.group() as ranks:
-        loaded = build.load(model, device=str(ranks.device))
+        loaded = build.labelled(build.load(model, device=str(ranks.device)), label)
         if chosen.tokens not in (None, size := loaded.tokenizer.vocab_size) and ranks.first:
             note = f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {chosen.tokens:,}"
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char alone", file=sys.stderr)
@@ -166,6 +170,7 @@ def score(
     draws: Draws = None,
     batch: Batch = 16,
     seed: Seed = 0,
+    label: LabelName = None,
     as_json: AsJson = False,
 ) -> None:
     """The likelihood of each text by itself, a line each; what is longer than the model reads is refused.
@@ -178,7 +183,7 @@ def score(
     given = _lines(texts, file)
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.group() as ranks:
-        loaded = build.load(model, device=str(ranks.device))
+        loaded = build.labelled(build.load(model, device=str(ranks.device)), label)
         for text, corpus in zip(given, evaluation.alone(given, loaded), strict=True):
             record = look(loaded, corpus, evaluation.ALONE, ranks)
             if ranks.first:

@@ -29,6 +29,7 @@ def info(
         "parameterization": loaded.config.model.parameterization,
         "style": loaded.config.model.style,
         "tokenizer": loaded.tokenizer.kind,
+        **({"labels": ", ".join(loaded.labels)} if loaded.labels else {}),
         "step": state["step"],
         "tokens": state["tokens"],
         "best_bound": None if state["best"] is None else f"{state['best']:.4f} nats a token",

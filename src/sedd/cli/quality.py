@@ -15,6 +15,8 @@ from sedd.cli.sample import (
     Batch,
     Device,
     Grid,
+    Guidance,
+    LabelName,
     Length,
     Options,
     SamplerName,
@@ -65,6 +67,8 @@ def quality(
     top_p: TopP = 1.0,
     top_k: TopK = None,
     options: Options = None,
+    label: LabelName = None,
+    guidance: Guidance = 1.0,
     sweep: Annotated[
         list[str] | None,
         typer.Option(help="Vary a setting: steps=16,32,64, temperature=0.8,1, sampler=…, eta=…; repeat it for a grid."),
@@ -117,7 +121,8 @@ def quality(
         _writable(path, PICTURES + RECORDS)
     if save is not None:
         _writable(save, RECORDS[1:])
-    base = sweeps.Way(settings(steps, sampler, grid, seed, temperature, top_p, top_k, options), length)
+    how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
+    base = sweeps.Way(how, length)
     plan = _Plan(sweeps.ways(base, sweep or []), count, batch, device or best_device(), draw_precision, bool(sweep))
     if save is not None and (len(inputs) > 1 or len(plan.ways) > 1):
         raise ValueError("save keeps the samples of one run, drawn in one way; leave out other inputs and --sweep")
@@ -166,7 +171,7 @@ class _Plan:
         from sedd.quality import samples as given
 
         loaded = build.load(path, device=self.device)
-        jobs = [generate.Job(loaded.model, loaded.process, loaded.schedule, way.settings) for way in self.ways]
+        jobs = [generate.Job.of(loaded, way.settings) for way in self.ways]
         canvases = [generate.blank(loaded, self.count, way.length) for way in self.ways]
 
         def draw(job: "Job", canvas: "Canvas") -> "Samples":

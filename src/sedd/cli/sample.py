@@ -46,6 +46,10 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", help="Of the sampler: theta=0.5, eta=0.02, strategy=loop, direction=forward, sites=2 …"),
 ]
+LabelName = Annotated[str | None, typer.Option("--label", help="What the texts are to be, for a model with labels.")]
+Guidance = Annotated[
+    float, typer.Option(help="How far towards the label: 1 is its own law, 0 that without it, above 1 more of it.")
+]
 Watch = Annotated[bool, typer.Option("--watch", help="Show the text forming, on stderr.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON record a line.")]
 Out = Annotated[Path | None, typer.Option(help="Write the texts here, not to stdout; JSON lines if it ends in .jsonl.")]
@@ -69,6 +73,8 @@ def sample(
     top_p: TopP = 1.0,
     top_k: TopK = None,
     options: Options = None,
+    label: LabelName = None,
+    guidance: Guidance = 1.0,
     watch: Watch = False,
     as_json: AsJson = False,
     out: Out = None,
@@ -84,7 +90,8 @@ def sample(
 
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 sample")
-    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options, precision)
+    how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
+    loaded, job = _job(model, device, precision, how)
     _deliver(loaded, job, blank(loaded, count, length), [None] * count, watch, as_json, out, batch)
 
 
@@ -104,6 +111,8 @@ def infill(
     top_p: TopP = 1.0,
     top_k: TopK = None,
     options: Options = None,
+    label: LabelName = None,
+    guidance: Guidance = 1.0,
     watch: Watch = False,
     as_json: AsJson = False,
     out: Out = None,
@@ -123,7 +132,8 @@ def infill(
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 filling")
-    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options, precision)
+    how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
+    loaded, job = _job(model, device, precision, how)
     named = [text for text in wanted for _ in range(count)]
     _deliver(loaded, job, template.around(named, loaded), named, watch, as_json, out, batch)
 
@@ -143,6 +153,8 @@ def trace(
     top_p: TopP = 1.0,
     top_k: TopK = None,
     options: Options = None,
+    label: LabelName = None,
+    guidance: Guidance = 1.0,
     device: Device = None,
     precision: Precision = None,
 ) -> None:
@@ -153,7 +165,8 @@ def trace(
         raise ValueError(f"out is {out}; a picture is an .html or a .png file")
     if count < 1:
         raise ValueError(f"count is {count}; ask for at least 1 text")
-    loaded, job = _job(model, device, steps, sampler, grid, seed, temperature, top_p, top_k, options, precision)
+    how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
+    loaded, job = _job(model, device, precision, how)
     canvas = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
     rows = [generate.picture.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, canvas, 16, loaded, False)]
     name = type(job.sampler).__name__.lower()
@@ -171,24 +184,11 @@ def trace(
 # What the three share --------------------------------------------------------------------------------------
 
 
-def _job(
-    model: Path,
-    device: str | None,
-    steps: str,
-    sampler: str | None,
-    grid: str,
-    seed: int,
-    temperature: float,
-    top_p: float,
-    top_k: int | None,
-    options: list[str] | None,
-    precision: str | None,
-) -> tuple["Loaded", "Job"]:
+def _job(model: Path, device: str | None, precision: str | None, how: "Settings") -> tuple["Loaded", "Job"]:
     from sedd import build, generate
 
-    chosen = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options)
     loaded = build.load(model, device=device or best_device(), precision=precision)
-    return loaded, generate.Job(loaded.model, loaded.process, loaded.schedule, chosen)
+    return loaded, generate.Job.of(loaded, how)
 
 
 def best_device() -> str:
@@ -207,6 +207,8 @@ def settings(
     top_p: float,
     top_k: int | None,
     options: list[str] | None,
+    label: str | None = None,
+    guidance: float = 1.0,
 ) -> "Settings":
     """How to sample, as it was asked for."""
     from sedd.generate import Settings, steps_of
@@ -219,6 +221,8 @@ def settings(
         seed=seed,
         sharpness=Sharpness(temperature, top_p, top_k),
         options=dict(_option(word) for word in options or []),
+        label=label,
+        guidance=guidance,
     )
 
 

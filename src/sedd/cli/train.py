@@ -32,6 +32,12 @@ Objective = Annotated[str | None, typer.Option(help="What is made small: score-e
 TokenizerSpec = Annotated[
     str | None, typer.Option("--tokenizer", help="bytes (default), chars, bpe:4096, gpt2, ints, or a tokenizer.json.")
 ]
+Records = Annotated[
+    str | None, typer.Option(help="packed (default): one stream, cut into blocks; lines: a record a line or row.")
+]
+LabelColumn = Annotated[
+    str | None, typer.Option("--label", help="The column of a table that says what each record is; for lines.")
+]
 Steps = Annotated[int | None, typer.Option(help="Stop after this many steps.")]
 Minutes = Annotated[float | None, typer.Option(help="Stop after this many minutes of training.")]
 
@@ -57,6 +63,8 @@ def train(
     parameterization: Parameterization = None,
     objective: Objective = None,
     tokenizer: TokenizerSpec = None,
+    records: Records = None,
+    label: LabelColumn = None,
     steps: Steps = None,
     minutes: Minutes = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
@@ -111,6 +119,8 @@ def plan(
     parameterization: Parameterization = None,
     objective: Objective = None,
     tokenizer: TokenizerSpec = None,
+    records: Records = None,
+    label: LabelColumn = None,
     steps: Steps = None,
     minutes: Minutes = None,
     config: ConfigFile = None,

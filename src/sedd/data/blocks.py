@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sedd.data.index import AGAIN, LENGTHS, Index
+from sedd.data.index import AGAIN, LABELS, LENGTHS, Index
 from sedd.tokenizer import Tokenizer, load
 
 SPLITS = ("train", "validation", "all")
@@ -60,6 +60,8 @@ class Blocks:
             self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
             if self._starts[-1] != index.tokens:
                 raise ValueError(f"{folder / LENGTHS} is damaged: lengths do not add up; {AGAIN}")
+        self.labels = index.labels.names if index.labels else ()
+        self._labels = np.fromfile(folder / LABELS, "<u2") if self.labels else None
         self._first, self._count = self._part(split, validation)
 
     def __len__(self) -> int:
@@ -89,10 +91,18 @@ class Blocks:
                 mask[stop - start :] = False
         return rows, valid
 
+    def label_of(self, indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """What the blocks of these numbers are: a number in ``labels``, or the one after the last for no label."""
+        if self._labels is None:
+            return np.zeros(len(indices), np.int64)
+        found: np.ndarray = np.minimum(self._labels[self._first + indices].astype(np.int64), len(self.labels))
+        return found
+
     def verify(self) -> None:
         """Refuse files whose content is not what was written."""
         stored = [(shard.name, shard.sha256) for shard in self.index.shards]
-        for name, sha256 in [*stored, *([(LENGTHS, self.index.lengths)] if self.index.lengths else [])]:
+        stored += [(LENGTHS, self.index.lengths)] if self.index.lengths else []
+        for name, sha256 in [*stored, *([(LABELS, self.index.labels.sha256)] if self.index.labels else [])]:
             with (self.folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                     raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; {AGAIN}")
@@ -100,7 +110,8 @@ class Blocks:
     def _check_sizes(self) -> None:
         width = np.dtype(self.index.dtype).itemsize
         sizes = [(shard.name, shard.tokens * width) for shard in self.index.shards]
-        for name, size in [*sizes, *([(LENGTHS, self.index.records * 4)] if self.index.lengths else [])]:
+        sizes += [(LENGTHS, self.index.records * 4)] if self.index.lengths else []
+        for name, size in [*sizes, *([(LABELS, self.index.records * 2)] if self.index.labels else [])]:
             path = self.folder / name
             found = path.stat().st_size if path.exists() else 0
             if found != size:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, final
 FORMAT = 1
 INDEX = "index.json"
 LENGTHS = "lengths.bin"
+LABELS = "labels.bin"
 AGAIN = "remove the folder and prepare the data again"
 
 
@@ -21,6 +22,14 @@ class Shard(NamedTuple):
     name: str
     tokens: int
     sha256: str
+
+
+@final
+class Labels(NamedTuple):
+    """What records are, each by a number."""
+
+    names: tuple[str, ...]
+    sha256: str  # of the numbers of the records
 
 
 @final
@@ -41,7 +50,8 @@ class Index:
     tokenizer: str  # its fingerprint
     shards: tuple[Shard, ...]
     lengths: str | None  # SHA-256 of the lengths of the records; None where packed
-    sha256: str  # of all of the above
+    sha256: str  # of all else
+    labels: Labels | None = None  # not written where there are none
 
     @staticmethod
     def read(folder: Path) -> "Index":
@@ -51,7 +61,9 @@ class Index:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
                 raise ValueError(f"it is of format {found['format']}, and this version reads {FORMAT}")
-            index = Index(**{**found, "shards": tuple(Shard(**shard) for shard in found["shards"])})
+            shards = tuple(Shard(**shard) for shard in found["shards"])
+            labels = Labels(tuple(found["labels"]["names"]), found["labels"]["sha256"]) if "labels" in found else None
+            index = Index(**{**found, "shards": shards, "labels": labels})
         except OSError as error:
             raise ValueError(
                 f"{folder} is no prepared data ({INDEX}: {error.strerror}); make it with sedd data prepare"
@@ -73,7 +85,9 @@ class Index:
             settle(file)
 
     def _plain(self) -> dict[str, Any]:
-        return {**asdict(self), "shards": [shard._asdict() for shard in self.shards]}
+        plain = {**asdict(self), "shards": [shard._asdict() for shard in self.shards]}
+        del plain["labels"]
+        return plain if self.labels is None else {**plain, "labels": self.labels._asdict()}
 
 
 def is_prepared(folder: str | Path) -> bool:

@@ -25,7 +25,16 @@ TABLES = (".jsonl", ".csv", ".parquet")
 OBVIOUS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")  # column names
 
 Text = str | Ids
-Group = tuple[Sequence[Text], bool]  # neighbouring texts; whether the first goes on with the document before
+Row = tuple[str | None, str | None]  # a text and its label
+
+
+@final
+class Group(NamedTuple):
+    """Neighbouring texts."""
+
+    texts: Sequence[Text]
+    continues: bool = False  # the first goes on with the document before
+    labels: Sequence[str | None] = ()  # where they were asked for
 
 
 @final
@@ -50,6 +59,7 @@ class Chunk(NamedTuple):
     texts: Sequence[Text]
     continues: bool  # the first text goes on with the document of the chunk before
     done: int  # bytes of all sources read by then
+    labels: Sequence[str | None] = ()  # of the texts, where they were asked for
 
 
 def documents(sources: Sequence[str | Path], column: str | None = None, records: str = "packed") -> Iterator[str]:
@@ -72,13 +82,16 @@ def several(sources: Sequence[Source]) -> bool:
     return len(files) != 1 or _kind(files[0]) in TABLES
 
 
-def chunks(sources: Sequence[Source], column: str | None, records: str) -> Iterator[Chunk]:
-    """The texts of ``sources`` in order; of a text file its ``lines``, or pieces of it to be ``packed``."""
+def chunks(sources: Sequence[Source], column: str | None, records: str, label: str | None = None) -> Iterator[Chunk]:
+    """The texts of ``sources`` in order; of a text file its ``lines``, or pieces of it to be ``packed``.
+
+    ``label`` is the column of a table that holds the texts' labels.
+    """
     done = 0
     for source in sources:
         empty = True
         hub = source.name.startswith("hf:")
-        for chunk in _hub(source.name, column) if hub else _local(source.files, column, records):
+        for chunk in _hub(source.name, column, label) if hub else _local(source.files, column, records, label):
             empty = False
             yield chunk._replace(done=done + chunk.done)
         if empty:
@@ -110,21 +123,21 @@ def _kind(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
 
 
-def _local(files: Sequence[Path], column: str | None, records: str) -> Iterator[Chunk]:
+def _local(files: Sequence[Path], column: str | None, records: str, label: str | None) -> Iterator[Chunk]:
     done = 0
     for file in files:
         with _sentences_for(file), file.open("rb") as raw, decompressed(file, raw) as stream:
             first = 1
-            for texts, continues in _texts(file, stream, column, records):
-                yield Chunk(str(file), first, texts, continues, done + raw.tell())
+            for texts, continues, labels in _texts(file, stream, column, records, label):
+                yield Chunk(str(file), first, texts, continues, done + raw.tell(), labels)
                 first += len(texts)
         done += file.stat().st_size
 
 
-def _hub(name: str, column: str | None) -> Iterator[Chunk]:
+def _hub(name: str, column: str | None, label: str | None) -> Iterator[Chunk]:
     first = 1
-    for texts, continues in _grouped(_column_of_rows(name, _hub_rows(name), column)):
-        yield Chunk(name, first, texts, continues, done=0)
+    for texts, continues, labels in _grouped(_column_of_rows(name, _hub_rows(name), column, label), label):
+        yield Chunk(name, first, texts, continues, 0, labels)
         first += len(texts)
 
 
@@ -151,35 +164,38 @@ def _sentences_for(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} could not be read: {error}; it may be damaged") from None
 
 
-def _texts(file: Path, stream: BufferedIOBase, column: str | None, records: str) -> Iterator[Group]:
+def _texts(file: Path, stream: BufferedIOBase, column: str | None, records: str, label: str | None) -> Iterator[Group]:
     kind = _kind(file)
-    if kind not in TABLES and column is not None:
-        raise ValueError(f"column is {column!r}, but {file} has no columns; leave it out")
+    for name, wanted in (("column", column), ("label", label)):
+        if kind not in TABLES and wanted is not None:
+            raise ValueError(f"{name} is {wanted!r}, but {file} has no columns; leave it out, or give a table")
     match kind:
         case ".jsonl":
-            return _grouped(_column_of_rows(str(file), _json_rows(file, stream), column))
+            return _grouped(_column_of_rows(str(file), _json_rows(file, stream), column, label), label)
         case ".csv":
-            return _grouped(_csv_texts(file, stream, column))
+            return _grouped(_csv_texts(file, stream, column, label), label)
         case ".parquet":
-            return _grouped(_parquet_texts(file, stream, column))
+            return _grouped(_parquet_texts(file, stream, column, label), label)
         case ".npy":
             return _arrays(file, stream)
     return _lines(file, stream) if records == "lines" else _pieces(file, stream)
 
 
-def _grouped(texts: Iterator[str | None]) -> Iterator[Group]:
+def _grouped(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
     """Texts that are there, a piece at a time."""
     group: list[str] = []
+    labels: list[str | None] = []
     size = 0
-    for text in texts:
+    for text, known in rows:
         if text:
             group.append(text)
+            labels += [] if label is None else [known]
             size += len(text)
         if size >= PIECE:
-            yield group, False
-            group, size = [], 0
+            yield Group(group, labels=labels)
+            group, labels, size = [], [], 0
     if group:
-        yield group, False
+        yield Group(group, labels=labels)
 
 
 def _decoded(file: Path, stream: BufferedIOBase) -> Iterator[str]:
@@ -199,11 +215,11 @@ def _pieces(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
     for text in _decoded(file, stream):
         if rest:
             cut = _cut(rest)
-            yield [rest[:cut]], continues
+            yield Group([rest[:cut]], continues)
             rest, continues = rest[cut:], True
         rest += text
     if rest:
-        yield [rest], continues
+        yield Group([rest], continues)
 
 
 def _cut(text: str) -> int:
@@ -221,7 +237,7 @@ def _lines(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
     """A record a line; empty lines are none."""
     for group in _whole_lines(file, stream):
         if kept := [text for line in group if (text := line.removesuffix("\n").removesuffix("\r"))]:
-            yield kept, False
+            yield Group(kept)
 
 
 def _whole_lines(file: Path, stream: BufferedIOBase) -> Iterator[list[str]]:
@@ -249,20 +265,23 @@ def _json_rows(file: Path, stream: BufferedIOBase) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _column_of_rows(source: str, rows: Iterator[dict[str, Any]], column: str | None) -> Iterator[str | None]:
+def _column_of_rows(
+    source: str, rows: Iterator[dict[str, Any]], column: str | None, label: str | None
+) -> Iterator[Row]:
     head = list(islice(rows, 1))
     if not head:
         return
-    strings = [key for key, value in head[0].items() if isinstance(value, str)]
+    _check_label(source, list(head[0]), label)
+    strings = [key for key, value in head[0].items() if isinstance(value, str) and key != label]
     chosen = _choose_column(source, list(head[0]), strings, column)
     for number, row in enumerate(chain(head, rows), 1):
         text = row.get(chosen)
         if text is not None and not isinstance(text, str):
             raise ValueError(f"record {number} of {source} has a {type(text).__name__} as {chosen!r}; it must be text")
-        yield text
+        yield text, None if label is None else _label(row.get(label), f"record {number} of {source}", label)
 
 
-def _csv_texts(file: Path, stream: BufferedIOBase, column: str | None) -> Iterator[str | None]:
+def _csv_texts(file: Path, stream: BufferedIOBase, column: str | None, label: str | None) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # Python's own is 128 KiB, less than a long document
     try:
         rows = csv.reader(chain.from_iterable(_whole_lines(file, stream)), strict=True)
@@ -270,10 +289,13 @@ def _csv_texts(file: Path, stream: BufferedIOBase, column: str | None) -> Iterat
         head = list(islice(rows, 1))
         if not head:
             return
-        words = [name for name, value in zip(header, head[0], strict=False) if not _is_number(value)]
+        _check_label(str(file), header, label)
+        named = zip(header, head[0], strict=False)
+        words = [name for name, value in named if name != label and not _is_number(value)]
         at = header.index(_choose_column(str(file), header, words, column))
+        known = len(header) if label is None else header.index(label)
         for row in chain(head, rows):
-            yield row[at] if at < len(row) else None
+            yield row[at] if at < len(row) else None, (row[known] or None) if known < len(row) else None
     except csv.Error as error:
         raise ValueError(f"{file} is no CSV: {error}") from None
 
@@ -298,7 +320,19 @@ def _choose_column(source: str, columns: list[str], strings: list[str], wanted: 
     raise ValueError(f"{source} has the columns {', '.join(columns)}; say which one is the text with column")
 
 
-def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None) -> Iterator[str | None]:
+def _check_label(source: str, columns: list[str], label: str | None) -> None:
+    if label is not None and label not in columns:
+        raise ValueError(f"label is {label!r}; {source} has the columns {', '.join(columns)}")
+
+
+def _label(value: Any, where: str, label: str) -> str | None:
+    """A label as text; nothing is none."""
+    if value is not None and not isinstance(value, str | int):
+        raise ValueError(f"{where} has a {type(value).__name__} as {label!r}; a label is text or a whole number")
+    return None if value is None else str(value) or None
+
+
+def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label: str | None) -> Iterator[Row]:
     parquet = extra("pyarrow.parquet", str(file))
     pyarrow = extra("pyarrow", str(file))
     with seekable(file, stream) as table:
@@ -307,12 +341,14 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None) -> It
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{file} is no Parquet file: {error}") from None
         schema = found.schema_arrow
-        strings = [field.name for field in schema if str(field.type) in ("string", "large_string")]
-        chosen = _choose_column(str(file), schema.names, strings, column)
-        if chosen not in strings:
+        _check_label(str(file), schema.names, label)
+        texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
+        chosen = _choose_column(str(file), schema.names, [name for name in texts if name != label], column)
+        if chosen not in texts:
             raise ValueError(f"column {chosen!r} of {file} is of type {schema.field(chosen).type}; it must be text")
-        for batch in found.iter_batches(batch_size=1024, columns=[chosen]):
-            yield from batch.column(0).to_pylist()
+        for batch in found.iter_batches(batch_size=1024, columns=list({chosen, label or chosen})):
+            for row in batch.to_pylist():
+                yield row[chosen], None if label is None else _label(row[label], str(file), label)
 
 
 def _arrays(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
@@ -337,5 +373,5 @@ def _arrays(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
                 raise EOFError(f"{left} bytes are missing at its end")
             left -= len(block)
             row = np.frombuffer(block, dtype).astype(np.int64)
-            yield (list(row.reshape(-1, width)) if len(shape) == 2 else [row]), continues
+            yield Group(list(row.reshape(-1, width)) if len(shape) == 2 else [row], continues)
             continues = len(shape) == 1

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from jaxtyping import UInt
 
-from sedd.data.index import FORMAT, LENGTHS, Index, Shard, is_prepared, settle
+from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, is_prepared, settle
 from sedd.data.reading import Chunk, Source, Text, chunks, expand, several
 from sedd.tokenizer import Ids, Integers, Tokenizer
 
 SHARD = 1 << 27  # tokens in a file
 RECORDS = ("packed", "lines")
 PADS = ("model", "ignore")
+NO_LABEL = 2**16 - 1
 
 Progress = Callable[[int, int], None]  # bytes of the sources read so far, and in all
 
@@ -38,6 +39,7 @@ def prepare(
     length: int | None = None,
     pad: str | None = None,
     column: str | None = None,
+    label: str | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Index:
@@ -45,22 +47,27 @@ def prepare(
 
     ``packed`` makes one stream, with end-of-text between documents; ``lines`` keeps records apart, one a line or row,
     none longer than ``length`` (that of the longest, where it is not given). ``pad`` says what a shorter record is
-    filled up with: ``model``, a token to be learned; ``ignore``, nothing that counts. The tokenizer gets the special
+    filled up with: ``model``, a token to be learned; ``ignore``, nothing that counts. ``label`` is the column of a
+    table that says what each record is; a record in which it is empty has no label. The tokenizer gets the special
     ids that this needs, and is saved beside the tokens. ``workers`` pieces are encoded at a time, as many as there
     are cores by default; the result does not depend on their number.
     """
-    _check(records, length, pad, workers)
+    _check(records, length, pad, label, workers)
     expanded = expand(sources)
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists already; remove it or choose another folder")
     total = sum(source.size for source in expanded)
     encoder = _Encoder(
-        tokenizer.with_specials(eos=records == "packed" and several(expanded), pad=pad == "model"), records, length
+        tokenizer.with_specials(eos=records == "packed" and several(expanded), pad=pad == "model"),
+        records,
+        length,
+        labelled=label is not None,
     )
     try:
         with _workplace(out) as folder, contextlib.closing(_Written(folder, encoder)) as written:
-            for encoded in _in_order(encoder, enumerate(chunks(expanded, column, records)), workers or _cores()):
+            found = enumerate(chunks(expanded, column, records, label))
+            for encoded in _in_order(encoder, found, workers or _cores()):
                 written.add(encoded)
                 if progress is not None:
                     progress(encoded.done, total)
@@ -83,6 +90,7 @@ def cached(
     length: int | None = None,
     pad: str | None = None,
     column: str | None = None,
+    label: str | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -91,18 +99,18 @@ def cached(
     ``make`` is asked for the tokenizer ``spec`` stands for only where there is nothing yet. The key is the content and
     the names of the files and of all settings; a data set of the Hub is known by its name alone.
     """
-    _check(records, length, pad, workers)
+    _check(records, length, pad, label, workers)
     known = Path(spec)
     used = [*expand(sources), *([Source(spec, tuple(sorted(_below(known))))] if known.exists() else [])]
     files = [(file.name, _sha256(file)) for source in used for file in source.files]
     names = [source.name for source in used if not source.files]
-    settings = [FORMAT, spec if not known.exists() else "", records, length, pad, column]
+    settings = [FORMAT, spec if not known.exists() else "", records, length, pad, column, *([label] if label else [])]
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
     if not is_prepared(folder):
-        options = {"records": records, "length": length, "pad": pad, "column": column, "workers": workers}
+        options = {"records": records, "length": length, "pad": pad, "column": column, "label": label}
         try:
-            prepare(sources, folder, make(), **options, progress=progress)  # type: ignore[arg-type]
+            prepare(sources, folder, make(), **options, workers=workers, progress=progress)  # type: ignore[arg-type]
         except ValueError:
             if not is_prepared(folder):  # another process may have been first
                 raise
@@ -152,14 +160,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check(records: str, length: int | None, pad: str | None, workers: int | None) -> None:
+def _check(records: str, length: int | None, pad: str | None, label: str | None, workers: int | None) -> None:
     if records not in RECORDS:
         raise ValueError(f"records is {records!r}; choose one of {', '.join(RECORDS)}")
     if pad is not None and pad not in PADS:
         raise ValueError(f"pad is {pad!r}; choose one of {', '.join(PADS)}, or leave it out")
-    if records == "packed" and (pad is not None or length is not None):
-        given = "pad" if pad is not None else "length"
-        raise ValueError(f"{given} was given, but packed records have none; leave it out or choose records lines")
+    of_records = {"pad": pad, "length": length, "label": label}
+    if records == "packed" and (given := [name for name, value in of_records.items() if value is not None]):
+        raise ValueError(f"{given[0]} was given, but packed records have none; leave it out or choose records lines")
     if length is not None and length < 1:
         raise ValueError(f"length is {length}; a record needs 1 token or more")
     if workers is not None and workers < 1:
@@ -169,6 +177,7 @@ def _check(records: str, length: int | None, pad: str | None, workers: int | Non
 class _Encoded(NamedTuple):
     ids: UInt[np.ndarray, " tokens"]
     lengths: UInt[np.ndarray, " records"]
+    labels: Sequence[str | None]
     records: int
     characters: int
     bytes: int
@@ -183,6 +192,7 @@ class _Encoder:
     tokenizer: Tokenizer
     records: str
     length: int | None
+    labelled: bool
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -197,14 +207,15 @@ class _Encoder:
             where = chunk.source if self.records == "packed" else f"{chunk.source}, from record {chunk.first} on"
             raise ValueError(f"{where}: {error}") from None
         if self.records == "packed":
-            count = len(rows) - chunk.continues
+            count, labels = len(rows) - chunk.continues, chunk.labels
             rows, lengths = self._packed(rows, opened=number == 0 or chunk.continues), np.zeros(0, np.uint32)
         else:
             lengths = np.array([len(row) for row in rows if len(row)], np.uint32)
             count = len(lengths)
+            labels = [label for row, label in zip(rows, chunk.labels, strict=False) if len(row)]
             self._refuse_longer(chunk, rows)
         ids = np.concatenate(rows, dtype=self.dtype, casting="unsafe")  # every id fits: see dtype
-        return _Encoded(ids, lengths, count, *_sizes(chunk.texts), chunk.done)
+        return _Encoded(ids, lengths, labels, count, *_sizes(chunk.texts), chunk.done)
 
     def _rows(self, texts: Sequence[Text]) -> list[Ids]:
         if all(isinstance(text, str) for text in texts):
@@ -288,6 +299,8 @@ class _Written:
         self.open: _File | None = None
         self.room = SHARD
         self.lengths = _File(folder / LENGTHS) if encoder.records == "lines" else None
+        self.labels = _File(folder / LABELS) if encoder.labelled else None
+        self.names: dict[str, int] = {}
         self.tokens = self.records = self.characters = self.bytes = self.longest = 0
 
     def add(self, encoded: _Encoded) -> None:
@@ -302,6 +315,8 @@ class _Written:
                 self._close_shard()
         if self.lengths is not None:
             self.lengths.add(encoded.lengths.astype("<u4").data)
+        if self.labels is not None:
+            self.labels.add(np.array([self._number(label) for label in encoded.labels], "<u2").data)
         self.tokens += encoded.ids.size
         self.records += encoded.records
         self.characters += encoded.characters
@@ -312,6 +327,8 @@ class _Written:
         """Save the tokenizer and the index."""
         if self.tokens == 0:
             raise ValueError("the sources hold no token; name some that do")
+        if self.labels is not None and not self.names:
+            raise ValueError("no record of the sources has a label; choose another column, or leave label out")
         self._close_shard()
         lengths = self.lengths.finish() if self.lengths else None
         length = (self.encoder.length or self.longest) if self.lengths else None
@@ -334,6 +351,7 @@ class _Written:
             shards=tuple(self.shards),
             lengths=lengths,
             sha256="",
+            labels=Labels(tuple(self.names), self.labels.finish()) if self.labels else None,
         )
         index = replace(index, sha256=index.content())
         index.write(self.folder)
@@ -341,9 +359,16 @@ class _Written:
 
     def close(self) -> None:
         """Let go of files that a failure has left open."""
-        for file in (self.open, self.lengths):
+        for file in (self.open, self.lengths, self.labels):
             if file is not None:
                 file.close()
+
+    def _number(self, label: str | None) -> int:
+        """Labels are numbered as they come."""
+        number = NO_LABEL if label is None else self.names.setdefault(label, len(self.names))
+        if len(self.names) > NO_LABEL:
+            raise ValueError(f"there are more than {NO_LABEL} labels; choose a column that says what kind a record is")
+        return number
 
     def _name(self) -> str:
         return f"tokens-{len(self.shards):05d}.bin"

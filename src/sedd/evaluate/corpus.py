@@ -117,13 +117,17 @@ def alone(texts: Sequence[str], loaded: Loaded) -> list[Corpus]:
 
 
 def held_out(folder: Path, loaded: Loaded) -> Corpus:
-    """What a run kept from its training, as it reads it there."""
+    """What a run kept from its training, as it reads it there; of a model that is told a label, what has that label."""
     length, share = loaded.config.model.length, loaded.config.data.validation
     blocks = Blocks.open(folder, length, "validation", share)
     _same_tokenizer(folder, blocks.index, loaded)
     sha256 = hashlib.sha256(f"{blocks.index.sha256} {length} {share}".encode()).hexdigest()
     split = f"the last {share:.2%} of blocks"
-    return Corpus(_read(blocks), *_known(blocks, loaded), ", ".join(loaded.config.data.sources), split, sha256)
+    if loaded.label is not None:
+        split += f" that are {loaded.label}"
+    return Corpus(
+        _read(blocks, loaded.label), *_known(blocks, loaded), ", ".join(loaded.config.data.sources), split, sha256
+    )
 
 
 def length_of(protocol: Protocol, loaded: Loaded) -> int:
@@ -158,8 +162,12 @@ def _same_tokenizer(folder: Path, index: Index, loaded: Loaded) -> None:
         )
 
 
-def _read(blocks: Blocks) -> list[Ids]:
-    rows, valid = blocks.read(np.arange(len(blocks)))
+def _read(blocks: Blocks, label: str | None = None) -> list[Ids]:
+    numbers = np.arange(len(blocks))
+    if label is not None:
+        known = blocks.label_of(numbers)
+        numbers = numbers[(np.array([*blocks.labels, ""]) == label)[known]]  # the last is no label
+    rows, valid = blocks.read(numbers)
     return [row[: mask.sum()] for row, mask in zip(rows, valid, strict=True)]  # padding is at the end
 
 

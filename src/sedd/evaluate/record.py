@@ -17,7 +17,7 @@ from sedd.likelihood.estimate import Hear
 
 DIGITS = 5
 """Of nats and bits that are printed: what batches and processes may change is far behind them."""
-SAME = ("protocol", "terms_included", "eos", "packing", "t_min", "precision")
+SAME = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "label")
 """What two results must share to stand in one table."""
 
 
@@ -50,6 +50,7 @@ def evaluate(
         "data_sha256": corpus.sha256,
         "tokenizer": loaded.tokenizer.kind,
         "tokenizer_sha256": loaded.tokenizer.fingerprint(),
+        "label": loaded.label,
         "model": str(loaded.folder),
         "model_sha256": _sha256(loaded.folder / "ema.safetensors"),
     }
@@ -87,7 +88,7 @@ def table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[lis
     """These columns of the records, if one protocol made them all."""
     for key in SAME:
         # an exact value holds all there is, and may stand beside any
-        found = sorted({str(r[key]) for r in records if not (key == "terms_included" and r["is_exact"])})
+        found = sorted({str(r.get(key)) for r in records if not (key == "terms_included" and r["is_exact"])})
         if len(found) > 1:
             raise ValueError(
                 f"these results have {key} {' and '.join(found)}; numbers of different protocols never share a table"

@@ -10,7 +10,7 @@ import torch
 from sedd import build
 from sedd.process import Process
 from sedd.randomness import PRECISION, Chance
-from sedd.sampler import Asked, Canvas, Sharpness, State, empty
+from sedd.sampler import Asked, Canvas, Sharpness, State, empty, passes
 from sedd.schedule import Schedule
 
 
@@ -27,6 +27,9 @@ class Settings:
     sharpness: Sharpness = field(default_factory=Sharpness)
     options: dict[str, Any] = field(default_factory=dict)
     """Of the sampler."""
+    label: str | None = None
+    guidance: float = 1.0
+    """How far towards the label: 1 is its own law, 0 that without a label."""
 
 
 def steps_of(word: str) -> int | None:
@@ -83,6 +86,12 @@ class Job:
             raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
         Chance(settings.seed, torch.zeros(0, dtype=torch.long))  # refuses a bad seed before any work
 
+    @staticmethod
+    def of(loaded: build.Loaded, settings: Settings) -> "Job":
+        """The job of a loaded model, told the label that the settings name."""
+        model = build.guided(loaded, settings.label, settings.guidance)
+        return Job(model, loaded.process, loaded.schedule, settings)
+
     def facts(self) -> dict[str, Any]:
         """How it samples, for the record."""
         chosen, names = self.settings, {kind: name for name, kind in build.SAMPLERS.items()}
@@ -93,12 +102,15 @@ class Job:
             "seed": chosen.seed,
             **asdict(chosen.sharpness),
             "options": chosen.options,
+            "label": chosen.label,
+            "guidance": chosen.guidance,
             "draw_precision": PRECISION,
         }
 
     def expected_calls(self, canvas: Canvas) -> float:
         """Network calls summed over rows, in the mean."""
-        return sum(self.sampler.expected_calls(self.times, count) for count in canvas.blank.sum(-1).tolist())
+        asked = sum(self.sampler.expected_calls(self.times, count) for count in canvas.blank.sum(-1).tolist())
+        return passes(self.sampler.model) * asked
 
     @torch.no_grad()
     def states(self, canvas: Canvas, first: int = 0) -> Iterator[State]:

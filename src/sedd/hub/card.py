@@ -63,6 +63,7 @@ def _what(loaded: Loaded, origin: Mapping[str, Any] | None) -> str:
         f"| network | {run.model.style}, {run.model.depth} blocks, width {run.model.width}, {told} |",
         f"| length | {run.model.length} tokens |",
         f"| tokenizer | {loaded.tokenizer.kind}, {loaded.tokenizer.vocab_size:,} tokens |",
+        *([f"| labels | {', '.join(loaded.labels)} |"] if loaded.labels else []),
         f"| noise | {run.noise.process}, {loaded.schedule} |",
         f"| objective | {run.objective}, parameterization {run.model.parameterization} |",
     ]

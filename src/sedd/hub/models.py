@@ -116,7 +116,7 @@ def save_pretrained(
     ``model`` is the folder of a run or of a model. Names of data stay, the folders they lay in do not.
     """
     out, loaded = free(out), build.load(model)
-    config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size}
+    config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
     known = (loaded.folder / f"{RECORD}.json").is_file()
     origin = checkpoint.record(loaded.folder, RECORD) if known else None

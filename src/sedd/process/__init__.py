@@ -8,7 +8,7 @@ Shapes: token ids are ``(*b, L)``, the total noise ``sigma`` is ``(*b,)``, score
 """
 
 from sedd.process.absorbing import Absorbing
-from sedd.process.base import Affine, Process, Ratio, at_least_float32, at_token, log_odds
+from sedd.process.base import Affine, Process, Ratio, at_least_float32, at_token, between, log_odds
 from sedd.process.uniform import Uniform
 
-__all__ = ["Absorbing", "Affine", "Process", "Ratio", "Uniform", "at_least_float32", "at_token", "log_odds"]
+__all__ = ["Absorbing", "Affine", "Process", "Ratio", "Uniform", "at_least_float32", "at_token", "between", "log_odds"]

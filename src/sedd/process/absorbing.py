@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd import categorical, check
-from sedd.process.base import Affine, Process, Ratio, at_token, log_odds
+from sedd.process.base import Affine, Process, Ratio, at_token, between, log_odds
 from sedd.schedule import lost
 
 
@@ -112,6 +112,16 @@ class Absorbing(Process):
         """s_y = S·p_y, with S = Σ_y s_y as it was: 1/e for a denoiser, whatever the network says for a score."""
         total = log_score[..., : self.vocab_size].logsumexp(-1, keepdim=True)
         return torch.cat([log_mean + total, log_score[..., self.vocab_size :]], -1)
+
+    def guided(self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float) -> Float[Tensor, "*s n"]:
+        """s_y = S·p_y with p_y ∝ s_y(x)^(1−γ)·s_y(x | label)^γ, and S mixed like s of the two Σ_y s_y.
+
+        Not normalised, Σ_y would be above 1/e for γ > 1: masks would be revealed faster than noise had made them.
+        """
+        N = self.vocab_size
+        free, told = free[..., :N], given[..., :N]
+        pace = between(free.logsumexp(-1, keepdim=True), told.logsumexp(-1, keepdim=True), weight)
+        return torch.cat([between(free, told, weight).log_softmax(-1) + pace, given[..., N:]], -1)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """e^Δσ·s_y for tokens; s_M − (e^Δσ − 1)·Σ_y s_y for the mask."""

@@ -48,6 +48,11 @@ def at_token(x: Float[Tensor, "*b L n"], y: Int[Tensor, "*b L"]) -> Float[Tensor
     return x.gather(-1, y[..., None]).squeeze(-1)
 
 
+def between(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
+    """(1 − γ)·a + γ·b of logarithms, γ > 0; what b rules out stays ruled out."""
+    return torch.where(b.isneginf(), b, torch.lerp(a, b, weight))
+
+
 def at_least_float32(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Half precision raised to float32, the least in which losses and scores are computed."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -181,6 +186,10 @@ class Process(ABC):
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
         """The log-score of another denoiser, revealing at the pace of ``log_score`` where a mask's pace is free."""
+
+    @abstractmethod
+    def guided(self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float) -> Float[Tensor, "*s n"]:
+        """(1 − γ)·log s(x) + γ·log s(x | label), normalised where a mask's pace is not the label's to decide.  [§9]"""
 
     @abstractmethod
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:

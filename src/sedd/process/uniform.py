@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd import check
 from sedd.divergence import score_entropy
-from sedd.process.base import Affine, Process, Ratio, at_token, log_odds, sum_by_value
+from sedd.process.base import Affine, Process, Ratio, at_token, between, log_odds, sum_by_value
 from sedd.schedule import lost
 
 
@@ -116,6 +116,10 @@ class Uniform(Process):
     ) -> Float[Tensor, "*b L n"]:
         """The score of the other denoiser: under uniform noise it says all."""
         return self.mean_score(log_mean, x_t, sigma)
+
+    def guided(self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float) -> Float[Tensor, "*s n"]:
+        """The score of p_t(x)^(1−γ)·p_t(x | label)^γ: ratios need no normaliser."""
+        return between(free, given, weight)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """e^Δσ·s + (1 − e^Δσ)/N · Σ_y s_y."""

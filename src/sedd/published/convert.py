@@ -90,6 +90,8 @@ def write(folder: Path, out: Path, format: str | None = None) -> Layout:
     """Write the model in ``folder`` as the layout called ``format``, or the one that fits it."""
     out = free(out)
     loaded = build.load(folder)  # what cannot be loaded is not handed on
+    if loaded.labels:
+        raise ValueError(f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is")
     layout = fitting(loaded.config, format)
     vocab_size = loaded.process.vocab_size
     weights = checkpoint.tensors(loaded.folder, "ema")  # as they are stored, in their own precision

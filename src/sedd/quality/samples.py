@@ -15,8 +15,8 @@ from sedd.sampler import Canvas
 from sedd.tokenizer import Ids
 
 CARRIED = (
-    *("sampler", "steps", "grid", "seed", "temperature", "top_p", "top_k", "options", "draw_precision"),
-    *("length", "model", "model_sha256"),
+    *("sampler", "steps", "grid", "seed", "temperature", "top_p", "top_k", "options", "label", "guidance"),
+    *("draw_precision", "length", "model", "model_sha256"),
 )
 """How samples were drawn: what `generate.Job.facts` says, and of which model."""
 

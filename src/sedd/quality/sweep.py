@@ -39,6 +39,8 @@ KEYS: Mapping[str, Callable[[Way, str], Way]] = {
     "temperature": _sharpness("temperature", float),
     "top_p": _sharpness("top_p", float),
     "top_k": _sharpness("top_k", int),
+    "label": _setting("label", str),
+    "guidance": _setting("guidance", float),
     "length": lambda way, word: replace(way, length=int(word)),
 }
 

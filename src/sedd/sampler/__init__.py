@@ -22,6 +22,7 @@ from sedd.sampler.causal import LeftToRight
 from sedd.sampler.chosen import Confident, EntropyBounded
 from sedd.sampler.events import Exact, Ordered, Plan
 from sedd.sampler.grid import Ancestral, Euler, Gibbs, Remask, Theta, Tweedie
+from sedd.sampler.guide import Guided, GuidedMean, GuidedScore, guided, passes
 from sedd.sampler.steps import analytic_step, denoised, last_step, law_of
 from sedd.sampler.temper import Sharpness, Tempered
 
@@ -34,6 +35,9 @@ __all__ = [
     "Euler",
     "Exact",
     "Gibbs",
+    "Guided",
+    "GuidedMean",
+    "GuidedScore",
     "LeftToRight",
     "Ordered",
     "Plan",
@@ -51,8 +55,10 @@ __all__ = [
     "denoised",
     "empty",
     "given_grid",
+    "guided",
     "last_step",
     "law_of",
     "noise_of",
+    "passes",
     "uniform_grid",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from sedd import categorical, kernels
 from sedd.parameterization import MeanReader, Reader, Speaker
 from sedd.process import Affine, Process
+from sedd.sampler.guide import passes
 from sedd.sampler.steps import denoised
 
 
@@ -22,6 +23,7 @@ class Asked:
 
     def __init__(self, model: Reader, cached: bool = True, swift: bool | None = None) -> None:
         self.model, self.cached, self.swift = model, cached and not model.timed, swift
+        self.passes = passes(model)
         self.calls = 0
         """How often the network ran, on however many rows."""
         self.rows = 0
@@ -42,7 +44,7 @@ class Asked:
 
     def fresh(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
         """What the head reads, asked without a look at the memory."""
-        self.calls, self.rows = self.calls + 1, self.rows + len(x)
+        self.calls, self.rows = self.calls + self.passes, self.rows + self.passes * len(x)
         return self.model.hidden(x, sigma, valid)
 
     def pieces(self, where: Bool[Tensor, "b L"], entries: int) -> Iterator[Int[Tensor, " k"]]:

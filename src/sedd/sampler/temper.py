@@ -90,13 +90,17 @@ class Tempered:
 
     def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """The score of the tempered law, everywhere: for proofs."""
-        return self._everywhere(self.read, x_t, sigma)
+        return everywhere(self.model.hidden, self.read, x_t, sigma)
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
         """The tempered law of the clean token, everywhere: for proofs."""
-        return self._everywhere(self.read_mean, x_t, sigma)
+        return everywhere(self.model.hidden, self.read_mean, x_t, sigma)
 
-    def _everywhere(self, read: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
-        rows, length = x_t.reshape(-1, x_t.shape[-1]), x_t.shape[-1]
-        hidden = self.model.hidden(rows, sigma.reshape(-1)).flatten(0, 1)
-        return read(hidden, rows.flatten(), sigma.reshape(-1).repeat_interleave(length)).view(*x_t.shape, -1)
+
+def everywhere(
+    look: Callable[..., Tensor], read: Callable[..., Tensor], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+) -> Float[Tensor, "*b L _"]:
+    """What a reader says of every position."""
+    rows, length = x_t.reshape(-1, x_t.shape[-1]), x_t.shape[-1]
+    hidden = look(rows, sigma.reshape(-1)).flatten(0, 1)
+    return read(hidden, rows.flatten(), sigma.reshape(-1).repeat_interleave(length)).view(*x_t.shape, -1)

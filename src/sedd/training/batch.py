@@ -26,6 +26,8 @@ class Batch(NamedTuple):
     t: Tensor
     weight: Tensor
     valid: Tensor
+    label: Tensor
+    """A number for each row; the one after the last label is no label."""
     unknown: Tensor
     """How many positions of each row noise may have changed; on the CPU, or a device would have to be asked."""
     tokens: Tensor
@@ -54,6 +56,8 @@ class Batches:
     """Rows, over all processes."""
     seed: int
     ranks: Ranks
+    label_dropout: float = 0.0
+    """The share of rows whose label is hidden."""
 
     def __getitem__(self, step: int) -> Batch:
         """Every process makes all of it, which is cheap, and keeps its rows."""
@@ -63,8 +67,15 @@ class Batches:
         times = self.objective.times(stratified(self.size, generator))
         x_t = torch.where(valid, self.objective.corrupt(x_0, times.t, generator), x_0)
         rows, unknown = self.ranks.share(self.size), (self.process.unknown(x_t) & valid).sum(-1)
-        mine = (_sent(a[rows], self.ranks.device) for a in (x_0, x_t, *times, valid))
+        columns = (x_0, x_t, *times, valid, self._labels(ids, step))
+        mine = (_sent(a[rows], self.ranks.device) for a in columns)
         return Batch._make((*mine, unknown[rows], valid.sum()))
+
+    def _labels(self, ids: np.ndarray, step: int) -> Tensor:
+        """Some are hidden, drawn apart from all else: a run without labels is what it was."""
+        label = torch.from_numpy(self.blocks.label_of(ids))
+        hidden = torch.rand(len(label), generator=seeded(self.seed, step, 4)) < self.label_dropout
+        return torch.where(hidden, len(self.blocks.labels), label)
 
     def since(self, step: int) -> Iterator[Batch]:
         """From batch ``step`` on, without end; the next one is made while this one is used."""

@@ -1,33 +1,43 @@
 """The bound on held-out data: always the same rows, times and noise, so that only the weights differ."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sedd import data, likelihood
 from sedd.build import Parts
 from sedd.distributed import Ranks
 from sedd.objective import Autoregressive
-from sedd.parameterization import Padded
 from sedd.schedule import Times, stratified
 from sedd.training.batch import seeded
 
 
 @torch.no_grad()
 def bound(
-    model: nn.Module, parts: Parts, blocks: data.Blocks, ranks: Ranks, *, count: int, size: int, seed: int
+    told: Callable[[Tensor, Tensor], Any],
+    parts: Parts,
+    blocks: data.Blocks,
+    ranks: Ranks,
+    *,
+    count: int,
+    size: int,
+    seed: int,
 ) -> dict[str, float]:
-    """The bound of ``model`` over ``count`` rows, ``size`` at a time, in nats a token; padding does not count."""
+    """The bound over ``count`` rows, ``size`` at a time, in nats a token; padding does not count.
+
+    ``told(valid, label)`` is the model of some rows: where they have labels, what is bounded is −log p(x | label).
+    """
     rows = [
         a[ranks.rank :: ranks.world].to(ranks.device) for a in _rows(parts, blocks, count, size * ranks.world, seed)
     ]
     sums = torch.zeros(5, dtype=torch.float64, device=ranks.device)
     for piece in zip(*(a.split(size) for a in rows), strict=True):
-        valid = piece[-1]
-        sums += _sums(Padded(model, valid) if blocks.index.pad == "ignore" else model, parts, *piece)
+        *shown, label = piece
+        sums += _sums(told(shown[-1], label), parts, *shown)
     *terms, squares, tokens = ranks.total(sums).tolist()
     nats = sum(terms) / tokens
     variance = max(0.0, squares / count - (sum(terms) / count) ** 2)
@@ -39,12 +49,13 @@ def bound(
 
 
 def _rows(parts: Parts, blocks: data.Blocks, count: int, multiple: int, seed: int) -> list[Tensor]:
-    """x_0, x_t, x at the first noise, t, weight, valid: of ``count`` rows, more than once where there are fewer.
+    """x_0, x_t, x at the first noise, t, weight, valid, label: of ``count`` rows, again where there are fewer.
 
     Filled up to a multiple with rows that do not count: processes must ask the network equally often, since a sharded
     one gathers its weights each time, and always for as many rows.
     """
-    x_0, valid = (torch.from_numpy(a) for a in blocks.read(np.arange(count) % len(blocks)))
+    numbers = np.arange(count) % len(blocks)
+    x_0, valid = (torch.from_numpy(a) for a in blocks.read(numbers))
     generator = seeded(seed, 0, 2)
     times = likelihood.early_times(stratified(count, generator))
     x_t, x_first = (
@@ -52,9 +63,9 @@ def _rows(parts: Parts, blocks: data.Blocks, count: int, multiple: int, seed: in
         for t in (times.t, torch.zeros_like(times.t))
     )
     filled = torch.arange(count + -count % multiple).clamp_max(count - 1)
-    rows = [a[filled] for a in (x_0, x_t, x_first, *times, valid)]
-    rows[-1][count:] = False
-    return rows
+    valid = valid[filled].index_fill(0, torch.arange(count, len(filled)), False)
+    rows = [a[filled] for a in (x_0, x_t, x_first, *times)]
+    return [*rows, valid, torch.from_numpy(blocks.label_of(numbers))[filled]]
 
 
 def _sums(

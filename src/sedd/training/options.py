@@ -18,6 +18,8 @@ PATHS = {
     "parameterization": "model.parameterization",
     "objective": "objective",
     "tokenizer": "data.tokenizer",
+    "records": "data.records",
+    "label": "data.label",
     "steps": "budget.steps",
     "minutes": "budget.minutes",
     "save_every": "loop.save_every",

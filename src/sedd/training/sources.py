@@ -14,7 +14,10 @@ def prepared(config: Run, progress: Callable[[int, int], None] | None = None) ->
     if not chosen.sources:
         raise ValueError("no data was given; name a file or a folder, as in: sedd train book.txt --out run")
     if len(chosen.sources) == 1 and data.is_prepared(chosen.sources[0]):
-        return Path(chosen.sources[0])
+        folder = Path(chosen.sources[0])
+        if chosen.label is not None and data.Index.read(folder).labels is None:
+            raise ValueError(f"label is {chosen.label!r}, and {folder} was prepared without; prepare it with --label")
+        return folder
     return data.cached(
         chosen.sources,
         chosen.tokenizer,
@@ -26,5 +29,6 @@ def prepared(config: Run, progress: Callable[[int, int], None] | None = None) ->
         length=config.model.length if chosen.records == "lines" else None,
         pad=chosen.pad if chosen.records == "lines" else None,
         column=chosen.column,
+        label=chosen.label,
         progress=progress,
     )

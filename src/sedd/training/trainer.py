@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from sedd import build, checkpoint, data, ema, generate, optim, sampler, tokeniz
 from sedd.config import Run
 from sedd.distributed import Ranks
 from sedd.fused import Fused, fuses
+from sedd.labels import Labelled
 from sedd.objective import AnyOrder
 from sedd.parameterization import Padded
 from sedd.training import held_out as evaluation
@@ -104,8 +106,8 @@ class _Whole(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, *told: Tensor) -> Tensor:
-        said: Tensor = self.network(*told)
+    def forward(self, *told: Tensor, **named: Tensor) -> Tensor:
+        said: Tensor = self.network(*told, **named)
         return said
 
 
@@ -121,8 +123,11 @@ class Trainer:
             raise ValueError(
                 "objective any-order counts positions, so padding to be ignored does not go with it; use lambda-dce"
             )
-        self.batches = Batches(blocks, self.parts.objective, self.parts.process, config.loop.batch, config.seed, ranks)
-        self.network, self.average = (self._place(build.run_network(config, self.parts)) for _ in range(2))
+        dropout = config.data.label_dropout if blocks.labels else 0.0
+        objective, process = self.parts.objective, self.parts.process
+        self.batches = Batches(blocks, objective, process, config.loop.batch, config.seed, ranks, dropout)
+        made = (build.run_network(config, self.parts, len(blocks.labels)) for _ in range(2))
+        self.network, self.average = map(self._place, made)
         self.average.requires_grad_(False).eval()
         self.optimizers = optim.make(self.network, config.optim)
         self.seen: nn.Module = self.network
@@ -135,12 +140,8 @@ class Trainer:
                     block.compile()
             else:
                 self.network.compile_trunk()
-        self.model = build.run_model(config, self.seen, self.parts)
-        objective = self.parts.objective
-        self.fused = Fused(objective, self.model) if fuses(objective, self.model) else None
         # a sharded network gathers its weights when it is called as a whole, not when a part of it is
-        average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
-        self.ema_model = build.run_model(config, average, self.parts)
+        self.seen_average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
         self.progress = Progress()
         self.moved: Moved | None = None
 
@@ -162,19 +163,29 @@ class Trainer:
 
     # One step ----------------------------------------------------------------------------------------------
 
-    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+    def model(self, network: nn.Module, label: Tensor) -> nn.Module:
+        """The model of rows with these labels."""
+        return build.run_model(self.config, Labelled(network, label) if self.blocks.labels else network, self.parts)
+
+    def told(self, network: nn.Module, valid: Tensor, label: Tensor) -> Any:
+        """The same, told also where rows end."""
+        model = self.model(network, label)
+        return Padded(model, valid) if self.padded else model
+
+    def losses(self, network: nn.Module, batch: Batch) -> Tensor:
         """Weighted loss of every position, 0 at padding."""
-        told = Padded(model, batch.valid) if self.padded else model
+        told = self.told(network, batch.valid, batch.label)
         loss = self.parts.objective.loss(told, batch.x_t, batch.x_0, batch.t)
         return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
 
     def _total(self, part: Batch) -> tuple[Tensor, Tensor]:
         """The loss of a part of a batch, and what each row has of it: through kernels, where there are some for it."""
-        if self.fused is None:
-            rows = self.losses(self.model, part).sum(-1)
+        objective, model = self.parts.objective, self.model(self.seen, part.label)
+        if not fuses(objective, model):
+            rows = self.losses(self.seen, part).sum(-1)
             return rows.sum(), rows.detach()
         valid, count = part.valid if self.padded else None, int(part.unknown.sum())
-        said = self.fused(part.x_t, part.x_0, part.t, part.weight, valid, count)
+        said = Fused(objective, model)(part.x_t, part.x_0, part.t, part.weight, valid, count)
         return said.total, said.positions.sum(-1)
 
     def gradients(self, batch: Batch) -> Gradient:
@@ -224,11 +235,14 @@ class Trainer:
     # Held-out bound, samples -------------------------------------------------------------------------------
 
     def held_out_bound(self) -> dict[str, float]:
-        """The bound of the averaged weights on held-out data, in nats a token, always with the same noise."""
+        """The bound of the averaged weights on held-out data, in nats a token, always with the same noise.
+
+        Rows that have labels are scored given them.
+        """
         loop, ranks = self.config.loop, self.ranks
         size = loop.batch // ranks.world // loop.accumulate
         return evaluation.bound(
-            self.ema_model,
+            partial(self.told, self.seen_average),
             self.parts,
             self.held_out,
             ranks,
@@ -240,7 +254,8 @@ class Trainer:
     def samples(self, count: int, steps: int = 64) -> list[str]:
         """Texts of the averaged model."""
         settings = generate.Settings(steps=steps, seed=self.config.seed)
-        job = generate.Job(self.ema_model, self.parts.process, self.parts.schedule, settings)
+        model = build.run_model(self.config, self.seen_average, self.parts)
+        job = generate.Job(model, self.parts.process, self.parts.schedule, settings)
         rows = generate.sample(job, sampler.empty(count, self.config.model.length, self.ranks.device))
         return [self.blocks.tokenizer.decode(row.ids) for row in rows]
 
@@ -257,7 +272,7 @@ class Trainer:
             done = self.progress
             moments = {f"{name}|{key}": v for name, values in state["state"].items() for key, v in values.items()}
             records = {
-                "config": {**self.config.as_dict(), "vocab_size": self.blocks.vocab_size},
+                "config": {**self.config.as_dict(), "vocab_size": self.blocks.vocab_size, "labels": self.blocks.labels},
                 "state": vars(done),
             }
             tensors = {**weights, "optimizer": moments}
@@ -292,9 +307,16 @@ class Trainer:
                 f"{folder} has a vocabulary of {stored['vocab_size']} and the data one of {self.blocks.vocab_size}; "
                 "resume with the tokenizer and data it was trained on"
             )
+        if (labels := tuple(stored.get("labels", ()))) != self.blocks.labels:
+            raise ValueError(
+                f"{folder} has the labels {labels} and the data {self.blocks.labels}; resume with the data it was "
+                "trained on"
+            )
         if tokenizer.load(folder) != self.blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
-        stored = Run.from_dict({key: value for key, value in stored.items() if key != "vocab_size"}).as_dict()
+        stored = Run.from_dict(
+            {key: value for key, value in stored.items() if key not in ("vocab_size", "labels")}
+        ).as_dict()
         for part in ("model", "noise", "objective"):
             if stored[part] != mine[part]:
                 raise ValueError(f"{folder} was trained with {part} {stored[part]}; it cannot go on as another")

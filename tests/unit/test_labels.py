@@ -1,0 +1,207 @@
+"""Labels: from a column of a table to what a network is told of each row."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sedd import build, data
+from sedd.config import Data, Loop, Model, Run
+from sedd.distributed import Ranks
+from sedd.labels import Labelled
+from sedd.parameterization import Trunk
+from sedd.tokenizer import Characters
+from sedd.training import Batches, Trainer
+
+ROWS = [("ab", "up"), ("ba", None), ("b", "down"), ("", "lost"), ("aa", "up"), ("bb", ""), ("a", 3)] * 4
+KEPT = [row for row in ROWS if row[0]]
+NAMES = ("up", "down", "3")
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def jsonl(path: Path, rows: list[tuple[str, object]] = ROWS) -> Path:
+    path.write_text("".join(json.dumps({"text": text, "mood": mood}) + "\n" for text, mood in rows))
+    return path
+
+
+def csv(path: Path) -> Path:
+    path.write_text("text,mood\n" + "".join(f"{text},{'' if mood is None else mood}\n" for text, mood in ROWS))
+    return path
+
+
+def parquet(path: Path) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    moods = [None if mood is None else str(mood) for _, mood in ROWS]
+    parquet.write_table(pyarrow.table({"text": [text for text, _ in ROWS], "mood": moods}), path)
+    return path
+
+
+def prepared(source: Path, out: Path, **options: object) -> Path:
+    data.prepare([source], out, Characters.fit(["ab"]), **({"records": "lines", "label": "mood"} | options))
+    return out
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return prepared(jsonl(tmp_path / "rows.jsonl"), tmp_path / "shards")
+
+
+@pytest.mark.parametrize(("write", "name"), [(jsonl, "a.jsonl"), (csv, "a.csv"), (parquet, "a.parquet")])
+def test_every_record_keeps_its_label(tmp_path: Path, write: Callable[[Path], Path], name: str) -> None:
+    """In the order of the table, whatever the split; an empty one is none, and goes with an empty record."""
+    shards = prepared(write(tmp_path / name), tmp_path / "shards")
+    seen = []
+    for split in ("train", "validation"):
+        blocks = data.Blocks.open(shards, 2, split, 0.3, check=True)
+        assert blocks.labels == NAMES
+        numbers = np.arange(len(blocks))
+        known = [(*blocks.labels, None)[k] for k in blocks.label_of(numbers)]
+        texts = [blocks.tokenizer.decode(row) for row in blocks.read(numbers)[0]]
+        seen += zip(texts, known, strict=True)
+    assert seen == [(text, None if mood in ("", None) else str(mood)) for text, mood in KEPT]
+
+
+def test_data_without_labels_are_what_they_were(tmp_path: Path) -> None:
+    """No file, no entry, and the same content by SHA-256 as before there were any."""
+    shards = prepared(jsonl(tmp_path / "rows.jsonl"), tmp_path / "shards", label=None)
+    assert "labels" not in json.loads((shards / "index.json").read_text())
+    assert not (shards / "labels.bin").exists()
+    blocks = data.Blocks.open(shards, 2, "all")
+    assert blocks.labels == ()
+    assert not blocks.label_of(np.arange(5)).any()
+
+
+def test_damaged_labels_are_noticed(folder: Path, refuses: Callable[..., None]) -> None:
+    file = folder / "labels.bin"
+    right = file.read_bytes()
+    file.write_bytes(right[:2] + b"\x02\x00" + right[4:])
+    refuses(lambda: data.Blocks.open(folder, 2, "train", check=True), "labels.bin", "SHA-256 is wrong")
+    file.write_bytes(right[:-2])
+    refuses(lambda: data.Blocks.open(folder, 2, "train"), "labels.bin", "it has")
+    index = json.loads((folder / "index.json").read_text())
+    index["labels"]["names"][0] = "sideways"
+    (folder / "index.json").write_text(json.dumps(index))
+    refuses(lambda: data.Blocks.open(folder, 2, "train"), "index.json is damaged")
+
+
+def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
+    def attempt(rows: list[tuple[str, object]], **options: object) -> Callable[[], Path]:
+        return lambda: prepared(jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "shards", **options)
+
+    lines = tmp_path / "lines.txt"
+    lines.write_text("ab\nba\n")
+    refuses(lambda: prepared(lines, tmp_path / "shards"), "label is 'mood'", "has no columns")
+    refuses(attempt(ROWS, label="tone"), "label is 'tone'", "text, mood")
+    refuses(attempt(ROWS, records="packed"), "label was given", "lines")
+    refuses(attempt([("ab", 0.5)]), "record 1", "float", "whole number")
+    refuses(attempt([("ab", None), ("ba", "")]), "no record", "has a label")
+    many = [("ab", number) for number in range(2**16)]
+    refuses(attempt(many), "more than 65535 labels")
+    assert not (tmp_path / "shards").exists()
+    with pytest.raises(ValueError, match="packed text has no records"):
+        Data(label="mood")
+    with pytest.raises(ValueError, match=r"\[0, 1\)"):
+        Data(label_dropout=1.0)
+
+
+# What a network is told ------------------------------------------------------------------------------------
+
+
+def network(style: str, timed: bool, labels: int) -> torch.nn.Module:
+    options = {"states": 4, "width": 16, "depth": 1, "heads": 2, "cond": 8, "timed": timed, "labels": labels}
+    made = build.network(style, **options, generator=torch.Generator().manual_seed(0)).double().eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(1))
+    return made
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("style", ["reference", "modern"])
+def test_a_label_is_one_row_more_of_one_matrix_and_moves_every_position(style: str, timed: bool) -> None:
+    plain, told = network(style, timed, 0), network(style, timed, 3)
+    more = {name: weight.shape for name, weight in told.state_dict().items() if name not in plain.state_dict()}
+    assert more == {"label_embed.embedding": (4, 16)}  # and a network without labels has the published layout
+    x, sigma = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([0.3, 2.0], dtype=torch.float64)
+    label = torch.tensor([1, 3])
+    found = told(x, sigma, label=label)
+    one, none = (told(x, sigma, label=torch.full((2,), k)) for k in label)
+    torch.testing.assert_close(found, torch.stack([one[0], none[1]]))
+    assert torch.equal(told(x, sigma), none)  # None is no label
+    assert ((one - none).abs().amax(-1) > 1e-3).all()
+
+
+def test_a_labelled_network_is_a_network_in_two_parts() -> None:
+    net, label = network("modern", True, 3), torch.tensor(2)
+    bound = Labelled(net, label)
+    assert isinstance(bound, Trunk)
+    x, sigma = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([0.3, 2.0], dtype=torch.float64)
+    valid = torch.tensor([[True, True, False], [True, True, True]])
+    right = net(x, sigma, valid, label=label.expand(2))
+    assert torch.equal(bound(x, sigma, valid), right)
+    assert torch.equal(bound.head(bound.hidden(x, sigma, valid)), right)
+    assert torch.equal(bound(x[:1], sigma[:1]), net(x[:1], sigma[:1], label=label[None]))  # any number of rows
+
+
+# What a step shows -----------------------------------------------------------------------------------------
+
+
+def batches(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> Batches:
+    parts = build.parts(Run(), 3)
+    return Batches(data.Blocks.open(folder, 2, "all"), parts.objective, parts.process, size, seed, ranks, dropout)
+
+
+def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:
+    """A share of rows, others in every step; nothing else of a batch moves, and every process has its own rows."""
+    made = batches(folder, 0.25)
+    shown, batch = batches(folder, 0.0)[7], made[7]
+    assert torch.equal(batch.label, made[7].label)
+    for name in ("x_0", "x_t", "t", "weight", "valid"):
+        assert torch.equal(getattr(shown, name), getattr(batch, name)), name
+    hidden = [(batches(folder, 0.0)[step].label != made[step].label) for step in (7, 8)]
+    assert not torch.equal(*hidden)
+    known = (shown.label < 3).sum()
+    share = (hidden[0].sum() / known).item()
+    assert abs(share - 0.25) < 5 * (0.25 * 0.75 / known.item()) ** 0.5  # five standard deviations
+    assert (batch.label[hidden[0]] == 3).all()
+    pieces = [batches(folder, 0.25, ranks=Ranks(rank, 2, torch.device("cpu")))[7].label for rank in range(2)]
+    assert torch.equal(torch.cat(pieces), batch.label)
+
+
+def trainer(folder: Path) -> Trainer:
+    config = Run(
+        data=Data(records="lines", label="mood", pad="model"),
+        model=Model(width=16, depth=1, heads=2, cond=8, length=2),
+        loop=Loop(batch=8, eval_sequences=8, accumulate=2),
+    ).resolved()
+    made = Trainer(config, *(data.Blocks.open(folder, 2, split, 0.4) for split in ("train", "validation")), ALONE)
+    for net in (made.network, made.average):
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.normal_(0, 0.4, generator=torch.Generator().manual_seed(1))
+    return made
+
+
+def test_loss_and_held_out_bound_depend_on_the_label_of_each_row(folder: Path) -> None:
+    made = trainer(folder)
+    batch = made.batches[0]
+    losses = made.losses(made.network, batch).sum(-1)
+    other = batch._replace(label=torch.where(torch.arange(8) == 2, (batch.label + 1) % 4, batch.label))
+    moved = made.losses(made.network, other).sum(-1) != losses
+    assert moved.tolist() == [row == 2 for row in range(8)]
+    bound = made.held_out_bound()["bound"]
+    made.held_out._labels = np.roll(made.held_out._labels, 1)  # the mutant: rows with another's label
+    assert abs(made.held_out_bound()["bound"] - bound) > 1e-3
+
+
+def test_the_gradient_reaches_the_labels_that_were_shown(folder: Path) -> None:
+    made = trainer(folder)
+    batch = made.batches[0]
+    made.gradients(batch)
+    grad = made.network.label_embed.embedding.grad.abs().sum(-1)
+    assert ((grad > 0) == torch.isin(torch.arange(4), batch.label)).all()
