@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from sedd.hub import door
 from sedd.quality.judge import Judge
 from sedd.tokenizer import Ids
 
@@ -75,6 +76,7 @@ def load(place: str, *, skips_first: bool, precision: str, device: str) -> Huggi
     transformers, path = _transformers(), Path(place)
     where, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (place, {})
     with _in_a_sentence(place):
+        where = where if path.exists() or options else str(door.download(place))
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         model = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=getattr(torch, precision), **options)
     return HuggingFace(model.to(device), tokenizer, place, skips_first)
