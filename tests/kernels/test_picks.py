@@ -1,11 +1,13 @@
 """Draws from a head's output: the twins choose alike, and the laws are those of the samplers' tables."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from sedd import kernels
-from sedd.kernels import chances, choice, picks
+from sedd.kernels import chances, choice, glue, picks, swift
 from sedd.kernels.choice import Scores
 from sedd.process import Absorbing, Affine, Process, Uniform
 from sedd.randomness import Chance
@@ -64,6 +66,12 @@ def test_uniforms_are_the_same_numbers(seed: int, device: str) -> None:
         assert torch.equal(chances.uniforms(chance, 5, step, event), chance(5, step, event))
 
 
-def test_who_chooses() -> None:
+def test_who_chooses(a_card: Callable[[tuple[int, int]], None]) -> None:
+    a_card((8, 0))
     assert kernels.chosen("cpu") is choice.choose
     assert kernels.chosen("cuda") is picks.choose
+    assert kernels.between("cuda", torch.bfloat16) is swift
+    assert kernels.between("cuda", torch.float64) is kernels.between("cpu", torch.bfloat16) is glue
+    a_card((7, 5))  # too old for Triton
+    assert kernels.chosen("cuda") is choice.choose
+    assert kernels.between("cuda", torch.bfloat16) is glue

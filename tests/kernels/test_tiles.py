@@ -168,10 +168,13 @@ def test_mutants_are_caught(mutant: Callable[[Entries], Entries], device: str) -
         torch.testing.assert_close((ours, got.values), (theirs, want.values), rtol=2e-5, atol=1e-6)
 
 
-def test_the_device_chooses_the_twin() -> None:
+def test_the_device_chooses_the_twin(a_card: Callable[[tuple[int, int]], None]) -> None:
     """CUDA has Triton's, unless float32 would not do; a CPU has the definition, interpreter or not."""
+    a_card((9, 0))
     assert linear.chosen("cuda", torch.bfloat16) is tiles
     assert linear.chosen("cuda", torch.float64) is definition
+    a_card((7, 5))  # too old for Triton
+    assert linear.chosen("cuda", torch.bfloat16) is definition
     assert linear.chosen("cpu", torch.bfloat16) is definition
 
 

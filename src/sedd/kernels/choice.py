@@ -3,8 +3,6 @@
 `picks` is its twin in Triton: the output is read and nothing of its size is written.
 """
 
-import functools
-import importlib.util
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -12,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd import categorical
+from sedd.kernels import card
 from sedd.process import Affine
 from sedd.randomness import Chance
 
@@ -43,8 +42,8 @@ class Choose(Protocol):
 
 
 def chosen(device: str) -> Choose:
-    """The twin in Triton on CUDA, where it is installed."""
-    if device == "cuda" and _has_triton():
+    """The twin in Triton on CUDA, where it runs."""
+    if device == "cuda" and card.has_triton():
         from sedd.kernels import picks
 
         return picks.choose
@@ -53,16 +52,11 @@ def chosen(device: str) -> Choose:
 
 def uniforms(chance: Chance, length: int, step: int, event: int) -> Float[Tensor, "b length 2"]:
     """``chance(length, step, event)``, on CUDA by one kernel."""
-    if chance.rows.device.type == "cuda" and _has_triton():
+    if chance.rows.device.type == "cuda" and card.has_triton():
         from sedd.kernels import chances
 
         return chances.uniforms(chance, length, step, event)
     return chance(length, step, event)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def choose(said: Scores, x: Int[Tensor, " k"], law: Affine, u: Float[Tensor, "k 2"]) -> Drawn:

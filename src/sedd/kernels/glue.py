@@ -5,8 +5,6 @@ whoever reads next are one `join`; `turned` and `thought` are matrix products wi
 same three by hand, for CUDA.
 """
 
-import functools
-import importlib.util
 import sys
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -15,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
+from sedd.kernels import card
 from sedd.layers import HEAD_NORM, Norm, Rotation, normed, rotate, wide
 
 _LOW = 0xFFFFFFFF
@@ -67,17 +66,12 @@ class Glue(Protocol):
 
 
 def between(device: str, dtype: torch.dtype) -> Glue:
-    """`swift` on CUDA, where Triton is installed and float32 is exact enough; here, whatever a compiler is to see."""
-    if torch.compiler.is_compiling() or device != "cuda" or dtype == torch.float64 or not _has_triton():
+    """`swift` on CUDA, where Triton runs and float32 is exact enough; this, for whatever a compiler is to see."""
+    if torch.compiler.is_compiling() or device != "cuda" or dtype == torch.float64 or not card.has_triton():
         return sys.modules[__name__]
     from sedd.kernels import swift
 
     return swift
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def join(

@@ -1,7 +1,5 @@
 """Loss of a linear head and its gradients, a block of rows at a time, formed on the way forwards."""
 
-import functools
-import importlib.util
 import itertools
 from typing import Any, NamedTuple
 
@@ -9,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.kernels import definition
+from sedd.kernels import card, definition
 from sedd.kernels.cost import Cost, Twin
 
 LANES = 128
@@ -51,10 +49,9 @@ def linear_loss(
     return Loss(*_LinearLoss.apply(hidden, weight, bias, cost, dtype, block, twin, formed))  # type: ignore[no-untyped-call]
 
 
-@functools.cache
 def chosen(device: str, dtype: torch.dtype) -> Twin:
-    """The twin in Triton on CUDA, where it is installed and float32 is exact enough; else the definition."""
-    if device == "cuda" and dtype != torch.float64 and importlib.util.find_spec("triton"):
+    """The twin in Triton on CUDA, where it runs and float32 is exact enough; else the definition."""
+    if device == "cuda" and dtype != torch.float64 and card.has_triton():
         from sedd.kernels import tiles
 
         return tiles
