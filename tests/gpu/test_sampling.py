@@ -164,10 +164,6 @@ SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 @pytest.mark.parametrize(("noise", "parameterization", "name"), SAME)
 def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: str) -> None:
     """In float32: recordings, kernels and draws together."""
-    if (noise == "uniform" and name in ("exact", "confidence")) or (
-        parameterization == "score" and name == "ancestral"
-    ):
-        pytest.skip("there is no such sampler")
     process, schedule = build.process(noise, 31), build.schedule("log-linear")
     found = []
     for device in ("cpu", "cuda"):
