@@ -3,7 +3,9 @@
 Data goes to stdout, everything else to stderr; torch is imported by the commands when they run.
 """
 
+import os
 import sys
+from typing import NoReturn
 
 from sedd.cli import (
     bench,
@@ -47,4 +49,15 @@ def main() -> None:
         app()
     except ValueError as error:
         print(f"sedd: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _leave(2)
+    except SystemExit as ended:
+        _leave(ended.code)
+
+
+def _leave(code: str | int | None) -> NoReturn:
+    """Exit. One of several processes does so at once: threads that gloo has left may abort one that says goodbye."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not isinstance(code, str):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+    raise SystemExit(code) from None
