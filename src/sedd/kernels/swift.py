@@ -63,7 +63,7 @@ class _Join(torch.autograd.Function):
             dn = torch.zeros_like(total)
         back = strips.join_back(total, of, ctx.plan, mean, spread, dn.contiguous(), g)
         scale_sum, plain_sum, gate_sum = back.sums  # over positions, for every sequence: dn·x̂, dn, dx·y
-        given = Tensor.new_ones(scale_sum, ()) if of.scale is None else 1 + of.scale
+        given = 1.0 if of.scale is None else 1 + of.scale
         weight = 1.0 if of.weight is None else of.weight
         d_weight = None if of.weight is None else (given * scale_sum).sum(0)
         d_bias = None if of.bias is None else (given * plain_sum).sum(0)
