@@ -13,6 +13,7 @@ from sedd.kernels import definition, linear, tiles
 from sedd.kernels.definition import Entries
 from sedd.process import Absorbing, Process, Ratio, Uniform
 
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter is numpy's
 SIZES = [(1, 2, 2), (3, 127, 128), (65, 130, 256), (64, 128, 128), (70, 300, 304)]
 """Rows, entries that count, entries there are."""
 

@@ -1,7 +1,9 @@
 """The twin of `definition` in Triton: the output is read once and its gradient written in its place.
 
-A program does a tile of rows × entries and writes the sums of its tile; the sums of sums are torch's. Nothing is added
-by two programs to one place, so the same bits come out every time. Arithmetic is in float32.
+A program is one warp. It goes down some columns row by row, so that whatever concerns a whole row is a number and not a
+tensor: whether a token of its own stands here, or whether a score is too large, is asked once a row, and most rows are
+done without. It writes the sums of its part; the sums of sums are torch's. Nothing is added by two programs to one
+place, so the same bits come out every time. Arithmetic is in float32.
 """
 
 import torch
@@ -11,20 +13,21 @@ from torch import Tensor
 
 from sedd.kernels.definition import GUARD, Entries, Sums
 
-ROWS, STRIP, COLUMNS, WARPS = 8, 256, 256, 8
-"""Of `slopes_`: rows at a time, rows and columns of a program, and its warps. A warp has a row of its own at a time, so
-that a row is summed within it; columns are summed over the rows of a program before anybody else is asked."""
-SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 4, 2048, 8
-"""A tile of `logsumexp`, which goes along the rows."""
+STRIP, COLUMNS, STAGES = 128, 256, 1
+"""Rows and columns of a program of `slopes_`, and loads under way."""
+SUM_COLUMNS, SUM_WARPS = 2048, 4
+"""What a program of `logsumexp` reads of its row at a time, and its warps."""
+LARGE = 1e34
+"""Costs that sum to less have no score beyond the guard among them."""
 
 
 def slopes_(z: Tensor, entries: Entries) -> Sums:
     """See `definition.slopes_`."""
     n, width = z.shape
-    grid = triton.cdiv(n, STRIP), triton.cdiv(width, COLUMNS)
-    values = z.new_empty(n, grid[1], dtype=torch.float32)
-    columns = z.new_empty(grid[0], entries.states, dtype=torch.float32)
-    beyond = z.new_empty(n, grid[1], dtype=torch.int16)
+    grid = triton.cdiv(width, COLUMNS), triton.cdiv(n, STRIP)
+    values = z.new_empty(grid[0], n, dtype=torch.float32)
+    columns = z.new_empty(grid[1], entries.states, dtype=torch.float32)
+    beyond = z.new_empty(grid[0], n, dtype=torch.int16)
     e = entries
     absent = e.scale  # stands for a pointer that is never followed
     _slopes[grid](
@@ -46,27 +49,27 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
         SKIP=e.skip is not None,
         REST=e.log_rest is not None,
         GUARD=GUARD,
+        LARGE=LARGE,
         STRIP=STRIP,
-        R=ROWS,
         C=COLUMNS,
-        num_warps=WARPS,
+        STAGES=STAGES,
+        num_warps=1,
     )
-    return Sums(values.sum(-1), columns.sum(0), beyond.sum(-1))
+    return Sums(values.sum(0), columns.sum(0), beyond.sum(0))
 
 
 def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
     """See `definition.logsumexp`."""
     n, width = z.shape
     total = z.new_empty(n, dtype=torch.float32)
-    _logsumexp[(triton.cdiv(n, SUM_ROWS),)](
+    _logsumexp[(n,)](
         z,
         total if bias is None else bias,
         total,
-        n,
         states,
         width,
         BIAS=bias is not None,
-        R=SUM_ROWS,
+        LARGE=LARGE,
         C=SUM_COLUMNS,
         num_warps=SUM_WARPS,
     )
@@ -82,18 +85,11 @@ def _entropy(log_s, log_a, REST: tl.constexpr):
     if REST:
         a = tl.exp(log_a)
         d = log_s - log_a
-        series = 1 + d * (1.0 / 10)
-        series = 1 + d * (1.0 / 9) * series
-        series = 1 + d * (1.0 / 8) * series
-        series = 1 + d * (1.0 / 7) * series
-        series = 1 + d * (1.0 / 6) * series
-        series = 1 + d * (1.0 / 5) * series
-        series = 1 + d * (1.0 / 4) * series
-        series = 1 + d * (1.0 / 3) * series
-        series = 0.5 * d * d * series
-        near = tl.abs(d) < 0.5
-        value = tl.where(near, a * series, s - a * (1 + d))
-        slope = tl.where(near, a * (d + series), s - a)
+        series = 1.0 / 720 + d * (1.0 / 5040 + d * (1.0 / 40320))
+        series = 1.0 / 24 + d * (1.0 / 120 + d * series)
+        series = 0.5 + d * (1.0 / 6 + d * series)
+        value = tl.where(tl.abs(d) < 0.5, a * (d * d) * series, s - a - a * d)
+        slope = value + a * d
     return value, slope
 
 
@@ -117,68 +113,85 @@ def _slopes(
     SKIP: tl.constexpr,
     REST: tl.constexpr,
     GUARD: tl.constexpr,
+    LARGE: tl.constexpr,
     STRIP: tl.constexpr,
-    R: tl.constexpr,
     C: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    col = tl.program_id(1) * C + tl.arange(0, C)
-    counts = (col < states)[None, :]
+    left = tl.program_id(0) * C
+    col = left + tl.arange(0, C)
+    counts = col < states
+    plus = tl.zeros([C], tl.float32)
     if BIAS:
-        plus = tl.load(bias + col, mask=col < states, other=0)[None, :]
-    total = tl.zeros([R, C], tl.float32)
-    for start in range(0, STRIP, R):
-        row = tl.program_id(0) * STRIP + start + tl.arange(0, R)
-        here = row < n
-        place = z + row[:, None].to(tl.int64) * width + col[None, :]
-        # all of the width, which is even, so that loads are wide; what does not count is left out below
-        held = here[:, None] & (col < width)[None, :]
-        log_s = tl.load(place, mask=held, other=0).to(tl.float32)
-        log_s += tl.load(scale + row, mask=here, other=0)[:, None]
-        if BIAS:
-            log_s += plus
-        log_s = tl.where(counts, log_s, 0.0)
-        own = tl.load(data + row, mask=here, other=-1).to(tl.int32)[:, None] == col[None, :]
-        at_own = tl.load(at_data + row, mask=here, other=0)[:, None]
-        times = tl.load(weight + row, mask=here, other=0)[:, None]
+        plus += tl.load(bias + col, mask=counts, other=0)
+    total = tl.zeros([C], tl.float32)
+    top = tl.program_id(1) * STRIP
+    for row in tl.range(top, tl.minimum(top + STRIP, n), num_stages=STAGES):
+        place = z + row * width.to(tl.int64) + col
+        log_s = tl.load(place, mask=col < width, other=0).to(tl.float32) + (plus + tl.load(scale + row))
         log_a = 0.0
         if REST:
-            log_a = tl.load(log_rest + row, mask=here, other=0)[:, None]
-
-        far = log_s > GUARD
-        value, slope = _entropy(tl.where(far, GUARD, log_s), log_a, REST)  # a minimum may hide what is no number
-        slope = tl.where(own, at_own, times * slope)
-        out = own | ~counts
-        slope = tl.where(counts, slope, 0.0)
+            log_a = tl.load(log_rest + row)
+        times = tl.load(weight + row)
+        own = tl.load(data + row).to(tl.int32) - left
+        special = (left + C > states) | ((own >= 0) & (own < C))
         if SKIP:
-            skipped = tl.load(skip + row, mask=here, other=-1).to(tl.int32)[:, None] == col[None, :]
-            slope = tl.where(skipped, 0.0, slope)
-            out = out | skipped
-            far = far & ~skipped
-        value = tl.where(out, 0.0, value)
+            skipped = tl.load(skip + row).to(tl.int32) - left
+            special |= (skipped >= 0) & (skipped < C)
 
-        tl.store(place, slope.to(z.dtype.element_ty), mask=held)
-        tile = row * tl.num_programs(1) + tl.program_id(1)
-        tl.store(values + tile, tl.sum(value, 1), mask=here)
-        tl.store(beyond + tile, tl.sum(far.to(tl.int32), 1).to(tl.int16), mask=here)
-        total += tl.where(here[:, None], slope, 0.0)
-    out = columns + tl.program_id(0).to(tl.int64) * states + col
-    tl.store(out, tl.sum(total, 0), mask=col < states)
+        value, slope = _entropy(log_s, log_a, REST)
+        slope *= times
+        sums = tl.sum(value)
+        far = tl.full([], 0, tl.int32)
+        if special | ~(sums < LARGE):  # an entry unlike the others, or one too large, or none at all: all again
+            log_s = tl.where(counts, log_s, 0.0)
+            large = log_s > GUARD
+            # a minimum may hide what is no number
+            value, slope = _entropy(tl.where(large, GUARD, log_s), log_a, REST)
+            slope = tl.where(col == own + left, tl.load(at_data + row), times * slope)
+            out = (col == own + left) | ~counts
+            slope = tl.where(counts, slope, 0.0)
+            if SKIP:
+                slope = tl.where(col == skipped + left, 0.0, slope)
+                out |= col == skipped + left
+                large &= col != skipped + left
+            sums = tl.sum(tl.where(out, 0.0, value))
+            far = tl.sum(large.to(tl.int32))
+
+        tl.store(place, slope.to(z.dtype.element_ty), mask=col < width)
+        at = tl.program_id(0) * n + row
+        tl.store(values + at, sums)
+        tl.store(beyond + at, far.to(tl.int16))
+        total += slope
+    tl.store(columns + tl.program_id(1).to(tl.int64) * states + col, total, mask=counts)
 
 
-@triton.jit(do_not_specialize=["n"])
-def _logsumexp(z, bias, total, n, states, width, BIAS: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """A few rows a program, one exponential an entry: sums are relative to the largest entry so far."""
-    row = tl.program_id(0) * R + tl.arange(0, R)
-    here = (row < n)[:, None]
-    most = tl.full([R], -float("inf"), tl.float32)
-    sums = tl.zeros([R, C], tl.float32)
+@triton.jit
+def _logsumexp(z, bias, total, states, width, BIAS: tl.constexpr, LARGE: tl.constexpr, C: tl.constexpr):
+    """A row a program. Exponentials are summed as they are; where the sum is too large or too small, once more."""
+    row = tl.program_id(0).to(tl.int64)
+    sums = tl.zeros([C], tl.float32)
     for start in range(0, states, C):
-        col = (start + tl.arange(0, C))[None, :]
-        x = tl.load(z + row[:, None].to(tl.int64) * width + col, mask=here & (col < width), other=0).to(tl.float32)
-        if BIAS:
-            x += tl.load(bias + col, mask=col < states, other=0)
-        x = tl.where(col < states, x, -float("inf"))
-        higher = tl.maximum(most, tl.max(x, 1))
-        sums = sums * tl.exp(most - higher)[:, None] + tl.exp(x - higher[:, None])
-        most = higher
-    tl.store(total + row, most + tl.log(tl.sum(sums, 1)), mask=row < n)
+        sums += tl.exp(_entries(z + row * width, bias, start + tl.arange(0, C), states, width, BIAS))
+    found = tl.sum(sums)
+    most = tl.full([], 0.0, tl.float32)
+    if ~((found < LARGE) & (found > 1 / LARGE)):
+        highest = tl.full([C], -float("inf"), tl.float32)
+        for start in range(0, states, C):
+            x = _entries(z + row * width, bias, start + tl.arange(0, C), states, width, BIAS)
+            highest = tl.maximum(highest, x)
+        most = tl.max(highest)
+        sums = tl.zeros([C], tl.float32)
+        for start in range(0, states, C):
+            x = _entries(z + row * width, bias, start + tl.arange(0, C), states, width, BIAS)
+            sums += tl.exp(x - most)
+        found = tl.sum(sums)
+    tl.store(total + row, most + tl.log(found))
+
+
+@triton.jit
+def _entries(z, bias, col, states, width, BIAS: tl.constexpr):
+    x = tl.load(z + col, mask=col < width, other=0).to(tl.float32)
+    if BIAS:
+        x += tl.load(bias + col, mask=col < states, other=0)
+    return tl.where(col < states, x, -float("inf"))
