@@ -197,7 +197,7 @@ class Transformer(nn.Module, ABC):
         """
         place = sight(rotation, valid, self.causal)
         c, branch = self._condition(sigma), None
-        h = h if self.place is None else h + self.place(h.shape[1])
+        h = (h if self.place is None else h + self.place(h.shape[1])).to(working(self.head.weight))
         for block in self.blocks:
             h, branch = self.pass_through(block, h, branch, c, place)
         last: Tensor = self.output_layer(h, branch, c)
@@ -303,9 +303,8 @@ class ReferenceBlock(Block):
         x, n = via.join(x, branch, self.norm1(), first.change, dtype)
         seen = attend(*via.turned(n, self.attn_qkv.weight.to(dtype), self.heads, sight.rotation, None), sight)
         x, n = via.join(x, kernels.branch(self.attn_out(seen), first.gate, drop), self.norm2(), second.change, dtype)
-        up, down = (matrix.cast(dtype) for matrix in self.mlp.values())
-        thought = via.thought(n, up, down, "gelu")
-        return x, kernels.branch(thought, second.gate, drop)
+        up, (down, bias) = (matrix.cast(dtype) for matrix in self.mlp.values())
+        return x, kernels.branch(via.thought(n, up, down, "gelu"), second.gate, drop, bias)
 
 
 @final
@@ -373,7 +372,8 @@ class ModernBlock(Block):
         gains = self.q_norm(), self.k_norm()
         seen = attend(*via.turned(n, self.qkv.weight.to(dtype), self.heads, sight.rotation, gains), sight)
         x, n = via.join(x, kernels.branch(self.out(seen), first.gate, drop), RMS, second.change, dtype)
-        return x, kernels.branch(via.thought(n, self.up.cast(dtype), self.down.cast(dtype), "relu2"), second.gate, drop)
+        thought = via.thought(n, self.up.cast(dtype), self.down.weight.to(dtype), "relu2")
+        return x, kernels.branch(thought, second.gate, drop)
 
 
 @final

@@ -41,12 +41,13 @@ def test_join(kind: str, rate: float, size: tuple[int, int, int], device: str) -
     table = draw(b, 3 * h, seed=5, device=device)  # gates and changes are columns of a wider table
     gate, shift, scale = table.chunk(3, -1)
     norm = {"timed": Norm(1e-5, True, weight), "untimed": Norm(1e-5, True, weight, bias)}.get(kind, RMS)
-    told = kind in ("timed", "modern")
-    leaves = [x, y, *([table] if told else []), *(a for a in (norm.weight, norm.bias) if a is not None)]
+    told, centred = kind in ("timed", "modern"), kind in ("timed", "untimed")
+    lift = draw(h, seed=6, device=device) if centred else None
+    leaves = [x, y, *([table] if told else []), *(a for a in (norm.weight, norm.bias, lift) if a is not None)]
     seed = torch.tensor([2**32 - 5, 12345], device=device) if rate else None
 
     def work(twin: Any) -> tuple[Tensor, Tensor]:
-        branch = Branch(y, gate if told else None, rate, seed)
+        branch = Branch(y, gate if told else None, rate, seed, lift)
         return twin.join(x, branch, norm, Change(shift, scale) if told else None, torch.float32)
 
     close(*both(work, leaves))
@@ -77,14 +78,13 @@ def test_turned(normed: bool, length: int, heads: int, d: int, device: str) -> N
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("bend", ["gelu", "relu2"])
 def test_thought(bend: str, biased: bool, rows: int, device: str) -> None:
-    n, w1, b1, w2, b2 = (
-        draw(*shape, seed=i, device=device) for i, shape in enumerate(((2, rows, 12), (70, 12), (70,), (12, 70), (12,)))
+    n, w1, b1, w2 = (
+        draw(*shape, seed=i, device=device) for i, shape in enumerate(((2, rows, 12), (70, 12), (70,), (12, 70)))
     )
-    up, down = ((w1, b1), (w2, b2)) if biased else ((w1, None), (w2, None))
-    leaves = [n, w1, w2, *([b1, b2] if biased else [])]
-    close(*both(lambda twin: (twin.thought(n, up, down, bend),), leaves))
+    up, leaves = (w1, b1 if biased else None), [n, w1, w2, *([b1] if biased else [])]
+    close(*both(lambda twin: (twin.thought(n, up, w2, bend),), leaves))
     with torch.no_grad():
-        close([swift.thought(n, up, down, bend)], [glue.thought(n, up, down, bend)])
+        close([swift.thought(n, up, w2, bend)], [glue.thought(n, up, w2, bend)])
 
 
 def test_dropout_leaves_the_share_it_says_and_no_pattern() -> None:

@@ -126,7 +126,8 @@ def test_nothing_and_everything_touched(case: str, t: float) -> None:
     loss, expected = Fused(objective, model)(*given), by_definition(objective, model, given)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     for got, want in zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+        # entries that should be 0 are rounding of sums of the largest
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14 * want.abs().max().item())
     if t == 0 and isinstance(process, Absorbing):
         assert loss.total == 0
         assert not any(g.any() for g in gradients(network, Fused(objective, model)(*given).total))

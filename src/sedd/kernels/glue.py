@@ -29,7 +29,7 @@ class Change(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """What is to be added to the stream: gate·dropout(y)."""
+    """What is to be added to the stream: gate·dropout(y + bias)."""
 
     y: Float[Tensor, "b L h"]
     gate: Float[Tensor, "b h"] | None
@@ -37,11 +37,14 @@ class Branch(NamedTuple):
     """The share of y that is dropped."""
     seed: Int[Tensor, " 2"] | None = None
     """What decides which; None: nothing is dropped."""
+    bias: Float[Tensor, " h"] | None = None
 
 
-def branch(y: Float[Tensor, "b L h"], gate: Float[Tensor, "b h"] | None, rate: float) -> Branch:
+def branch(
+    y: Float[Tensor, "b L h"], gate: Float[Tensor, "b h"] | None, rate: float, bias: Float[Tensor, " h"] | None = None
+) -> Branch:
     """One with fresh dropout, drawn from torch's global generator of the device."""
-    return Branch(y, gate, rate, torch.randint(2**32, (2,), device=y.device) if rate else None)
+    return Branch(y, gate, rate, torch.randint(2**32, (2,), device=y.device) if rate else None, bias)
 
 
 @runtime_checkable
@@ -60,7 +63,7 @@ class Glue(Protocol):
         """Queries, keys and values."""
         ...
 
-    def thought(self, n: Tensor, up: Matrix, down: Matrix, bend: str) -> Tensor:
+    def thought(self, n: Tensor, up: Matrix, down: Tensor, bend: str) -> Tensor:
         """Two matrix products with an activation between them."""
         ...
 
@@ -77,13 +80,13 @@ def between(device: str, dtype: torch.dtype) -> Glue:
 def join(
     x: Float[Tensor, "b L h"], branch: Branch | None, norm: Norm, change: Change | None, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "b L h"], Float[Tensor, "b L h"]]:
-    """The stream with a branch added, and what the next block reads of it, in ``dtype``."""
+    """The stream with a branch added, in the dtype it has, and what the next block reads of it, in ``dtype``."""
     if branch is not None:
-        y = wide(branch.y)
+        y = wide(branch.y) if branch.bias is None else wide(branch.y) + wide(branch.bias)
         if branch.seed is not None:
             kept = survivors(y.numel(), branch.rate, branch.seed).view(y.shape)
             y = torch.where(kept, y / (1 - branch.rate), 0)
-        x = x + (y if branch.gate is None else branch.gate[:, None] * y)
+        x = (wide(x) + (y if branch.gate is None else branch.gate[:, None] * y)).to(x.dtype)
     n = normed(x, norm)
     n = n if change is None else n * (1 + change.scale[:, None]) + change.shift[:, None]
     return x, n.to(dtype)
@@ -122,9 +125,9 @@ def turned(
     return rotate(q, rotation), rotate(k, rotation), v
 
 
-def thought(n: Float[Tensor, "b L h"], up: Matrix, down: Matrix, bend: str) -> Float[Tensor, "b L h"]:
+def thought(n: Float[Tensor, "b L h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str) -> Float[Tensor, "b L h"]:
     """Two matrix products with an activation between them: ``gelu`` in its tanh form, or ``relu2``, max(0, z)²."""
-    return F.linear(bent(F.linear(n, *up), bend), *down)
+    return F.linear(bent(F.linear(n, *up), bend), down)
 
 
 def bent(z: Float[Tensor, "*s"], bend: str) -> Float[Tensor, "*s"]:

@@ -32,6 +32,7 @@ class Parts(NamedTuple):
     """What a join reads besides the stream."""
 
     y: Tensor | None
+    y_bias: Tensor | None
     gate: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
@@ -41,7 +42,14 @@ class Parts(NamedTuple):
 
     def flags(self, drop: bool) -> dict[str, bool]:
         """Which of them there are."""
-        names = {"Y": self.y, "GATE": self.gate, "WEIGHT": self.weight, "BIAS": self.bias, "CHANGE": self.scale}
+        names = {
+            "Y": self.y,
+            "Y_BIAS": self.y_bias,
+            "GATE": self.gate,
+            "WEIGHT": self.weight,
+            "BIAS": self.bias,
+            "CHANGE": self.scale,
+        }
         return {name: part is not None for name, part in names.items()} | {"DROP": drop and self.seed is not None}
 
     def pointers(self, absent: Tensor) -> list[Tensor]:
@@ -75,7 +83,7 @@ class JoinBack(NamedTuple):
 
     dx: Tensor
     dy: Tensor | None
-    sums: tuple[Tensor, Tensor, Tensor]
+    sums: tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def join_back(
@@ -86,7 +94,7 @@ def join_back(
     dx = torch.empty_like(total)
     dy = None if parts.y is None else torch.empty_like(parts.y)
     strips = triton.cdiv(length, BACK_STRIP)
-    sums = total.new_empty(3, b, strips, width, dtype=torch.float32)
+    sums = total.new_empty(4, b, strips, width, dtype=torch.float32)
     given = total if g is None else g.contiguous()
     _join_back[(strips, b)](
         total, *parts.pointers(total), mean, spread, dn, given, dx, dx if dy is None else dy, sums, length, width,
@@ -94,8 +102,8 @@ def join_back(
         STAGES=BACK_STAGES, CENTRED=plan.centred, **parts.flags(plan.rate > 0), GIVEN=g is not None, R=BACK_ROWS,
         C=triton.next_power_of_2(width), num_warps=BACK_WARPS,
     )  # fmt: skip
-    scale_sum, plain_sum, gate_sum = sums.sum(2)
-    return JoinBack(dx, dy, (scale_sum, plain_sum, gate_sum))
+    scale_sum, plain_sum, gate_sum, y_sum = sums.sum(2)
+    return JoinBack(dx, dy, (scale_sum, plain_sum, gate_sum, y_sum))
 
 
 @triton.jit
@@ -113,14 +121,16 @@ def _survives(index, first, second, least):
 
 @triton.jit
 def _join(
-    x, y, gate, weight, bias, shift, scale, seed, total, n, mean, spread, length, width, gate_stride, change_stride,
-    least, keep, eps, STRIP: tl.constexpr, STAGES: tl.constexpr, CENTRED: tl.constexpr, Y: tl.constexpr,
-    GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr,
+    x, y, y_bias, gate, weight, bias, shift, scale, seed, total, n, mean, spread, length, width, gate_stride,
+    change_stride, least, keep, eps, STRIP: tl.constexpr, STAGES: tl.constexpr, CENTRED: tl.constexpr,
+    Y: tl.constexpr, Y_BIAS: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    CHANGE: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
     col = tl.arange(0, C)
     inside = col < width
+    if Y_BIAS:
+        lift = tl.load(y_bias + col, mask=inside, other=0).to(tl.float32)[None, :]
     if GATE:
         g = tl.load(gate + b * gate_stride + col, mask=inside, other=0)[None, :]
     if WEIGHT:
@@ -141,12 +151,15 @@ def _join(
         s = tl.load(x + at, mask=held, other=0).to(tl.float32)
         if Y:
             a = tl.load(y + at, mask=held, other=0).to(tl.float32)
+            if Y_BIAS:
+                a += lift
             if DROP:
                 a = tl.where(_survives(at, first, second, least), a * keep, 0.0)
             if GATE:
                 a *= g
-            s += a
+            s = (s + a).to(total.dtype.element_ty)  # what is kept is what is read
             tl.store(total + at, s, mask=held)
+            s = s.to(tl.float32)
         if CENTRED:
             middle = tl.sum(s, 1) / width
             d = tl.where(inside[None, :], s - middle[:, None], 0.0)
@@ -167,10 +180,11 @@ def _join(
 
 @triton.jit
 def _join_back(
-    total, y, gate, weight, bias, shift, scale, seed, mean, spread, dn, given, dx, dy, sums, length, width,
+    total, y, y_bias, gate, weight, bias, shift, scale, seed, mean, spread, dn, given, dx, dy, sums, length, width,
     gate_stride, change_stride, sums_stride, least, keep, STRIP: tl.constexpr, STAGES: tl.constexpr,
-    CENTRED: tl.constexpr, Y: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    CHANGE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    CENTRED: tl.constexpr, Y: tl.constexpr, Y_BIAS: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
     col = tl.arange(0, C)
@@ -180,6 +194,8 @@ def _join_back(
         times = tl.load(weight + col, mask=inside, other=0).to(tl.float32)[None, :]
     if CHANGE:
         times *= 1 + tl.load(scale + b * change_stride + col, mask=inside, other=0)[None, :]
+    if Y_BIAS:
+        lift = tl.load(y_bias + col, mask=inside, other=0).to(tl.float32)[None, :]
     if GATE:
         gates = tl.load(gate + b * gate_stride + col, mask=inside, other=0)[None, :]
     if DROP:
@@ -187,6 +203,7 @@ def _join_back(
     by_scale = tl.zeros([R, C], tl.float32)
     by_shift = tl.zeros([R, C], tl.float32)
     by_gate = tl.zeros([R, C], tl.float32)
+    by_y = tl.zeros([R, C], tl.float32)
     for start in tl.range(0, STRIP, R, num_stages=STAGES):
         place = tl.program_id(0) * STRIP + start + tl.arange(0, R)
         row = b.to(tl.int64) * length + place
@@ -215,13 +232,18 @@ def _join_back(
                 v *= kept
             if GATE:
                 a = tl.load(y + at, mask=held, other=0).to(tl.float32)
+                if Y_BIAS:
+                    a += lift
                 by_gate += tl.where(held, v * a, 0.0)
                 v *= gates
+            if Y_BIAS:
+                by_y += tl.where(held, v, 0.0)
             tl.store(dy + at, v.to(dy.dtype.element_ty), mask=held)
     out = sums + (b * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * width + col
     tl.store(out, tl.sum(by_scale, 0), mask=inside)
     tl.store(out + sums_stride, tl.sum(by_shift, 0), mask=inside)
     tl.store(out + 2 * sums_stride, tl.sum(by_gate, 0), mask=inside)
+    tl.store(out + 3 * sums_stride, tl.sum(by_y, 0), mask=inside)
 
 
 class Gains(NamedTuple):

@@ -17,9 +17,12 @@ def join(
     """See `glue.join`."""
     shift, scale = (None, None) if change is None else change
     if branch is None:
-        return x, _Join.apply(x, None, None, norm.weight, norm.bias, shift, scale, _Rest(norm, 0.0, None, dtype))[1]  # type: ignore[no-untyped-call]
+        return x, _Join.apply(x, None, None, None, norm.weight, norm.bias, shift, scale, _Rest(norm, 0.0, None, dtype))[
+            1
+        ]  # type: ignore[no-untyped-call]
     rest = _Rest(norm, branch.rate, branch.seed, dtype)
-    joined: tuple[Tensor, Tensor] = _Join.apply(x, branch.y, branch.gate, norm.weight, norm.bias, shift, scale, rest)  # type: ignore[no-untyped-call]
+    given = branch.y, branch.bias, branch.gate, norm.weight, norm.bias, shift, scale
+    joined: tuple[Tensor, Tensor] = _Join.apply(x, *given, rest)  # type: ignore[no-untyped-call]
     return joined
 
 
@@ -38,6 +41,7 @@ class _Join(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         y: Tensor | None,
+        y_bias: Tensor | None,
         gate: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -49,7 +53,7 @@ class _Join(torch.autograd.Function):
         x = x.contiguous()
         y = None if y is None else y.contiguous()
         plan = strips.Join(rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0)
-        parts = strips.Parts(y, gate, weight, bias, shift, scale, rest.seed)
+        parts = strips.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed)
         total, n, mean, spread = strips.join(x, parts, plan, rest.dtype)
         ctx.plan = plan
         ctx.save_for_backward(total, *parts, mean, spread)
@@ -62,7 +66,7 @@ class _Join(torch.autograd.Function):
         if dn is None:
             dn = torch.zeros_like(total)
         back = strips.join_back(total, of, ctx.plan, mean, spread, dn.contiguous(), g)
-        scale_sum, plain_sum, gate_sum = back.sums  # over positions, for every sequence: dn·x̂, dn, dx·y
+        scale_sum, plain_sum, gate_sum, y_sum = back.sums  # over positions, for every sequence: dn·x̂, dn, dx·y, dy
         given = 1.0 if of.scale is None else 1 + of.scale
         weight = 1.0 if of.weight is None else of.weight
         d_weight = None if of.weight is None else (given * scale_sum).sum(0)
@@ -72,7 +76,8 @@ class _Join(torch.autograd.Function):
             d_scale = d_scale + of.bias * plain_sum
         d_shift = None if of.shift is None else plain_sum
         d_gate = None if of.gate is None else gate_sum
-        return back.dx, back.dy, d_gate, d_weight, d_bias, d_shift, d_scale, None
+        d_y_bias = None if of.y_bias is None else y_sum.sum(0).to(of.y_bias.dtype)
+        return back.dx, back.dy, d_y_bias, d_gate, d_weight, d_bias, d_shift, d_scale, None
 
 
 def turned(
@@ -114,33 +119,32 @@ class _Turned(torch.autograd.Function):
         return (dqkv @ weight).view(n.shape), dqkv.t() @ n.reshape(-1, n.shape[-1]), None, None, None, *of_gains
 
 
-def thought(n: Tensor, up: Matrix, down: Matrix, bend: str) -> Tensor:
+def thought(n: Tensor, up: Matrix, down: Tensor, bend: str) -> Tensor:
     """See `glue.thought`."""
     if torch.is_grad_enabled():
-        said: Tensor = _Thought.apply(n, *up, *down, bend)  # type: ignore[no-untyped-call]
+        said: Tensor = _Thought.apply(n, *up, down, bend)  # type: ignore[no-untyped-call]
         return said
     flat = n.reshape(-1, n.shape[-1])
     if bend == "gelu" and up[1] is not None:  # a matrix product that bends what it writes
         inner = torch._addmm_activation(up[1], flat, up[0].t(), use_gelu=True)
     else:
         inner = strips.bend(F.linear(flat, *up), bend)
-    return F.linear(inner, *down).view(n.shape)
+    return F.linear(inner, down).view(n.shape)
 
 
 class _Thought(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, bend: str) -> Tensor:
+    def forward(ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str) -> Tensor:
         flat = n.reshape(-1, n.shape[-1])
         z = F.linear(flat, w1, b1)
-        ctx.bend, ctx.biased = bend, (b1 is not None, b2 is not None)
+        ctx.bend, ctx.biased = bend, b1 is not None
         ctx.save_for_backward(n, z, w1, w2)
-        return F.linear(strips.bend(z, bend), w2, b2).view(n.shape)
+        return F.linear(strips.bend(z, bend), w2).view(n.shape)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         n, z, w1, w2 = ctx.saved_tensors
         flat, dy = n.reshape(-1, n.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        inner, dz, columns = strips.bend_back(z, dy @ w2, ctx.bend, ctx.biased[0])
+        inner, dz, columns = strips.bend_back(z, dy @ w2, ctx.bend, ctx.biased)
         d_b1 = columns.to(w1.dtype) if columns is not None else None
-        d_b2 = dy.sum(0) if ctx.biased[1] else None
-        return (dz @ w1).view(n.shape), dz.t() @ flat, d_b1, dy.t() @ inner, d_b2, None
+        return (dz @ w1).view(n.shape), dz.t() @ flat, d_b1, dy.t() @ inner, None
