@@ -49,6 +49,19 @@ def test_clamped_laws_are_counted(device: str) -> None:
     assert picks.choose(*given).clamped == choice.choose(*given).clamped == 8
 
 
+@pytest.mark.parametrize("gap", [1e-3, 0.3, 3.0])
+def test_what_is_below_nothing_is_never_drawn(gap: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From steps in which no weight is below 0, and the row is read once less, to those in which many are."""
+    monkeypatch.setattr(picks, "COLUMNS", 64)
+    said, x, _, u = setting(Uniform(150), True, 64)
+    said, law = said._replace(z=said.z / 3), Uniform(150).analytic_law(torch.full((64,), gap, dtype=torch.float64))
+    given = on(device, said, x, law, u)
+    ours, theirs = picks.choose(*given), choice.choose(*given)
+    assert torch.equal(ours.y, theirs.y)
+    assert ours.clamped == theirs.clamped
+    assert (ours.clamped == 0) == (gap == 1e-3)
+
+
 def test_what_is_impossible_is_never_drawn_and_ends_hold(device: str) -> None:
     said, x, law, u = setting(Absorbing(6), False, 8)
     said.z[:, [0, 2, 5]] = -torch.inf

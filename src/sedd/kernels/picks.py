@@ -26,39 +26,54 @@ def choose(said: Scores, x: Tensor, law: Affine, u: Tensor) -> Drawn:
     stays = law.stay is not None
     _choose[(len(x),)](
         said.z, x, said.scale.float(), *(part.double() for part in parts), u.contiguous(), y, clamped,
-        said.vocab_size, said.z.stride(0), RELATIVE=said.relative, FLAT=law.by_sum is None, STAYS=stays, C=COLUMNS,
+        said.vocab_size, said.z.shape[1], said.z.stride(0), RELATIVE=said.relative, FLAT=law.by_sum is None, STAYS=stays, C=COLUMNS,
         num_warps=WARPS,
     )  # fmt: skip
     return Drawn(y, clamped.sum())
 
 
 @triton.jit
-def _log_scores(row, col, states, own, plus):
-    """Those of a part of a row, without x itself."""
-    here = (col < states) & (col != own)
-    return tl.where(here, tl.load(row + col, mask=col < states, other=0).to(tl.float32) + plus, -float("inf"))
+def _log_scores(row, start, width, plus, C: tl.constexpr):
+    """Those of a part of a row: of all of its width, which is even, so that loads are wide."""
+    col = start + tl.arange(0, C)
+    return tl.load(row + col, mask=col < width, other=0).to(tl.float32) + plus
+
+
+@triton.jit
+def _but(each, start, states, own, instead, C: tl.constexpr):
+    """A part of a row with something else for x itself and behind the last, of which few parts have any."""
+    if (start + C > states) | ((own >= start) & (own < start + C)):
+        col = start + tl.arange(0, C)
+        each = tl.where((col < states) & (col != own), each, instead)
+    return each
 
 
 @triton.jit
 def _choose(
-    z, x, scale, go, stay, stay_sum, by_sum, by_own, u, y, clamped, states, stride,
+    z, x, scale, go, stay, stay_sum, by_sum, by_own, u, y, clamped, states, width, stride,
     RELATIVE: tl.constexpr, FLAT: tl.constexpr, STAYS: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     k = tl.program_id(0)
-    row, own, plus = z + k.to(tl.int64) * stride, tl.load(x + k), tl.load(scale + k)
-    column = tl.arange(0, C)
+    row, own, plus = z + k.to(tl.int64) * stride, tl.load(x + k).to(tl.int32), tl.load(scale + k)
+    nothing = -float("inf")
     sums = tl.zeros([C], tl.float32)
+    lowest = tl.full([C], float("inf"), tl.float32)
     if RELATIVE and STAYS:  # scores are measured by that of staying, 1: beside it, what exponentials lose is nothing
         for start in range(0, states, C):
-            log_s = _log_scores(row, start + column, states, own, plus)
-            sums += tl.exp(tl.minimum(log_s, MOST))
+            log_s = _log_scores(row, start, width, plus, C)
+            sums += tl.exp(tl.minimum(_but(log_s, start, states, own, nothing, C), MOST))
+            if not FLAT:
+                lowest = tl.minimum(lowest, _but(log_s, start, states, own, -nothing, C))
         top = tl.full([], 0.0, tl.float32)
         s_own = tl.full([], 1.0, tl.float64)
         total = tl.sum(sums.to(tl.float64), 0)
     else:
         most = tl.full([C], -1e30, tl.float32)
         for start in range(0, states, C):
-            log_s = _log_scores(row, start + column, states, own, plus)
+            log_s = _log_scores(row, start, width, plus, C)
+            if not FLAT:
+                lowest = tl.minimum(lowest, _but(log_s, start, states, own, -nothing, C))
+            log_s = _but(log_s, start, states, own, nothing, C)
             higher = tl.maximum(most, log_s)
             sums = sums * tl.exp(most - higher) + tl.exp(log_s - higher)
             most = higher
@@ -77,21 +92,24 @@ def _choose(
     staying = tl.full([], 0.0, tl.float64)
     if STAYS:
         staying += tl.load(stay + k) * s_own + tl.load(stay_sum + k) * total
-    whole = moving + staying
     if not FLAT:
         floor += tl.load(by_sum + k) * total + tl.load(by_own + k) * s_own
-        flat, base = a.to(tl.float32), floor.to(tl.float32)
-        above = tl.zeros([C], tl.float32)
-        low = tl.zeros([C], tl.float32)
-        for start in range(0, states, C):
-            log_s = _log_scores(row, start + column, states, own, plus)
-            counts = (start + column < states) & (start + column != own)
-            weight = tl.where(counts, flat * tl.exp(tl.minimum(log_s - top, MOST)) + base, 0.0)
-            above += tl.maximum(weight, 0.0)
-            low = tl.minimum(weight, low)
-        moving = tl.sum(above.to(tl.float64), 0)
-        least = tl.min(low, 0).to(tl.float64)
-        whole += floor * (states - tl.where(own < states, 1, 0))
+        moving += floor * (states - tl.where(own < states, 1, 0))
+    whole = moving + staying
+    if not FLAT:
+        weakest = tl.exp(tl.minimum(tl.min(lowest, 0) - top, MOST)).to(tl.float64)
+        if (a < 0) | (a * weakest + floor < 0):  # else nothing is below 0
+            flat, base = a.to(tl.float32), floor.to(tl.float32)
+            above = tl.zeros([C], tl.float32)
+            low = tl.zeros([C], tl.float32)
+            for start in range(0, states, C):
+                log_s = _log_scores(row, start, width, plus, C)
+                weight = flat * tl.exp(tl.minimum(log_s - top, MOST)) + base
+                weight = _but(weight, start, states, own, 0.0, C)
+                above += tl.maximum(weight, 0.0)
+                low = tl.minimum(weight, low)
+            moving = tl.sum(above.to(tl.float64), 0)
+            least = tl.min(low, 0).to(tl.float64)
     least = tl.where(staying < least, staying, least)
     tl.store(clamped + k, (least < -1e-5 * tl.maximum(tl.abs(whole), 1e-30)).to(tl.int32))
     staying = tl.where(staying > 0, staying, 0.0)
@@ -102,14 +120,19 @@ def _choose(
         before = tl.full([], 0.0, tl.float64)
         for start in range(0, states, C):
             if before <= target:  # not found yet
-                log_s = _log_scores(row, start + column, states, own, plus)
-                counts = (start + column < states) & (start + column != own)
-                weight = tl.where(counts, a * tl.exp(tl.minimum(log_s - top, MOST)).to(tl.float64) + floor, 0.0)
-                running = before + tl.cumsum(tl.where(weight > 0, weight, 0.0), 0)
-                # the first whose running sum passes the target; rounding may pass the end, then the last that can be
-                some = tl.where(weight > 0, start + column, -1)
-                last = tl.max(some, 0)
-                passed = tl.min(tl.where((running > target) & (weight > 0), start + column, states), 0)
-                found = tl.where(passed < states, passed, tl.where(last >= 0, last, found)).to(found.dtype)
-                before = tl.where(passed < states, float("inf"), tl.max(running, 0))
+                log_s = _log_scores(row, start, width, plus, C)
+                weight = a * tl.exp(tl.minimum(log_s - top, MOST)).to(tl.float64) + floor
+                weight = _but(tl.where(weight > 0, weight, 0.0), start, states, own, 0.0, C)
+                # where the running sum passes the target; rounding may pass the end, then the last that can be
+                col = start + tl.arange(0, C)
+                last = tl.max(tl.where(weight > 0, col, -1), 0)
+                found = tl.where(last >= 0, last, found)
+                here = tl.sum(weight, 0)
+                if before + here > target:
+                    running = before + tl.cumsum(weight, 0)
+                    passed = tl.min(tl.where((running > target) & (weight > 0), col, states), 0)
+                    found = tl.where(passed < states, passed, found)
+                    before = tl.full([], float("inf"), tl.float64)
+                else:
+                    before += here
     tl.store(y + k, found)
