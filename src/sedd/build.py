@@ -320,8 +320,8 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precisio
         net.load_state_dict(checkpoint.tensors(path, weights))
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
-    trained = config.loop.precision if device.startswith("cuda") else "float32"
-    net = served(net, device, precision or trained)
+    half = config.loop.precision != "float32" and device.startswith("cuda")  # float8 is for training alone
+    net = served(net, device, precision or ("bfloat16" if half else "float32"))
     model = run_model(config, replayed(net), made)
     return Loaded(model, net, *made, tokenizers.load(path), config, path, tuple(labels))
 

@@ -155,6 +155,7 @@ class Loop:
     clock: str = "even"
     """At which times a step looks. even: all alike. early: t = u², weighed back; for objectives over time."""
     precision: str = "float32"
+    """Of the trunk's matrix products: float32, bfloat16, or float8 where that is worth it and bfloat16 elsewhere."""
     compile: bool = False
     """Whether torch compiles the network; kernels of our own, which a GPU has, are as fast without."""
     recompute: str = "nothing"
@@ -172,7 +173,7 @@ class Loop:
     max_skips: int = 10
 
     def __post_init__(self) -> None:
-        _choice("loop.precision", self.precision, ("float32", "bfloat16"))
+        _choice("loop.precision", self.precision, ("float32", "bfloat16", "float8"))
         _choice("loop.clock", self.clock, ("even", "early"))
         _choice("loop.recompute", self.recompute, ("nothing", "cheap", "blocks"))
         _choice("loop.on_nonfinite", self.on_nonfinite, ("stop", "skip"))

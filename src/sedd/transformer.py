@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd import check, kernels, recompute
-from sedd.kernels import Branch, Change
+from sedd.kernels import Branch, Change, eighths
 from sedd.layers import (
     RMS,
     Embedding,
@@ -68,6 +68,9 @@ class Shape:
 
 class Block(nn.Module, ABC):
     """A part of a network that reads the stream and has something to add to it."""
+
+    narrow = False
+    """Whether its products are of `kernels.eighths`, where that is worth it."""
 
     @abstractmethod
     def forward(
@@ -203,6 +206,14 @@ class Transformer(nn.Module, ABC):
         last: Tensor = self.output_layer(h, branch, c)
         return last
 
+    def narrow(self) -> None:
+        """From now on blocks multiply in float8 where that is worth it; everything else stays as it is."""
+        head = self.head.weight
+        if refusal := eighths.refusal(head.device.type, head.shape[-1]):
+            raise ValueError(refusal)
+        for block in self.blocks:
+            block.narrow = True  # type: ignore[assignment]
+
     def compile_trunk(self, backend: str = "inductor") -> None:
         """Compile `trunk`, once for every shape of a batch.
 
@@ -301,10 +312,12 @@ class ReferenceBlock(Block):
         via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
         first, second = _told(self.adaLN_modulation, c)
         x, n = via.join(x, branch, self.norm1(), first.change, dtype)
-        seen = attend(*via.turned(n, self.attn_qkv.weight.to(dtype), self.heads, sight.rotation, None), sight)
+        seen = attend(
+            *via.turned(n, self.attn_qkv.weight.to(dtype), self.heads, sight.rotation, None, self.narrow), sight
+        )
         x, n = via.join(x, kernels.branch(self.attn_out(seen), first.gate, drop), self.norm2(), second.change, dtype)
         up, (down, bias) = (matrix.cast(dtype) for matrix in self.mlp.values())
-        return x, kernels.branch(via.thought(n, up, down, "gelu"), second.gate, drop, bias)
+        return x, kernels.branch(via.thought(n, up, down, "gelu", self.narrow), second.gate, drop, bias)
 
 
 @final
@@ -370,9 +383,9 @@ class ModernBlock(Block):
         first, second = _told(self.modulation, c)
         x, n = via.join(x, branch, RMS, first.change, dtype)
         gains = self.q_norm(), self.k_norm()
-        seen = attend(*via.turned(n, self.qkv.weight.to(dtype), self.heads, sight.rotation, gains), sight)
+        seen = attend(*via.turned(n, self.qkv.weight.to(dtype), self.heads, sight.rotation, gains, self.narrow), sight)
         x, n = via.join(x, kernels.branch(self.out(seen), first.gate, drop), RMS, second.change, dtype)
-        thought = via.thought(n, self.up.cast(dtype), self.down.weight.to(dtype), "relu2")
+        thought = via.thought(n, self.up.cast(dtype), self.down.weight.to(dtype), "relu2", self.narrow)
         return x, kernels.branch(thought, second.gate, drop)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.kernels import glue, strips, swift
+from sedd.kernels import eighths, glue, pressed, strips, swift
 from sedd.kernels.glue import Branch, Change
 from sedd.layers import RMS, Norm, Rotary
 
@@ -110,3 +110,59 @@ def test_a_mutant_is_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = both(lambda twin: twin.join(x, Branch(y, None), RMS, None, torch.float32), [x, y])
     with pytest.raises(AssertionError):
         close(ours, theirs)
+
+
+# Products of eighths ----------------------------------------------------------------------------------------
+
+
+def halves(shapes: tuple[tuple[int, ...], ...], device: str) -> list[Tensor]:
+    """Leaves of the dtype that a card gives products of eighths in; on a CPU any will do."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return [draw(*s, seed=i, device=device).detach().to(dtype).requires_grad_() for i, s in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("size", [(1, 16), (37, 48), (5, 1040)])
+def test_pressed(size: tuple[int, int], device: str) -> None:
+    """The nearest of float8, row by row, and no number stays none.
+
+    The interpreter loses a carry: what rounds up to a power of 2, it halves. Nor does it know what is no number.
+    """
+    x = draw(*size, device=device).detach() * torch.logspace(-9, 9, size[0], device=device)[:, None]
+    x[0, 3] = 0
+    for given in (x, x.t().contiguous().t()):
+        ours, theirs = pressed.press(given), eighths.eighths(given)
+        torch.testing.assert_close(ours.scale, theirs.scale)
+        apart = ours.values.float() - theirs.values.float()
+        halved = ours.values.float() == theirs.values.float() / 2
+        assert ((apart == 0) | (halved if device == "cpu" else False)).float().mean() > 0.99
+        assert (apart == 0).float().mean() > 0.85
+        assert ours.values.float()[0, 3] == 0
+    assert pressed.press(0 * x).values.float().abs().max() == 0
+    assert device == "cpu" or pressed.press(x * torch.nan).values.float().isnan().all()
+
+
+NEAR = {"cpu": 0.2, "cuda": 0.02}
+"""How near the twins are; see `test_pressed` for why it is not nearer on a CPU."""
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("bend", ["gelu", "relu2"])
+def test_narrow_thought(bend: str, biased: bool, device: str) -> None:
+    """What the definition of float8 says, but for single roundings; and near what is meant, at a distance."""
+    n, w1, b1, w2 = halves(((2, 19, 32), (64, 32), (64,), (32, 64)), device)
+    up, leaves = (w1, b1 if biased else None), [n, w1, w2, *([b1] if biased else [])]
+    theirs, ours = both(lambda twin: (twin.thought(n, up, w2, bend, True),), leaves)
+    close(ours, theirs, rtol=NEAR[device])
+    meant, _ = both(lambda twin: (twin.thought(n, up, w2, bend),), leaves)
+    close(theirs, meant, rtol=0.1)
+    with pytest.raises(AssertionError):
+        close(theirs, meant, rtol=0.005)
+
+
+def test_narrow_turned(device: str) -> None:
+    n, weight = halves(((2, 9, 32), (96, 32)), device)
+    rotation = Rotary(16).to(device)(9)
+    theirs, ours = both(lambda twin: twin.turned(n, weight, 2, rotation, None, True), [n, weight])
+    close(ours, theirs, rtol=NEAR[device])
+    exact, _ = both(lambda twin: twin.turned(n, weight, 2, rotation, None), [n, weight])
+    close(theirs, exact, rtol=0.1)

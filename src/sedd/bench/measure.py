@@ -81,9 +81,9 @@ def ceiling(device: str, precision: str) -> float:
 
 
 def dtype(precision: str) -> torch.dtype:
-    """The one of that name."""
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"precision is {precision!r}; choose one of float32, bfloat16")
+    """The one of that name; for float8 the one around it, in which the ceiling is measured as well."""
+    if precision not in ("float32", "bfloat16", "float8"):
+        raise ValueError(f"precision is {precision!r}; choose one of float32, bfloat16, float8")
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 

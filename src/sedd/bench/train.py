@@ -88,9 +88,11 @@ class Steps:
         self.network, self.average = (build.run_network(run, parts).to(s.device) for _ in range(2))
         self.average.requires_grad_(False)
         self.optimizers = optim.make(self.network, run.optim)
-        if s.precision == "bfloat16":
+        if s.precision != "float32":
             half = torch.autocast(s.device, torch.bfloat16)
             self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
+        if s.precision == "float8":
+            self.network.narrow()
         model = build.run_model(run, self.network, parts)
         if small:
             self.network.pass_through = build.recompute(s.recompute)

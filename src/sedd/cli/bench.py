@@ -21,6 +21,9 @@ Process = Annotated[str, typer.Option(help="What noise does: absorbing or unifor
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; by default cuda if there is one.")]
 Vocabulary = Annotated[int | None, typer.Option("--vocab", help="Tokens; by default 50257, on a CPU 4096.")]
 Precision = Annotated[str | None, typer.Option(help="bfloat16 or float32; by default bfloat16, on a CPU float32.")]
+TrainPrecision = Annotated[
+    str | None, typer.Option(help="float8, bfloat16 or float32; by default bfloat16, on a CPU float32.")
+]
 Repeats = Annotated[int, typer.Option(help="How many calls the median is taken of.")]
 
 
@@ -65,7 +68,7 @@ def bench_train(
     batch: Annotated[int | None, typer.Option(help="Sequences a step; by default 64, on a CPU 8.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens a sequence; by default the recipe's.")] = None,
     vocab: Vocabulary = None,
-    precision: Precision = None,
+    precision: TrainPrecision = None,
     compile: Annotated[bool, typer.Option("--compile", help="Let torch compile the trunk instead.")] = False,
     recompute: Annotated[str, typer.Option(help="On the way back: nothing, cheap, or blocks.")] = "nothing",
     device: Device = None,

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.kernels import card
+from sedd.kernels import card, eighths
 from sedd.layers import HEAD_NORM, Norm, Rotation, normed, rotate, wide
 
 _LOW = 0xFFFFFFFF
@@ -58,12 +58,18 @@ class Glue(Protocol):
         ...
 
     def turned(
-        self, n: Tensor, weight: Tensor, heads: int, rotation: Rotation, gains: tuple[Tensor, Tensor] | None
+        self,
+        n: Tensor,
+        weight: Tensor,
+        heads: int,
+        rotation: Rotation,
+        gains: tuple[Tensor, Tensor] | None,
+        narrow: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values."""
         ...
 
-    def thought(self, n: Tensor, up: Matrix, down: Tensor, bend: str) -> Tensor:
+    def thought(self, n: Tensor, up: Matrix, down: Tensor, bend: str, narrow: bool = False) -> Tensor:
         """Two matrix products with an activation between them."""
         ...
 
@@ -114,19 +120,29 @@ def turned(
     heads: int,
     rotation: Rotation,
     gains: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
+    narrow: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, (b, L, heads, d); queries and keys are turned to their positions.
 
-    With ``gains``, queries and keys are first normed, head by head, and multiplied by them.
+    With ``gains``, queries and keys are first normed, head by head, and multiplied by them. A ``narrow`` product is one
+    of `eighths`, on the way forwards alone: its gradient would cost as much to press as it saves.
     """
-    q, k, v = (part.unflatten(-1, (heads, -1)) for part in F.linear(n, weight).chunk(3, -1))
+    said = eighths.linear(n, weight, None, back=False) if narrow else F.linear(n, weight)
+    q, k, v = (part.unflatten(-1, (heads, -1)) for part in said.chunk(3, -1))
     if gains is not None:
         q, k = (normed(a, HEAD_NORM._replace(weight=gain)).to(a.dtype) for a, gain in zip((q, k), gains, strict=True))
     return rotate(q, rotation), rotate(k, rotation), v
 
 
-def thought(n: Float[Tensor, "b L h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str) -> Float[Tensor, "b L h"]:
-    """Two matrix products with an activation between them: ``gelu`` in its tanh form, or ``relu2``, max(0, z)²."""
+def thought(
+    n: Float[Tensor, "b L h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str, narrow: bool = False
+) -> Float[Tensor, "b L h"]:
+    """Two matrix products with an activation between them: ``gelu`` in its tanh form, or ``relu2``, max(0, z)².
+
+    Narrow ones are of `eighths`, forwards and backwards.
+    """
+    if narrow:
+        return eighths.linear(bent(eighths.linear(n, *up, back=True), bend), down, None, back=True)
     return F.linear(bent(F.linear(n, *up), bend), down)
 
 

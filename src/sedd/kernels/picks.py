@@ -26,8 +26,8 @@ def choose(said: Scores, x: Tensor, law: Affine, u: Tensor) -> Drawn:
     stays = law.stay is not None
     _choose[(len(x),)](
         said.z, x, said.scale.float(), *(part.double() for part in parts), u.contiguous(), y, clamped,
-        said.vocab_size, said.z.shape[1], said.z.stride(0), RELATIVE=said.relative, FLAT=law.by_sum is None, STAYS=stays, C=COLUMNS,
-        num_warps=WARPS,
+        said.vocab_size, said.z.shape[1], said.z.stride(0), RELATIVE=said.relative, FLAT=law.by_sum is None,
+        STAYS=stays, C=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
     return Drawn(y, clamped.sum())
 

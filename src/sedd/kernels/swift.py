@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.kernels import strips
+from sedd.kernels import eighths, pressed, strips
 from sedd.kernels.glue import Branch, Change, Matrix
 from sedd.layers import HEAD_NORM, Norm, Rotation
 
@@ -16,14 +16,10 @@ def join(
 ) -> tuple[Tensor, Tensor]:
     """See `glue.join`."""
     shift, scale = (None, None) if change is None else change
-    if branch is None:
-        return x, _Join.apply(x, None, None, None, norm.weight, norm.bias, shift, scale, _Rest(norm, 0.0, None, dtype))[
-            1
-        ]  # type: ignore[no-untyped-call]
-    rest = _Rest(norm, branch.rate, branch.seed, dtype)
-    given = branch.y, branch.bias, branch.gate, norm.weight, norm.bias, shift, scale
-    joined: tuple[Tensor, Tensor] = _Join.apply(x, *given, rest)  # type: ignore[no-untyped-call]
-    return joined
+    y, gate, rate, seed, bias = branch or (None, None, 0.0, None, None)
+    given = y, bias, gate, norm.weight, norm.bias, shift, scale
+    total, n = _Join.apply(x, *given, _Rest(norm, rate, seed, dtype))  # type: ignore[no-untyped-call]
+    return x if branch is None else total, n
 
 
 class _Rest(NamedTuple):
@@ -81,10 +77,15 @@ class _Join(torch.autograd.Function):
 
 
 def turned(
-    n: Tensor, weight: Tensor, heads: int, rotation: Rotation, gains: tuple[Tensor, Tensor] | None
+    n: Tensor,
+    weight: Tensor,
+    heads: int,
+    rotation: Rotation,
+    gains: tuple[Tensor, Tensor] | None,
+    narrow: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `glue.turned`."""
-    q, k, v = _Turned.apply(n, weight, heads, *rotation, *(gains or (None, None)))  # type: ignore[no-untyped-call]
+    q, k, v = _Turned.apply(n, weight, heads, *rotation, *(gains or (None, None)), narrow)  # type: ignore[no-untyped-call]
     return q, k, v
 
 
@@ -99,10 +100,15 @@ class _Turned(torch.autograd.Function):
         sin: Tensor,
         q_gain: Tensor | None,
         k_gain: Tensor | None,
+        narrow: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         gains = None if q_gain is None or k_gain is None else strips.Gains(q_gain, k_gain)
-        qkv = n.new_empty(n.numel() // n.shape[-1], len(weight))
-        torch.mm(n.reshape(-1, n.shape[-1]), weight.t(), out=qkv)  # `recompute.cheap` must not keep what is changed
+        flat = n.reshape(-1, n.shape[-1])
+        if narrow:
+            qkv = eighths.product(pressed.press(flat), pressed.press(weight), n.dtype)
+        else:
+            qkv = n.new_empty(len(flat), len(weight))
+            torch.mm(flat, weight.t(), out=qkv)  # `recompute.cheap` must not keep what is changed
         out = strips.turn(qkv, n.shape[1], heads, cos, sin, gains, HEAD_NORM.eps)
         ctx.save_for_backward(n, weight, cos, sin, None if gains is None else qkv, q_gain, k_gain)
         width = len(weight) // 3
@@ -116,13 +122,13 @@ class _Turned(torch.autograd.Function):
         gains = None if q_gain is None else strips.Gains(q_gain, k_gain)
         dqkv, d_gains = strips.turn_back(dq, dk, dv, cos if qkv is None else qkv, cos, sin, gains, HEAD_NORM.eps)
         of_gains = (None, None) if d_gains is None else d_gains
-        return (dqkv @ weight).view(n.shape), dqkv.t() @ n.reshape(-1, n.shape[-1]), None, None, None, *of_gains
+        return (dqkv @ weight).view(n.shape), dqkv.t() @ n.reshape(-1, n.shape[-1]), None, None, None, *of_gains, None
 
 
-def thought(n: Tensor, up: Matrix, down: Tensor, bend: str) -> Tensor:
+def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, narrow: bool = False) -> Tensor:
     """See `glue.thought`."""
-    if torch.is_grad_enabled():
-        said: Tensor = _Thought.apply(n, *up, down, bend)  # type: ignore[no-untyped-call]
+    if narrow or torch.is_grad_enabled():
+        said: Tensor = (_Narrow if narrow else _Thought).apply(n, *up, down, bend)  # type: ignore[no-untyped-call]
         return said
     flat = n.reshape(-1, n.shape[-1])
     if bend == "gelu" and up[1] is not None:  # a matrix product that bends what it writes
@@ -148,3 +154,24 @@ class _Thought(torch.autograd.Function):
         inner, dz, columns = strips.bend_back(z, dy @ w2, ctx.bend, ctx.biased)
         d_b1 = columns.to(w1.dtype) if columns is not None else None
         return (dz @ w1).view(n.shape), dz.t() @ flat, d_b1, dy.t() @ inner, None
+
+
+class _Narrow(torch.autograd.Function):
+    """The same, of eighths but for the gradients of weights."""
+
+    @staticmethod
+    def forward(ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str) -> Tensor:
+        z = eighths.product(pressed.press(n.reshape(-1, n.shape[-1])), pressed.press(w1), n.dtype, b1)
+        ctx.bend, ctx.biased = bend, b1 is not None
+        ctx.save_for_backward(n, z, w1, w2)
+        return eighths.product(pressed.bend(z, bend), pressed.press(w2), n.dtype).view(n.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        n, z, w1, w2 = ctx.saved_tensors
+        flat, dy = n.reshape(-1, n.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        d_inner = eighths.product(pressed.press(dy), pressed.press(w2.t()), dy.dtype)
+        inner, dz, columns, narrow = pressed.bend_back(z, d_inner, ctx.bend, ctx.biased)
+        dn = eighths.product(narrow, pressed.press(w1.t()), dy.dtype)
+        d_b1 = columns.to(w1.dtype) if columns is not None else None
+        return dn.view(n.shape), dz.t() @ flat, d_b1, dy.t() @ inner, None

@@ -133,6 +133,8 @@ class Trainer:
         self.seen: nn.Module = self.network
         if ranks.world > 1 and not config.loop.shard:
             self.seen = nn.parallel.DistributedDataParallel(self.network)
+        if config.loop.precision == "float8":  # the average, which is evaluated, stays in bfloat16
+            self.network.narrow()
         self.network.pass_through = build.recompute(config.loop.recompute)
         if config.loop.compile:  # the average is not: it is asked seldom, for rows of several shapes
             if config.loop.shard:  # where weights are gathered the graph of a whole trunk would break
@@ -156,7 +158,7 @@ class Trainer:
             for block in network.blocks:
                 fully_shard(block)
             fully_shard(network, reshard_after_forward=True)  # or an evaluation leaves it whole
-        if self.config.loop.precision == "bfloat16":
+        if self.config.loop.precision != "float32":
             half = torch.autocast(self.ranks.device.type, torch.bfloat16)
             network.forward = half(network.forward)  # type: ignore[method-assign]
         return network
