@@ -387,11 +387,13 @@ def bend(z: Tensor, kind: str) -> Tensor:
 @triton.jit
 def _bent(z, BEND: tl.constexpr):
     """The activation, and its slope."""
-    if BEND == 0:  # z/2·(1 + tanh(√(2/π)(z + 0.044715 z³)))
-        inner = 1.5957691216057308 * (z + 0.044715 * z * z * z)  # twice the argument: tanh(a) = 2·sigmoid(2a) − 1
-        half = 1 / (1 + tl.exp(-tl.maximum(inner, -80.0)))  # where an exponential would overflow it is 0 already
+    if BEND == 0:  # z/2·(1 + tanh(√(2/π)(z + 0.044715 z³))), and tanh(a) = 2/(1 + e^−2a) − 1
+        square = z * z
+        # −2a in bits; an exponential that would overflow is of what is 0 already
+        bits = tl.minimum(z * (-2.3022082 - 0.10294324 * square), 115.0)
+        half = 1 / (1 + tl.exp2(bits))
         value = z * half
-        slope = half + value * (1 - half) * 1.5957691216057308 * (1 + 0.134145 * z * z)
+        slope = half + value * (1 - half) * (1.5957691 + 0.21406448 * square)
     else:
         above = tl.where(z > 0, z, 0.0)
         value, slope = above * above, 2 * above

@@ -15,10 +15,12 @@ from sedd.kernels.definition import GUARD, Entries, Sums
 
 STRIP, COLUMNS, STAGES = 128, 256, 1
 """Rows and columns of a program of `slopes_`, and loads under way."""
-SUM_COLUMNS, SUM_WARPS = 2048, 4
-"""What a program of `logsumexp` reads of its row at a time, and its warps."""
+SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 4, 1024, 4
+"""Rows of a program of `logsumexp`, what it reads of them at a time, and its warps."""
 LARGE = 1e34
 """Costs that sum to less have no score beyond the guard among them."""
+BITS: tl.constexpr = tl.constexpr(1.4426950408889634)
+"""log₂ e."""
 
 
 def slopes_(z: Tensor, entries: Entries) -> Sums:
@@ -62,14 +64,16 @@ def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
     """See `definition.logsumexp`."""
     n, width = z.shape
     total = z.new_empty(n, dtype=torch.float32)
-    _logsumexp[(n,)](
+    _logsumexp[(triton.cdiv(n, SUM_ROWS),)](
         z,
         total if bias is None else bias,
         total,
+        n,
         states,
         width,
         BIAS=bias is not None,
         LARGE=LARGE,
+        R=SUM_ROWS,
         C=SUM_COLUMNS,
         num_warps=SUM_WARPS,
     )
@@ -79,11 +83,13 @@ def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
 @triton.jit
 def _entropy(log_s, log_a, REST: tl.constexpr):
     """s − a log s + K(a) and s − a; by a(e^d − 1 − d) in its series where that would cancel, or s alone for a = 0."""
-    s = tl.exp(log_s)
+    s = tl.exp2(
+        log_s * BITS
+    )  # `tl.exp` would keep what is less than a float's normal numbers, and take three times as long
     value = s
     slope = s
     if REST:
-        a = tl.exp(log_a)
+        a = tl.exp2(log_a * BITS)
         d = log_s - log_a
         series = 1.0 / 720 + d * (1.0 / 5040 + d * (1.0 / 40320))
         series = 1.0 / 24 + d * (1.0 / 120 + d * series)
@@ -166,32 +172,39 @@ def _slopes(
     tl.store(columns + tl.program_id(1).to(tl.int64) * states + col, total, mask=counts)
 
 
-@triton.jit
-def _logsumexp(z, bias, total, states, width, BIAS: tl.constexpr, LARGE: tl.constexpr, C: tl.constexpr):
-    """A row a program. Exponentials are summed as they are; where the sum is too large or too small, once more."""
-    row = tl.program_id(0).to(tl.int64)
-    sums = tl.zeros([C], tl.float32)
-    for start in range(0, states, C):
-        sums += tl.exp(_entries(z + row * width, bias, start + tl.arange(0, C), states, width, BIAS))
-    found = tl.sum(sums)
-    most = tl.full([], 0.0, tl.float32)
-    if ~((found < LARGE) & (found > 1 / LARGE)):
-        highest = tl.full([C], -float("inf"), tl.float32)
-        for start in range(0, states, C):
-            x = _entries(z + row * width, bias, start + tl.arange(0, C), states, width, BIAS)
-            highest = tl.maximum(highest, x)
-        most = tl.max(highest)
-        sums = tl.zeros([C], tl.float32)
-        for start in range(0, states, C):
-            x = _entries(z + row * width, bias, start + tl.arange(0, C), states, width, BIAS)
-            sums += tl.exp(x - most)
-        found = tl.sum(sums)
-    tl.store(total + row, most + tl.log(found))
+@triton.jit(do_not_specialize=["n"])
+def _logsumexp(
+    z, bias, total, n, states, width, BIAS: tl.constexpr, LARGE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+):
+    """A few rows a program. Exponentials are summed as they are; where a sum is too large or too small, once more."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    start = z + row[:, None].to(tl.int64) * width
+    sums = tl.zeros([R, C], tl.float32)
+    for left in range(0, states, C):
+        sums += tl.exp2(_entries(start, bias, row, left, n, states, width, BIAS, C) * BITS)
+    found = tl.sum(sums, 1)
+    most = tl.zeros([R], tl.float32)
+    if tl.sum(((found < LARGE) & (found > 1 / LARGE)).to(tl.int32), 0) < R:
+        highest = tl.full([R, C], -float("inf"), tl.float32)
+        for left in range(0, states, C):
+            highest = tl.maximum(highest, _entries(start, bias, row, left, n, states, width, BIAS, C))
+        most = tl.max(highest, 1)
+        sums = tl.zeros([R, C], tl.float32)
+        for left in range(0, states, C):
+            x = _entries(start, bias, row, left, n, states, width, BIAS, C)
+            sums += tl.exp2((x - most[:, None]) * BITS)
+        found = tl.sum(sums, 1)
+    tl.store(total + row, most + tl.log(found), mask=row < n)
 
 
 @triton.jit
-def _entries(z, bias, col, states, width, BIAS: tl.constexpr):
-    x = tl.load(z + col, mask=col < width, other=0).to(tl.float32)
+def _entries(start, bias, row, left, n, states, width, BIAS: tl.constexpr, C: tl.constexpr):
+    """A part of some rows; −∞ behind the last that counts, which few parts have."""
+    col = left + tl.arange(0, C)
+    # all of the width, which is even, so that loads are wide
+    x = tl.load(start + col[None, :], mask=(row < n)[:, None] & (col < width)[None, :], other=0).to(tl.float32)
     if BIAS:
-        x += tl.load(bias + col, mask=col < states, other=0)
-    return tl.where(col < states, x, -float("inf"))
+        x += tl.load(bias + col, mask=col < states, other=0)[None, :]
+    if left + C > states:
+        x = tl.where((col < states)[None, :], x, -float("inf"))
+    return x
