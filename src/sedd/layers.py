@@ -65,10 +65,6 @@ class Affine(Part, ABC):
 class Linear(Affine):
     """Wx + b in the dtype of the weights, or of autocast: the trunk's."""
 
-    def cast(self, dtype: torch.dtype) -> tuple[Float[Tensor, "outputs inputs"], Float[Tensor, " outputs"] | None]:
-        """W and b in another dtype, for whoever multiplies by himself."""
-        return self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
-
     def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
         """Wx + b."""
         return F.linear(x, self.weight, self.bias)

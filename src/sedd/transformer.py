@@ -312,12 +312,17 @@ class ReferenceBlock(Block):
         via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
         first, second = _told(self.adaLN_modulation, c)
         x, n = via.join(x, branch, self.norm1(), first.change, dtype)
-        seen = attend(
-            *via.turned(n, self.attn_qkv.weight.to(dtype), self.heads, sight.rotation, None, self.narrow), sight
+        seen = attend(*via.turned(n, self.attn_qkv.weight, self.heads, sight.rotation, None, self.narrow), sight)
+        x, n = via.join(
+            x,
+            kernels.branch(via.linear(seen, self.attn_out.weight), first.gate, drop),
+            self.norm2(),
+            second.change,
+            dtype,
         )
-        x, n = via.join(x, kernels.branch(self.attn_out(seen), first.gate, drop), self.norm2(), second.change, dtype)
-        up, (down, bias) = (matrix.cast(dtype) for matrix in self.mlp.values())
-        return x, kernels.branch(via.thought(n, up, down, "gelu", self.narrow), second.gate, drop, bias)
+        up, down = self.mlp.values()
+        thought = via.thought(n, (up.weight, up.bias), down.weight, "gelu", self.narrow)
+        return x, kernels.branch(thought, second.gate, drop, down.bias)
 
 
 @final
@@ -383,9 +388,11 @@ class ModernBlock(Block):
         first, second = _told(self.modulation, c)
         x, n = via.join(x, branch, RMS, first.change, dtype)
         gains = self.q_norm(), self.k_norm()
-        seen = attend(*via.turned(n, self.qkv.weight.to(dtype), self.heads, sight.rotation, gains, self.narrow), sight)
-        x, n = via.join(x, kernels.branch(self.out(seen), first.gate, drop), RMS, second.change, dtype)
-        thought = via.thought(n, self.up.cast(dtype), self.down.weight.to(dtype), "relu2", self.narrow)
+        seen = attend(*via.turned(n, self.qkv.weight, self.heads, sight.rotation, gains, self.narrow), sight)
+        x, n = via.join(
+            x, kernels.branch(via.linear(seen, self.out.weight), first.gate, drop), RMS, second.change, dtype
+        )
+        thought = via.thought(n, (self.up.weight, None), self.down.weight, "relu2", self.narrow)
         return x, kernels.branch(thought, second.gate, drop)
 
 

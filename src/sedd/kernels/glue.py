@@ -1,8 +1,9 @@
 """What stands between the matrix products of a block, in torch: on any device, in any precision, seen by autograd.
 
 A block reads a normed stream and adds its answer to the stream. The sum, the dropout of what is added and the norm for
-whoever reads next are one `join`; `turned` and `thought` are matrix products with what follows them. `swift` has the
-same three by hand, for CUDA.
+whoever reads next are one `join`; `turned` and `thought` are matrix products with what follows them, `linear` is one
+alone. Weights are given as they are kept and cast here to the dtype of what they meet. `swift` has the same four by
+hand, for CUDA.
 """
 
 import sys
@@ -73,6 +74,10 @@ class Glue(Protocol):
         """Two matrix products with an activation between them."""
         ...
 
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """A matrix product."""
+        ...
+
 
 def between(device: str, dtype: torch.dtype) -> Glue:
     """`swift` on CUDA, where Triton runs and float32 is exact enough; this, for whatever a compiler is to see."""
@@ -100,13 +105,18 @@ def join(
 
 def survivors(count: int, rate: float, seed: Int[Tensor, " 2"]) -> Bool[Tensor, " count"]:
     """Which of ``count`` entries dropout leaves: a hash of their number, so that nothing need be stored."""
-    h = torch.arange(count, device=seed.device) & _LOW
-    for i, (first, second, third) in enumerate(((16, 13, 16), (15, 16, 17))):  # two rounds of a mixer, a key for each
-        h = h ^ seed[i]
-        h = (h ^ (h >> first)) * 0x85EBCA6B & _LOW
-        h = (h ^ (h >> second)) * 0xC2B2AE35 & _LOW
-        h = h ^ (h >> third)
-    return h >= threshold(rate)
+    first = _mixed(seed[0])
+    h = (torch.arange(count, device=seed.device) * 0x9E3779B9 + first) & _LOW
+    h = (h ^ (h >> 16)) * 0x21F0AAAD & _LOW
+    h = (h ^ (h >> 15) ^ _mixed(seed[1] ^ first)) * 0xD35A2D97 & _LOW
+    return (h ^ (h >> 15)) >= threshold(rate)
+
+
+def _mixed(h: Tensor) -> Tensor:
+    """Numbers that are near each other are not any more."""
+    h = (h ^ (h >> 16)) * 0x21F0AAAD & _LOW
+    h = (h ^ (h >> 15)) * 0xD35A2D97 & _LOW
+    return h ^ (h >> 15)
 
 
 def threshold(rate: float) -> int:
@@ -127,6 +137,7 @@ def turned(
     With ``gains``, queries and keys are first normed, head by head, and multiplied by them. A ``narrow`` product is one
     of `eighths`, on the way forwards alone: its gradient would cost as much to press as it saves.
     """
+    weight = weight.to(n.dtype)
     said = eighths.linear(n, weight, None, back=False) if narrow else F.linear(n, weight)
     q, k, v = (part.unflatten(-1, (heads, -1)) for part in said.chunk(3, -1))
     if gains is not None:
@@ -141,9 +152,15 @@ def thought(
 
     Narrow ones are of `eighths`, forwards and backwards.
     """
+    w1, b1, w2 = up[0].to(n.dtype), None if up[1] is None else up[1].to(n.dtype), down.to(n.dtype)
     if narrow:
-        return eighths.linear(bent(eighths.linear(n, *up, back=True), bend), down, None, back=True)
-    return F.linear(bent(F.linear(n, *up), bend), down)
+        return eighths.linear(bent(eighths.linear(n, w1, b1, back=True), bend), w2, None, back=True)
+    return F.linear(bent(F.linear(n, w1, b1), bend), w2)
+
+
+def linear(x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:
+    """xWᵀ."""
+    return F.linear(x, weight.to(x.dtype))
 
 
 def bent(z: Float[Tensor, "*s"], bend: str) -> Float[Tensor, "*s"]:

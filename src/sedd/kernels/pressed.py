@@ -8,6 +8,8 @@ from torch import Tensor
 from sedd.kernels.eighths import LARGEST, LEAST, Eighths
 from sedd.kernels.strips import BENDS, _bent
 
+# mypy: disable-error-code=assignment
+
 COLUMNS = 1024
 """Rows are read in parts of so many entries at most."""
 PRESS_STRIP, PRESS_WARPS = 16, 4

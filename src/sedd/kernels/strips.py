@@ -110,12 +110,8 @@ def join_back(
 def _survives(index, first, second, least):
     """See `glue.survivors`."""
     h = index.to(tl.uint32) ^ first
-    h = (h ^ (h >> 16)) * 0x85EBCA6B
-    h = (h ^ (h >> 13)) * 0xC2B2AE35
-    h = (h ^ (h >> 16)) ^ second
-    h = (h ^ (h >> 15)) * 0x85EBCA6B
-    h = (h ^ (h >> 16)) * 0xC2B2AE35
-    h = h ^ (h >> 17)
+    h = (h ^ (h >> 16)) * 0x21F0AAAD
+    h = (h ^ (h >> 15) ^ second) * 0xD35A2D97
     return h >= least.to(tl.uint32)
 
 

@@ -103,7 +103,8 @@ class _Turned(torch.autograd.Function):
         narrow: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         gains = None if q_gain is None or k_gain is None else strips.Gains(q_gain, k_gain)
-        flat = n.reshape(-1, n.shape[-1])
+        flat, ctx.dtype = n.reshape(-1, n.shape[-1]), weight.dtype
+        weight = weight.to(n.dtype)
         if narrow:
             qkv = eighths.product(pressed.press(flat), pressed.press(weight), n.dtype)
         else:
@@ -122,56 +123,77 @@ class _Turned(torch.autograd.Function):
         gains = None if q_gain is None else strips.Gains(q_gain, k_gain)
         dqkv, d_gains = strips.turn_back(dq, dk, dv, cos if qkv is None else qkv, cos, sin, gains, HEAD_NORM.eps)
         of_gains = (None, None) if d_gains is None else d_gains
-        return (dqkv @ weight).view(n.shape), dqkv.t() @ n.reshape(-1, n.shape[-1]), None, None, None, *of_gains, None
+        d_weight = _of_weight(dqkv, n.reshape(-1, n.shape[-1]), ctx.dtype)
+        return (dqkv @ weight).view(n.shape), d_weight, None, None, None, *of_gains, None
+
+
+def _of_weight(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """dyᵀx, the gradient of a weight: not rounded to half precision on its way to a weight that is not."""
+    if dy.is_cuda and dy.dtype != dtype:
+        return torch.mm(dy.t(), x, out_dtype=dtype)
+    return (dy.t() @ x).to(dtype)
 
 
 def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, narrow: bool = False) -> Tensor:
     """See `glue.thought`."""
     if narrow or torch.is_grad_enabled():
-        said: Tensor = (_Narrow if narrow else _Thought).apply(n, *up, down, bend)  # type: ignore[no-untyped-call]
+        said: Tensor = _Thought.apply(n, *up, down, bend, narrow)  # type: ignore[no-untyped-call]
         return said
-    flat = n.reshape(-1, n.shape[-1])
-    if bend == "gelu" and up[1] is not None:  # a matrix product that bends what it writes
-        inner = torch._addmm_activation(up[1], flat, up[0].t(), use_gelu=True)
+    flat, w1, w2 = n.reshape(-1, n.shape[-1]), up[0].to(n.dtype), down.to(n.dtype)
+    b1 = None if up[1] is None else up[1].to(n.dtype)
+    if bend == "gelu" and b1 is not None:  # a matrix product that bends what it writes
+        inner = torch._addmm_activation(b1, flat, w1.t(), use_gelu=True)
     else:
-        inner = strips.bend(F.linear(flat, *up), bend)
-    return F.linear(inner, down).view(n.shape)
+        inner = strips.bend(F.linear(flat, w1, b1), bend)
+    return F.linear(inner, w2).view(n.shape)
 
 
 class _Thought(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str) -> Tensor:
-        flat = n.reshape(-1, n.shape[-1])
-        z = F.linear(flat, w1, b1)
-        ctx.bend, ctx.biased = bend, b1 is not None
+    def forward(ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str, narrow: bool) -> Tensor:
+        flat, dtype = n.reshape(-1, n.shape[-1]), n.dtype
+        ctx.bend, ctx.narrow, ctx.dtypes = bend, narrow, [None if a is None else a.dtype for a in (w1, b1, w2)]
+        w1, b1, w2 = w1.to(dtype), None if b1 is None else b1.to(dtype), w2.to(dtype)
+        if narrow:
+            z = eighths.product(pressed.press(flat), pressed.press(w1), dtype, b1)
+            y = eighths.product(pressed.bend(z, bend), pressed.press(w2), dtype)
+        else:
+            z = F.linear(flat, w1, b1)
+            y = F.linear(strips.bend(z, bend), w2)
         ctx.save_for_backward(n, z, w1, w2)
-        return F.linear(strips.bend(z, bend), w2).view(n.shape)
+        return y.view(n.shape)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         n, z, w1, w2 = ctx.saved_tensors
+        of_w1, of_b1, of_w2 = ctx.dtypes
         flat, dy = n.reshape(-1, n.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        inner, dz, columns = strips.bend_back(z, dy @ w2, ctx.bend, ctx.biased)
-        d_b1 = columns.to(w1.dtype) if columns is not None else None
-        return (dz @ w1).view(n.shape), dz.t() @ flat, d_b1, dy.t() @ inner, None
+        if ctx.narrow:
+            d_inner = eighths.product(pressed.press(dy), pressed.press(w2.t()), dy.dtype)
+            inner, dz, columns, narrow = pressed.bend_back(z, d_inner, ctx.bend, of_b1 is not None)
+            dn = eighths.product(narrow, pressed.press(w1.t()), dy.dtype)
+        else:
+            inner, dz, columns = strips.bend_back(z, dy @ w2, ctx.bend, of_b1 is not None)
+            dn = dz @ w1
+        d_b1 = None if columns is None else columns.to(of_b1)
+        return dn.view(n.shape), _of_weight(dz, flat, of_w1), d_b1, _of_weight(dy, inner, of_w2), None, None
 
 
-class _Narrow(torch.autograd.Function):
-    """The same, of eighths but for the gradients of weights."""
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """See `glue.linear`."""
+    said: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
+    return said
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.dtype, weight = weight.dtype, weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight)
 
     @staticmethod
-    def forward(ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str) -> Tensor:
-        z = eighths.product(pressed.press(n.reshape(-1, n.shape[-1])), pressed.press(w1), n.dtype, b1)
-        ctx.bend, ctx.biased = bend, b1 is not None
-        ctx.save_for_backward(n, z, w1, w2)
-        return eighths.product(pressed.bend(z, bend), pressed.press(w2), n.dtype).view(n.shape)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        n, z, w1, w2 = ctx.saved_tensors
-        flat, dy = n.reshape(-1, n.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        d_inner = eighths.product(pressed.press(dy), pressed.press(w2.t()), dy.dtype)
-        inner, dz, columns, narrow = pressed.bend_back(z, d_inner, ctx.bend, ctx.biased)
-        dn = eighths.product(narrow, pressed.press(w1.t()), dy.dtype)
-        d_b1 = columns.to(w1.dtype) if columns is not None else None
-        return dn.view(n.shape), dz.t() @ flat, d_b1, dy.t() @ inner, None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        flat = dy.reshape(-1, dy.shape[-1])
+        return (flat @ weight).view(x.shape), _of_weight(flat, x.reshape(-1, x.shape[-1]), ctx.dtype)
