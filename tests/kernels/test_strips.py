@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.kernels import glue, strips, swift
+from sedd.kernels import glue, joins, swift
 from sedd.kernels.glue import Branch, Change
 from sedd.layers import RMS, Norm, Rotary
 
@@ -105,8 +105,8 @@ def test_dropout_leaves_the_share_it_says_and_no_pattern() -> None:
 def test_a_mutant_is_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that forgets what comes down the stream."""
     x, y = draw(2, 5, 24, device=device), draw(2, 5, 24, seed=1, device=device)
-    right = strips.join_back
-    monkeypatch.setattr(strips, "join_back", lambda *given: right(*given[:-1], None))
+    right = joins.join_back
+    monkeypatch.setattr(joins, "join_back", lambda *given: right(*given[:-1], None))
     ours, theirs = both(lambda twin: twin.join(x, Branch(y, None), RMS, None, torch.float32), [x, y])
     with pytest.raises(AssertionError):
         close(ours, theirs)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.kernels import strips
+from sedd.kernels import joins, strips
 from sedd.kernels.glue import Branch, Change, Matrix
 from sedd.layers import HEAD_NORM, Norm, Rotation
 
@@ -52,9 +52,9 @@ class _Join(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         x = x.contiguous()
         y = None if y is None else y.contiguous()
-        plan = strips.Join(rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0)
-        parts = strips.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed)
-        total, n, mean, spread = strips.join(x, parts, plan, rest.dtype)
+        plan = joins.Join(rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0)
+        parts = joins.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed)
+        total, n, mean, spread = joins.join(x, parts, plan, rest.dtype)
         ctx.plan = plan
         ctx.save_for_backward(total, *parts, mean, spread)
         return (None if y is None else total), n
@@ -62,10 +62,10 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, dn: Tensor | None) -> tuple[Tensor | None, ...]:
         total, *parts, mean, spread = ctx.saved_tensors
-        of = strips.Parts(*parts)
+        of = joins.Parts(*parts)
         if dn is None:
             dn = torch.zeros_like(total)
-        back = strips.join_back(total, of, ctx.plan, mean, spread, dn.contiguous(), g)
+        back = joins.join_back(total, of, ctx.plan, mean, spread, dn.contiguous(), g)
         scale_sum, plain_sum, gate_sum, y_sum = back.sums  # over positions, for every sequence: dn·x̂, dn, dx·y, dy
         given = 1.0 if of.scale is None else 1 + of.scale
         weight = 1.0 if of.weight is None else of.weight
