@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sedd.kernels import glue, joins, swift
 from sedd.kernels.glue import Branch, Change
+from sedd.kernels.rows import Rows, unknown_rows
 from sedd.layers import RMS, Norm, Rotary
 
 
@@ -32,11 +33,11 @@ def close(ours: list[Tensor], theirs: list[Tensor], rtol: float = 1e-4) -> None:
         assert (a - b).norm() <= rtol * b.norm() + 1e-6
 
 
-@pytest.mark.parametrize("size", [(1, 1, 2), (2, 37, 24), (3, 8, 65)])
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("kind", ["timed", "untimed", "modern", "modern untimed"])
-def test_join(kind: str, rate: float, size: tuple[int, int, int], device: str) -> None:
-    b, _, h = size
+def joining(
+    kind: str, rate: float, size: tuple[int, ...], b: int, device: str
+) -> tuple[Callable[..., tuple[Tensor, Tensor]], list[Tensor]]:
+    """A join of a twin, of sequences or of some rows of theirs, and all that has a gradient."""
+    h = size[-1]
     x, y, weight, bias = (draw(*shape, seed=i, device=device) for i, shape in enumerate((size, size, (h,), (h,))))
     table = draw(b, 3 * h, seed=5, device=device)  # gates and changes are columns of a wider table
     gate, shift, scale = table.chunk(3, -1)
@@ -46,11 +47,58 @@ def test_join(kind: str, rate: float, size: tuple[int, int, int], device: str) -
     leaves = [x, y, *([table] if told else []), *(a for a in (norm.weight, norm.bias, lift) if a is not None)]
     seed = torch.tensor([2**32 - 5, 12345], device=device) if rate else None
 
-    def work(twin: Any) -> tuple[Tensor, Tensor]:
+    def work(twin: Any, rows: Rows | None = None) -> tuple[Tensor, Tensor]:
         branch = Branch(y, gate if told else None, rate, seed, lift)
-        return twin.join(x, branch, norm, Change(shift, scale) if told else None, torch.float32)
+        joined: tuple[Tensor, Tensor] = twin.join(
+            x, branch, norm, Change(shift, scale) if told else None, torch.float32, rows
+        )
+        return joined
 
+    return work, leaves
+
+
+@pytest.mark.parametrize("size", [(1, 1, 2), (2, 37, 24), (3, 8, 65)])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["timed", "untimed", "modern", "modern untimed"])
+def test_join(kind: str, rate: float, size: tuple[int, int, int], device: str) -> None:
+    work, leaves = joining(kind, rate, size, size[0], device)
     close(*both(work, leaves))
+
+
+RAGGED = {
+    "none": (3, 5, []),
+    "one": (1, 1, [0]),
+    "all": (2, 5, range(10)),
+    "some": (4, 37, [*range(37, 74), 74, *range(111, 148, 2)]),  # nothing of the first, all of the second, one row
+}
+
+
+def ragged(of: str, device: str) -> Rows:
+    b, length, kept = RAGGED[of]
+    unknown = torch.zeros(b * length, dtype=torch.bool)
+    unknown[list(kept)] = True
+    return unknown_rows(unknown.view(b, length).to(device))
+
+
+@pytest.mark.parametrize(("rate", "width"), [(0.0, 12), (0.3, 65)])
+@pytest.mark.parametrize("kind", ["timed", "untimed", "modern", "modern untimed"])
+@pytest.mark.parametrize("of", RAGGED)
+def test_join_of_rows(of: str, kind: str, rate: float, width: int, device: str) -> None:
+    """What each sequence is told goes to its rows, however many it has; sums over rows are of its own."""
+    rows = ragged(of, device)
+    size, b = (len(rows.kept), width), len(rows.starts) - 1
+    work, leaves = joining(kind, rate, size, b, device)
+    close(*both(lambda twin: work(twin, rows), leaves))
+    close(*both(lambda twin: work(twin, rows)[1:], leaves))  # at the end nobody asks for the stream
+
+
+def test_a_mutant_of_rows_is_seen(device: str) -> None:
+    """One that takes the rows of the sequence before."""
+    rows = ragged("some", device)
+    work, leaves = joining("timed", 0.0, (len(rows.kept), 24), 4, device)
+    other = {glue: rows, swift: rows._replace(starts=rows.starts.roll(1))}
+    with pytest.raises(AssertionError):
+        close(*both(lambda twin: work(twin, other[twin]), leaves))
 
 
 def test_join_of_nothing_and_at_the_end(device: str) -> None:
@@ -74,7 +122,7 @@ def test_turned(normed: bool, length: int, heads: int, d: int, device: str) -> N
     close(*both(lambda twin: twin.turned(n, weight, heads, rotary(length), gains), leaves))
 
 
-@pytest.mark.parametrize("rows", [1, 37])
+@pytest.mark.parametrize("rows", [0, 1, 37])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("bend", ["gelu", "relu2"])
 def test_thought(bend: str, biased: bool, rows: int, device: str) -> None:

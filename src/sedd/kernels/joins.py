@@ -21,6 +21,8 @@ class Join(NamedTuple):
     eps: float
     centred: bool
     rate: float
+    length: int
+    """How many rows a sequence has, or may have at most."""
 
 
 class Parts(NamedTuple):
@@ -34,6 +36,12 @@ class Parts(NamedTuple):
     shift: Tensor | None
     scale: Tensor | None
     seed: Tensor | None
+    starts: Tensor | None
+    """Where the rows of each sequence begin, and the end, if not all have as many."""
+
+    def sequences(self, x: Tensor) -> int:
+        """How many there are."""
+        return len(x) if self.starts is None else len(self.starts) - 1
 
     def flags(self, drop: bool) -> dict[str, bool]:
         """Which of them there are."""
@@ -44,6 +52,7 @@ class Parts(NamedTuple):
             "WEIGHT": self.weight,
             "BIAS": self.bias,
             "CHANGE": self.scale,
+            "RAGGED": self.starts,
         }
         return {name: part is not None for name, part in names.items()} | {"DROP": drop and self.seed is not None}
 
@@ -60,10 +69,10 @@ class Parts(NamedTuple):
 
 def join(x: Tensor, parts: Parts, plan: Join, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The stream with the branch, what the next block reads, and mean and 1/spread of every row."""
-    b, length, width = x.shape
+    b, length, width = parts.sequences(x), plan.length, x.shape[-1]
     total = x if parts.y is None else torch.empty_like(x)
     n = torch.empty_like(x, dtype=dtype)
-    mean, spread = (x.new_empty(b, length, dtype=torch.float32) for _ in range(2))
+    mean, spread = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
     strip = JOIN_STRIP if b * length >= 2**14 else JOIN_ROWS
     _join[(triton.cdiv(length, strip), b)](
         x, *parts.pointers(x), total, n, mean, spread, length, width, *parts.strides(),
@@ -85,7 +94,7 @@ def join_back(
     total: Tensor, parts: Parts, plan: Join, mean: Tensor, spread: Tensor, dn: Tensor, g: Tensor | None
 ) -> JoinBack:
     """From the gradients of what `join` gave to those of what it was given."""
-    b, length, width = total.shape
+    b, length, width = parts.sequences(total), plan.length, total.shape[-1]
     dx = torch.empty_like(total)
     dy = None if parts.y is None else torch.empty_like(parts.y)
     strips = triton.cdiv(length, BACK_STRIP)
@@ -115,13 +124,25 @@ def _survives(index, first, second, least):
 
 
 @triton.jit
+def _run(starts, length, RAGGED: tl.constexpr, STRIP: tl.constexpr):
+    """Of a program's sequence the first row and how many there are; of the program, how many it looks at."""
+    first, steps = tl.program_id(1).to(tl.int64) * length, STRIP
+    if RAGGED:
+        first = tl.load(starts + tl.program_id(1))
+        length = (tl.load(starts + tl.program_id(1) + 1) - first).to(tl.int32)
+        steps = tl.minimum(STRIP, length - tl.program_id(0) * STRIP)
+    return first, length, steps
+
+
+@triton.jit
 def _join(
-    x, y, y_bias, gate, weight, bias, shift, scale, seed, total, n, mean, spread, length, width, gate_stride,
-    change_stride, least, keep, eps, STRIP: tl.constexpr, STAGES: tl.constexpr, CENTRED: tl.constexpr,
-    Y: tl.constexpr, Y_BIAS: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    CHANGE: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    x, y, y_bias, gate, weight, bias, shift, scale, seed, starts, total, n, mean, spread, length, width, gate_stride,
+    change_stride, least, keep, eps, STRIP: tl.constexpr, STAGES: tl.constexpr, RAGGED: tl.constexpr,
+    CENTRED: tl.constexpr, Y: tl.constexpr, Y_BIAS: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
+    begin, length, steps = _run(starts, length, RAGGED, STRIP)
     col = tl.arange(0, C)
     inside = col < width
     if Y_BIAS:
@@ -137,9 +158,9 @@ def _join(
         times = 1 + tl.load(scale + b * change_stride + col, mask=inside, other=0)[None, :]
     if DROP:
         first, second = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
-    for start in tl.range(0, STRIP, R, num_stages=STAGES):
+    for start in tl.range(0, steps, R, num_stages=STAGES):
         place = tl.program_id(0) * STRIP + start + tl.arange(0, R)
-        row = b.to(tl.int64) * length + place
+        row = begin + place
         here = place < length
         held = here[:, None] & inside[None, :]
         at = row[:, None] * width + col[None, :]
@@ -175,13 +196,14 @@ def _join(
 
 @triton.jit
 def _join_back(
-    total, y, y_bias, gate, weight, bias, shift, scale, seed, mean, spread, dn, given, dx, dy, sums, length, width,
-    gate_stride, change_stride, sums_stride, least, keep, STRIP: tl.constexpr, STAGES: tl.constexpr,
-    CENTRED: tl.constexpr, Y: tl.constexpr, Y_BIAS: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr,
-    BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr,
+    total, y, y_bias, gate, weight, bias, shift, scale, seed, starts, mean, spread, dn, given, dx, dy, sums, length,
+    width, gate_stride, change_stride, sums_stride, least, keep, STRIP: tl.constexpr, STAGES: tl.constexpr,
+    RAGGED: tl.constexpr, CENTRED: tl.constexpr, Y: tl.constexpr, Y_BIAS: tl.constexpr, GATE: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
+    begin, length, steps = _run(starts, length, RAGGED, STRIP)
     col = tl.arange(0, C)
     inside = col < width
     times = tl.full([1, C], 1.0, tl.float32)
@@ -199,9 +221,9 @@ def _join_back(
     by_shift = tl.zeros([R, C], tl.float32)
     by_gate = tl.zeros([R, C], tl.float32)
     by_y = tl.zeros([R, C], tl.float32)
-    for start in tl.range(0, STRIP, R, num_stages=STAGES):
+    for start in tl.range(0, steps, R, num_stages=STAGES):
         place = tl.program_id(0) * STRIP + start + tl.arange(0, R)
-        row = b.to(tl.int64) * length + place
+        row = begin + place
         here = place < length
         held = here[:, None] & inside[None, :]
         at = row[:, None] * width + col[None, :]

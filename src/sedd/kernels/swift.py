@@ -8,19 +8,24 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from sedd.kernels import joins, strips
 from sedd.kernels.glue import Branch, Change, Matrix
+from sedd.kernels.rows import Rows
 from sedd.layers import HEAD_NORM, Norm, Rotation
 
 
 def join(
-    x: Tensor, branch: Branch | None, norm: Norm, change: Change | None, dtype: torch.dtype
+    x: Tensor,
+    branch: Branch | None,
+    norm: Norm,
+    change: Change | None,
+    dtype: torch.dtype,
+    rows: Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `glue.join`."""
     shift, scale = (None, None) if change is None else change
     if branch is None:
-        return x, _Join.apply(x, None, None, None, norm.weight, norm.bias, shift, scale, _Rest(norm, 0.0, None, dtype))[
-            1
-        ]  # type: ignore[no-untyped-call]
-    rest = _Rest(norm, branch.rate, branch.seed, dtype)
+        rest = _Rest(norm, 0.0, None, dtype, rows)
+        return x, _Join.apply(x, None, None, None, norm.weight, norm.bias, shift, scale, rest)[1]  # type: ignore[no-untyped-call]
+    rest = _Rest(norm, branch.rate, branch.seed, dtype, rows)
     given = branch.y, branch.bias, branch.gate, norm.weight, norm.bias, shift, scale
     joined: tuple[Tensor, Tensor] = _Join.apply(x, *given, rest)  # type: ignore[no-untyped-call]
     return joined
@@ -33,6 +38,7 @@ class _Rest(NamedTuple):
     rate: float
     seed: Tensor | None
     dtype: torch.dtype
+    rows: Rows | None
 
 
 class _Join(torch.autograd.Function):
@@ -52,8 +58,9 @@ class _Join(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         x = x.contiguous()
         y = None if y is None else y.contiguous()
-        plan = joins.Join(rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0)
-        parts = joins.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed)
+        length, starts = (x.shape[1], None) if rest.rows is None else (rest.rows.length, rest.rows.starts)
+        plan = joins.Join(rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0, length)
+        parts = joins.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed, starts)
         total, n, mean, spread = joins.join(x, parts, plan, rest.dtype)
         ctx.plan = plan
         ctx.save_for_backward(total, *parts, mean, spread)
