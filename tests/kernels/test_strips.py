@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from sedd import transformer
 from sedd.kernels import glue, joins, swift
 from sedd.kernels.glue import Branch, Change
 from sedd.kernels.rows import Rows, unknown_rows
 from sedd.layers import RMS, Norm, Rotary
+from sedd.transformer import Modern, Reference, Transformer
 
 
 def draw(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
@@ -109,6 +111,25 @@ def test_join_of_nothing_and_at_the_end(device: str) -> None:
     close(*both(lambda twin: twin.join(x, None, norm, None, torch.float32), [x, weight]))
     close(*both(lambda twin: twin.join(x, Branch(y, None), norm, None, torch.float32)[1:], [x, y, weight]))
     close(*both(lambda twin: twin.join(x, Branch(y, None), norm, None, torch.float32)[:1], [x, y]))
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+@pytest.mark.parametrize("style", [Reference, Modern])
+def test_a_network_of_rows(style: type[Transformer], count: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes through a whole network with either twin finds the same, though no row may count."""
+    network = style(states=7, width=12, depth=2, heads=2, cond=4).to(device)
+    weights = list(network.parameters())
+    with torch.no_grad():
+        for i, weight in enumerate(weights):
+            weight.copy_(0.5 * draw(*weight.shape, seed=i))
+    x, sigma = torch.arange(15, device=device).view(3, 5) % 7, torch.tensor([0.2, 1.0, 2.0], device=device)
+    rows = unknown_rows(torch.arange(15, device=device).view(3, 5) >= 15 - count)
+
+    def work(twin: Any) -> tuple[Tensor]:
+        monkeypatch.setattr(transformer.kernels, "between", lambda device, dtype: twin)
+        return (network(x, sigma, rows=rows),)
+
+    close(*both(work, weights), rtol=1e-3)
 
 
 @pytest.mark.parametrize(("length", "heads", "d"), [(1, 1, 2), (19, 3, 12), (8, 2, 64)])
