@@ -90,12 +90,11 @@ class Fused:
             half = torch.is_autocast_enabled(kind)
             with torch.autocast(kind, enabled=False):
                 cost = self.asks.cost(x_t, x_0, t, weight, exact, rows)
-                packed = hidden.flatten(0, -2) if rows is None else kernels.take(hidden, rows)
                 dtype = torch.get_autocast_dtype(kind) if half else None
-                return kernels.linear_loss(packed, head.weight, head.bias, cost, dtype=dtype)
+                return kernels.linear_loss(hidden.flatten(0, -2), head.weight, head.bias, cost, dtype=dtype)
 
         told = self.asks.sigma(x_t, x_0, t).float()
-        loss: kernels.Loss = self.network(x_t, told, valid, read)
+        loss: kernels.Loss = self.network(x_t, told, valid, read, rows)
         return Weighed(loss.total, _spread(loss.rows, rows).view(x_t.shape), loss.beyond)
 
     def _rows(self, x_t: Tensor, valid: Tensor | None, count: int | None) -> Rows | None:

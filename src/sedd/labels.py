@@ -39,5 +39,5 @@ class Labelled(nn.Module):
         self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L h"]:
         """What the head reads."""
-        hidden: Tensor = self.network.hidden(x, sigma, valid, self.label.expand(sigma.shape))
+        hidden: Tensor = self.network.hidden(x, sigma, valid, label=self.label.expand(sigma.shape))
         return hidden

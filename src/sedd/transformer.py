@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd import check, kernels, recompute
-from sedd.kernels import Branch, Change, eighths
+from sedd.kernels import Branch, Change, Rows, eighths
 from sedd.layers import (
     RMS,
     Embedding,
@@ -74,9 +74,17 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None, sight: Sight
-    ) -> tuple[Float[Tensor, "b L h"], Branch]:
-        """The stream and what is still to be added to it: whoever reads next does that."""
+        self,
+        x: Float[Tensor, "b L h"],
+        branch: Branch | None,
+        c: Float[Tensor, "b cond"] | None,
+        sight: Sight,
+        rows: Rows | None = None,
+    ) -> tuple[Float[Tensor, "*s h"], Branch]:
+        """The stream and what is still to be added to it: whoever reads next does that.
+
+        With ``rows`` it goes no further than these: all are seen, and nobody reads the others.
+        """
 
 
 class Last(nn.Module, ABC):
@@ -86,8 +94,12 @@ class Last(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None
-    ) -> Float[Tensor, "b L h"]:
+        self,
+        x: Float[Tensor, "*s h"],
+        branch: Branch | None,
+        c: Float[Tensor, "b cond"] | None,
+        rows: Rows | None = None,
+    ) -> Float[Tensor, "*s h"]:
         """What the head reads."""
 
 
@@ -132,6 +144,7 @@ class Transformer(nn.Module, ABC):
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
         self.states, self.causal, self.labels = states, causal, labels
         self.pass_through = recompute.nothing
+        self.compiled = False
         self.vocab_embed = Embedding(states, width)
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last: no label
         self.sigma_map = NoiseEmbedding(cond) if timed else None
@@ -175,17 +188,23 @@ class Transformer(nn.Module, ABC):
         x: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
         valid: Bool[Tensor, "*b L"] | None = None,
+        rows: Rows | None = None,
         label: Int[Tensor, "*b"] | None = None,
-    ) -> Float[Tensor, "*b L width"]:
-        """What the head reads, in the dtype of its weights or of autocast; see `forward`."""
+    ) -> Float[Tensor, "*s width"]:
+        """What the head reads, in the dtype of its weights or of autocast; see `forward`.
+
+        For every position, (*b, L, width), or for some ``rows`` of them, (n, width).
+        """
         check.states(x, self.states)
-        rows, length = sigma.numel(), x.shape[-1]
-        h = wide(self.vocab_embed(x.reshape(rows, length)))
+        b, length = sigma.numel(), x.shape[-1]
+        h = wide(self.vocab_embed(x.reshape(b, length)))
         if self.label_embed is not None:
-            label = x.new_full((rows,), self.labels) if label is None else label.reshape(rows)
+            label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
             h = h + wide(self.label_embed(label[:, None]))
-        valid = None if valid is None else valid.reshape(rows, length)
-        return self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length)).view(*x.shape, -1)
+        valid = None if valid is None else valid.reshape(b, length)
+        within, after = (None, rows) if self.compiled else (rows, None)  # how many they are would be a shape of a graph
+        last = kernels.take(self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), within), after)
+        return last.view(*x.shape, -1) if rows is None else last
 
     def trunk(
         self,
@@ -193,17 +212,19 @@ class Transformer(nn.Module, ABC):
         sigma: Float[Tensor, " b"],
         valid: Bool[Tensor, "b L"] | None,
         rotation: Rotation,
-    ) -> Float[Tensor, "b L width"]:
+        rows: Rows | None = None,
+    ) -> Float[Tensor, "*s width"]:
         """From the embedding of tokens to what the head reads: one graph, in which nothing depends on values.
 
-        The rotation is an argument, or a compiler would compute sines again wherever it needs them.
+        The rotation is an argument, or a compiler would compute sines again wherever it needs them. In the last block
+        all that follows attention is done for ``rows`` alone, if they are given.
         """
         place = sight(rotation, valid, self.causal)
         c, branch = self._condition(sigma), None
         h = (h if self.place is None else h + self.place(h.shape[1])).to(working(self.head.weight))
         for block in self.blocks:
-            h, branch = self.pass_through(block, h, branch, c, place)
-        last: Tensor = self.output_layer(h, branch, c)
+            h, branch = self.pass_through(block, h, branch, c, place, rows if block is self.blocks[-1] else None)
+        last: Tensor = self.output_layer(h, branch, c, rows)
         return last
 
     def narrow(self) -> None:
@@ -221,6 +242,13 @@ class Transformer(nn.Module, ABC):
         whatever reads the last states, which may be a few of the rows and another number in every step.
         """
         self.trunk = torch.compile(self.trunk, fullgraph=True, dynamic=False, backend=backend)  # type: ignore[method-assign]
+        self.compiled = True
+
+    def compile_blocks(self, backend: str = "inductor") -> None:
+        """Compile every block by itself: for a network whose weights are gathered between them."""
+        for block in self.blocks:
+            block.compile(backend=backend)
+        self.compiled = True
 
     def forward(
         self,
@@ -228,15 +256,18 @@ class Transformer(nn.Module, ABC):
         sigma: Float[Tensor, "*b"],
         valid: Bool[Tensor, "*b L"] | None = None,
         read: Callable[[Tensor, Linear], Any] = every_entry,
+        rows: Rows | None = None,
         label: Int[Tensor, "*b"] | None = None,
     ) -> Any:
         """An entry for every output, in float32 or better; or what ``read`` makes of the last states and the head.
+
+        With ``rows`` the last states are of these alone, which is less work than to leave the others out afterwards.
 
         Where ``valid`` is False there is padding: no valid position sees it, and what stands there in the output
         means nothing. Positions count from the left, so padding on the right moves nothing. ``label`` is an id for each
         sequence; None, and the id after the last, are no label.
         """
-        return read(self.hidden(x, sigma, valid, label), self.head)
+        return read(self.hidden(x, sigma, valid, rows, label), self.head)
 
     def _condition(self, sigma: Tensor) -> Tensor | None:
         if self.sigma_map is None:
@@ -305,21 +336,22 @@ class ReferenceBlock(Block):
         self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, zero=True)
 
     def forward(
-        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None, sight: Sight
-    ) -> tuple[Float[Tensor, "b L h"], Branch]:
+        self,
+        x: Float[Tensor, "b L h"],
+        branch: Branch | None,
+        c: Float[Tensor, "b cond"] | None,
+        sight: Sight,
+        rows: Rows | None = None,
+    ) -> tuple[Float[Tensor, "*s h"], Branch]:
         """At the start, where the modulation is 0, nothing is added if σ is told."""
         dtype = working(self.attn_qkv.weight)
         via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
         first, second = _told(self.adaLN_modulation, c)
         x, n = via.join(x, branch, self.norm1(), first.change, dtype)
         seen = attend(*via.turned(n, self.attn_qkv.weight, self.heads, sight.rotation, None, self.narrow), sight)
-        x, n = via.join(
-            x,
-            kernels.branch(via.linear(seen, self.attn_out.weight), first.gate, drop),
-            self.norm2(),
-            second.change,
-            dtype,
-        )
+        x, seen = kernels.take(x, rows), kernels.take(seen, rows)
+        added = kernels.branch(via.linear(seen, self.attn_out.weight), first.gate, drop)
+        x, n = via.join(x, added, self.norm2(), second.change, dtype, rows)
         up, down = self.mlp.values()
         thought = via.thought(n, (up.weight, up.bias), down.weight, "gelu", self.narrow)
         return x, kernels.branch(thought, second.gate, drop, down.bias)
@@ -336,12 +368,16 @@ class ReferenceLast(Last):
         self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, zero=True)
 
     def forward(
-        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None
-    ) -> Float[Tensor, "b L h"]:
+        self,
+        x: Float[Tensor, "*s h"],
+        branch: Branch | None,
+        c: Float[Tensor, "b cond"] | None,
+        rows: Rows | None = None,
+    ) -> Float[Tensor, "*s h"]:
         """What the head reads."""
         dtype = working(self.linear.weight)
         via = kernels.between(x.device.type, dtype)
-        return via.join(x, branch, self.norm_final(), _changed(self.adaLN_modulation, c), dtype)[1]
+        return via.join(x, branch, self.norm_final(), _changed(self.adaLN_modulation, c), dtype, rows)[1]
 
 
 # The network to train anew ---------------------------------------------------------------------------------
@@ -380,8 +416,13 @@ class ModernBlock(Block):
         self.modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, bias=False, zero=True)
 
     def forward(
-        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None, sight: Sight
-    ) -> tuple[Float[Tensor, "b L h"], Branch]:
+        self,
+        x: Float[Tensor, "b L h"],
+        branch: Branch | None,
+        c: Float[Tensor, "b cond"] | None,
+        sight: Sight,
+        rows: Rows | None = None,
+    ) -> tuple[Float[Tensor, "*s h"], Branch]:
         """At the start, where the modulation is 0, nothing is added if σ is told."""
         dtype = working(self.qkv.weight)
         via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
@@ -389,9 +430,9 @@ class ModernBlock(Block):
         x, n = via.join(x, branch, RMS, first.change, dtype)
         gains = self.q_norm(), self.k_norm()
         seen = attend(*via.turned(n, self.qkv.weight, self.heads, sight.rotation, gains, self.narrow), sight)
-        x, n = via.join(
-            x, kernels.branch(via.linear(seen, self.out.weight), first.gate, drop), RMS, second.change, dtype
-        )
+        x, seen = kernels.take(x, rows), kernels.take(seen, rows)
+        added = kernels.branch(via.linear(seen, self.out.weight), first.gate, drop)
+        x, n = via.join(x, added, RMS, second.change, dtype, rows)
         thought = via.thought(n, (self.up.weight, None), self.down.weight, "relu2", self.narrow)
         return x, kernels.branch(thought, second.gate, drop)
 
@@ -406,8 +447,12 @@ class ModernLast(Last):
         self.modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, bias=False, zero=True)
 
     def forward(
-        self, x: Float[Tensor, "b L h"], branch: Branch | None, c: Float[Tensor, "b cond"] | None
-    ) -> Float[Tensor, "b L h"]:
+        self,
+        x: Float[Tensor, "*s h"],
+        branch: Branch | None,
+        c: Float[Tensor, "b cond"] | None,
+        rows: Rows | None = None,
+    ) -> Float[Tensor, "*s h"]:
         """What the head reads."""
         dtype = working(self.linear.weight)
-        return kernels.between(x.device.type, dtype).join(x, branch, RMS, _changed(self.modulation, c), dtype)[1]
+        return kernels.between(x.device.type, dtype).join(x, branch, RMS, _changed(self.modulation, c), dtype, rows)[1]

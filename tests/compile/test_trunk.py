@@ -44,3 +44,14 @@ def test_one_graph_however_much_is_masked(name: str, style: type[Transformer]) -
     for t in (0.5, 0.1, 0.0, 1.0, 0.8):
         torch.testing.assert_close(stepped(compiled, t), stepped(plain, t), rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("style", [Reference, Modern])
+def test_one_graph_a_block_however_much_is_masked(style: type[Transformer]) -> None:
+    plain, compiled = made(style), made(style)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled.compile_blocks(backend="aot_eager")
+    for t in (0.5, 0.1, 0.0, 1.0, 0.8):
+        torch.testing.assert_close(stepped(compiled, t), stepped(plain, t), rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == len(compiled.blocks)

@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.kernels import eighths, glue, pressed, strips, swift
+from sedd import transformer
+from sedd.kernels import eighths, glue, joins, pressed, swift
 from sedd.kernels.glue import Branch, Change
+from sedd.kernels.rows import Rows, unknown_rows
 from sedd.layers import RMS, Norm, Rotary
+from sedd.transformer import Modern, Reference, Transformer
 
 
 def draw(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
@@ -32,11 +35,11 @@ def close(ours: list[Tensor], theirs: list[Tensor], rtol: float = 1e-4) -> None:
         assert (a - b).norm() <= rtol * b.norm() + 1e-6
 
 
-@pytest.mark.parametrize("size", [(1, 1, 2), (2, 37, 24), (3, 8, 65)])
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("kind", ["timed", "untimed", "modern", "modern untimed"])
-def test_join(kind: str, rate: float, size: tuple[int, int, int], device: str) -> None:
-    b, _, h = size
+def joining(
+    kind: str, rate: float, size: tuple[int, ...], b: int, device: str
+) -> tuple[Callable[..., tuple[Tensor, Tensor]], list[Tensor]]:
+    """A join of a twin, of sequences or of some rows of theirs, and all that has a gradient."""
+    h = size[-1]
     x, y, weight, bias = (draw(*shape, seed=i, device=device) for i, shape in enumerate((size, size, (h,), (h,))))
     table = draw(b, 3 * h, seed=5, device=device)  # gates and changes are columns of a wider table
     gate, shift, scale = table.chunk(3, -1)
@@ -46,11 +49,58 @@ def test_join(kind: str, rate: float, size: tuple[int, int, int], device: str) -
     leaves = [x, y, *([table] if told else []), *(a for a in (norm.weight, norm.bias, lift) if a is not None)]
     seed = torch.tensor([2**32 - 5, 12345], device=device) if rate else None
 
-    def work(twin: Any) -> tuple[Tensor, Tensor]:
+    def work(twin: Any, rows: Rows | None = None) -> tuple[Tensor, Tensor]:
         branch = Branch(y, gate if told else None, rate, seed, lift)
-        return twin.join(x, branch, norm, Change(shift, scale) if told else None, torch.float32)
+        joined: tuple[Tensor, Tensor] = twin.join(
+            x, branch, norm, Change(shift, scale) if told else None, torch.float32, rows
+        )
+        return joined
 
+    return work, leaves
+
+
+@pytest.mark.parametrize("size", [(1, 1, 2), (2, 37, 24), (3, 8, 65)])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["timed", "untimed", "modern", "modern untimed"])
+def test_join(kind: str, rate: float, size: tuple[int, int, int], device: str) -> None:
+    work, leaves = joining(kind, rate, size, size[0], device)
     close(*both(work, leaves))
+
+
+RAGGED = {
+    "none": (3, 5, []),
+    "one": (1, 1, [0]),
+    "all": (2, 5, range(10)),
+    "some": (4, 37, [*range(37, 74), 74, *range(111, 148, 2)]),  # nothing of the first, all of the second, one row
+}
+
+
+def ragged(of: str, device: str) -> Rows:
+    b, length, kept = RAGGED[of]
+    unknown = torch.zeros(b * length, dtype=torch.bool)
+    unknown[list(kept)] = True
+    return unknown_rows(unknown.view(b, length).to(device))
+
+
+@pytest.mark.parametrize(("rate", "width"), [(0.0, 12), (0.3, 65)])
+@pytest.mark.parametrize("kind", ["timed", "untimed", "modern", "modern untimed"])
+@pytest.mark.parametrize("of", RAGGED)
+def test_join_of_rows(of: str, kind: str, rate: float, width: int, device: str) -> None:
+    """What each sequence is told goes to its rows, however many it has; sums over rows are of its own."""
+    rows = ragged(of, device)
+    size, b = (len(rows.kept), width), len(rows.starts) - 1
+    work, leaves = joining(kind, rate, size, b, device)
+    close(*both(lambda twin: work(twin, rows), leaves))
+    close(*both(lambda twin: work(twin, rows)[1:], leaves))  # at the end nobody asks for the stream
+
+
+def test_a_mutant_of_rows_is_seen(device: str) -> None:
+    """One that takes the rows of the sequence before."""
+    rows = ragged("some", device)
+    work, leaves = joining("timed", 0.0, (len(rows.kept), 24), 4, device)
+    other = {glue: rows, swift: rows._replace(starts=rows.starts.roll(1))}
+    with pytest.raises(AssertionError):
+        close(*both(lambda twin: work(twin, other[twin]), leaves))
 
 
 def test_join_of_nothing_and_at_the_end(device: str) -> None:
@@ -61,6 +111,25 @@ def test_join_of_nothing_and_at_the_end(device: str) -> None:
     close(*both(lambda twin: twin.join(x, None, norm, None, torch.float32), [x, weight]))
     close(*both(lambda twin: twin.join(x, Branch(y, None), norm, None, torch.float32)[1:], [x, y, weight]))
     close(*both(lambda twin: twin.join(x, Branch(y, None), norm, None, torch.float32)[:1], [x, y]))
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+@pytest.mark.parametrize("style", [Reference, Modern])
+def test_a_network_of_rows(style: type[Transformer], count: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes through a whole network with either twin finds the same, though no row may count."""
+    network = style(states=7, width=12, depth=2, heads=2, cond=4).to(device)
+    weights = list(network.parameters())
+    with torch.no_grad():
+        for i, weight in enumerate(weights):
+            weight.copy_(0.5 * draw(*weight.shape, seed=i))
+    x, sigma = torch.arange(15, device=device).view(3, 5) % 7, torch.tensor([0.2, 1.0, 2.0], device=device)
+    rows = unknown_rows(torch.arange(15, device=device).view(3, 5) >= 15 - count)
+
+    def work(twin: Any) -> tuple[Tensor]:
+        monkeypatch.setattr(transformer.kernels, "between", lambda device, dtype: twin)
+        return (network(x, sigma, rows=rows),)
+
+    close(*both(work, weights), rtol=1e-3)
 
 
 @pytest.mark.parametrize(("length", "heads", "d"), [(1, 1, 2), (19, 3, 12), (8, 2, 64)])
@@ -74,7 +143,7 @@ def test_turned(normed: bool, length: int, heads: int, d: int, device: str) -> N
     close(*both(lambda twin: twin.turned(n, weight, heads, rotary(length), gains), leaves))
 
 
-@pytest.mark.parametrize("rows", [1, 37])
+@pytest.mark.parametrize("rows", [0, 1, 37])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("bend", ["gelu", "relu2"])
 def test_thought(bend: str, biased: bool, rows: int, device: str) -> None:
@@ -105,8 +174,8 @@ def test_dropout_leaves_the_share_it_says_and_no_pattern() -> None:
 def test_a_mutant_is_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that forgets what comes down the stream."""
     x, y = draw(2, 5, 24, device=device), draw(2, 5, 24, seed=1, device=device)
-    right = strips.join_back
-    monkeypatch.setattr(strips, "join_back", lambda *given: right(*given[:-1], None))
+    right = joins.join_back
+    monkeypatch.setattr(joins, "join_back", lambda *given: right(*given[:-1], None))
     ours, theirs = both(lambda twin: twin.join(x, Branch(y, None), RMS, None, torch.float32), [x, y])
     with pytest.raises(AssertionError):
         close(ours, theirs)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sedd import build
 from sedd.bench.measure import Machine, Row, forget, row
 from sedd.fused import Fused
+from sedd.kernels import Rows, take
 from sedd.layers import Linear
 from sedd.transformer import every_entry
 
@@ -53,9 +54,10 @@ class _Head(nn.Module):
         sigma: Tensor,
         valid: Tensor | None = None,
         read: Callable[[Tensor, Linear], Any] = every_entry,
+        rows: Rows | None = None,
     ) -> Any:
         with torch.autocast(self.states.device.type, torch.bfloat16, enabled=self.halved):
-            return read(self.states, self.linear)
+            return read(take(self.states, rows), self.linear)
 
 
 def loss(s: LossSetting, on: Machine) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from sedd.kernels import card, eighths
+from sedd.kernels.rows import Rows
 from sedd.layers import HEAD_NORM, Norm, Rotation, normed, rotate, wide
 
 _LOW = 0xFFFFFFFF
@@ -32,7 +33,7 @@ class Change(NamedTuple):
 class Branch(NamedTuple):
     """What is to be added to the stream: gate·dropout(y + bias)."""
 
-    y: Float[Tensor, "b L h"]
+    y: Float[Tensor, "*s h"]
     gate: Float[Tensor, "b h"] | None
     rate: float = 0.0
     """The share of y that is dropped."""
@@ -42,7 +43,7 @@ class Branch(NamedTuple):
 
 
 def branch(
-    y: Float[Tensor, "b L h"], gate: Float[Tensor, "b h"] | None, rate: float, bias: Float[Tensor, " h"] | None = None
+    y: Float[Tensor, "*s h"], gate: Float[Tensor, "b h"] | None, rate: float, bias: Float[Tensor, " h"] | None = None
 ) -> Branch:
     """One with fresh dropout, drawn from torch's global generator of the device."""
     return Branch(y, gate, rate, torch.randint(2**32, (2,), device=y.device) if rate else None, bias)
@@ -53,7 +54,13 @@ class Glue(Protocol):
     """This module, or `swift`."""
 
     def join(
-        self, x: Tensor, branch: Branch | None, norm: Norm, change: Change | None, dtype: torch.dtype
+        self,
+        x: Tensor,
+        branch: Branch | None,
+        norm: Norm,
+        change: Change | None,
+        dtype: torch.dtype,
+        rows: Rows | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The stream with a branch added, and what the next block reads of it."""
         ...
@@ -89,17 +96,29 @@ def between(device: str, dtype: torch.dtype) -> Glue:
 
 
 def join(
-    x: Float[Tensor, "b L h"], branch: Branch | None, norm: Norm, change: Change | None, dtype: torch.dtype
-) -> tuple[Float[Tensor, "b L h"], Float[Tensor, "b L h"]]:
-    """The stream with a branch added, in the dtype it has, and what the next block reads of it, in ``dtype``."""
+    x: Float[Tensor, "*s h"],
+    branch: Branch | None,
+    norm: Norm,
+    change: Change | None,
+    dtype: torch.dtype,
+    rows: Rows | None = None,
+) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"]]:
+    """The stream with a branch added, in the dtype it has, and what the next block reads of it, in ``dtype``.
+
+    The stream is that of whole sequences, (b, L, h), or of some ``rows`` of theirs, (n, h).
+    """
+
+    def each(told: Tensor) -> Tensor:
+        return told[:, None] if rows is None else told[rows.which]
+
     if branch is not None:
         y = wide(branch.y) if branch.bias is None else wide(branch.y) + wide(branch.bias)
         if branch.seed is not None:
             kept = survivors(y.numel(), branch.rate, branch.seed).view(y.shape)
             y = torch.where(kept, y / (1 - branch.rate), 0)
-        x = (wide(x) + (y if branch.gate is None else branch.gate[:, None] * y)).to(x.dtype)
+        x = (wide(x) + (y if branch.gate is None else each(branch.gate) * y)).to(x.dtype)
     n = normed(x, norm)
-    n = n if change is None else n * (1 + change.scale[:, None]) + change.shift[:, None]
+    n = n if change is None else n * (1 + each(change.scale)) + each(change.shift)
     return x, n.to(dtype)
 
 
@@ -146,8 +165,8 @@ def turned(
 
 
 def thought(
-    n: Float[Tensor, "b L h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str, narrow: bool = False
-) -> Float[Tensor, "b L h"]:
+    n: Float[Tensor, "*s h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str, narrow: bool = False
+) -> Float[Tensor, "*s h"]:
     """Two matrix products with an activation between them: ``gelu`` in its tanh form, or ``relu2``, max(0, z)².
 
     Narrow ones are of `eighths`, forwards and backwards.

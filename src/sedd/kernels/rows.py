@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 
 class Rows(NamedTuple):
@@ -13,9 +14,21 @@ class Rows(NamedTuple):
     kept: Int[Tensor, " n"]
     back: Int[Tensor, " s"]
     """For every position its place among those that count; n where it is not among them."""
+    starts: Int[Tensor, " b+1"]
+    """Where the rows of each sequence begin among those that count, and the end."""
+
+    @property
+    def length(self) -> int:
+        """How many positions a sequence has."""
+        return len(self.back) // (len(self.starts) - 1)
+
+    @property
+    def which(self) -> Int[Tensor, " n"]:
+        """The sequence of every row that counts."""
+        return self.kept // self.length
 
 
-def unknown_rows(unknown: Bool[Tensor, "*b"], count: int | None = None) -> Rows:
+def unknown_rows(unknown: Bool[Tensor, "*b L"], count: int | None = None) -> Rows:
     """The positions where ``unknown`` is true, of which there are ``count``.
 
     Whoever made the batch on the CPU knows how many there are. Without ``count`` it is asked of the device, and an
@@ -24,11 +37,14 @@ def unknown_rows(unknown: Bool[Tensor, "*b"], count: int | None = None) -> Rows:
     flat = unknown.flatten()
     count = int(flat.sum()) if count is None else count
     kept = flat.to(torch.uint8).argsort(descending=True, stable=True)[:count]
-    return Rows(kept, torch.where(flat, flat.cumsum(0) - 1, count))
+    starts = F.pad(unknown.sum(-1).flatten().cumsum(0), (1, 0))
+    return Rows(kept, torch.where(flat, flat.cumsum(0) - 1, count), starts)
 
 
-def take(hidden: Float[Tensor, "*b h"], rows: Rows) -> Float[Tensor, "n h"]:
-    """The rows that count."""
+def take(hidden: Float[Tensor, "*b h"], rows: Rows | None) -> Float[Tensor, "*n h"]:
+    """The rows that count, (n, h); None: all do, and stay as they are."""
+    if rows is None:
+        return hidden
     taken: Tensor = _Take.apply(hidden.flatten(0, -2), rows)  # type: ignore[no-untyped-call]
     return taken
 

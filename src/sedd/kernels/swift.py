@@ -6,19 +6,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.kernels import eighths, pressed, strips
+from sedd.kernels import eighths, joins, pressed, strips
 from sedd.kernels.glue import Branch, Change, Matrix
+from sedd.kernels.rows import Rows
 from sedd.layers import HEAD_NORM, Norm, Rotation
 
 
 def join(
-    x: Tensor, branch: Branch | None, norm: Norm, change: Change | None, dtype: torch.dtype
+    x: Tensor,
+    branch: Branch | None,
+    norm: Norm,
+    change: Change | None,
+    dtype: torch.dtype,
+    rows: Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `glue.join`."""
     shift, scale = (None, None) if change is None else change
     y, gate, rate, seed, bias = branch or (None, None, 0.0, None, None)
     given = y, bias, gate, norm.weight, norm.bias, shift, scale
-    total, n = _Join.apply(x, *given, _Rest(norm, rate, seed, dtype))  # type: ignore[no-untyped-call]
+    total, n = _Join.apply(x, *given, _Rest(norm, rate, seed, dtype, rows))  # type: ignore[no-untyped-call]
     return x if branch is None else total, n
 
 
@@ -29,6 +35,7 @@ class _Rest(NamedTuple):
     rate: float
     seed: Tensor | None
     dtype: torch.dtype
+    rows: Rows | None
 
 
 class _Join(torch.autograd.Function):
@@ -48,9 +55,10 @@ class _Join(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         x = x.contiguous()
         y = None if y is None else y.contiguous()
-        plan = strips.Join(rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0)
-        parts = strips.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed)
-        total, n, mean, spread = strips.join(x, parts, plan, rest.dtype)
+        length, starts = (x.shape[1], None) if rest.rows is None else (rest.rows.length, rest.rows.starts)
+        plan = joins.Join(rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0, length)
+        parts = joins.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed, starts)
+        total, n, mean, spread = joins.join(x, parts, plan, rest.dtype)
         ctx.plan = plan
         ctx.save_for_backward(total, *parts, mean, spread)
         return (None if y is None else total), n
@@ -58,11 +66,11 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, dn: Tensor | None) -> tuple[Tensor | None, ...]:
         total, *parts, mean, spread = ctx.saved_tensors
-        of = strips.Parts(*parts)
+        of = joins.Parts(*parts)
         if dn is None:
             dn = torch.zeros_like(total)
-        back = strips.join_back(total, of, ctx.plan, mean, spread, dn.contiguous(), g)
-        scale_sum, plain_sum, gate_sum, y_sum = back.sums  # over positions, for every sequence: dn·x̂, dn, dx·y, dy
+        back = joins.join_back(total, of, ctx.plan, mean, spread, dn.contiguous(), g)
+        scale_sum, plain_sum, gate_sum, y_sum = back.sums
         given = 1.0 if of.scale is None else 1 + of.scale
         weight = 1.0 if of.weight is None else of.weight
         d_weight = None if of.weight is None else (given * scale_sum).sum(0)
@@ -72,7 +80,10 @@ class _Join(torch.autograd.Function):
             d_scale = d_scale + of.bias * plain_sum
         d_shift = None if of.shift is None else plain_sum
         d_gate = None if of.gate is None else gate_sum
-        d_y_bias = None if of.y_bias is None else y_sum.sum(0).to(of.y_bias.dtype)
+        d_y_bias = None
+        if of.y_bias is not None:
+            d_gate = None if d_gate is None else d_gate + of.y_bias * y_sum
+            d_y_bias = (y_sum if of.gate is None else of.gate * y_sum).sum(0).to(of.y_bias.dtype)
         return back.dx, back.dy, d_y_bias, d_gate, d_weight, d_bias, d_shift, d_scale, None
 
 

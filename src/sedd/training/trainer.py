@@ -138,8 +138,7 @@ class Trainer:
         self.network.pass_through = build.recompute(config.loop.recompute)
         if config.loop.compile:  # the average is not: it is asked seldom, for rows of several shapes
             if config.loop.shard:  # where weights are gathered the graph of a whole trunk would break
-                for block in self.network.blocks:
-                    block.compile()
+                self.network.compile_blocks()
             else:
                 self.network.compile_trunk()
         # a sharded network gathers its weights when it is called as a whole, not when a part of it is
