@@ -30,7 +30,7 @@ class Eighths(NamedTuple):
 def eighths(x: Float[Tensor, "m k"]) -> Eighths:
     """The nearest."""
     scale = wide(x).abs().amax(-1, keepdim=True).clamp_min(LEAST).float() / LARGEST
-    return Eighths((wide(x) / scale).to(torch.float8_e4m3fn), scale)
+    return Eighths((wide(x) / scale).to(torch.float8_e4m3fn).contiguous(), scale)
 
 
 def product(a: Eighths, b: Eighths, dtype: torch.dtype, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
