@@ -347,13 +347,13 @@ class ReferenceBlock(Block):
         dtype = working(self.attn_qkv.weight)
         via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
         first, second = _told(self.adaLN_modulation, c)
-        x, n = via.join(x, branch, self.norm1(), first.change, dtype)
-        seen = attend(*via.turned(n, self.attn_qkv.weight, self.heads, sight.rotation, None, self.narrow), sight)
+        x, n, few = via.join(x, branch, self.norm1(), first.change, dtype, None, self.narrow)
+        seen = attend(*via.turned(n, self.attn_qkv.weight, self.heads, sight.rotation, None, few), sight)
         x, seen = kernels.take(x, rows), kernels.take(seen, rows)
         added = kernels.branch(via.linear(seen, self.attn_out.weight), first.gate, drop)
-        x, n = via.join(x, added, self.norm2(), second.change, dtype, rows)
+        x, n, few = via.join(x, added, self.norm2(), second.change, dtype, rows, self.narrow)
         up, down = self.mlp.values()
-        thought = via.thought(n, (up.weight, up.bias), down.weight, "gelu", self.narrow)
+        thought = via.thought(n, (up.weight, up.bias), down.weight, "gelu", few)
         return x, kernels.branch(thought, second.gate, drop, down.bias)
 
 
@@ -427,13 +427,13 @@ class ModernBlock(Block):
         dtype = working(self.qkv.weight)
         via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
         first, second = _told(self.modulation, c)
-        x, n = via.join(x, branch, RMS, first.change, dtype)
+        x, n, few = via.join(x, branch, RMS, first.change, dtype, None, self.narrow)
         gains = self.q_norm(), self.k_norm()
-        seen = attend(*via.turned(n, self.qkv.weight, self.heads, sight.rotation, gains, self.narrow), sight)
+        seen = attend(*via.turned(n, self.qkv.weight, self.heads, sight.rotation, gains, few), sight)
         x, seen = kernels.take(x, rows), kernels.take(seen, rows)
         added = kernels.branch(via.linear(seen, self.out.weight), first.gate, drop)
-        x, n = via.join(x, added, RMS, second.change, dtype, rows)
-        thought = via.thought(n, (self.up.weight, None), self.down.weight, "relu2", self.narrow)
+        x, n, few = via.join(x, added, RMS, second.change, dtype, rows, self.narrow)
+        thought = via.thought(n, (self.up.weight, None), self.down.weight, "relu2", few)
         return x, kernels.branch(thought, second.gate, drop)
 
 

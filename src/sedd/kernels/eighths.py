@@ -50,25 +50,31 @@ def product(a: Eighths, b: Eighths, dtype: torch.dtype, bias: Tensor | None = No
 
 
 def linear(
-    x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, " n"] | None, back: bool
+    x: Float[Tensor, "*s k"],
+    few: Eighths,
+    weight: Float[Tensor, "n k"],
+    bias: Float[Tensor, " n"] | None,
+    back: bool,
 ) -> Float[Tensor, "*s n"]:
-    """xWᵀ + b of eighths; with ``back``, the gradient of x as well."""
-    said: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias, back)  # type: ignore[no-untyped-call]
+    """xWᵀ + b by the eighths of both, of which those of x are given; with ``back``, the gradient of x as well."""
+    said: Tensor = _Linear.apply(x.flatten(0, -2), *few, weight, bias, back)  # type: ignore[no-untyped-call]
     return said.view(*x.shape[:-1], -1)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, values: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, back: bool
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.back, ctx.biased = back, bias is not None
-        return product(eighths(x), eighths(weight), x.dtype, bias)
+        return product(Eighths(values, scale), eighths(weight), x.dtype, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         dx = product(eighths(dy), eighths(weight.t()), dy.dtype) if ctx.back else dy @ weight
-        return dx, dy.t() @ x, dy.sum(0) if ctx.biased else None, None
+        return dx, None, None, dy.t() @ x, dy.sum(0) if ctx.biased else None, None
 
 
 def refusal(device: str, *sizes: int) -> str | None:

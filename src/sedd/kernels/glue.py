@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from sedd.kernels import card, eighths
+from sedd.kernels.eighths import Eighths
 from sedd.kernels.rows import Rows
 from sedd.layers import HEAD_NORM, Norm, Rotation, normed, rotate, wide
 
@@ -61,7 +62,8 @@ class Glue(Protocol):
         change: Change | None,
         dtype: torch.dtype,
         rows: Rows | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        narrow: bool = False,
+    ) -> tuple[Tensor, Tensor, Eighths | None]:
         """The stream with a branch added, and what the next block reads of it."""
         ...
 
@@ -72,12 +74,12 @@ class Glue(Protocol):
         heads: int,
         rotation: Rotation,
         gains: tuple[Tensor, Tensor] | None,
-        narrow: bool = False,
+        few: Eighths | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values."""
         ...
 
-    def thought(self, n: Tensor, up: Matrix, down: Tensor, bend: str, narrow: bool = False) -> Tensor:
+    def thought(self, n: Tensor, up: Matrix, down: Tensor, bend: str, few: Eighths | None = None) -> Tensor:
         """Two matrix products with an activation between them."""
         ...
 
@@ -102,10 +104,12 @@ def join(
     change: Change | None,
     dtype: torch.dtype,
     rows: Rows | None = None,
-) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"]]:
+    narrow: bool = False,
+) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Eighths | None]:
     """The stream with a branch added, in the dtype it has, and what the next block reads of it, in ``dtype``.
 
-    The stream is that of whole sequences, (b, L, h), or of some ``rows`` of theirs, (n, h).
+    If that is ``narrow``, its eighths come with it. The stream is that of whole sequences, (b, L, h), or of some
+    ``rows`` of theirs, (n, h).
     """
 
     def each(told: Tensor) -> Tensor:
@@ -119,7 +123,8 @@ def join(
         x = (wide(x) + (y if branch.gate is None else each(branch.gate) * y)).to(x.dtype)
     n = normed(x, norm)
     n = n if change is None else n * (1 + each(change.scale)) + each(change.shift)
-    return x, n.to(dtype)
+    n = n.to(dtype)
+    return x, n, eighths.eighths(n.detach().flatten(0, -2)) if narrow else None
 
 
 def survivors(count: int, rate: float, seed: Int[Tensor, " 2"]) -> Bool[Tensor, " count"]:
@@ -149,15 +154,15 @@ def turned(
     heads: int,
     rotation: Rotation,
     gains: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
-    narrow: bool = False,
+    few: Eighths | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, (b, L, heads, d); queries and keys are turned to their positions.
 
-    With ``gains``, queries and keys are first normed, head by head, and multiplied by them. A ``narrow`` product is one
-    of `eighths`, on the way forwards alone: its gradient would cost as much to press as it saves.
+    With ``gains``, queries and keys are first normed, head by head, and multiplied by them. With a ``few`` bits of n
+    the product is one of `eighths`, on the way forwards alone: its gradient would cost as much to press as it saves.
     """
     weight = weight.to(n.dtype)
-    said = eighths.linear(n, weight, None, back=False) if narrow else F.linear(n, weight)
+    said = F.linear(n, weight) if few is None else eighths.linear(n, few, weight, None, back=False)
     q, k, v = (part.unflatten(-1, (heads, -1)) for part in said.chunk(3, -1))
     if gains is not None:
         q, k = (normed(a, HEAD_NORM._replace(weight=gain)).to(a.dtype) for a, gain in zip((q, k), gains, strict=True))
@@ -165,16 +170,17 @@ def turned(
 
 
 def thought(
-    n: Float[Tensor, "*s h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str, narrow: bool = False
+    n: Float[Tensor, "*s h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str, few: Eighths | None = None
 ) -> Float[Tensor, "*s h"]:
     """Two matrix products with an activation between them: ``gelu`` in its tanh form, or ``relu2``, max(0, z)².
 
-    Narrow ones are of `eighths`, forwards and backwards.
+    With a ``few`` bits of n they are of `eighths`, the second on its way back as well.
     """
     w1, b1, w2 = up[0].to(n.dtype), None if up[1] is None else up[1].to(n.dtype), down.to(n.dtype)
-    if narrow:
-        return eighths.linear(bent(eighths.linear(n, w1, b1, back=True), bend), w2, None, back=True)
-    return F.linear(bent(F.linear(n, w1, b1), bend), w2)
+    if few is None:
+        return F.linear(bent(F.linear(n, w1, b1), bend), w2)
+    inner = bent(eighths.linear(n, few, w1, b1, back=False), bend)
+    return eighths.linear(inner, eighths.eighths(inner.detach().flatten(0, -2)), w2, None, back=True)
 
 
 def linear(x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:

@@ -7,15 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sedd.kernels.eighths import LARGEST, LEAST, Eighths
 from sedd.kernels.glue import threshold
 
 # mypy: disable-error-code=assignment
 
 COLUMNS = 256
 """Rows are read in parts of so many entries, by one warp, or by more if there are many parts."""
-JOIN_STRIP, JOIN_STAGES = 16, 2
+JOIN_STRIP, JOIN_STAGES = 8, 2
 """Rows a program and loads under way of `join`."""
-BACK_STRIP, BACK_STAGES = 32, 2
+BACK_STRIP, BACK_STAGES = 64, 2
 """The same of `join_back`."""
 JOIN_PARTS, BACK_PARTS = 4, 3
 """Of how many parts a warp remembers all it must."""
@@ -82,16 +83,22 @@ def _sizes(width: int, most: int) -> dict[str, Any]:
     return {"C": columns, "N": triton.cdiv(width, columns), "WHOLE": width % columns == 0, "num_warps": warps}
 
 
-def join(x: Tensor, parts: Parts, plan: Join, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The stream with the branch, what the next block reads, and mean and 1/spread of every row."""
+def join(
+    x: Tensor, parts: Parts, plan: Join, dtype: torch.dtype, few: Eighths | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The stream with the branch, what the next block reads, and mean and 1/spread of every row.
+
+    The eighths of what the next block reads, before that is rounded, are written to ``few``.
+    """
     b, length, width = parts.sequences(x), plan.length, x.shape[-1]
     total = x if parts.y is None else torch.empty_like(x)
     n = torch.empty_like(x, dtype=dtype)
     mean, spread = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
     strip = JOIN_STRIP if b * length >= 2**15 else 4 if b * length >= 2**12 else 1
     _join[(triton.cdiv(length, strip), b)](
-        x, *parts.pointers(x), total, n, mean, spread, length, width, *parts.strides(),
-        threshold(plan.rate), 1 / (1 - plan.rate), plan.eps, STRIP=strip, STAGES=JOIN_STAGES, CENTRED=plan.centred,
+        x, *parts.pointers(x), total, n, mean, spread, *(few or (n, mean)), length, width, *parts.strides(),
+        threshold(plan.rate), 1 / (1 - plan.rate), plan.eps, LARGEST=LARGEST, LEAST=LEAST, FEW=few is not None,
+        STRIP=strip, STAGES=JOIN_STAGES, CENTRED=plan.centred,
         **parts.flags(plan.rate > 0), **_sizes(width, JOIN_PARTS),
     )  # fmt: skip
     return total, n, mean, spread
@@ -175,8 +182,9 @@ def _inside(i: tl.constexpr, width, WHOLE: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _join(
-    x, y, y_bias, gate, weight, bias, shift, scale, seed, starts, total, n, mean, spread, length, width, gate_stride,
-    change_stride, least, keep, eps, STRIP: tl.constexpr, STAGES: tl.constexpr, RAGGED: tl.constexpr,
+    x, y, y_bias, gate, weight, bias, shift, scale, seed, starts, total, n, mean, spread, values, values_scale, length,
+    width, gate_stride, change_stride, least, keep, eps, LARGEST: tl.constexpr, LEAST: tl.constexpr,
+    FEW: tl.constexpr, STRIP: tl.constexpr, STAGES: tl.constexpr, RAGGED: tl.constexpr,
     CENTRED: tl.constexpr, Y: tl.constexpr, Y_BIAS: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr,
     BIAS: tl.constexpr, CHANGE: tl.constexpr, DROP: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -246,9 +254,21 @@ def _join(
             squares += d * d
         r = tl.rsqrt(tl.sum(squares, 0) / width + eps)
         tl.store(spread + row, r)
+        saids = ()
+        high = tl.full([C], LEAST, tl.float32)
         for i in tl.static_range(N):
+            inside = _inside(i, width, WHOLE, C)
             said = (parts[i] - middle) * r * factors[i] + offsets[i]
-            tl.store(n + row * width + i * C + col, said.to(n.dtype.element_ty), mask=_inside(i, width, WHOLE, C))
+            tl.store(n + row * width + i * C + col, said.to(n.dtype.element_ty), mask=inside)
+            if FEW:
+                saids = saids + (said,)  # noqa: RUF005
+                high = tl.maximum(high, tl.where(inside, tl.abs(said), 0.0))
+        if FEW:
+            most = tl.max(high, 0)
+            tl.store(values_scale + row, most / LARGEST)
+            for i in tl.static_range(N):
+                few = (saids[i] * (LARGEST / most)).to(values.dtype.element_ty)
+                tl.store(values + row * width + i * C + col, few, mask=_inside(i, width, WHOLE, C))
 
 
 @triton.jit

@@ -12,15 +12,15 @@ from sedd.kernels.strips import BENDS, _bent
 
 COLUMNS = 1024
 """Rows are read in parts of so many entries at most."""
-PRESS_STRIP, PRESS_WARPS = 16, 4
+PRESS_STRIP, PRESS_WARPS = 4, 4
 """Rows a program, and its warps."""
-BEND_STRIP, BEND_WARPS = 16, 4
-BACK_STRIP, BACK_WARPS = 32, 8
+BEND_STRIP, BEND_WARPS = 4, 4
 
 
-def _empty(m: int, k: int, like: Tensor) -> Eighths:
-    values = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=like.device)
-    return Eighths(values, like.new_empty(m, 1, dtype=torch.float32))
+def empty(x: Tensor) -> Eighths:
+    """Room for those of a matrix."""
+    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    return Eighths(values, x.new_empty(len(x), 1, dtype=torch.float32))
 
 
 def _sizes(width: int) -> dict[str, float]:
@@ -31,7 +31,7 @@ def _sizes(width: int) -> dict[str, float]:
 def press(x: Tensor) -> Eighths:
     """See `eighths.eighths`."""
     m, k = x.shape
-    out = _empty(m, k, x)
+    out = empty(x)
     _press[(triton.cdiv(m, PRESS_STRIP),)](
         x.contiguous(), *out, m, k, **_sizes(k), BEND=-1, STRIP=PRESS_STRIP, num_warps=PRESS_WARPS
     )
@@ -41,7 +41,7 @@ def press(x: Tensor) -> Eighths:
 def bend(z: Tensor, kind: str) -> Eighths:
     """The eighths of what `strips.bend` gives, before that is rounded."""
     m, k = z.shape
-    out = _empty(m, k, z)
+    out = empty(z)
     _press[(triton.cdiv(m, BEND_STRIP),)](
         z, *out, m, k, **_sizes(k), BEND=BENDS[kind], STRIP=BEND_STRIP, num_warps=BEND_WARPS
     )
@@ -70,51 +70,3 @@ def _press(
         for i in tl.static_range(N):
             pressed = (parts[i] * (LARGEST / most)).to(values.dtype.element_ty)
             tl.store(values + at + i * C, pressed, mask=i * C + col < width)
-
-
-def bend_back(z: Tensor, d_inner: Tensor, kind: str, summed: bool) -> tuple[Tensor, Tensor, Tensor | None, Eighths]:
-    """What `strips.bend_back` gives, and the eighths of the gradient of z, before that is rounded."""
-    m, k = z.shape
-    inner, strips, out = torch.empty_like(z), triton.cdiv(m, BACK_STRIP), _empty(m, k, z)
-    sums = z.new_empty(strips, k, dtype=torch.float32) if summed else None
-    _bend_back[(strips,)](
-        z, d_inner, inner, d_inner if sums is None else sums, *out, m, k, **_sizes(k), BEND=BENDS[kind],
-        SUMMED=summed, STRIP=BACK_STRIP, num_warps=BACK_WARPS,
-    )  # fmt: skip
-    return inner, d_inner, None if sums is None else sums.sum(0), out
-
-
-@triton.jit
-def _bend_back(
-    z, slope, inner, sums, values, scale, m, width, LARGEST: tl.constexpr, LEAST: tl.constexpr, C: tl.constexpr,
-    N: tl.constexpr, BEND: tl.constexpr, SUMMED: tl.constexpr, STRIP: tl.constexpr,
-):  # fmt: skip
-    col = tl.arange(0, C)
-    totals = ()
-    for _i in tl.static_range(N):
-        totals = totals + (tl.zeros([C], tl.float32),)  # noqa: RUF005
-    top = tl.program_id(0) * STRIP
-    for row in range(top, tl.minimum(top + STRIP, m)):
-        at = row * width.to(tl.int64) + col
-        parts = ()
-        added = ()
-        high = tl.full([C], LEAST, tl.float32)
-        for i in tl.static_range(N):
-            inside = i * C + col < width
-            value, times = _bent(tl.load(z + at + i * C, mask=inside, other=0).to(tl.float32), BEND)
-            d = times * tl.load(slope + at + i * C, mask=inside, other=0).to(tl.float32)
-            tl.store(inner + at + i * C, value.to(inner.dtype.element_ty), mask=inside)
-            tl.store(slope + at + i * C, d.to(slope.dtype.element_ty), mask=inside)
-            parts = parts + (d,)  # noqa: RUF005
-            added = added + (totals[i] + d,)  # noqa: RUF005
-            high = tl.maximum(high, tl.abs(d))
-        totals = added
-        most = tl.max(high, 0)
-        tl.store(scale + row, most / LARGEST)
-        for i in tl.static_range(N):
-            pressed = (parts[i] * (LARGEST / most)).to(values.dtype.element_ty)
-            tl.store(values + at + i * C, pressed, mask=i * C + col < width)
-    if SUMMED:
-        for i in tl.static_range(N):
-            out = sums + tl.program_id(0).to(tl.int64) * width + i * C + col
-            tl.store(out, totals[i], mask=i * C + col < width)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from sedd.kernels import eighths, joins, pressed, strips
+from sedd.kernels.eighths import Eighths
 from sedd.kernels.glue import Branch, Change, Matrix
 from sedd.kernels.rows import Rows
 from sedd.layers import HEAD_NORM, Norm, Rotation
@@ -19,13 +20,14 @@ def join(
     change: Change | None,
     dtype: torch.dtype,
     rows: Rows | None = None,
-) -> tuple[Tensor, Tensor]:
+    narrow: bool = False,
+) -> tuple[Tensor, Tensor, Eighths | None]:
     """See `glue.join`."""
     shift, scale = (None, None) if change is None else change
     y, gate, rate, seed, bias = branch or (None, None, 0.0, None, None)
     given = y, bias, gate, norm.weight, norm.bias, shift, scale
-    total, n = _Join.apply(x, *given, _Rest(norm, rate, seed, dtype, rows))  # type: ignore[no-untyped-call]
-    return x if branch is None else total, n
+    total, n, *few = _Join.apply(x, *given, _Rest(norm, rate, seed, dtype, rows, narrow))  # type: ignore[no-untyped-call]
+    return x if branch is None else total, n, Eighths(*few) if narrow else None
 
 
 class _Rest(NamedTuple):
@@ -36,6 +38,7 @@ class _Rest(NamedTuple):
     seed: Tensor | None
     dtype: torch.dtype
     rows: Rows | None
+    narrow: bool
 
 
 class _Join(torch.autograd.Function):
@@ -51,20 +54,22 @@ class _Join(torch.autograd.Function):
         shift: Tensor | None,
         scale: Tensor | None,
         rest: _Rest,
-    ) -> tuple[Tensor | None, Tensor]:
+    ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         x = x.contiguous()
         y = None if y is None else y.contiguous()
         length, starts = (x.shape[1], None) if rest.rows is None else (rest.rows.length, rest.rows.starts)
         plan = joins.Join(rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0, length)
         parts = joins.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed, starts)
-        total, n, mean, spread = joins.join(x, parts, plan, rest.dtype)
+        few = pressed.empty(x.flatten(0, -2)) if rest.narrow else None
+        total, n, mean, spread = joins.join(x, parts, plan, rest.dtype, few)
         ctx.plan = plan
         ctx.save_for_backward(total, *parts, mean, spread)
-        return (None if y is None else total), n
+        ctx.mark_non_differentiable(*(few or ()))
+        return (None if y is None else total), n, *(few or ())
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, dn: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor | None, dn: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         total, *parts, mean, spread = ctx.saved_tensors
         of = joins.Parts(*parts)
         if dn is None:
@@ -93,10 +98,10 @@ def turned(
     heads: int,
     rotation: Rotation,
     gains: tuple[Tensor, Tensor] | None,
-    narrow: bool = False,
+    few: Eighths | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `glue.turned`."""
-    q, k, v = _Turned.apply(n, weight, heads, *rotation, *(gains or (None, None)), narrow)  # type: ignore[no-untyped-call]
+    q, k, v = _Turned.apply(n, weight, heads, *rotation, *(gains or (None, None)), few)  # type: ignore[no-untyped-call]
     return q, k, v
 
 
@@ -111,13 +116,13 @@ class _Turned(torch.autograd.Function):
         sin: Tensor,
         q_gain: Tensor | None,
         k_gain: Tensor | None,
-        narrow: bool,
+        few: Eighths | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         gains = None if q_gain is None or k_gain is None else strips.Gains(q_gain, k_gain)
         flat, ctx.dtype = n.reshape(-1, n.shape[-1]), weight.dtype
         weight = weight.to(n.dtype)
-        if narrow:
-            qkv = eighths.product(pressed.press(flat), pressed.press(weight), n.dtype)
+        if few is not None:
+            qkv = eighths.product(few, pressed.press(weight), n.dtype)
         else:
             qkv = n.new_empty(len(flat), len(weight))
             torch.mm(flat, weight.t(), out=qkv)  # `recompute.cheap` must not keep what is changed
@@ -145,10 +150,10 @@ def _of_weight(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return (dy.t() @ x).to(dtype)
 
 
-def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, narrow: bool = False) -> Tensor:
+def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, few: Eighths | None = None) -> Tensor:
     """See `glue.thought`."""
-    if narrow or torch.is_grad_enabled():
-        said: Tensor = _Thought.apply(n, *up, down, bend, narrow)  # type: ignore[no-untyped-call]
+    if few is not None or torch.is_grad_enabled():
+        said: Tensor = _Thought.apply(n, *up, down, bend, few)  # type: ignore[no-untyped-call]
         return said
     flat, w1, w2 = n.reshape(-1, n.shape[-1]), up[0].to(n.dtype), down.to(n.dtype)
     b1 = None if up[1] is None else up[1].to(n.dtype)
@@ -161,12 +166,14 @@ def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, narrow: bool = False
 
 class _Thought(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str, narrow: bool) -> Tensor:
+    def forward(
+        ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str, few: Eighths | None
+    ) -> Tensor:
         flat, dtype = n.reshape(-1, n.shape[-1]), n.dtype
-        ctx.bend, ctx.narrow, ctx.dtypes = bend, narrow, [None if a is None else a.dtype for a in (w1, b1, w2)]
+        ctx.bend, ctx.narrow, ctx.dtypes = bend, few is not None, [None if a is None else a.dtype for a in (w1, b1, w2)]
         w1, b1, w2 = w1.to(dtype), None if b1 is None else b1.to(dtype), w2.to(dtype)
-        if narrow:
-            z = eighths.product(pressed.press(flat), pressed.press(w1), dtype, b1)
+        if few is not None:
+            z = eighths.product(few, pressed.press(w1), dtype, b1)
             y = eighths.product(pressed.bend(z, bend), pressed.press(w2), dtype)
         else:
             z = F.linear(flat, w1, b1)
@@ -179,15 +186,11 @@ class _Thought(torch.autograd.Function):
         n, z, w1, w2 = ctx.saved_tensors
         of_w1, of_b1, of_w2 = ctx.dtypes
         flat, dy = n.reshape(-1, n.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        if ctx.narrow:
-            d_inner = eighths.product(pressed.press(dy), pressed.press(w2.t()), dy.dtype)
-            inner, dz, columns, narrow = pressed.bend_back(z, d_inner, ctx.bend, of_b1 is not None)
-            dn = eighths.product(narrow, pressed.press(w1.t()), dy.dtype)
-        else:
-            inner, dz, columns = strips.bend_back(z, dy @ w2, ctx.bend, of_b1 is not None)
-            dn = dz @ w1
+        narrow = (pressed.press(dy), pressed.press(w2.t())) if ctx.narrow else None
+        d_inner = dy @ w2 if narrow is None else eighths.product(*narrow, dy.dtype)
+        inner, dz, columns = strips.bend_back(z, d_inner, ctx.bend, of_b1 is not None)
         d_b1 = None if columns is None else columns.to(of_b1)
-        return dn.view(n.shape), _of_weight(dz, flat, of_w1), d_b1, _of_weight(dy, inner, of_w2), None, None
+        return (dz @ w1).view(n.shape), _of_weight(dz, flat, of_w1), d_b1, _of_weight(dy, inner, of_w2), None, None
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sedd.kernels.definition import GUARD, Entries, Sums
 
-STRIP, COLUMNS, STAGES = 128, 256, 1
-"""Rows and columns of a program of `slopes_`, and loads under way."""
+SIZES = {False: (128, 512, 2), True: (64, 256, 1)}
+"""Rows and columns of a program of `slopes_`, and loads under way; without ratios to compare with, and with."""
 SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 4, 1024, 4
 """Rows of a program of `logsumexp`, what it reads of them at a time, and its warps."""
 LARGE = 1e34
@@ -26,7 +26,8 @@ BITS: tl.constexpr = tl.constexpr(1.4426950408889634)
 def slopes_(z: Tensor, entries: Entries) -> Sums:
     """See `definition.slopes_`."""
     n, width = z.shape
-    grid = triton.cdiv(width, COLUMNS), triton.cdiv(n, STRIP)
+    strip, size, stages = SIZES[entries.log_rest is not None]
+    grid = triton.cdiv(width, size), triton.cdiv(n, strip)
     values = z.new_empty(grid[0], n, dtype=torch.float32)
     columns = z.new_empty(grid[1], entries.states, dtype=torch.float32)
     beyond = z.new_empty(grid[0], n, dtype=torch.int16)
@@ -52,9 +53,9 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
         REST=e.log_rest is not None,
         GUARD=GUARD,
         LARGE=LARGE,
-        STRIP=STRIP,
-        C=COLUMNS,
-        STAGES=STAGES,
+        STRIP=strip,
+        C=size,
+        STAGES=stages,
         num_warps=1,
     )
     return Sums(values.sum(0), columns.sum(0), beyond.sum(0))
