@@ -38,8 +38,8 @@ def stream(wide: bool) -> Iterator[None]:
 
 
 def trained(way: str, file: str, recipe: str, steps: int, sequences: int) -> dict[str, Any]:
-    """The held-out bound at the end, in bits a character, and the seconds of training."""
-    quiet = {"eval_every": 0, "sample_every": 0, "save_every": 0, "eval_sequences": sequences}
+    """The held-out bound at the end and the loss of the last quarter, in bits a character, and the seconds."""
+    quiet = {"log_every": 1, "eval_every": 0, "sample_every": 0, "save_every": 0, "eval_sequences": sequences}
     words = {
         "sources": [file],
         "steps": steps,
@@ -48,9 +48,16 @@ def trained(way: str, file: str, recipe: str, steps: int, sequences: int) -> dic
         "loop": {"precision": way.split(",")[0], **quiet},
     }
     config = training.configured(words, recipe=recipe)
+    losses: list[float] = []
+
+    def hear(kind: str, record: dict[str, Any]) -> None:
+        if "bits_per_char" in record and record["step"] > 3 * steps // 4:
+            losses.append(record["bits_per_char"])
+
     with stream(way == WIDE), tempfile.TemporaryDirectory() as folder:
-        end = training.run(config, lambda: training.prepared(config), Path(folder), False, lambda *_: None)
-    return {"way": way, **end.bound, "seconds": end.progress.seconds, "skipped": end.progress.skipped}
+        end = training.run(config, lambda: training.prepared(config), Path(folder), False, hear)
+    last = {"loss_bits_per_char": sum(losses) / len(losses), "losses": len(losses)}
+    return {"way": way, **end.bound, **last, "seconds": end.progress.seconds, "skipped": end.progress.skipped}
 
 
 def main() -> None:
@@ -65,7 +72,8 @@ def main() -> None:
     rows = []
     for way in WAYS:
         rows.append(trained(way, given.file, given.recipe, given.steps, given.sequences))
-        print(f"{way:30s} {rows[-1]['bound_bits_per_char']:.4f} bits/char, {rows[-1]['seconds']:.0f} s", flush=True)
+        bound, loss, seconds = (rows[-1][key] for key in ("bound_bits_per_char", "loss_bits_per_char", "seconds"))
+        print(f"{way:30s} held out {bound:.4f}, last quarter {loss:.4f} bits/char, {seconds:.0f} s", flush=True)
         record = {"command": " ".join(sys.argv), "device": place(None).device, "rows": rows}
         if given.json:
             given.json.write_text(json.dumps(record, indent=1) + "\n")

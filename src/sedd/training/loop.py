@@ -86,11 +86,13 @@ def _loop(
     config, loop, ranks, done = trainer.config, trainer.config.loop, trainer.ranks, trainer.progress
     bound: dict[str, float] = {}
     speed, spent, ending = _Speed(done), _spent(config, done, ranks), False
+    began = time.perf_counter()
     for batch in trainer.batches.since(done.step):
         if spent >= 1 or ending:
             break
         rate = config.optim.lr * optim.factor(config.optim, done.step, spent)
         found = _step(trainer, batch, rate, out, tell)
+        done.seconds += time.perf_counter() - began  # with the wait for the batch: where a GPU is late, it is there
         spent, ending = _spent(config, done, ranks), ranks.any(stopped() is not None)
         if ending or spent >= 1 or _looked_at(loop, done):
             _settle(trainer, out, tell)  # else while the next step runs: a GPU is not waited for
@@ -106,12 +108,13 @@ def _loop(
         tell("log", {"step": done.step, "tokens": done.tokens, "spent": min(spent, 1.0), **record})
         if ending or spent >= 1 or _due(done, loop.save_every) or (best and loop.save_every):
             trainer.save(out / SAVES)
+        began = time.perf_counter()
     return bound if bound or ending else trainer.held_out_bound()
 
 
 def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: Hear) -> Gradient:
     """One batch; the weights move, unless its loss or gradient is no number."""
-    began, done, seed = time.perf_counter(), trainer.progress, trainer.config.seed
+    done, seed = trainer.progress, trainer.config.seed
     torch.manual_seed(seeded(seed, done.step, 3, trainer.ranks.rank).initial_seed())  # dropout
     found = trainer.gradients(batch)
     _settle(trainer, out, tell)
@@ -120,7 +123,6 @@ def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: Hear) ->
         _settle(trainer, out, tell)
     trainer.forget()
     done.step, done.tokens = done.step + 1, done.tokens + int(batch.tokens)
-    done.seconds += time.perf_counter() - began
     return found
 
 

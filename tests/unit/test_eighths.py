@@ -1,0 +1,91 @@
+"""Products in float8: how near they are, what stays wide, and who may not have them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from sedd import build
+from sedd.config import Run
+from sedd.kernels import card, eighths
+from sedd.transformer import Modern, Reference, Transformer
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_entry_is_near_in_its_own_row() -> None:
+    """Half a unit of the last of three bits, or of the least number there is beside the largest of the row."""
+    x = draw(50, 96) * torch.logspace(-12, 12, 50)[:, None]
+    values, scale = eighths.eighths(x)
+    error = (values.float() * scale - x).abs()
+    assert (error <= x.abs() / 16 * (1 + 1e-5) + x.abs().amax(-1, keepdim=True) / 448 * 2**-10).all()
+    assert error.max() > 0
+    assert (values.float().abs().amax(-1) == 448).all()
+
+
+def test_a_scale_for_all_rows_would_lose_the_small_ones() -> None:
+    """The mutant: a row a millionth as large as the largest is gone."""
+    x = draw(2, 96) * torch.tensor([[1.0], [1e-6]])
+    scale = x.abs().max() / eighths.LARGEST
+    assert not (x / scale).to(torch.float8_e4m3fn).float()[1].any()
+    assert eighths.eighths(x).values.float()[1].any()
+
+
+def test_rows_of_zeros_and_of_what_is_no_number() -> None:
+    x = draw(3, 16)
+    x[0], x[1, 4] = 0, torch.nan
+    said = eighths.product(eighths.eighths(x), eighths.eighths(draw(5, 16, seed=1)), torch.float32)
+    assert (said[0] == 0).all()
+    assert said[1].isnan().all()
+    assert said[2].isfinite().all()
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_gradients_of_weights_stay_wide(back: bool) -> None:
+    """dW = dyᵀx and db = Σ dy exactly; the gradient of x is pressed if asked, and else exact."""
+    x, weight, bias = (a.requires_grad_() for a in (draw(2, 7, 32), draw(24, 32, seed=1), draw(24, seed=2)))
+    dy = draw(2, 7, 24, seed=3)
+    few = eighths.eighths(x.detach().flatten(0, -2))
+    dx, dw, db = torch.autograd.grad(eighths.linear(x, few, weight, bias, back), [x, weight, bias], dy)
+    torch.testing.assert_close(dw, dy.flatten(0, 1).t() @ x.flatten(0, 1))
+    torch.testing.assert_close(db, dy.sum((0, 1)))
+    error = (dx - dy @ weight).norm() / dx.norm()
+    assert (0.005 < error < 0.06) if back else error < 1e-6
+
+
+def networks(style: type[Transformer], width: int) -> list[Transformer]:
+    made = []
+    for _ in range(2):
+        network = style(states=20, width=width, depth=2, heads=2, generator=torch.Generator().manual_seed(0))
+        for i, parameter in enumerate(network.parameters()):
+            parameter.data.normal_(0, 0.15, generator=torch.Generator().manual_seed(i))
+        made.append(network)
+    made[1].narrow()
+    return made
+
+
+@pytest.mark.parametrize("style", [Reference, Modern])
+def test_a_narrow_network_says_nearly_the_same(style: type[Transformer]) -> None:
+    """Output and gradients within a tenth, and further than a thousandth: it is not the same network."""
+    x, sigma = torch.arange(40).view(2, 20) % 20, torch.tensor([0.5, 2.0])
+    said = []
+    for network in networks(style, 64):
+        out = network(x, sigma)
+        gradients = torch.autograd.grad((out * draw(*out.shape)).sum(), list(network.parameters()), allow_unused=True)
+        said.append([out.detach(), torch.cat([g.flatten() for g in gradients if g is not None])])
+    for narrow, wide in zip(said[1], said[0], strict=True):
+        error = (narrow - wide).norm() / wide.norm()
+        assert 1e-3 < error < 0.1
+
+
+def test_who_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="multiple of 16, and it is 24; use bfloat16"):
+        networks(Reference, 24)
+    monkeypatch.setattr(card, "has_eighths", lambda: False)
+    assert "compute capability 8.9" in str(eighths.refusal("cuda", 64))
+    assert eighths.refusal("cpu", 64) is None
+    with pytest.raises(ValueError, match="float8"):
+        Run.from_dict({"loop": {"precision": "float4"}}).resolved()
+    with pytest.raises(ValueError, match="choose one of float32, bfloat16"):
+        build.served(networks(Reference, 32)[0], "cpu", "float8")
