@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sedd import bench, build, kernels, optim
-from sedd.kernels import definition, linear, tiles
+from sedd.fused import Fused
+from sedd.kernels import definition, glue, linear, tiles
 from sedd.process import Absorbing, Process, Ratio, Uniform
 
 pytestmark = pytest.mark.gpu
@@ -114,13 +115,16 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float8"])
 @pytest.mark.parametrize(("objective", "process"), [("score-entropy", "absorbing"), ("score-entropy", "uniform")])
-def test_two_runs_of_fifty_steps_are_equal_to_the_bit(objective: str, process: str, deterministic: None) -> None:
+def test_two_runs_of_fifty_steps_are_equal_to_the_bit(
+    objective: str, process: str, precision: str, deterministic: None
+) -> None:
     ends = []
     for _ in range(2):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        training = steps(objective, process)
+        training = steps(objective, process, precision=precision)
         losses = [training()[0] for _ in range(50)]
         ends.append([torch.stack(losses), *(p.detach().clone() for p in training.network.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
@@ -128,11 +132,12 @@ def test_two_runs_of_fifty_steps_are_equal_to_the_bit(objective: str, process: s
     assert statistics.mean(losses[-10:]) < statistics.mean(losses[:10])  # it learns
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float8"])
 @pytest.mark.parametrize("recompute", ["nothing", "cheap", "blocks"])
-def test_a_step_never_waits_and_is_compiled_once(recompute: str) -> None:
+def test_a_step_never_waits_and_is_compiled_once(recompute: str, precision: str) -> None:
     """After the first step: no synchronisation, no new graph, though another number of tokens is masked each time."""
     torch._dynamo.reset()
-    training = steps(recompute=recompute)
+    training = steps(recompute=recompute, precision=precision)
     assert len(set(training.counts)) == 5
     training()
     torch.cuda.synchronize()
@@ -143,6 +148,36 @@ def test_a_step_never_waits_and_is_compiled_once(recompute: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(loss.isfinite() and norm.isfinite() for loss, norm in done)
+
+
+@pytest.mark.parametrize("style", ["reference", "modern"])
+@pytest.mark.parametrize("objective", ["score-entropy", "lambda-dce"])
+def test_float8_on_the_device_is_its_definition(style: str, objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a batch by kernels is nearer to that by torch's own float8 than either is to bfloat16."""
+    setting = bench.TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
+    run = setting.run()
+    run.model.style = style
+    parts = build.parts(run, 500)
+    batch = bench.batch(parts, setting, run.model.length, torch.Generator().manual_seed(0))
+    x_t, x_0, t, weight = (a.cuda() for a in batch)
+
+    def gradient(narrow: bool) -> torch.Tensor:
+        network = build.run_network(run, parts).cuda()
+        with torch.no_grad():
+            for i, p in enumerate(network.parameters()):
+                p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
+        if narrow:
+            network.narrow()
+        with torch.autocast("cuda", torch.bfloat16):
+            total = Fused(parts.objective, build.run_model(run, network, parts))(x_t, x_0, t, weight).total
+        total.backward()
+        return torch.cat([p.grad.flatten().double() for p in network.parameters() if p.grad is not None])
+
+    ours, wide = gradient(True), gradient(False)
+    monkeypatch.setattr(kernels, "between", lambda *_: glue)
+    theirs = gradient(True)
+    apart = ((ours - theirs).norm() / theirs.norm()).item()
+    assert apart < 0.5 * ((theirs - wide).norm() / wide.norm()).item() < 0.1
 
 
 def test_a_step_that_is_no_number_leaves_the_weights(deterministic: None) -> None:

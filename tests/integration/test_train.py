@@ -138,6 +138,18 @@ def test_every_kind_of_model_trains(sedd: Sedd, corpus: Path, tmp_path: Path, ob
     assert all(isinstance(record["loss"], float) for record in log(run))
 
 
+def test_float8_is_for_training(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """A CPU has it too, if slowly; what was trained in it is sampled in float32. Other widths are refused."""
+    run = tmp_path / "run"
+    few = ("--set", "loop.precision=float8")
+    ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 3, *few))
+    assert all(isinstance(record["loss"], float) for record in log(run))
+    ok(sedd("sample", run, "--count", 1, "--steps", 2))
+    odd = sedd("train", corpus, *SMALL, "--out", tmp_path / "odd", "--steps", 3, *few, "--set", "model.width=24")
+    assert odd.returncode == 2
+    assert "multiple of 16, and it is 24; use bfloat16" in odd.stderr
+
+
 DATA = Path(os.environ.get("SEDD_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")) / "domains"
 
 

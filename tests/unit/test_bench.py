@@ -53,7 +53,8 @@ def sedd(*words: str) -> str:
 def test_commands_answer() -> None:
     """A table for people; for machines one record with machine, setting, formula and rows."""
     assert "1.00×" in sedd("loss", "--rows", "32", "--width", "8", "--process", "uniform")
-    record = json.loads(sedd("train", "--batch", "2", "--length", "8", "--objective", "lambda-dce", "--json"))
+    few = ("--precision", "float8")
+    record = json.loads(sedd("train", "--batch", "2", "--length", "8", "--objective", "lambda-dce", *few, "--json"))
     assert [row["way"] for row in record["rows"]] == ["fused", "plain"]
     assert record["machine"]["ceiling_tflops"] > 0
     assert "width" in record["flops"]
