@@ -7,7 +7,7 @@ modulates are computed in float32 whatever that is, or in float64 if the weights
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -161,7 +161,29 @@ class Embedding(Part):
 
     def forward(self, x: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L width"]:
         """The rows of x."""
-        return F.embedding(x, self.embedding)
+        rows: Tensor = _Rows.apply(x, self.embedding)  # type: ignore[no-untyped-call]
+        return rows
+
+
+class _Rows(torch.autograd.Function):
+    """`F.embedding`, whose gradient sums equal tokens one after another: too slow for the mask, half of all tokens.
+
+    So the last row, which is the mask's where there is one, is summed apart.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.states = len(table)
+        return F.embedding(x, table)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (x,) = ctx.saved_tensors
+        last = ctx.states - 1
+        rows: Tensor = torch.ops.aten.embedding_dense_backward(grad.contiguous(), x, ctx.states, last, False)
+        rows[last] = (x.flatten() == last).to(grad.dtype) @ grad.flatten(0, -2)
+        return None, rows
 
 
 @final
