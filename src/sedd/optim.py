@@ -1,12 +1,16 @@
-"""Optimizers: which weights move by which rule, and how fast at which time."""
+"""Optimizers: which weights move by which rule, and how fast at which time; and the average after them."""
 
 import math
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from sedd import ema
 from sedd.config import Optim
+from sedd.kernels import card
 
 
 def _is_hidden(name: str, weight: Tensor) -> bool:
@@ -73,3 +77,108 @@ def set_rate(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
+
+
+# Weights and their average ---------------------------------------------------------------------------------
+
+
+class Mover(ABC):
+    """Moves a network and the average after it, by the gradients that lie at its parameters."""
+
+    def __init__(self, network: nn.Module, average: nn.Module, config: Optim) -> None:
+        self.network, self.average, self.config = network, average, config
+        self.optimizers = make(network, config)
+
+    @abstractmethod
+    def norm(self) -> Tensor:
+        """That of the gradient before it is clipped; asked once a step, before `move`."""
+
+    @abstractmethod
+    def move(self, number: int, norm: Tensor, finite: Tensor) -> None:
+        """Step ``number`` of the weights, unless ``finite`` is false."""
+
+    @abstractmethod
+    def follow(self, number: int) -> None:
+        """What is left of it for the average, once it is known that there was a step."""
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+
+@final
+class PlainMover(Mover):
+    """The definition: gradients are clipped, optimizers step, and the average follows."""
+
+    def norm(self) -> Tensor:
+        """Clips."""
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole
+
+    def move(self, number: int, norm: Tensor, finite: Tensor) -> None:
+        """Whatever the optimizers do."""
+        step(self.optimizers, finite)
+
+    def follow(self, number: int) -> None:
+        """All of it."""
+        ema.update(self.average, self.network, ema.decay_at(number, self.config.ema))
+
+
+@final
+class SwiftMover(Mover):
+    """The same in one launch: all of it is bound by bytes, and each part reads what the one before it wrote.
+
+    The optimizer holds the moments, as its own step would have left them.
+    """
+
+    def norm(self) -> Tensor:
+        """Gradients stay as they are."""
+        return torch.nn.utils.get_total_norm([w.grad for w in self.network.parameters() if w.grad is not None])
+
+    @torch.no_grad()
+    def move(self, number: int, norm: Tensor, finite: Tensor) -> None:
+        """The average too: the device knows whether there is a step."""
+        from sedd.kernels import moves
+
+        group, share = self.optimizers[0].param_groups[0], 1 - ema.decay_at(number, self.config.ema)
+        averages: dict[Tensor, Tensor] = dict(zip(self.network.parameters(), self.average.parameters(), strict=True))
+        weights = [moves.Weight(w, g, m, v, averages.pop(w), steps, d) for w, g, m, v, steps, d in self._moments()]
+        beta1, beta2 = group["betas"]
+        rule = moves.Rule(group["lr"], beta1, beta2, group["eps"], share)
+        moves.move(weights, rule, (self.config.clip / (norm + 1e-6)).clamp(max=1), finite)
+        for weight, average in averages.items():  # those without a gradient
+            average.lerp_(weight, share * finite)
+
+    def _moments(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]]:
+        """Weights that have a gradient, it, mean and square of what they had, how many those were, and the decay."""
+        from sedd.kernels.moves import wide
+
+        (optimizer,) = self.optimizers
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                if not (state := optimizer.state[weight]):  # in the order in which torch has them
+                    state["step"] = torch.zeros((), device=weight.device)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+                state["exp_avg"], state["exp_avg_sq"] = m, v = wide(state["exp_avg"]), wide(state["exp_avg_sq"])
+                yield weight, wide(weight.grad), m, v, state["step"], group["weight_decay"]
+
+    def follow(self, number: int) -> None:
+        """Buffers alone."""
+        ema.copy_buffers(self.average, self.network)
+
+
+def mover(network: nn.Module, average: nn.Module, config: Optim) -> Mover:
+    """What moves these weights: one launch, if AdamW alone moves whole tensors on a device that can do it."""
+    tensors = [*network.parameters(), *average.parameters()]
+    swift = config.name == "adamw" and card.has_triton() and all(map(_plain, tensors))
+    return (SwiftMover if swift else PlainMover)(network, average, config)
+
+
+def _plain(weight: Tensor) -> bool:
+    """Whether it lies on one GPU in one piece, in float32."""
+    whole = type(weight.data) is Tensor and weight.is_contiguous() and weight.data_ptr() % 16 == 0
+    return whole and weight.is_cuda and weight.dtype == torch.float32

@@ -180,12 +180,48 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
     assert apart < 0.5 * ((theirs - wide).norm() / wide.norm()).item() < 0.1
 
 
-def test_a_step_that_is_no_number_leaves_the_weights(deterministic: None) -> None:
+def written(training: bench.Steps) -> list[Tensor]:
+    """All that a step may change: weights, average, moments and how many steps there were."""
+    moments = [t for state in training.mover.optimizers[0].state.values() for t in state.values()]
+    return [*training.network.parameters(), *training.average.parameters(), *moments]
+
+
+@pytest.mark.parametrize("way", [optim.SwiftMover, optim.PlainMover])
+def test_a_step_that_is_no_number_leaves_everything(way: type[optim.Mover], deterministic: None) -> None:
     training = steps(compile=False)
+    training.mover = way(training.network, training.average, training.mover.config)
     training()
-    before = [p.detach().clone() for p in training.network.parameters()]
-    with torch.no_grad():
-        for p in training.network.parameters():
-            p.grad = torch.full_like(p, torch.nan)
-    optim.step(training.optimizers, torch.tensor(False, device="cuda"))
-    assert all(torch.equal(a, b) for a, b in zip(before, training.network.parameters(), strict=True))
+    before = [p.detach().clone() for p in written(training)]
+    for p in training.network.parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    norm = training.mover.norm()
+    training.mover.move(1, norm, norm.isfinite())
+    assert all(torch.equal(a, b) for a, b in zip(before, written(training), strict=True))
+
+
+def test_one_launch_moves_as_torch_does(deterministic: None) -> None:
+    """Five steps of a network, its gradients given to both: weights, average, moments, to the rounding of float32.
+
+    The norm of the gradient is above and below what it is clipped to.
+    """
+    ours, theirs = steps(compile=False), steps(compile=False)
+    theirs.network.load_state_dict(ours.network.state_dict())
+    theirs.average.load_state_dict(ours.average.state_dict())
+    assert type(ours.mover) is optim.SwiftMover
+    theirs.mover = optim.PlainMover(theirs.network, theirs.average, theirs.mover.config)
+    assert theirs.mover.optimizers[0].defaults["fused"]
+    for step in range(5):
+        size = 0.1 if step % 2 else 10.0
+        loss = ours.loss(step) / ours.batches[step].x_0.numel()
+        gradients = torch.autograd.grad(loss, list(ours.network.parameters()))
+        length = torch.nn.utils.get_total_norm(gradients)
+        for training in (ours, theirs):
+            for p, g in zip(training.network.parameters(), gradients, strict=True):
+                p.grad = g * (size / length)
+            norm = training.mover.norm()
+            assert (norm > training.mover.config.clip) == (size > 1)
+            training.mover.move(step, norm, norm.isfinite())
+            training.mover.follow(step)
+            training.mover.forget()
+    for a, b in zip(written(ours), written(theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-7)

@@ -104,7 +104,7 @@ def test_the_gradient_counts_valid_tokens_alone(folder: Path, kind: tuple[str, s
     single = sum(made.losses(made.network, alone(batch, row)).sum() for row in range(8))
     torch.testing.assert_close(made.gradients(batch).loss.double(), single / batch.valid.sum(), rtol=1e-5, atol=1e-5)
     whole = [parameter.grad.clone() for parameter in made.network.parameters()]
-    made.forget()
+    made.mover.forget()
     made.config.loop.accumulate = 4
     made.gradients(batch)
     torch.testing.assert_close([p.grad for p in made.network.parameters()], whole, rtol=1e-8, atol=1e-10)

@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from sedd import build, ema, optim
+from sedd import build, optim
 from sedd.bench.measure import Machine, Row, forget, row
 from sedd.config import Run
 from sedd.fused import Fused
@@ -88,10 +88,10 @@ class Steps:
     def __init__(
         self, run: Run, parts: build.Parts, s: TrainSetting, small: bool, batches: list[Batch], counts: list[int]
     ) -> None:
-        self.config, self.batches, self.counts, self.done = run, batches, counts, 0
+        self.batches, self.counts, self.done = batches, counts, 0
         self.network, self.average = (build.run_network(run, parts).to(s.device) for _ in range(2))
         self.average.requires_grad_(False)
-        self.optimizers = optim.make(self.network, run.optim)
+        self.mover = optim.mover(self.network, self.average, run.optim)
         if s.precision != "float32":
             half = torch.autocast(s.device, torch.bfloat16)
             self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
@@ -122,10 +122,9 @@ class Steps:
         i = self.done % len(self.batches)
         loss = self.loss(i) / self.batches[i].x_0.numel()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optim.clip)
-        optim.step(self.optimizers, norm.isfinite())
-        ema.update(self.average, self.network, ema.decay_at(self.done, self.config.optim.ema))
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        norm = self.mover.norm()
+        self.mover.move(self.done, norm, norm.isfinite())
+        self.mover.follow(self.done)
+        self.mover.forget()
         self.done += 1
         return loss.detach(), norm

@@ -40,7 +40,7 @@ def _measured(trainer: Trainer, steps: int) -> tuple[float, int]:
     seconds, tokens = [], []
     for _, batch in zip(range(steps + 1), trainer.batches.since(0), strict=False):
         began = time.perf_counter()
-        trainer.update(0.0, batch, trainer.gradients(batch).finite)
+        trainer.update(0.0, batch, trainer.gradients(batch))
         trainer.settle()
         if trainer.ranks.device.type == "cuda":
             torch.cuda.synchronize()

@@ -118,10 +118,10 @@ def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: Hear) ->
     torch.manual_seed(seeded(seed, done.step, 3, trainer.ranks.rank).initial_seed())  # dropout
     found = trainer.gradients(batch)
     _settle(trainer, out, tell)
-    trainer.update(rate, batch, found.finite)
+    trainer.update(rate, batch, found)
     if trainer.ranks.device.type == "cpu":
         _settle(trainer, out, tell)
-    trainer.forget()
+    trainer.mover.forget()
     done.step, done.tokens = done.step + 1, done.tokens + int(batch.tokens)
     return found
 

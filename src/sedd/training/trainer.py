@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from sedd import build, checkpoint, data, ema, generate, optim, sampler, tokenizer
+from sedd import build, checkpoint, data, generate, optim, sampler, tokenizer
 from sedd.config import Run
 from sedd.distributed import Ranks
 from sedd.fused import Fused, fuses
@@ -129,7 +129,7 @@ class Trainer:
         made = (build.run_network(config, self.parts, len(blocks.labels)) for _ in range(2))
         self.network, self.average = map(self._place, made)
         self.average.requires_grad_(False).eval()
-        self.optimizers = optim.make(self.network, config.optim)
+        self.mover = optim.mover(self.network, self.average, config.optim)
         self.seen: nn.Module = self.network
         if ranks.world > 1 and not config.loop.shard:
             self.seen = nn.parallel.DistributedDataParallel(self.network)
@@ -190,7 +190,7 @@ class Trainer:
         return said.total, said.positions.sum(-1)
 
     def gradients(self, batch: Batch) -> Gradient:
-        """Fill the gradients, clipped."""
+        """Fill the gradients."""
         self.network.train()
         by_time = torch.zeros(2, NOISE_PARTS, device=self.ranks.device)
         *_, last = parts = batch.parts(self.config.loop.accumulate)
@@ -201,9 +201,7 @@ class Trainer:
             where = (part.t * NOISE_PARTS).long().clamp_max(NOISE_PARTS - 1)
             by_time[0].index_add_(0, where, rows.float())
             by_time[1].index_add_(0, where, part.valid.sum(-1).float())
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optim.clip)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        by_time = self.ranks.total(by_time)
+        norm, by_time = self.mover.norm(), self.ranks.total(by_time)
         return Gradient(by_time[0].sum() / batch.tokens, norm, by_time)
 
     @contextmanager
@@ -214,24 +212,20 @@ class Trainer:
         with self.seen.no_sync() if wait else nullcontext():  # type: ignore[operator]
             yield
 
-    def update(self, rate: float, batch: Batch, finite: Tensor) -> None:
+    def update(self, rate: float, batch: Batch, found: Gradient) -> None:
         """Move the weights, unless the step's numbers are none; `settle` does the rest."""
-        optim.set_rate(self.optimizers, rate)
-        optim.step(self.optimizers, finite)
+        finite = found.finite
+        optim.set_rate(self.mover.optimizers, rate)
+        self.mover.move(self.progress.step, found.norm, finite)
         self.moved = Moved.now(self.progress, batch, finite)
 
     def settle(self) -> Moved | None:
-        """Move the average after the weights; the last step, if it was none and nothing was moved."""
+        """What the average still lacks of the last step; that step, if it was none and nothing was moved."""
         moved, self.moved = self.moved, None
         if moved is not None and moved.well():
-            ema.update(self.average, self.network, ema.decay_at(moved.step, self.config.optim.ema))
+            self.mover.follow(moved.step)
             return None
         return moved
-
-    def forget(self) -> None:
-        """Drop the gradients."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
 
     # Held-out bound, samples -------------------------------------------------------------------------------
 
@@ -268,7 +262,7 @@ class Trainer:
             "model": get_model_state_dict(self.network, options=_GATHER),
             "ema": get_model_state_dict(self.average, options=_GATHER),
         }
-        state: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_GATHER)
+        state: dict[str, Any] = get_optimizer_state_dict(self.network, self.mover.optimizers, options=_GATHER)
         if self.ranks.first:
             done = self.progress
             moments = {f"{name}|{key}": v for name, values in state["state"].items() for key, v in values.items()}
@@ -292,12 +286,12 @@ class Trainer:
         for module, stem in ((self.network, "model"), (self.average, "ema")):
             weights: dict[str, Any] = dict(checkpoint.tensors(folder, stem))
             set_model_state_dict(module, weights, options=_SPREAD)
-        moments: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_SPREAD)
+        moments: dict[str, Any] = get_optimizer_state_dict(self.network, self.mover.optimizers, options=_SPREAD)
         moments["state"] = {}  # the settings of the groups are those of this run's configuration
         for key, value in checkpoint.tensors(folder, "optimizer").items():
             name, _, moment = key.rpartition("|")
             moments["state"].setdefault(name, {})[moment] = value
-        set_optimizer_state_dict(self.network, self.optimizers, moments, options=_SPREAD)
+        set_optimizer_state_dict(self.network, self.mover.optimizers, moments, options=_SPREAD)
         self.progress = Progress(**checkpoint.record(folder, "state"))
 
     def _refuse_another(self, folder: Path) -> None:
