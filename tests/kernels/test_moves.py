@@ -157,8 +157,9 @@ def test_gradients_may_lie_anywhere(device: str) -> None:
     for mover in (ours, theirs):
         mover.network.receive(0)
         wide, vector = mover.network.weights[0], mover.network.weights[5]
-        wide.grad = wide.grad.T.contiguous().T
-        vector.grad = torch.cat((vector.grad[:1], vector.grad))[1:]
+        if mover is ours:  # torch's own on a GPU refuses some
+            wide.grad = wide.grad.T.contiguous().T
+            vector.grad = torch.cat((vector.grad[:1], vector.grad))[1:]
         kept = wide.grad.clone(), vector.grad.clone()
         mover.move(0, mover.norm(), torch.tensor(True, device=device))
         mover.follow(0)

@@ -52,7 +52,7 @@ def move(weights: list[Weight], rule: Rule, scale: Tensor, finite: Tensor) -> No
     if not weights:
         return
     device, counts = weights[0].value.device, [w.steps for w in weights]
-    torch._foreach_add_(counts, finite.float())
+    torch._foreach_add_(counts, [finite.float()] * len(counts))  # a list: of one alone the host would ask its value
     steps = torch.stack(counts).double()
     rates, roots = rule.rate / (1 - rule.beta1**steps), (1 - rule.beta2**steps).sqrt()
     cuts, decays = _cut(tuple((w.value.numel(), w.decay) for w in weights), SIZE, device)
