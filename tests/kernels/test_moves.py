@@ -229,7 +229,7 @@ def test_a_run_in_files_goes_on(before: type[optim.Mover], tmp_path: Path, monke
 WRONG: dict[str, tuple[str, str]] = {
     "vectors decay": ("torch.tensor([d for _, d in kinds]", "torch.tensor([0.3 for _, d in kinds]"),
     "average of the old weights": ("    p -= lost", "    old = p\n    p -= lost"),
-    "a refused step counts": ("_foreach_add_(counts, finite.float())", "_foreach_add_(counts, 1)"),
+    "a refused step counts": ("_foreach_add_(counts, [finite.float()] * len(counts))", "_foreach_add_(counts, 1)"),
     "a refused step is made": ("if well:", "if count > 0:"),
     "clipping is ignored": ("g *= scale", "g *= 1.0"),
     "decay of moved weights": ("    p -= lost * p\n", ""),

@@ -20,6 +20,8 @@ BACK_STRIP, BACK_STAGES = 64, 2
 """The same of `join_back`."""
 JOIN_PARTS, BACK_PARTS = 4, 3
 """Of how many parts a warp remembers all it must."""
+SUM_ROWS, SUM_COLUMNS = 16, 128
+"""A tile of the sums of strips."""
 
 
 class Join(NamedTuple):
@@ -105,34 +107,87 @@ def join(
 
 
 class JoinBack(NamedTuple):
-    """Gradients of a join: of the stream, of the branch, and sums over positions for each sequence.
-
-    The sums are of dn·x̂, of dn, and of what reaches y past its gate, times y and alone.
-    """
+    """Gradients of a join: of the stream and the branch, and of all that it was told."""
 
     dx: Tensor
     dy: Tensor | None
-    sums: tuple[Tensor, Tensor, Tensor, Tensor]
+    shift: Tensor
+    scale: Tensor
+    gate: Tensor
+    """Of every sequence, like those before."""
+    weight: Tensor
+    bias: Tensor
+    y_bias: Tensor
 
 
 def join_back(
     total: Tensor, parts: Parts, plan: Join, mean: Tensor, spread: Tensor, dn: Tensor, g: Tensor | None
 ) -> JoinBack:
-    """From the gradients of what `join` gave to those of what it was given."""
+    """From the gradients of what `join` gave to those of what it was given; what it was not given has some too."""
     b, length, width = parts.sequences(total), plan.length, total.shape[-1]
     dx = torch.empty_like(total)
     dy = None if parts.y is None else torch.empty_like(parts.y)
-    strips = triton.cdiv(length, BACK_STRIP)
+    strips, flags = triton.cdiv(length, BACK_STRIP), parts.flags(plan.rate > 0)
     sums = total.new_empty(4, b, strips, width, dtype=torch.float32)
     given = total if g is None else g.contiguous()
     _join_back[(strips, b)](
         total, *parts.pointers(total), mean, spread, dn, given, dx, dx if dy is None else dy, sums, length, width,
         *parts.strides(), sums.stride(0), threshold(plan.rate), 1 / (1 - plan.rate), STRIP=BACK_STRIP,
-        STAGES=BACK_STAGES, CENTRED=plan.centred, **parts.flags(plan.rate > 0), GIVEN=g is not None,
-        **_sizes(width, BACK_PARTS),
+        STAGES=BACK_STAGES, CENTRED=plan.centred, **flags, GIVEN=g is not None, **_sizes(width, BACK_PARTS),
     )  # fmt: skip
-    scale_sum, plain_sum, gate_sum, y_sum = sums.sum(2)
-    return JoinBack(dx, dy, (scale_sum, plain_sum, gate_sum, y_sum))
+    told = total.new_empty(6, b, width, dtype=torch.float32)
+    of = {name: flags[name] for name in ("Y_BIAS", "GATE", "WEIGHT", "BIAS", "CHANGE")}
+    _, y_bias, gate, weight, bias, _, scale, *_ = parts.pointers(total)
+    _told_back[(b, triton.cdiv(width, SUM_COLUMNS))](
+        sums, y_bias, gate, weight, bias, scale, told, strips, width, *parts.strides(), sums.stride(0), told.stride(0),
+        **of, R=SUM_ROWS, C=SUM_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return JoinBack(dx, dy, *told[:3], *told[3:].sum(1))
+
+
+@triton.jit
+def _told_back(
+    sums, y_bias, gate, weight, bias, scale, told, strips, width, gate_stride, change_stride, sums_stride, told_stride,
+    Y_BIAS: tl.constexpr, GATE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANGE: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """From the sums of a sequence's strips to gradients: of what it was told itself, and its share of the others."""
+    b = tl.program_id(0)
+    col = tl.program_id(1) * C + tl.arange(0, C)
+    inside = col < width
+    by_scale = tl.zeros([R, C], tl.float32)
+    by_shift = tl.zeros([R, C], tl.float32)
+    by_gate = tl.zeros([R, C], tl.float32)
+    by_y = tl.zeros([R, C], tl.float32)
+    for start in range(0, strips, R):
+        strip = start + tl.arange(0, R)
+        held = (strip < strips)[:, None] & inside[None, :]
+        at = sums + (b * strips + strip).to(tl.int64)[:, None] * width + col[None, :]
+        by_scale += tl.load(at, mask=held, other=0)
+        by_shift += tl.load(at + sums_stride, mask=held, other=0)
+        by_gate += tl.load(at + 2 * sums_stride, mask=held, other=0)
+        by_y += tl.load(at + 3 * sums_stride, mask=held, other=0)
+    of_scale, of_shift, of_y = tl.sum(by_scale, 0), tl.sum(by_shift, 0), tl.sum(by_y, 0)
+    d_scale, d_gate = of_scale, tl.sum(by_gate, 0)
+    if WEIGHT:
+        d_scale *= tl.load(weight + col, mask=inside, other=0)
+    if BIAS:
+        d_scale += of_shift * tl.load(bias + col, mask=inside, other=0)
+    if Y_BIAS:
+        d_gate += of_y * tl.load(y_bias + col, mask=inside, other=0)
+    times = tl.full([C], 1.0, tl.float32)
+    if CHANGE:
+        times += tl.load(scale + b * change_stride + col, mask=inside, other=0)
+    gated = tl.full([C], 1.0, tl.float32)
+    if GATE:
+        gated = tl.load(gate + b * gate_stride + col, mask=inside, other=0).to(tl.float32)
+    to = told + b * width + col
+    tl.store(to, of_shift, mask=inside)
+    tl.store(to + told_stride, d_scale, mask=inside)
+    tl.store(to + 2 * told_stride, d_gate, mask=inside)
+    tl.store(to + 3 * told_stride, times * of_scale, mask=inside)
+    tl.store(to + 4 * told_stride, times * of_shift, mask=inside)
+    tl.store(to + 5 * told_stride, gated * of_y, mask=inside)
 
 
 @triton.jit

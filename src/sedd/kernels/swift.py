@@ -75,21 +75,10 @@ class _Join(torch.autograd.Function):
         if dn is None:
             dn = torch.zeros_like(total)
         back = joins.join_back(total, of, ctx.plan, mean, spread, dn.contiguous(), g)
-        scale_sum, plain_sum, gate_sum, y_sum = back.sums
-        given = 1.0 if of.scale is None else 1 + of.scale
-        weight = 1.0 if of.weight is None else of.weight
-        d_weight = None if of.weight is None else (given * scale_sum).sum(0)
-        d_bias = None if of.bias is None else (given * plain_sum).sum(0)
-        d_scale = None if of.scale is None else weight * scale_sum
-        if d_scale is not None and of.bias is not None:
-            d_scale = d_scale + of.bias * plain_sum
-        d_shift = None if of.shift is None else plain_sum
-        d_gate = None if of.gate is None else gate_sum
-        d_y_bias = None
-        if of.y_bias is not None:
-            d_gate = None if d_gate is None else d_gate + of.y_bias * y_sum
-            d_y_bias = (y_sum if of.gate is None else of.gate * y_sum).sum(0).to(of.y_bias.dtype)
-        return back.dx, back.dy, d_y_bias, d_gate, d_weight, d_bias, d_shift, d_scale, None
+        told = {"y_bias": of.y_bias, "gate": of.gate, "weight": of.weight, "bias": of.bias}
+        told |= {"shift": of.shift, "scale": of.scale}
+        given = (None if a is None else getattr(back, name).to(a.dtype) for name, a in told.items())
+        return back.dx, back.dy, *given, None
 
 
 def turned(
