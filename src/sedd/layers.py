@@ -7,6 +7,7 @@ modulates are computed in float32 whatever that is, or in float64 if the weights
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
@@ -31,6 +32,35 @@ def working(weight: Float[Tensor, "*s"]) -> torch.dtype:
     if kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return weight.dtype
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every block of a network has in common."""
+
+    width: int
+    heads: int
+    cond: int | None
+    """How wide the embedding of σ is; None: the network is not told σ."""
+    dropout: float
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.width < 1 or self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(
+                f"width {self.width} over {self.heads} heads leaves {self.head_dim} a head; "
+                "rotary positions turn pairs, so it must be even"
+            )
+        if self.cond is not None and self.cond < 1:
+            raise ValueError(f"cond is {self.cond}; the embedding of σ must be at least 1 wide (timed=False has none)")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must lie in [0, 1)")
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one head."""
+        return self.width // self.heads
 
 
 class Part(nn.Module, ABC):

@@ -7,7 +7,6 @@ the names of its weights; `Modern` is the one to train anew. The head starts at 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
@@ -27,6 +26,7 @@ from sedd.layers import (
     Place,
     Rotary,
     Rotation,
+    Shape,
     Sight,
     WideLinear,
     attend,
@@ -35,35 +35,6 @@ from sedd.layers import (
     widened,
     working,
 )
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What every block of a network has in common."""
-
-    width: int
-    heads: int
-    cond: int | None
-    """How wide the embedding of σ is; None: the network is not told σ."""
-    dropout: float
-
-    def __post_init__(self) -> None:
-        if self.heads < 1 or self.width < 1 or self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.head_dim % 2:
-            raise ValueError(
-                f"width {self.width} over {self.heads} heads leaves {self.head_dim} a head; "
-                "rotary positions turn pairs, so it must be even"
-            )
-        if self.cond is not None and self.cond < 1:
-            raise ValueError(f"cond is {self.cond}; the embedding of σ must be at least 1 wide (timed=False has none)")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must lie in [0, 1)")
-
-    @property
-    def head_dim(self) -> int:
-        """The width of one head."""
-        return self.width // self.heads
 
 
 class Block(nn.Module, ABC):
@@ -143,7 +114,7 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
         self.states, self.causal, self.labels = states, causal, labels
-        self.pass_through = recompute.nothing
+        self.pass_through, self.narrowed = recompute.nothing, False
         self.compiled = False
         self.vocab_embed = Embedding(states, width)
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last: no label
@@ -221,17 +192,19 @@ class Transformer(nn.Module, ABC):
         """
         place = sight(rotation, valid, self.causal)
         c, branch = self._condition(sigma), None
-        h = (h if self.place is None else h + self.place(h.shape[1])).to(working(self.head.weight))
+        h = h if self.place is None else h + self.place(h.shape[1])
+        h = h.to(working(self.head.weight)) if self.narrowed else h
         for block in self.blocks:
             h, branch = self.pass_through(block, h, branch, c, place, rows if block is self.blocks[-1] else None)
         last: Tensor = self.output_layer(h, branch, c, rows)
         return last
 
     def narrow(self) -> None:
-        """From now on blocks multiply in float8 where that is worth it; everything else stays as it is."""
+        """From now on blocks multiply in float8 where that is worth it, and the stream has the dtype of the trunk."""
         head = self.head.weight
         if refusal := eighths.refusal(head.device.type, head.shape[-1]):
             raise ValueError(refusal)
+        self.narrowed = True
         for block in self.blocks:
             block.narrow = True  # type: ignore[assignment]
 

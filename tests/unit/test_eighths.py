@@ -79,6 +79,17 @@ def test_a_narrow_network_says_nearly_the_same(style: type[Transformer]) -> None
         assert 1e-3 < error < 0.1
 
 
+def test_the_stream_of_a_narrow_network_is_that_of_its_trunk() -> None:
+    """In bfloat16 it is bfloat16; and without autocast float32, as the weights are."""
+    for network, dtype in zip(networks(Reference, 32), (torch.float32, torch.bfloat16), strict=True):
+        seen: list[torch.dtype] = []
+        network.blocks[0].register_forward_hook(lambda _block, _given, said, seen=seen: seen.append(said[0].dtype))
+        for half in (True, False):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                assert network(torch.zeros(1, 4, dtype=torch.long), torch.ones(1)).dtype == torch.float32
+        assert seen == [dtype, torch.float32]
+
+
 def test_who_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="multiple of 16, and it is 24; use bfloat16"):
         networks(Reference, 24)
