@@ -88,6 +88,8 @@ class Mover(ABC):
     def __init__(self, network: nn.Module, average: nn.Module, config: Optim) -> None:
         self.network, self.average, self.config = network, average, config
         self.optimizers = make(network, config)
+        self.weights = list(network.parameters())  # to look for them takes as long as a launch for each
+        self.averages = list(average.parameters())
 
     @abstractmethod
     def norm(self) -> Tensor:
@@ -113,7 +115,7 @@ class PlainMover(Mover):
 
     def norm(self) -> Tensor:
         """Clips."""
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.config.clip)
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
@@ -135,7 +137,7 @@ class SwiftMover(Mover):
 
     def norm(self) -> Tensor:
         """Gradients stay as they are."""
-        return torch.nn.utils.get_total_norm([w.grad for w in self.network.parameters() if w.grad is not None])
+        return torch.nn.utils.get_total_norm([w.grad for w in self.weights if w.grad is not None])
 
     @torch.no_grad()
     def move(self, number: int, norm: Tensor, finite: Tensor) -> None:
@@ -143,7 +145,7 @@ class SwiftMover(Mover):
         from sedd.kernels import moves
 
         group, share = self.optimizers[0].param_groups[0], 1 - ema.decay_at(number, self.config.ema)
-        averages: dict[Tensor, Tensor] = dict(zip(self.network.parameters(), self.average.parameters(), strict=True))
+        averages: dict[Tensor, Tensor] = dict(zip(self.weights, self.averages, strict=True))
         weights = [moves.Weight(w, g, m, v, averages.pop(w), steps, d) for w, g, m, v, steps, d in self._moments()]
         beta1, beta2 = group["betas"]
         rule = moves.Rule(group["lr"], beta1, beta2, group["eps"], share)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sedd.kernels.sizes import cuts
 from sedd.randomness import Chance
 
 SIZE = 1024
@@ -16,7 +17,7 @@ def uniforms(chance: Chance, length: int, step: int, event: int) -> Tensor:
     u = torch.empty(len(chance.rows), length, 2, dtype=torch.float64, device=chance.rows.device)
     if count:
         low, high = chance.seed & 0xFFFFFFFF, chance.seed >> 32
-        _uniforms[(triton.cdiv(count, SIZE),)](chance.rows, u, low, high, step, event, count, length, SIZE=SIZE)
+        _uniforms[(cuts(count, SIZE),)](chance.rows, u, low, high, step, event, count, length, SIZE=SIZE)
     return u
 
 

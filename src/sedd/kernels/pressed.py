@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sedd.kernels.eighths import LARGEST, LEAST, Eighths
+from sedd.kernels.sizes import cuts, power
 from sedd.kernels.strips import BENDS, _bent
 
 # mypy: disable-error-code=assignment
@@ -24,15 +25,15 @@ def empty(x: Tensor) -> Eighths:
 
 
 def _sizes(width: int) -> dict[str, float]:
-    columns = min(COLUMNS, triton.next_power_of_2(width))
-    return {"LARGEST": LARGEST, "LEAST": LEAST, "C": columns, "N": triton.cdiv(width, columns)}
+    columns = min(COLUMNS, power(width))
+    return {"LARGEST": LARGEST, "LEAST": LEAST, "C": columns, "N": cuts(width, columns)}
 
 
 def press(x: Tensor) -> Eighths:
     """See `eighths.eighths`."""
     m, k = x.shape
     out = empty(x)
-    _press[(triton.cdiv(m, PRESS_STRIP),)](
+    _press[(cuts(m, PRESS_STRIP),)](
         x.contiguous(), *out, m, k, **_sizes(k), BEND=-1, STRIP=PRESS_STRIP, num_warps=PRESS_WARPS
     )
     return out
@@ -42,9 +43,7 @@ def bend(z: Tensor, kind: str) -> Eighths:
     """The eighths of what `strips.bend` gives, before that is rounded."""
     m, k = z.shape
     out = empty(z)
-    _press[(triton.cdiv(m, BEND_STRIP),)](
-        z, *out, m, k, **_sizes(k), BEND=BENDS[kind], STRIP=BEND_STRIP, num_warps=BEND_WARPS
-    )
+    _press[(cuts(m, BEND_STRIP),)](z, *out, m, k, **_sizes(k), BEND=BENDS[kind], STRIP=BEND_STRIP, num_warps=BEND_WARPS)
     return out
 
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sedd.kernels.definition import GUARD, Entries, Sums
+from sedd.kernels.sizes import cuts
 
 SIZES = {False: (128, 512, 2), True: (64, 256, 1)}
 """Rows and columns of a program of `slopes_`, and loads under way; without ratios to compare with, and with."""
@@ -27,7 +28,7 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
     """See `definition.slopes_`."""
     n, width = z.shape
     strip, size, stages = SIZES[entries.log_rest is not None]
-    grid = triton.cdiv(width, size), triton.cdiv(n, strip)
+    grid = cuts(width, size), cuts(n, strip)
     values = z.new_empty(grid[0], n, dtype=torch.float32)
     columns = z.new_empty(grid[1], entries.states, dtype=torch.float32)
     beyond = z.new_empty(grid[0], n, dtype=torch.int16)
@@ -65,7 +66,7 @@ def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
     """See `definition.logsumexp`."""
     n, width = z.shape
     total = z.new_empty(n, dtype=torch.float32)
-    _logsumexp[(triton.cdiv(n, SUM_ROWS),)](
+    _logsumexp[(cuts(n, SUM_ROWS),)](
         z,
         total if bias is None else bias,
         total,
