@@ -61,6 +61,10 @@ class Ranks:
             dist.barrier()
 
 
+_KEPT: list[object] = []
+"""Groups of gloo: whoever drops the last of one waits for its threads, and they for the interpreter's lock he holds."""
+
+
 @contextmanager
 def group() -> Iterator[Ranks]:
     """The processes that torchrun started, or this one alone."""
@@ -73,6 +77,7 @@ def group() -> Iterator[Ranks]:
         yield Ranks(0, 1, device)
         return
     dist.init_process_group("nccl" if cuda else "gloo")
+    _KEPT.append(dist.group.WORLD)
     try:
         yield Ranks(rank, world, device)
         dist.barrier()  # nobody leaves while another still talks
