@@ -25,7 +25,7 @@ DEAR = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 }
-"""What `cheap` never computes twice."""
+"""What `cheap` never computes twice. Products in float8 are not among them: queries are turned where they lie."""
 
 
 def nothing(block: nn.Module, x: Tensor, *rest: Any) -> Any:

@@ -327,7 +327,8 @@ class ReferenceBlock(Block):
         x, n, few = via.join(x, added, self.norm2(), second.change, dtype, rows, self.narrow)
         up, down = self.mlp.values()
         thought = via.thought(n, (up.weight, up.bias), down.weight, "gelu", few)
-        return x, kernels.branch(thought, second.gate, drop, down.bias)
+        bias = None if down.bias is None else down.bias.clone()  # whose shards are gone when the next block reads it
+        return x, kernels.branch(thought, second.gate, drop, bias)
 
 
 @final

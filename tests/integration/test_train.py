@@ -25,9 +25,14 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
-def test_two_processes_compute_what_one_does(sedd: Sedd, corpus: Path, tmp_path: Path, sharded: bool) -> None:
+@pytest.mark.parametrize(
+    ("sharded", "style"), [(False, "modern"), (True, "modern"), (True, "reference")], ids=["DDP", "FSDP2", "reference"]
+)
+def test_two_processes_compute_what_one_does(
+    sedd: Sedd, corpus: Path, tmp_path: Path, sharded: bool, style: str
+) -> None:
     words = ["train", corpus, *SMALL, "--steps", 20, "--save-every", 10, "--set", "loop.sample_every=15"]
+    words += ["--set", f"model.style={style}"]
     one, two = tmp_path / "one", tmp_path / "two"
     ok(sedd(*words, "--out", one))
     ok(sedd(*words, "--out", two, *(["--shard"] if sharded else []), processes=2))

@@ -58,6 +58,22 @@ def test_slopes_are_the_definition(rows: int, states: int, width: int, kind: str
     assert not ours[:, states:].any()
 
 
+def test_strips_grow_where_a_grid_ends(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "MOST", 2)
+    e = entries(300, 130, "uniform", device)  # five strips of 64
+    ours, theirs = (output(300, 256, torch.float32, device) for _ in range(2))
+    got, want = tiles.slopes_(ours, e), definition.slopes_(theirs, e)
+    torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-6)
+    torch.testing.assert_close(got.columns, want.columns, rtol=2e-5, atol=1e-4)
+
+
+def test_sums_of_little_are_not_lost(device: str) -> None:
+    """All entries are near e^−88, which a card's exponential of two takes for 0."""
+    z = torch.full((1, 2048), -88.0, device=device)
+    z[0, 7] = -78
+    torch.testing.assert_close(tiles.logsumexp(z, 2000, None), definition.logsumexp(z, 2000, None))
+
+
 def test_slopes_in_half_precision_round_once(device: str) -> None:
     """Read as bfloat16, computed in float32, and rounded to bfloat16 when written; the interpreter cuts off instead."""
     e = entries(9, 130, "uniform", device)

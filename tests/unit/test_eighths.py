@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sedd import build
 from sedd.config import Run
-from sedd.kernels import card, eighths
+from sedd.kernels import card, eighths, unknown_rows
 from sedd.transformer import Modern, Reference, Transformer
 
 
@@ -77,6 +77,15 @@ def test_a_narrow_network_says_nearly_the_same(style: type[Transformer]) -> None
     for narrow, wide in zip(said[1], said[0], strict=True):
         error = (narrow - wide).norm() / wide.norm()
         assert 1e-3 < error < 0.1
+
+
+@pytest.mark.parametrize("style", [Reference, Modern])
+def test_no_rows_are_no_trouble(style: type[Transformer]) -> None:
+    """A part of a batch in which nothing is masked."""
+    narrow, x = networks(style, 32)[1], torch.zeros(2, 5, dtype=torch.long)
+    hidden = narrow.hidden(x, torch.ones(2), rows=unknown_rows(x == 19))
+    assert hidden.shape == (0, 32)
+    hidden.sum().backward()
 
 
 def test_the_stream_of_a_narrow_network_is_that_of_its_trunk() -> None:

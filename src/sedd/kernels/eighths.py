@@ -58,7 +58,7 @@ def linear(
 ) -> Float[Tensor, "*s n"]:
     """xWᵀ + b by the eighths of both, of which those of x are given; with ``back``, the gradient of x as well."""
     said: Tensor = _Linear.apply(x.flatten(0, -2), *few, weight, bias, back)  # type: ignore[no-untyped-call]
-    return said.view(*x.shape[:-1], -1)
+    return said.view(*x.shape[:-1], len(weight))
 
 
 class _Linear(torch.autograd.Function):

@@ -134,7 +134,7 @@ class _Turned(torch.autograd.Function):
 
 def _of_weight(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     """dyᵀx, the gradient of a weight: not rounded to half precision on its way to a weight that is not."""
-    if dy.is_cuda and dy.dtype != dtype:
+    if dy.is_cuda and dtype == torch.float32 != dy.dtype:
         return torch.mm(dy.t(), x, out_dtype=dtype)
     return (dy.t() @ x).to(dtype)
 

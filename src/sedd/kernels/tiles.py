@@ -18,8 +18,10 @@ SIZES = {False: (128, 512, 2), True: (64, 256, 1)}
 """Rows and columns of a program of `slopes_`, and loads under way; without ratios to compare with, and with."""
 SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 4, 1024, 4
 """Rows of a program of `logsumexp`, what it reads of them at a time, and its warps."""
-LARGE = 1e34
-"""Costs that sum to less have no score beyond the guard among them."""
+MOST = 65_535
+"""Strips, which is as many programs as the second axis of a grid has."""
+LARGE, SMALL = 1e34, 1e-28
+"""Costs that sum to less have no score beyond the guard among them; exponentials that sum to more have lost little."""
 BITS: tl.constexpr = tl.constexpr(1.4426950408889634)
 """log₂ e."""
 
@@ -28,6 +30,8 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
     """See `definition.slopes_`."""
     n, width = z.shape
     strip, size, stages = SIZES[entries.log_rest is not None]
+    while cuts(n, strip) > MOST:
+        strip *= 2
     grid = cuts(width, size), cuts(n, strip)
     values = z.new_empty(grid[0], n, dtype=torch.float32)
     columns = z.new_empty(grid[1], entries.states, dtype=torch.float32)
@@ -75,6 +79,7 @@ def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
         width,
         BIAS=bias is not None,
         LARGE=LARGE,
+        SMALL=SMALL,
         R=SUM_ROWS,
         C=SUM_COLUMNS,
         num_warps=SUM_WARPS,
@@ -176,7 +181,17 @@ def _slopes(
 
 @triton.jit(do_not_specialize=["n"])
 def _logsumexp(
-    z, bias, total, n, states, width, BIAS: tl.constexpr, LARGE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+    z,
+    bias,
+    total,
+    n,
+    states,
+    width,
+    BIAS: tl.constexpr,
+    LARGE: tl.constexpr,
+    SMALL: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
 ):
     """A few rows a program. Exponentials are summed as they are; where a sum is too large or too small, once more."""
     row = tl.program_id(0) * R + tl.arange(0, R)
@@ -186,7 +201,7 @@ def _logsumexp(
         sums += tl.exp2(_entries(start, bias, row, left, n, states, width, BIAS, C) * BITS)
     found = tl.sum(sums, 1)
     most = tl.zeros([R], tl.float32)
-    if tl.sum(((found < LARGE) & (found > 1 / LARGE)).to(tl.int32), 0) < R:
+    if tl.sum(((found < LARGE) & (found > SMALL)).to(tl.int32), 0) < R:
         highest = tl.full([R, C], -float("inf"), tl.float32)
         for left in range(0, states, C):
             highest = tl.maximum(highest, _entries(start, bias, row, left, n, states, width, BIAS, C))
