@@ -191,11 +191,11 @@ class Embedding(Part):
 
     def forward(self, x: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L width"]:
         """The rows of x."""
-        rows: Tensor = _Rows.apply(x, self.embedding)  # type: ignore[no-untyped-call]
+        rows: Tensor = _Looked.apply(x, self.embedding)  # type: ignore[no-untyped-call]
         return rows
 
 
-class _Rows(torch.autograd.Function):
+class _Looked(torch.autograd.Function):
     """`F.embedding`, whose gradient sums equal tokens one after another: too slow for the mask, half of all tokens.
 
     So the last row, which is the mask's where there is one, is summed apart. For the rest its tokens are others, all

@@ -114,8 +114,7 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
         self.states, self.causal, self.labels = states, causal, labels
-        self.pass_through, self.narrowed = recompute.nothing, False
-        self.compiled = False
+        self.pass_through, self.compiled = recompute.nothing, False
         self.vocab_embed = Embedding(states, width)
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last: no label
         self.sigma_map = NoiseEmbedding(cond) if timed else None
@@ -193,7 +192,7 @@ class Transformer(nn.Module, ABC):
         place = sight(rotation, valid, self.causal)
         c, branch = self._condition(sigma), None
         h = h if self.place is None else h + self.place(h.shape[1])
-        h = h.to(working(self.head.weight)) if self.narrowed else h
+        h = h.to(working(self.head.weight)) if self.blocks[0].narrow else h
         for block in self.blocks:
             h, branch = self.pass_through(block, h, branch, c, place, rows if block is self.blocks[-1] else None)
         last: Tensor = self.output_layer(h, branch, c, rows)
@@ -204,7 +203,6 @@ class Transformer(nn.Module, ABC):
         head = self.head.weight
         if refusal := eighths.refusal(head.device.type, head.shape[-1]):
             raise ValueError(refusal)
-        self.narrowed = True
         for block in self.blocks:
             block.narrow = True  # type: ignore[assignment]
 

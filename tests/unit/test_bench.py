@@ -64,4 +64,5 @@ def test_refusals(refuses: Callable[..., None]) -> None:
     refuses(lambda: bench.place("tpu"), "tpu", "cpu", "cuda")
     refuses(lambda: bench.machine("cpu", "int8"), "int8", "bfloat16")
     refuses(lambda: bench.LossSetting(masked=1.5), "1.5")
+    refuses(lambda: bench.LossSetting(precision="float8"), "float8", "bfloat16")
     refuses(lambda: bench.TrainSetting(recipe="huge").run(), "huge", "small")

@@ -35,6 +35,8 @@ class LossSetting:
     def __post_init__(self) -> None:
         if not 0 < self.masked < 1:
             raise ValueError(f"masked is {self.masked}; it is a share and must lie between 0 and 1")
+        if self.precision == "float8":
+            raise ValueError("precision is 'float8', which blocks have and a head has not; choose float32 or bfloat16")
 
 
 @final

@@ -13,9 +13,8 @@ from sedd.kernels.strips import BENDS, _bent
 
 COLUMNS = 1024
 """Rows are read in parts of so many entries at most."""
-PRESS_STRIP, PRESS_WARPS = 4, 4
+STRIP, WARPS = 4, 4
 """Rows a program, and its warps."""
-BEND_STRIP, BEND_WARPS = 4, 4
 
 
 def empty(x: Tensor) -> Eighths:
@@ -33,9 +32,7 @@ def press(x: Tensor) -> Eighths:
     """See `eighths.eighths`."""
     m, k = x.shape
     out = empty(x)
-    _press[(cuts(m, PRESS_STRIP),)](
-        x.contiguous(), *out, m, k, **_sizes(k), BEND=-1, STRIP=PRESS_STRIP, num_warps=PRESS_WARPS
-    )
+    _press[(cuts(m, STRIP),)](x.contiguous(), *out, m, k, **_sizes(k), BEND=-1, STRIP=STRIP, num_warps=WARPS)
     return out
 
 
@@ -43,7 +40,7 @@ def bend(z: Tensor, kind: str) -> Eighths:
     """The eighths of what `strips.bend` gives, before that is rounded."""
     m, k = z.shape
     out = empty(z)
-    _press[(cuts(m, BEND_STRIP),)](z, *out, m, k, **_sizes(k), BEND=BENDS[kind], STRIP=BEND_STRIP, num_warps=BEND_WARPS)
+    _press[(cuts(m, STRIP),)](z, *out, m, k, **_sizes(k), BEND=BENDS[kind], STRIP=STRIP, num_warps=WARPS)
     return out
 
 
