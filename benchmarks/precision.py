@@ -1,15 +1,17 @@
 """What precision costs in quality: the same network on the same batches, trained in each, and its held-out bound.
 
-python benchmarks/precision.py FILE                            on a GPU: 12 × 768, 400 steps of 512 × 256 characters
-python benchmarks/precision.py FILE --recipe tiny --steps 9    anywhere, in seconds
-python benchmarks/precision.py FILE --json FILE                and a record, after every run
+python benchmarks/precision.py FILE                              on a GPU: 12 × 768, 400 steps of 128 × 256 characters
+python benchmarks/precision.py FILE --recipe tiny --steps 9 --batch 8    anywhere, in seconds
+python benchmarks/precision.py FILE --seeds 5 --json FILE        five runs of each, and a record after every run
 
-All runs see the same batches and the same noise, in training and when they are evaluated, so differences are smaller
-than their errors. The last run is one again: on a GPU, how far apart runs are that differ in nothing.
+Runs with one seed see the same weights, batches and noise, in training and when they are evaluated, so the difference
+of two is smaller than the error of either. Over seeds it has a mean, and an error of its own.
 """
 
 import argparse
+import itertools
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,10 +21,11 @@ from typing import Any
 
 from sedd import training
 from sedd.bench import place
-from sedd.transformer import ReferenceBlock
+from sedd.blocks import ReferenceBlock
 
 HALF = "bfloat16, stream too"
-WAYS = ("bfloat16", HALF, "float8", "bfloat16, again")
+WAYS = ("bfloat16", HALF, "float8")
+MEASURED = ("bound_bits_per_char", "loss_bits_per_char")
 
 
 @contextmanager
@@ -37,15 +40,16 @@ def stream(half: bool) -> Iterator[None]:
         ReferenceBlock.forward = forward  # type: ignore[method-assign]
 
 
-def trained(way: str, file: str, recipe: str, steps: int, sequences: int) -> dict[str, Any]:
+def trained(way: str, seed: int, file: str, recipe: str, steps: int, batch: int, sequences: int) -> dict[str, Any]:
     """The held-out bound at the end and the loss of the last quarter, in bits a character, and the seconds."""
     quiet = {"log_every": 1, "eval_every": 0, "sample_every": 0, "save_every": 0, "eval_sequences": sequences}
     words = {
         "sources": [file],
         "steps": steps,
+        "seed": seed,
         "model": {"style": "reference"},
         "optim": {"warmup": steps // 10, "decay": "cosine"},
-        "loop": {"precision": way.split(",")[0], **quiet},
+        "loop": {"precision": way.split(",")[0], "batch": batch, **quiet},
     }
     config = training.configured(words, recipe=recipe)
     losses: list[float] = []
@@ -57,7 +61,14 @@ def trained(way: str, file: str, recipe: str, steps: int, sequences: int) -> dic
     with stream(way == HALF), tempfile.TemporaryDirectory() as folder:
         end = training.run(config, lambda: training.prepared(config), Path(folder), False, hear)
     last = {"loss_bits_per_char": sum(losses) / len(losses), "losses": len(losses)}
-    return {"way": way, **end.bound, **last, "seconds": end.progress.seconds, "skipped": end.progress.skipped}
+    return {
+        "way": way,
+        "seed": seed,
+        **end.bound,
+        **last,
+        "seconds": end.progress.seconds,
+        "skipped": end.progress.skipped,
+    }
 
 
 def main() -> None:
@@ -66,17 +77,33 @@ def main() -> None:
     parser.add_argument("file", help="a text")
     parser.add_argument("--recipe", default="text8", help="what differs from the defaults of a run")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--seeds", type=int, default=3, help="how many runs of each")
     parser.add_argument("--sequences", type=int, default=4096, help="of held-out text")
     parser.add_argument("--json", type=Path, help="write a record to this file")
     given = parser.parse_args()
-    rows = []
-    for way in WAYS:
-        rows.append(trained(way, given.file, given.recipe, given.steps, given.sequences))
-        bound, loss, seconds = (rows[-1][key] for key in ("bound_bits_per_char", "loss_bits_per_char", "seconds"))
-        print(f"{way:30s} held out {bound:.4f}, last quarter {loss:.4f} bits/char, {seconds:.0f} s", flush=True)
-        record = {"command": " ".join(sys.argv), "device": place(None).device, "rows": rows}
+    rows: list[dict[str, Any]] = []
+    for seed, way in itertools.product(range(given.seeds), WAYS):
+        rows.append(trained(way, seed, given.file, given.recipe, given.steps, given.batch, given.sequences))
+        bound, loss, seconds = (rows[-1][key] for key in (*MEASURED, "seconds"))
+        print(f"{seed} {way:22s} held out {bound:.4f}, last quarter {loss:.4f} bits/char, {seconds:.0f} s", flush=True)
+        record = {"command": " ".join(sys.argv), "device": place(None).device, "apart": apart(rows), "rows": rows}
         if given.json:
             given.json.write_text(json.dumps(record, indent=1) + "\n")
+    for difference in apart(rows):
+        print("{way} − bfloat16, {of}: {mean:+.4f} ± {error:.4f} over {seeds} seeds".format(**difference))
+
+
+def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How far each way is from bfloat16 in the mean over seeds, and the error of that."""
+    found = []
+    for way, of in itertools.product(WAYS[1:], MEASURED):
+        here, there = ({row["seed"]: row[of] for row in rows if row["way"] == name} for name in (way, WAYS[0]))
+        each = [here[seed] - there[seed] for seed in here]
+        if each:
+            error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else float("nan")
+            found.append({"way": way, "of": of, "mean": statistics.mean(each), "error": error, "seeds": len(each)})
+    return found
 
 
 if __name__ == "__main__":

@@ -158,6 +158,8 @@ class Loop:
     """Of the trunk's matrix products: float32, bfloat16, or float8 where that is worth it and bfloat16 elsewhere."""
     compile: bool = False
     """Whether torch compiles the network; kernels of our own, which a GPU has, are as fast without."""
+    record: bool = True
+    """Whether a single GPU replays the launches of blocks, if they are neither compiled nor recomputed."""
     recompute: str = "nothing"
     """What is computed again on the way back, to hold less: nothing, all but matrix products (cheap), or blocks."""
     deterministic: bool = False

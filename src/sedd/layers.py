@@ -8,10 +8,10 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
@@ -189,34 +189,9 @@ class Embedding(Part):
         """U(−bound, bound)."""
         self.embedding.uniform_(-self.bound, self.bound, generator=generator)
 
-    def forward(self, x: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L width"]:
-        """The rows of x."""
-        rows: Tensor = _Looked.apply(x, self.embedding)  # type: ignore[no-untyped-call]
-        return rows
-
-
-class _Looked(torch.autograd.Function):
-    """`F.embedding`, whose gradient sums equal tokens one after another: too slow for the mask, half of all tokens.
-
-    So the last row, which is the mask's where there is one, is summed apart. For the rest its tokens are others, all
-    different, whose gradients are 0.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.states = len(table)
-        return F.embedding(x, table)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        (x,) = ctx.saved_tensors
-        last, flat, grad = ctx.states - 1, x.flatten(), grad.flatten(0, -2)
-        masked = flat == last
-        others = torch.where(masked, torch.arange(len(flat), device=x.device) % ctx.states, flat)
-        rows: Tensor = torch.ops.aten.embedding_dense_backward(grad * ~masked[:, None], others, ctx.states, -1, False)
-        rows[last] += masked.to(grad.dtype) @ grad
-        return None, rows
+    def forward(self) -> Float[Tensor, "states width"]:
+        """The table, for whoever looks into it."""
+        return self.embedding
 
 
 @final

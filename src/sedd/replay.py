@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from sedd.layers import Linear
 from sedd.parameterization import Trunk
+from sedd.record import aside
 
 MOST = 2**17
 """Tokens; with more of them there is nothing to gain."""
@@ -100,13 +101,12 @@ class Replayed(nn.Module):
         x = torch.zeros(rows, length, dtype=torch.long, device=device)
         sigma = torch.ones(rows, device=device)
         valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
-        graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries make their plans in the first calls, which cannot be recorded
+        graph, stream = torch.cuda.CUDAGraph(), aside()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # libraries make their plans in the first calls, which cannot be recorded
             for _ in range(2):
                 self.network.hidden(x, sigma, valid)
-        torch.cuda.current_stream().wait_stream(aside)
         pool = next((r.graph.pool() for r in self._recordings.values()), None)  # one replays at a time
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool, stream):
             hidden = self.network.hidden(x, sigma, valid)
         return Recording(graph, x, sigma, valid, hidden)

@@ -6,20 +6,18 @@ the names of its weights; `Modern` is the one to train anew. The head starts at 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, final
+from collections.abc import Callable
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd import check, kernels, recompute
-from sedd.kernels import Branch, Change, Rows, eighths
+from sedd.blocks import Block, Last, ModernBlock, ModernLast, ReferenceBlock, ReferenceLast
+from sedd.kernels import Branch, Rows, eighths
 from sedd.layers import (
-    RMS,
     Embedding,
-    Gain,
-    LayerNorm,
     Linear,
     NoiseEmbedding,
     Part,
@@ -28,50 +26,12 @@ from sedd.layers import (
     Rotation,
     Shape,
     Sight,
-    WideLinear,
-    attend,
     sight,
     wide,
     widened,
     working,
 )
-
-
-class Block(nn.Module, ABC):
-    """A part of a network that reads the stream and has something to add to it."""
-
-    narrow = False
-    """Whether its products are of `kernels.eighths`, where that is worth it."""
-
-    @abstractmethod
-    def forward(
-        self,
-        x: Float[Tensor, "b L h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        sight: Sight,
-        rows: Rows | None = None,
-    ) -> tuple[Float[Tensor, "*s h"], Branch]:
-        """The stream and what is still to be added to it: whoever reads next does that.
-
-        With ``rows`` it goes no further than these: all are seen, and nobody reads the others.
-        """
-
-
-class Last(nn.Module, ABC):
-    """Norm, modulation and head."""
-
-    linear: Linear
-
-    @abstractmethod
-    def forward(
-        self,
-        x: Float[Tensor, "*s h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        rows: Rows | None = None,
-    ) -> Float[Tensor, "*s h"]:
-        """What the head reads."""
+from sedd.record import Recorded, Some
 
 
 def every_entry(hidden: Float[Tensor, "*b L width"], head: Linear) -> Float[Tensor, "*b L outputs"]:
@@ -113,8 +73,9 @@ class Transformer(nn.Module, ABC):
         if depth < 1:
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
-        self.states, self.causal, self.labels = states, causal, labels
+        self.states, self.causal, self.labels, self.dropout = states, causal, labels, dropout
         self.pass_through, self.compiled = recompute.nothing, False
+        self.recorded: Recorded | None = None
         self.vocab_embed = Embedding(states, width)
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last: no label
         self.sigma_map = NoiseEmbedding(cond) if timed else None
@@ -167,10 +128,11 @@ class Transformer(nn.Module, ABC):
         """
         check.states(x, self.states)
         b, length = sigma.numel(), x.shape[-1]
-        h = wide(self.vocab_embed(x.reshape(b, length)))
+        via = kernels.between(x.device.type, working(self.head.weight))
+        h = wide(via.looked(x.reshape(b, length), self.vocab_embed()))
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
-            h = h + wide(self.label_embed(label[:, None]))
+            h = h + wide(via.looked(label[:, None], self.label_embed()))
         valid = None if valid is None else valid.reshape(b, length)
         within, after = (None, rows) if self.compiled else (rows, None)  # how many they are would be a shape of a graph
         last = kernels.take(self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), within), after)
@@ -190,13 +152,42 @@ class Transformer(nn.Module, ABC):
         all that follows attention is done for ``rows`` alone, if they are given.
         """
         place = sight(rotation, valid, self.causal)
-        c, branch = self._condition(sigma), None
+        c = self._condition(sigma)
         h = h if self.place is None else h + self.place(h.shape[1])
         h = h.to(working(self.head.weight)) if self.blocks[0].narrow else h
-        for block in self.blocks:
-            h, branch = self.pass_through(block, h, branch, c, place, rows if block is self.blocks[-1] else None)
+        h, branch = self._first(h, c, place) if self.recorded is None else self._replayed(self.recorded, h, c, place)
+        h, branch = self.pass_through(self.blocks[-1], h, branch, c, place, rows)
         last: Tensor = self.output_layer(h, branch, c, rows)
         return last
+
+    def _first(self, h: Tensor, c: Tensor | None, place: Sight) -> tuple[Tensor, Branch | None]:
+        """All blocks but the last. What they say of c is summed apart, in the order of a recording."""
+        c, branch = None if c is None else c.view_as(c), None
+        for block in self.blocks[:-1]:
+            h, branch = self.pass_through(block, h, branch, c, place)
+        return h, branch
+
+    def _replayed(self, recorded: Recorded, h: Tensor, c: Tensor | None, place: Sight) -> tuple[Tensor, Branch | None]:
+        """The same, by a recording, when there is something to be learnt."""
+        if not (self.training and torch.is_grad_enabled()):
+            return self._first(h, c, place)
+        h, y, gate, seed, bias = recorded(h, c, place.mask, *place.rotation)
+        return h, Branch(y, gate, self.dropout, seed, bias)
+
+    def record(self) -> None:
+        """From now on all blocks but the last are replayed in training: see `record.Recorded`.
+
+        On a GPU, that is, where there are several, not compiled and with nothing computed twice. Weights must be whole.
+        """
+
+        def tensors(h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor) -> Some:
+            h, branch = self._first(h, c, Sight(Rotation(cos, sin), mask, self.causal and mask is None))
+            assert branch is not None
+            return h, branch.y, branch.gate, branch.seed, branch.bias
+
+        plain = self.pass_through is recompute.nothing and not self.compiled
+        if plain and len(self.blocks) > 1 and self.head.weight.is_cuda:
+            self.recorded = Recorded(tensors, self.blocks[:-1].parameters())
 
     def narrow(self) -> None:
         """From now on blocks multiply in float8 where that is worth it, and the stream has the dtype of the trunk."""
@@ -248,29 +239,6 @@ class Transformer(nn.Module, ABC):
         return c
 
 
-class Told(NamedTuple):
-    """What σ decides of a half of a block."""
-
-    change: Change | None
-    gate: Float[Tensor, "b h"] | None
-
-
-def _told(modulation: WideLinear | None, c: Tensor | None) -> tuple[Told, Told]:
-    """What σ decides of both halves of a block: shift, scale and gate of each, in this order."""
-    if modulation is None or c is None:
-        return Told(None, None), Told(None, None)
-    shift1, scale1, gate1, shift2, scale2, gate2 = modulation(c).chunk(6, -1)
-    return Told(Change(shift1, scale1), gate1), Told(Change(shift2, scale2), gate2)
-
-
-def _changed(modulation: WideLinear | None, c: Tensor | None) -> Change | None:
-    """What σ decides of the last norm."""
-    return None if modulation is None or c is None else Change(*modulation(c).chunk(2, -1))
-
-
-# The published network -------------------------------------------------------------------------------------
-
-
 @final
 class Reference(Transformer):
     """The network of the published models, weight by weight.
@@ -289,73 +257,6 @@ class Reference(Transformer):
 
 
 @final
-class ReferenceBlock(Block):
-    """LayerNorm → modulate → attention → gate, then LayerNorm → modulate → GELU MLP → gate, each beside a residual."""
-
-    mlp: Mapping[str, Linear]
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        width, timed = shape.width, shape.cond is not None
-        self.heads, self.dropout = shape.heads, shape.dropout
-        self.norm1 = LayerNorm(width, bias=not timed)
-        self.attn_qkv = Linear(width, 3 * width, bias=False)
-        self.attn_out = Linear(width, width, bias=False)
-        self.norm2 = LayerNorm(width, bias=not timed)
-        mlp = nn.ModuleDict({"0": Linear(width, 4 * width), "2": Linear(4 * width, width)})  # GELU is between them
-        self.mlp = mlp  # type: ignore[assignment]
-        self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, zero=True)
-
-    def forward(
-        self,
-        x: Float[Tensor, "b L h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        sight: Sight,
-        rows: Rows | None = None,
-    ) -> tuple[Float[Tensor, "*s h"], Branch]:
-        """At the start, where the modulation is 0, nothing is added if σ is told."""
-        dtype = working(self.attn_qkv.weight)
-        via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
-        first, second = _told(self.adaLN_modulation, c)
-        x, n, few = via.join(x, branch, self.norm1(), first.change, dtype, None, self.narrow)
-        seen = attend(*via.turned(n, self.attn_qkv.weight, self.heads, sight.rotation, None, few), sight)
-        x, seen = kernels.take(x, rows), kernels.take(seen, rows)
-        added = kernels.branch(via.linear(seen, self.attn_out.weight), first.gate, drop)
-        x, n, few = via.join(x, added, self.norm2(), second.change, dtype, rows, self.narrow)
-        up, down = self.mlp.values()
-        thought = via.thought(n, (up.weight, up.bias), down.weight, "gelu", few)
-        bias = None if down.bias is None else down.bias.clone()  # whose shards are gone when the next block reads it
-        return x, kernels.branch(thought, second.gate, drop, bias)
-
-
-@final
-class ReferenceLast(Last):
-    """LayerNorm → modulate → projection with a bias."""
-
-    def __init__(self, shape: Shape, outputs: int) -> None:
-        super().__init__()
-        self.norm_final = LayerNorm(shape.width, bias=shape.cond is None)
-        self.linear = Linear(shape.width, outputs, zero=True)
-        self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, zero=True)
-
-    def forward(
-        self,
-        x: Float[Tensor, "*s h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        rows: Rows | None = None,
-    ) -> Float[Tensor, "*s h"]:
-        """What the head reads."""
-        dtype = working(self.linear.weight)
-        via = kernels.between(x.device.type, dtype)
-        return via.join(x, branch, self.norm_final(), _changed(self.adaLN_modulation, c), dtype, rows)[1]
-
-
-# The network to train anew ---------------------------------------------------------------------------------
-
-
-@final
 class Modern(Transformer):
     """RMSNorm, queries and keys normed with a gain, squared ReLU, no biases; gates that start at 0 if σ is told.
 
@@ -370,61 +271,3 @@ class Modern(Transformer):
 
     def _last(self, shape: Shape, outputs: int) -> Last:
         return ModernLast(shape, outputs)
-
-
-@final
-class ModernBlock(Block):
-    """RMSNorm → modulate → attention → gate, then RMSNorm → modulate → squared ReLU → gate, each beside a residual."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        width = shape.width
-        self.heads, self.dropout = shape.heads, shape.dropout
-        self.qkv = Linear(width, 3 * width, bias=False)
-        self.out = Linear(width, width, bias=False)
-        self.q_norm, self.k_norm = Gain(shape.head_dim), Gain(shape.head_dim)
-        self.up = Linear(width, 4 * width, bias=False)
-        self.down = Linear(4 * width, width, bias=False)
-        self.modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, bias=False, zero=True)
-
-    def forward(
-        self,
-        x: Float[Tensor, "b L h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        sight: Sight,
-        rows: Rows | None = None,
-    ) -> tuple[Float[Tensor, "*s h"], Branch]:
-        """At the start, where the modulation is 0, nothing is added if σ is told."""
-        dtype = working(self.qkv.weight)
-        via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
-        first, second = _told(self.modulation, c)
-        x, n, few = via.join(x, branch, RMS, first.change, dtype, None, self.narrow)
-        gains = self.q_norm(), self.k_norm()
-        seen = attend(*via.turned(n, self.qkv.weight, self.heads, sight.rotation, gains, few), sight)
-        x, seen = kernels.take(x, rows), kernels.take(seen, rows)
-        added = kernels.branch(via.linear(seen, self.out.weight), first.gate, drop)
-        x, n, few = via.join(x, added, RMS, second.change, dtype, rows, self.narrow)
-        thought = via.thought(n, (self.up.weight, None), self.down.weight, "relu2", few)
-        return x, kernels.branch(thought, second.gate, drop)
-
-
-@final
-class ModernLast(Last):
-    """RMSNorm → modulate → projection."""
-
-    def __init__(self, shape: Shape, outputs: int) -> None:
-        super().__init__()
-        self.linear = Linear(shape.width, outputs, bias=False, zero=True)
-        self.modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, bias=False, zero=True)
-
-    def forward(
-        self,
-        x: Float[Tensor, "*s h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        rows: Rows | None = None,
-    ) -> Float[Tensor, "*s h"]:
-        """What the head reads."""
-        dtype = working(self.linear.weight)
-        return kernels.between(x.device.type, dtype).join(x, branch, RMS, _changed(self.modulation, c), dtype, rows)[1]

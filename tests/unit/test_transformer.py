@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from sedd import build
-from sedd.layers import Embedding, Rotary, rotate, sight
+from sedd.layers import Rotary, rotate, sight
 from sedd.objective import DenoisingScoreEntropy, LambdaDCE
 from sedd.parameterization import Causal, Mean, Score
 from sedd.process import Absorbing
@@ -482,16 +482,3 @@ def test_only_modern_can_tell_the_places_of_masks_apart(timed: bool) -> None:
         output = network(masks, torch.ones(1))
         spread = (output - output[:, :1]).abs().max() / output.abs().max()
         assert (spread > 1e-2) == tells
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_the_gradient_of_an_embedding(share: float) -> None:
-    """That of torch's own, however many tokens are the last."""
-    table, generator = Embedding(7, 6).double(), torch.Generator().manual_seed(0)
-    table.draw(generator)
-    x = torch.randint(6, (3, 40), generator=generator)
-    x = torch.where(torch.rand(3, 40, generator=generator) < share, 6, x)
-    sent = torch.randn(3, 40, 6, generator=generator, dtype=torch.float64)
-    (ours,) = torch.autograd.grad(table(x), [table.embedding], sent)
-    (theirs,) = torch.autograd.grad(torch.nn.functional.embedding(x, table.embedding), [table.embedding], sent)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from sedd import record
+
 
 class Row(NamedTuple):
     """One way to do the work, measured."""
@@ -118,7 +120,7 @@ def clock(work: Callable[[], object], device: str, repeats: int, warmup: int = 3
         mark.record()
     torch.cuda.synchronize()
     seconds = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
-    return Clocked(seconds, torch.cuda.max_memory_allocated())
+    return Clocked(seconds, record.peak())
 
 
 def row(

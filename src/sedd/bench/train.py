@@ -35,6 +35,7 @@ class TrainSetting:
     precision: str = "bfloat16"
     device: str = "cuda"
     compile: bool = False
+    record: bool = True
     recompute: str = "nothing"
     repeats: int = 20
 
@@ -102,6 +103,8 @@ class Steps:
             self.network.pass_through = build.recompute(s.recompute)
             if s.compile:
                 self.network.compile_trunk()
+            if s.record:
+                self.network.record()
             self.loss = self._fused(Fused(parts.objective, model))
         else:
             self.loss = self._plain(parts, model)

@@ -70,6 +70,7 @@ def bench_train(
     vocab: Vocabulary = None,
     precision: TrainPrecision = None,
     compile: Annotated[bool, typer.Option("--compile", help="Let torch compile the trunk instead.")] = False,
+    record: Annotated[bool, typer.Option(help="Replay the launches of blocks on a GPU, where they can be.")] = True,
     recompute: Annotated[str, typer.Option(help="On the way back: nothing, cheap, or blocks.")] = "nothing",
     device: Device = None,
     repeats: Repeats = 20,
@@ -90,6 +91,7 @@ def bench_train(
         precision=precision or place.precision,
         device=place.device,
         compile=compile,
+        record=record,
         recompute=recompute,
         repeats=repeats,
     )

@@ -2,8 +2,8 @@
 
 A block reads a normed stream and adds its answer to the stream. The sum, the dropout of what is added and the norm for
 whoever reads next are one `join`; `turned` and `thought` are matrix products with what follows them, `linear` is one
-alone. Weights are given as they are kept and cast here to the dtype of what they meet. `swift` has the same four by
-hand, for CUDA.
+alone. Before all blocks tokens are `looked` up. Weights are given as they are kept and cast here to the dtype of what
+they meet. `swift` has the same five by hand, for CUDA.
 """
 
 import sys
@@ -54,6 +54,10 @@ def branch(
 class Glue(Protocol):
     """This module, or `swift`."""
 
+    def looked(self, x: Tensor, table: Tensor) -> Tensor:
+        """Rows of a table."""
+        ...
+
     def join(
         self,
         x: Tensor,
@@ -95,6 +99,11 @@ def between(device: str, dtype: torch.dtype) -> Glue:
     from sedd.kernels import swift
 
     return swift
+
+
+def looked(x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tensor, "*s h"]:
+    """The rows of a table at x."""
+    return F.embedding(x, table)
 
 
 def join(

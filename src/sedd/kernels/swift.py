@@ -6,11 +6,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.kernels import eighths, joins, pressed, strips
+from sedd.kernels import eighths, joins, pressed, runs, strips
 from sedd.kernels.eighths import Eighths
 from sedd.kernels.glue import Branch, Change, Matrix
 from sedd.kernels.rows import Rows
 from sedd.layers import HEAD_NORM, Norm, Rotation
+
+
+def looked(x: Tensor, table: Tensor) -> Tensor:
+    """See `glue.looked`."""
+    rows: Tensor = _Looked.apply(x, table)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _Looked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.states, ctx.dtype = len(table), table.dtype
+        return F.embedding(x, table)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (x,) = ctx.saved_tensors
+        return None, runs.summed(grad.flatten(0, -2).contiguous(), x.flatten(), ctx.states).to(ctx.dtype)
 
 
 def join(

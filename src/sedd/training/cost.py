@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from sedd import distributed
+from sedd import distributed, record
 from sedd.config import Budget, Run
 from sedd.training.batch import open_data
 from sedd.training.trainer import Trainer
@@ -22,7 +22,7 @@ def plan(config: Run, prepare: Callable[[], Path], steps: int = 20) -> dict[str,
         each, tokens = _measured(trainer, steps)
         parameters = sum(p.numel() for p in trainer.network.parameters())
         cuda = ranks.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = record.peak() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {
             "parameters": parameters,
             "training_tokens_at_hand": len(blocks) * config.model.length,

@@ -141,6 +141,8 @@ class Trainer:
                 self.network.compile_blocks()
             else:
                 self.network.compile_trunk()
+        if config.loop.record and ranks.world == 1:  # several send gradients while the way back still goes on
+            self.network.record()
         # a sharded network gathers its weights when it is called as a whole, not when a part of it is
         self.seen_average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
         self.progress = Progress()
