@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from sedd import __version__
+from sedd import __version__, cli
 
 
 def sedd(*words: str) -> subprocess.CompletedProcess[str]:
@@ -116,3 +117,22 @@ def test_unknown_options_are_refused_too() -> None:
     done = sedd("lab", "bound", "--size", "3")
     assert done.returncode == 2
     assert "--size" in done.stderr
+
+
+def test_too_little_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a GPU: what to do about it. Whatever else goes wrong is ours, and shown whole."""
+
+    def run(error: Exception) -> None:
+        def app() -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "app", app)
+        cli.main()
+
+    with pytest.raises(SystemExit) as left:
+        run(torch.OutOfMemoryError("tried to allocate 3 GiB"))
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("loop.accumulate", "loop.recompute", "loop.record", "--batch"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(RuntimeError("a bug"))

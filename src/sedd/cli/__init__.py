@@ -43,6 +43,12 @@ __all__ = [
 ]
 
 
+MEMORY = (
+    "the GPU has too little memory for this. To train, cut a step into parts (--set loop.accumulate=4), compute more "
+    "again (--set loop.recompute=cheap) or record nothing (--set loop.record=false); else ask for less at a time (--batch)"
+)
+
+
 def main() -> None:
     """Run the command line; a refusal is a sentence and exit code 2."""
     try:
@@ -50,6 +56,11 @@ def main() -> None:
     except ValueError as error:
         print(f"sedd: {error}", file=sys.stderr)
         _leave(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not have been imported
+            raise
+        print(f"sedd: {MEMORY}", file=sys.stderr)
+        _leave(1)
     except SystemExit as ended:
         _leave(ended.code)
 
