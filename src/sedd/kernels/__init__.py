@@ -10,7 +10,8 @@ exists for a few thousand rows at a time, and is turned into its own gradient in
 `definition` says in torch what is computed for a block of rows, on any device; `tiles` is its twin in Triton, for CUDA.
 `choice` draws tokens from the head's output, by its twin `picks` without a table of laws.
 `glue` is what stands between the matrix products of a block, and `swift` its twin, for CUDA: `between` chooses.
-`eighths` are matrices in float8 and their products, `runs` sums of rows by their key. `moves` is a step of AdamW and of the average, in one launch.
+`eighths` are matrices in float8 and their products, `runs` sums of rows by their key, `moves` a step of AdamW and of
+the average, in one launch.
 """
 
 from sedd.kernels.choice import Choose, Drawn, Scores, choose, chosen, uniforms
