@@ -15,11 +15,5 @@ def update(average: nn.Module, model: nn.Module, decay: float) -> None:
     means: list[Tensor] = list(average.parameters())
     values = [value.to(mean.dtype) for mean, value in zip(means, model.parameters(), strict=True)]
     torch._foreach_lerp_(means, values, 1 - decay)  # one launch where a loop has hundreds
-    copy_buffers(average, model)
-
-
-@torch.no_grad()
-def copy_buffers(average: nn.Module, model: nn.Module) -> None:
-    """What is not averaged."""
     for kept, buffer in zip(average.buffers(), model.buffers(), strict=True):
         kept.copy_(buffer)

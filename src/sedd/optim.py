@@ -90,6 +90,7 @@ class Mover(ABC):
         self.optimizers = make(network, config)
         self.weights = list(network.parameters())  # to look for them takes as long as a launch for each
         self.averages = list(average.parameters())
+        self.buffers = list(zip(average.buffers(), network.buffers(), strict=True))
 
     @abstractmethod
     def norm(self) -> Tensor:
@@ -170,7 +171,8 @@ class SwiftMover(Mover):
 
     def follow(self, number: int) -> None:
         """Buffers alone."""
-        ema.copy_buffers(self.average, self.network)
+        for kept, buffer in self.buffers:
+            kept.copy_(buffer)
 
 
 def mover(network: nn.Module, average: nn.Module, config: Optim) -> Mover:

@@ -11,6 +11,7 @@ from torch import Tensor
 from sedd import bench, build, kernels, optim
 from sedd.fused import Fused
 from sedd.kernels import definition, glue, linear, tiles
+from sedd.labels import Labelled
 from sedd.process import Absorbing, Process, Ratio, Uniform
 
 pytestmark = pytest.mark.gpu
@@ -181,6 +182,30 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
     theirs = gradient(True)
     apart = ((ours - theirs).norm() / theirs.norm()).item()
     assert apart < 0.8 * ((theirs - wide).norm() / wide.norm()).item() < 0.15
+
+
+@pytest.mark.parametrize("style", ["reference", "modern"])
+def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a batch in float32, some of its rows with a label and some without."""
+    setting = bench.TrainSetting(recipe="tiny", batch=8, vocab_size=500)
+    run = setting.run()
+    run.model.style = style
+    parts = build.parts(run, 500)
+    batch = bench.batch(parts, setting, run.model.length, torch.Generator().manual_seed(0))
+    x_t, x_0, t, weight = (a.cuda() for a in batch)
+    network = build.run_network(run, parts, 3).cuda()
+    for i, p in enumerate(network.parameters()):
+        torch.nn.init.normal_(p, 0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
+    told = Labelled(network, torch.arange(8, device="cuda") % 4)
+
+    def gradient() -> Tensor:
+        total = Fused(parts.objective, build.run_model(run, told, parts))(x_t, x_0, t, weight).total
+        return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
+
+    ours = gradient()
+    monkeypatch.setattr(kernels, "between", lambda *_: glue)
+    theirs = gradient()
+    assert ((ours - theirs).norm() / theirs.norm()).item() < 1e-3
 
 
 def written(training: bench.Steps) -> list[Tensor]:

@@ -45,7 +45,7 @@ __all__ = [
 
 MEMORY = (
     "the GPU has too little memory for this. To train, cut a step into parts (--set loop.accumulate=4), compute more "
-    "again (--set loop.recompute=cheap) or record nothing (--set loop.record=false); else ask for less at once (--batch)"
+    "again (--set loop.recompute=cheap) or record nothing (--set loop.record=false); else take less at once (--batch)"
 )
 
 
