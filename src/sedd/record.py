@@ -37,8 +37,8 @@ class Recording:
 class Recorded:
     """``function(*tensors)``, whose gradients in them and in ``weights`` are recorded as well; any tensor may be None.
 
-    There is a recording for every shape, in the mode and precision of its first call. What goes forwards must have
-    gone back, if it ever does, before the next goes forwards.
+    There is a recording for every shape and precision, in the mode of its first call. What goes forwards must have gone
+    back, if it ever does, before the next goes forwards.
     """
 
     def __init__(self, function: Callable[..., Some], weights: Iterable[Tensor]) -> None:
@@ -48,7 +48,8 @@ class Recorded:
     def __call__(self, *inputs: Tensor | None) -> tuple[Any, ...]:
         """What the function says."""
         shapes = (None if a is None else (a.shape, a.dtype, a.requires_grad) for a in inputs)
-        key = *shapes, *(w.data_ptr() for w in self.weights)  # whose weights have moved elsewhere is another
+        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        key = half, *shapes, *(w.data_ptr() for w in self.weights)  # whose weights have moved elsewhere is another
         if key not in self._recordings:
             self._recordings[key] = _record(self.function, inputs, self.weights)
         recording = self._recordings[key]
@@ -57,6 +58,10 @@ class Recorded:
                 weight.grad = weight.grad.clone()  # of the last pass, to which this one will be added
         said: Some = _Replay.apply(recording, *inputs, *self.weights)  # type: ignore[no-untyped-call]
         return said
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy makes recordings of its own."""
+        return vars(self) | {"_recordings": {}}
 
 
 def _record(function: Callable[..., Some], given: Some, weights: tuple[Tensor, ...]) -> Recording:

@@ -179,15 +179,15 @@ class Transformer(nn.Module, ABC):
 
         On a GPU, that is, where there are several, not compiled and with nothing computed twice. Weights must be whole.
         """
-
-        def tensors(h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor) -> Some:
-            h, branch = self._first(h, c, Sight(Rotation(cos, sin), mask, self.causal and mask is None))
-            assert branch is not None
-            return h, branch.y, branch.gate, branch.seed, branch.bias
-
         plain = self.pass_through is recompute.nothing and not self.compiled
         if plain and len(self.blocks) > 1 and self.head.weight.is_cuda:
-            self.recorded = Recorded(tensors, self.blocks[:-1].parameters())
+            self.recorded = Recorded(self._tensors, self.blocks[:-1].parameters())
+
+    def _tensors(self, h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor) -> Some:
+        """`_first` of tensors alone."""
+        h, branch = self._first(h, c, Sight(Rotation(cos, sin), mask, self.causal and mask is None))
+        assert branch is not None
+        return h, branch.y, branch.gate, branch.seed, branch.bias
 
     def narrow(self) -> None:
         """From now on blocks multiply in float8 where that is worth it, and the stream has the dtype of the trunk."""

@@ -1,5 +1,6 @@
 """On a GPU: blocks that are replayed learn, to the bit, what blocks that are told launch by launch do."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,22 @@ def test_weights_that_lie_elsewhere_are_found() -> None:
         lesson.gradient(0)
         for p in lesson.network.parameters():
             p.data = 1.1 * p.data
+    assert same(ours.gradient(1), theirs.gradient(1))
+
+
+def test_a_copy_learns_by_itself() -> None:
+    """Its recordings are of its own weights."""
+    ours, theirs = Lesson(True), Lesson(False)
+    ours.gradient(0)
+    copied = copy.deepcopy(ours.network)
+    with torch.no_grad():
+        for p in (*ours.network.parameters(), *theirs.network.parameters()):
+            p *= 1.1
+        for p, q in zip(copied.parameters(), ours.network.parameters(), strict=True):
+            p.copy_(q)
+            q.zero_()
+    ours.fused.network = copied
+    ours.network = copied
     assert same(ours.gradient(1), theirs.gradient(1))
 
 
