@@ -91,7 +91,7 @@ def main() -> None:
         if given.json:
             given.json.write_text(json.dumps(record, indent=1) + "\n")
     for difference in apart(rows):
-        print("{way} − bfloat16, {of}: {mean:+.4f} ± {error:.4f} over {seeds} seeds".format(**difference))
+        print("{way} − bfloat16, {of}: {mean:+.4f} ± {error} over {seeds} seeds".format(**difference))
 
 
 def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         here, there = ({row["seed"]: row[of] for row in rows if row["way"] == name} for name in (way, WAYS[0]))
         each = [here[seed] - there[seed] for seed in here]
         if each:
-            error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else float("nan")
+            error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else None
             found.append({"way": way, "of": of, "mean": statistics.mean(each), "error": error, "seeds": len(each)})
     return found
 

@@ -90,7 +90,6 @@ class Mover(ABC):
         self.optimizers = make(network, config)
         self.weights = list(network.parameters())  # to look for them takes as long as a launch for each
         self.averages = list(average.parameters())
-        self.buffers = list(zip(average.buffers(), network.buffers(), strict=True))
 
     @abstractmethod
     def norm(self) -> Tensor:
@@ -135,6 +134,10 @@ class SwiftMover(Mover):
 
     The optimizer holds the moments, as its own step would have left them.
     """
+
+    def __init__(self, network: nn.Module, average: nn.Module, config: Optim) -> None:
+        super().__init__(network, average, config)
+        self.buffers = list(zip(average.buffers(), network.buffers(), strict=True))
 
     def norm(self) -> Tensor:
         """Gradients stay as they are."""

@@ -101,12 +101,12 @@ class Replayed(nn.Module):
         x = torch.zeros(rows, length, dtype=torch.long, device=device)
         sigma = torch.ones(rows, device=device)
         valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
-        graph, stream = torch.cuda.CUDAGraph(), aside()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries make their plans in the first calls, which cannot be recorded
-            for _ in range(2):
-                self.network.hidden(x, sigma, valid)
+        graph = torch.cuda.CUDAGraph()
         pool = next((r.graph.pool() for r in self._recordings.values()), None)  # one replays at a time
-        with torch.cuda.graph(graph, pool, stream):
-            hidden = self.network.hidden(x, sigma, valid)
+        with aside() as stream:
+            with torch.cuda.stream(stream):  # libraries make their plans in the first calls, which cannot be recorded
+                for _ in range(2):
+                    self.network.hidden(x, sigma, valid)
+            with torch.cuda.graph(graph, pool, stream, "thread_local"):  # another thread may be sampling
+                hidden = self.network.hidden(x, sigma, valid)
         return Recording(graph, x, sigma, valid, hidden)

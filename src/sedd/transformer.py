@@ -73,7 +73,7 @@ class Transformer(nn.Module, ABC):
         if depth < 1:
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
-        self.states, self.causal, self.labels, self.dropout = states, causal, labels, dropout
+        self.states, self.causal, self.labels = states, causal, labels
         self.pass_through, self.compiled = recompute.nothing, False
         self.recorded: Recorded | None = None
         self.vocab_embed = Embedding(states, width)
@@ -155,7 +155,8 @@ class Transformer(nn.Module, ABC):
         c = self._condition(sigma)
         h = h if self.place is None else h + self.place(h.shape[1])
         h = h.to(working(self.head.weight)) if self.blocks[0].narrow else h
-        h, branch = self._first(h, c, place) if self.recorded is None else self._replayed(self.recorded, h, c, place)
+        replays = self.recorded is not None and self.training and torch.is_grad_enabled() and h.is_cuda
+        h, branch = self._replayed(h, c, place) if replays else self._first(h, c, place)
         h, branch = self.pass_through(self.blocks[-1], h, branch, c, place, rows)
         last: Tensor = self.output_layer(h, branch, c, rows)
         return last
@@ -167,21 +168,22 @@ class Transformer(nn.Module, ABC):
             h, branch = self.pass_through(block, h, branch, c, place)
         return h, branch
 
-    def _replayed(self, recorded: Recorded, h: Tensor, c: Tensor | None, place: Sight) -> tuple[Tensor, Branch | None]:
-        """The same, by a recording, when there is something to be learnt."""
-        if not (self.training and torch.is_grad_enabled()):
-            return self._first(h, c, place)
-        h, y, gate, seed, bias = recorded(h, c, place.mask, *place.rotation)
-        return h, Branch(y, gate, self.dropout, seed, bias)
+    def _replayed(self, h: Tensor, c: Tensor | None, place: Sight) -> tuple[Tensor, Branch | None]:
+        """The same, by a recording."""
+        assert self.recorded is not None
+        h, y, gate, seed, bias = self.recorded(self._tensors, h, c, place.mask, *place.rotation)
+        rate: Any = self.blocks[-2].dropout
+        return h, Branch(y, gate, rate, seed, bias)
 
     def record(self) -> None:
         """From now on all blocks but the last are replayed in training: see `record.Recorded`.
 
-        On a GPU, that is, where there are several, not compiled and with nothing computed twice. Weights must be whole.
+        On a GPU, that is, where there are several, not compiled and with nothing computed twice. Weights must be whole;
+        if they become other tensors than those that are there now, it is to be called again.
         """
         plain = self.pass_through is recompute.nothing and not self.compiled
         if plain and len(self.blocks) > 1 and self.head.weight.is_cuda:
-            self.recorded = Recorded(self._tensors, self.blocks[:-1].parameters())
+            self.recorded = Recorded(self.blocks[:-1].parameters())
 
     def _tensors(self, h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor) -> Some:
         """`_first` of tensors alone."""

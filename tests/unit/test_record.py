@@ -1,28 +1,76 @@
 """Recordings where there is no GPU: nothing is recorded, and a copy of a network is no other's."""
 
 import copy
+import gc
+import weakref
 
+import pytest
 import torch
 
-from sedd.record import Recorded, Recording
+from sedd.record import Graphs, Recorded
 from sedd.transformer import Modern
 
 
+def network() -> Modern:
+    return Modern(states=5, width=16, depth=3, heads=2)
+
+
 def test_a_cpu_records_nothing() -> None:
-    network = Modern(states=5, width=16, depth=3, heads=2)
-    network.record()
-    assert network.recorded is None
-    network(torch.zeros(2, 4, dtype=torch.long), torch.ones(2)).sum().backward()
+    made = network()
+    made.record()
+    assert made.recorded is None
+
+
+def test_a_network_that_left_its_gpu_is_not_replayed() -> None:
+    made = network()
+    made.recorded = Recorded(made.blocks[:-1].parameters())
+    made(torch.zeros(2, 4, dtype=torch.long), torch.ones(2)).sum().backward()
+    assert made.recorded._graphs == {}
 
 
 def test_a_copy_is_recorded_anew() -> None:
-    """With its own weights, by itself: graphs stay where they were made."""
-    network = Modern(states=5, width=16, depth=3, heads=2)
-    network.recorded = Recorded(network._tensors, network.blocks[:-1].parameters())
-    network.recorded._recordings["made"] = Recording(None, (), (), None, (), ())
-    made = copy.deepcopy(network).recorded
-    assert made is not None
-    assert made.function.__self__ is not network  # type: ignore[attr-defined]
-    assert list(network.recorded._recordings) == ["made"]
-    assert made._recordings == {}
-    assert not {id(w) for w in made.weights} & {id(p) for p in network.parameters()}
+    """With its own weights: graphs stay where they were made."""
+    made = network()
+    made.recorded = Recorded(made.blocks[:-1].parameters())
+    made.recorded._graphs["made"] = Graphs(None, (), (), None, (), ())
+    copied = copy.deepcopy(made)
+    assert copied.recorded is not None
+    assert list(made.recorded._graphs) == ["made"]
+    assert copied.recorded._graphs == {}
+    assert [id(w) for w in copied.recorded.weights] == [id(w) for w in copied.blocks[:-1].parameters()]
+
+
+def test_nobody_holds_on_to_a_recorded_network() -> None:
+    """Its memory on a GPU is back when it is gone, not when Python next looks for what refers to itself."""
+    made = network()
+    made.recorded = Recorded(made.blocks[:-1].parameters())
+    gone = weakref.ref(made)
+    gc.disable()
+    try:
+        del made
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_what_learns_nothing_is_called_as_it_is() -> None:
+    def doubled(a: torch.Tensor) -> tuple[torch.Tensor]:
+        return (2 * a,)
+
+    (said,) = Recorded([torch.ones(2)])(doubled, torch.ones(3))
+    assert said.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("way", ["compile_trunk", "pass_through"])
+def test_what_is_compiled_or_recomputed_is_not_recorded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    made = network()
+    if way == "compile_trunk":
+        made.compile_trunk("eager")
+    else:
+        made.pass_through = lambda block, *rest: block(*rest)
+    made.record()
+    assert made.recorded is None
+    other = network()
+    other.record()
+    assert other.recorded is not None

@@ -59,7 +59,7 @@ def main() -> None:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not have been imported
             raise
-        print(f"sedd: {MEMORY}", file=sys.stderr)
+        print(f"sedd: {MEMORY}. {'. '.join(str(error).split('. ')[:3])}", file=sys.stderr)
         _leave(1)
     except SystemExit as ended:
         _leave(ended.code)

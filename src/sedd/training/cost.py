@@ -37,13 +37,17 @@ def plan(config: Run, prepare: Callable[[], Path], steps: int = 20) -> dict[str,
 
 def _measured(trainer: Trainer, steps: int) -> tuple[float, int]:
     """Seconds and tokens of a step, in the median; the first, which warms up, is not counted."""
-    seconds, tokens = [], []
+    seconds: list[float] = []
+    tokens: list[int] = []
     for _, batch in zip(range(steps + 1), trainer.batches.since(0), strict=False):
         began = time.perf_counter()
         trainer.update(0.0, batch, trainer.gradients(batch))
         trainer.settle()
+        trainer.mover.forget()
         if trainer.ranks.device.type == "cuda":
             torch.cuda.synchronize()
+            if not seconds:  # what was recorded then is counted as what is kept since
+                torch.cuda.reset_peak_memory_stats()
         seconds.append(time.perf_counter() - began)
         tokens.append(int(batch.tokens))
     return median(seconds[1:]), int(median(tokens[1:]))
