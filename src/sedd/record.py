@@ -59,8 +59,8 @@ class Recorded:
         shapes = (None if a is None else (a.shape, a.dtype, a.requires_grad) for a in inputs)
         key = half, *shapes, *((w.data_ptr(), w.dtype, w.requires_grad) for w in self.weights)
         if key not in self._graphs:
-            for oldest in list(self._graphs)[: len(self._graphs) + 1 - MOST]:
-                del self._graphs[oldest]
+            if len(self._graphs) == MOST:
+                del self._graphs[next(iter(self._graphs))]  # the oldest
             self._graphs[key] = _record(function, inputs, self.weights)
         graphs = self._graphs[key]
         for weight, place in zip(self.weights, graphs.gradients[len(inputs) :], strict=True):
