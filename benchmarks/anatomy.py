@@ -12,6 +12,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,7 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from sedd import bench, build
-from sedd.kernels import tiles
+from sedd.kernels import linear, tiles
+from sedd.kernels.definition import Entries
 
 TOKENS, LENGTH, WIDTH, HEADS = 64 * 1024, 1024, 768, 12
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -67,17 +69,39 @@ def products() -> None:
 
 
 def tile_shapes() -> None:
-    """The loss with other tiles of `kernels.tiles`."""
+    """The two kernels of the loss on a block of output, with other tiles, beside the time to read and write it."""
+    rows, states, width = 10_240, 50_257, 50_304
+    z = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    bias, weight = torch.zeros(states, device="cuda"), torch.rand(rows, device="cuda")
+    scale, data = torch.full_like(weight, -11.0), torch.randint(states, (rows,), device="cuda")
+    entries = Entries(states, bias, scale, weight, data, weight)
+    say(f"read once: {seconds(lambda: z.sum(dtype=torch.float32)) * 1e3:.3f} ms")
+    for sizes in itertools.product((64, 128), (256, 512), (1, 2, 3, 4)):
+        with set_to(tiles.SIZES, False, sizes):
+            each = seconds(lambda: tiles.slopes_(z, entries))
+        say(f"slopes, rows, columns and loads {sizes}: {each * 1e3:.3f} ms")
+    for sums in itertools.product((2, 4, 8), (512, 1024), (1, 3), (2, 4)):
+        with contextlib.ExitStack() as stack:
+            for name, value in zip(("SUM_ROWS", "SUM_COLUMNS", "SUM_STAGES", "SUM_WARPS"), sums, strict=True):
+                stack.enter_context(set_to(vars(tiles), name, value))
+            each = seconds(lambda: tiles.logsumexp(z, states, bias))
+        say(f"logsumexp, rows, columns, loads and warps {sums}: {each * 1e3:.3f} ms")
     on = bench.machine("cuda", "bfloat16")
-    say(f"{on}")
-    for process, kind in (("absorbing", "score"), ("uniform", "score"), ("absorbing", "mean")):
-        rows = 32_768 if process == "uniform" else 65_536
-        setting = bench.LossSetting(process=process, parameterization=kind, rows=rows)
-        for shape in ((16, 256, 256, 8), (8, 256, 256, 8), (8, 256, 256, 4), (16, 512, 256, 8), (32, 256, 256, 8)):
-            tiles.ROWS, tiles.STRIP, tiles.COLUMNS, tiles.WARPS = shape
-            row = next(bench.loss(setting, on))
-            say(f"loss, {process} {kind}, tile {shape}: {row.milliseconds:.2f} ms, {row.share_of_ceiling:.1%}")
-        tiles.ROWS, tiles.STRIP, tiles.COLUMNS, tiles.WARPS = 16, 256, 256, 8
+    for power, kind in itertools.product((28, 29, 30), ("score", "mean")):
+        with set_to(linear.ENTRIES, "cuda", 2**power):
+            row = next(bench.loss(bench.LossSetting(parameterization=kind), on))
+        times = f"{row.milliseconds:.2f} ms, {row.share_of_ceiling:.1%}, {row.peak_gib:.2f} GiB"
+        say(f"loss, {kind}, 2^{power} entries: {times}")
+
+
+@contextlib.contextmanager
+def set_to(where: dict[Any, Any], name: object, value: object) -> Iterator[None]:
+    """Another value for a while."""
+    before, where[name] = where[name], value
+    try:
+        yield
+    finally:
+        where[name] = before
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ from torch import Tensor
 from sedd.kernels.definition import GUARD, Entries, Sums
 from sedd.kernels.sizes import cuts
 
-SIZES = {False: (128, 512, 2), True: (64, 256, 1)}
+SIZES = {False: (128, 512, 3), True: (64, 256, 1)}
 """Rows and columns of a program of `slopes_`, and loads under way; without ratios to compare with, and with."""
-SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 4, 1024, 4
-"""Rows of a program of `logsumexp`, what it reads of them at a time, and its warps."""
+SUM_ROWS, SUM_COLUMNS, SUM_STAGES, SUM_WARPS = 4, 512, 3, 2
+"""Rows of a program of `logsumexp`, what it reads of them at a time, loads under way, and its warps."""
 MOST = 65_535
 """Strips, which is as many programs as the second axis of a grid has."""
 LARGE, SMALL = 1e34, 1e-28
@@ -82,6 +82,7 @@ def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
         SMALL=SMALL,
         R=SUM_ROWS,
         C=SUM_COLUMNS,
+        STAGES=SUM_STAGES,
         num_warps=SUM_WARPS,
     )
     return total
@@ -192,12 +193,13 @@ def _logsumexp(
     SMALL: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """A few rows a program. Exponentials are summed as they are; where a sum is too large or too small, once more."""
     row = tl.program_id(0) * R + tl.arange(0, R)
     start = z + row[:, None].to(tl.int64) * width
     sums = tl.zeros([R, C], tl.float32)
-    for left in range(0, states, C):
+    for left in tl.range(0, states, C, num_stages=STAGES):
         sums += tl.exp2(_entries(start, bias, row, left, n, states, width, BIAS, C) * BITS)
     found = tl.sum(sums, 1)
     most = tl.zeros([R], tl.float32)
