@@ -12,8 +12,8 @@ from sedd.kernels.cost import Cost, Twin
 
 LANES = 128
 """On an accelerator the output has a multiple of this many entries, the last of them unused."""
-ENTRIES = {"cuda": 2**29, "cpu": 2**22}
-"""How much of the output there is at a time."""
+ENTRIES = {"cuda": 9 * 2**26, "cpu": 2**22}
+"""How much of the output there is at a time, at most."""
 
 
 class Loss(NamedTuple):
@@ -78,9 +78,10 @@ class _LinearLoss(torch.autograd.Function):
         loss = hidden.new_empty(len(hidden), dtype=exact)
         beyond = hidden.new_zeros((), dtype=torch.long)
         most = block or max(LANES, ENTRIES["cuda" if hidden.is_cuda else "cpu"] // head.width)
-        output = hidden.new_empty(min(most, len(hidden)), head.width)  # one block, used again and again
+        blocks = _blocks(len(hidden), most)
+        output = hidden.new_empty(max((b.stop - b.start for b in blocks), default=0), head.width)  # of one at a time
         gradients = _Gradients(hidden, head) if formed else None
-        for rows in _blocks(len(hidden), most):
+        for rows in blocks:
             z = output[: rows.stop - rows.start]
             torch.mm(hidden[rows], head.weight.t(), out=z)
             part = cost.part(rows).form_(z, head.bias, twin)
