@@ -88,10 +88,11 @@ def _record(function: Callable[..., Some], given: Some, weights: tuple[Tensor, .
             found = iter(torch.autograd.grad(ends, learnt, starts))
         return tuple(next(found) if _learns(a) else None for a in (*inputs, *weights))
 
-    torch.ones((), device="cuda", requires_grad=True).exp().backward()  # the way back may begin with a library's call
+    device = next(a.device for a in inputs if a is not None)
+    torch.ones((), device=device, requires_grad=True).exp().backward()  # the way back may begin with a library's call
     gc.collect()  # graphs of a network that is gone, which must not go while another is recorded
-    with aside() as stream:
-        with torch.cuda.stream(stream), torch.random.fork_rng([torch.cuda.current_device()]):
+    with aside(device) as stream:
+        with torch.cuda.stream(stream), torch.random.fork_rng([device]):
             outputs = there()  # libraries make their plans in the first calls, which cannot be recorded
             sent = tuple(torch.zeros_like(a) if _learns(a) else None for a in outputs)
             back(outputs, sent)
@@ -110,19 +111,19 @@ _LOCK = threading.Lock()
 
 
 @contextmanager
-def aside() -> Iterator[torch.cuda.Stream]:
-    """Where one thread at a time records, after all that has been asked of the GPU.
+def aside(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Where one thread at a time records, after all that has been asked of this GPU.
 
     It is one stream for all recordings, since libraries keep memory for each.
     """
-    with _LOCK:
-        stream = _aside(torch.cuda.current_device())
+    with _LOCK, torch.cuda.device(device):
+        stream = _aside(device)
         stream.wait_stream(torch.cuda.current_stream())
         yield stream
 
 
 @functools.cache
-def _aside(device: int) -> torch.cuda.Stream:
+def _aside(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 

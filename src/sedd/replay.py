@@ -103,7 +103,7 @@ class Replayed(nn.Module):
         valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
         graph = torch.cuda.CUDAGraph()
         pool = next((r.graph.pool() for r in self._recordings.values()), None)  # one replays at a time
-        with aside() as stream:
+        with aside(device) as stream:
             with torch.cuda.stream(stream):  # libraries make their plans in the first calls, which cannot be recorded
                 for _ in range(2):
                     self.network.hidden(x, sigma, valid)
