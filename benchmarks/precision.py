@@ -21,7 +21,7 @@ from typing import Any
 
 from sedd import training
 from sedd.bench import place
-from sedd.blocks import ReferenceBlock
+from sedd.blocks import Block
 
 HALF = "bfloat16, stream too"
 WAYS = ("bfloat16", HALF, "float8")
@@ -31,13 +31,13 @@ MEASURED = ("bound_bits_per_char", "loss_bits_per_char")
 @contextmanager
 def stream(half: bool) -> Iterator[None]:
     """A stream in bfloat16, as float8 has it, if asked."""
-    forward = ReferenceBlock.forward
+    forward = Block.forward
     if half:
-        ReferenceBlock.forward = lambda self, x, *rest: forward(self, x.bfloat16(), *rest)  # type: ignore[method-assign]
+        Block.forward = lambda self, x, *rest: forward(self, x.bfloat16(), *rest)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ReferenceBlock.forward = forward  # type: ignore[method-assign]
+        Block.forward = forward  # type: ignore[method-assign]
 
 
 def trained(way: str, seed: int, file: str, recipe: str, steps: int, batch: int, sequences: int) -> dict[str, Any]:
@@ -91,7 +91,8 @@ def main() -> None:
         if given.json:
             given.json.write_text(json.dumps(record, indent=1) + "\n")
     for difference in apart(rows):
-        print("{way} − bfloat16, {of}: {mean:+.4f} ± {error} over {seeds} seeds".format(**difference))
+        error = "" if difference["error"] is None else f" ± {difference['error']:.4f}"
+        print("{way} − bfloat16, {of}: {mean:+.4f}{plus} over {seeds} seeds".format(**difference, plus=error))
 
 
 def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Blocks of transformers, in two styles, and what stands between the last of them and the head.
+"""Blocks of transformers, and what stands between the last of them and the head; two styles of either.
 
 A block does not add its answer to the stream: it hands both on, and whoever reads next adds it, since that sum and the
-norm that follows are one kernel.
+norm that follows are one kernel. A style says what a block is made of; what is done with it is the same for both.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,23 @@ from torch import Tensor, nn
 
 from sedd import kernels
 from sedd.kernels import Branch, Change, Rows
-from sedd.layers import RMS, Gain, LayerNorm, Linear, Shape, Sight, WideLinear, attend, working
+from sedd.layers import RMS, Gain, LayerNorm, Linear, Norm, Shape, Sight, WideLinear, attend, working
+
+
+class Parts(NamedTuple):
+    """What a block is made of: attention, then two matrices with an activation between them, a norm before each."""
+
+    norms: tuple[Norm, Norm]
+    qkv: Linear
+    gains: tuple[Tensor, Tensor] | None
+    """Of normed queries and keys; None: they are not normed."""
+    out: Linear
+    up: Linear
+    down: Linear
+    bend: str
+    """The activation."""
+    modulation: WideLinear | None
+    """What σ decides; None: nothing."""
 
 
 class Block(nn.Module, ABC):
@@ -22,7 +38,14 @@ class Block(nn.Module, ABC):
     narrow = False
     """Whether its products are of `kernels.eighths`, where that is worth it."""
 
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads, self.dropout = shape.heads, shape.dropout
+
     @abstractmethod
+    def parts(self) -> Parts:
+        """What it is made of."""
+
     def forward(
         self,
         x: Float[Tensor, "b L h"],
@@ -33,8 +56,23 @@ class Block(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "*s h"], Branch]:
         """The stream and what is still to be added to it: whoever reads next does that.
 
-        With ``rows`` it goes no further than these: all are seen, and nobody reads the others.
+        With ``rows`` it goes no further than these: all are seen, and nobody reads the others. At the start, where the
+        modulation is 0, nothing is added if σ is told.
         """
+        of = self.parts()
+        dtype = working(of.qkv.weight)
+        via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
+        first, second = _told(of.modulation, c)
+        x, n, few = via.join(x, branch, of.norms[0], first.change, dtype, None, self.narrow)
+        seen = attend(*via.turned(n, of.qkv.weight, self.heads, sight.rotation, of.gains, few), sight)
+        x, seen = kernels.take(x, rows), kernels.take(seen, rows)
+        added = kernels.branch(via.linear(seen, of.out.weight), first.gate, drop)
+        x, n, few = via.join(x, added, of.norms[1], second.change, dtype, rows, self.narrow)
+        thought = via.thought(n, (of.up.weight, of.up.bias), of.down.weight, of.bend, few)
+        bias = (
+            None if of.down.bias is None else of.down.bias.clone()
+        )  # its shards are gone when the next block reads it
+        return x, kernels.branch(thought, second.gate, drop, bias)
 
 
 class Last(nn.Module, ABC):
@@ -43,6 +81,9 @@ class Last(nn.Module, ABC):
     linear: Linear
 
     @abstractmethod
+    def parts(self) -> tuple[Norm, WideLinear | None]:
+        """The norm, and what σ decides of it."""
+
     def forward(
         self,
         x: Float[Tensor, "*s h"],
@@ -51,6 +92,9 @@ class Last(nn.Module, ABC):
         rows: Rows | None = None,
     ) -> Float[Tensor, "*s h"]:
         """What the head reads."""
+        norm, modulation = self.parts()
+        dtype = working(self.linear.weight)
+        return kernels.between(x.device.type, dtype).join(x, branch, norm, _changed(modulation, c), dtype, rows)[1]
 
 
 class Told(NamedTuple):
@@ -83,9 +127,8 @@ class ReferenceBlock(Block):
     mlp: Mapping[str, Linear]
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
+        super().__init__(shape)
         width, timed = shape.width, shape.cond is not None
-        self.heads, self.dropout = shape.heads, shape.dropout
         self.norm1 = LayerNorm(width, bias=not timed)
         self.attn_qkv = Linear(width, 3 * width, bias=False)
         self.attn_out = Linear(width, width, bias=False)
@@ -94,27 +137,10 @@ class ReferenceBlock(Block):
         self.mlp = mlp  # type: ignore[assignment]
         self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, zero=True)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b L h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        sight: Sight,
-        rows: Rows | None = None,
-    ) -> tuple[Float[Tensor, "*s h"], Branch]:
-        """At the start, where the modulation is 0, nothing is added if σ is told."""
-        dtype = working(self.attn_qkv.weight)
-        via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
-        first, second = _told(self.adaLN_modulation, c)
-        x, n, few = via.join(x, branch, self.norm1(), first.change, dtype, None, self.narrow)
-        seen = attend(*via.turned(n, self.attn_qkv.weight, self.heads, sight.rotation, None, few), sight)
-        x, seen = kernels.take(x, rows), kernels.take(seen, rows)
-        added = kernels.branch(via.linear(seen, self.attn_out.weight), first.gate, drop)
-        x, n, few = via.join(x, added, self.norm2(), second.change, dtype, rows, self.narrow)
-        up, down = self.mlp.values()
-        thought = via.thought(n, (up.weight, up.bias), down.weight, "gelu", few)
-        bias = None if down.bias is None else down.bias.clone()  # whose shards are gone when the next block reads it
-        return x, kernels.branch(thought, second.gate, drop, bias)
+    def parts(self) -> Parts:
+        """What it is made of."""
+        norms, (up, down) = (self.norm1(), self.norm2()), self.mlp.values()
+        return Parts(norms, self.attn_qkv, None, self.attn_out, up, down, "gelu", self.adaLN_modulation)
 
 
 @final
@@ -127,17 +153,9 @@ class ReferenceLast(Last):
         self.linear = Linear(shape.width, outputs, zero=True)
         self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, zero=True)
 
-    def forward(
-        self,
-        x: Float[Tensor, "*s h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        rows: Rows | None = None,
-    ) -> Float[Tensor, "*s h"]:
-        """What the head reads."""
-        dtype = working(self.linear.weight)
-        via = kernels.between(x.device.type, dtype)
-        return via.join(x, branch, self.norm_final(), _changed(self.adaLN_modulation, c), dtype, rows)[1]
+    def parts(self) -> tuple[Norm, WideLinear | None]:
+        """The norm, and what σ decides of it."""
+        return self.norm_final(), self.adaLN_modulation
 
 
 # The network to train anew ---------------------------------------------------------------------------------
@@ -148,9 +166,8 @@ class ModernBlock(Block):
     """RMSNorm → modulate → attention → gate, then RMSNorm → modulate → squared ReLU → gate, each beside a residual."""
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
+        super().__init__(shape)
         width = shape.width
-        self.heads, self.dropout = shape.heads, shape.dropout
         self.qkv = Linear(width, 3 * width, bias=False)
         self.out = Linear(width, width, bias=False)
         self.q_norm, self.k_norm = Gain(shape.head_dim), Gain(shape.head_dim)
@@ -158,26 +175,10 @@ class ModernBlock(Block):
         self.down = Linear(4 * width, width, bias=False)
         self.modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, bias=False, zero=True)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b L h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        sight: Sight,
-        rows: Rows | None = None,
-    ) -> tuple[Float[Tensor, "*s h"], Branch]:
-        """At the start, where the modulation is 0, nothing is added if σ is told."""
-        dtype = working(self.qkv.weight)
-        via, drop = kernels.between(x.device.type, dtype), self.dropout if self.training else 0.0
-        first, second = _told(self.modulation, c)
-        x, n, few = via.join(x, branch, RMS, first.change, dtype, None, self.narrow)
+    def parts(self) -> Parts:
+        """What it is made of."""
         gains = self.q_norm(), self.k_norm()
-        seen = attend(*via.turned(n, self.qkv.weight, self.heads, sight.rotation, gains, few), sight)
-        x, seen = kernels.take(x, rows), kernels.take(seen, rows)
-        added = kernels.branch(via.linear(seen, self.out.weight), first.gate, drop)
-        x, n, few = via.join(x, added, RMS, second.change, dtype, rows, self.narrow)
-        thought = via.thought(n, (self.up.weight, None), self.down.weight, "relu2", few)
-        return x, kernels.branch(thought, second.gate, drop)
+        return Parts((RMS, RMS), self.qkv, gains, self.out, self.up, self.down, "relu2", self.modulation)
 
 
 @final
@@ -189,13 +190,6 @@ class ModernLast(Last):
         self.linear = Linear(shape.width, outputs, bias=False, zero=True)
         self.modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, bias=False, zero=True)
 
-    def forward(
-        self,
-        x: Float[Tensor, "*s h"],
-        branch: Branch | None,
-        c: Float[Tensor, "b cond"] | None,
-        rows: Rows | None = None,
-    ) -> Float[Tensor, "*s h"]:
-        """What the head reads."""
-        dtype = working(self.linear.weight)
-        return kernels.between(x.device.type, dtype).join(x, branch, RMS, _changed(self.modulation, c), dtype, rows)[1]
+    def parts(self) -> tuple[Norm, WideLinear | None]:
+        """The norm, and what σ decides of it."""
+        return RMS, self.modulation
