@@ -5,7 +5,7 @@ bin := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
 # shapes are checked at every call, but for the tests of compiled graphs and kernels, which the checks would break
-unchecked := tests/compile tests/kernels
+unchecked := tests/compile tests/ops
 pytest := $(bin)/pytest -n 2 $(unchecked:%=--ignore %) --ignore tests/gpu --jaxtyping-packages=sedd,beartype.beartype
 
 .PHONY: help demo test lint verify gpu docs bench clean
@@ -42,7 +42,7 @@ verify: .venv/ready  ## the long proofs
 	$(pytest) -m verify
 
 gpu: .venv/ready  ## the proofs that need a GPU
-	$(bin)/pytest -q tests/gpu tests/kernels
+	$(bin)/pytest -q tests/gpu tests/ops
 
 docs: .venv/ready  ## the documentation, in site/
 	$(bin)/zensical build --strict

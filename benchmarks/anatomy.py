@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
-from sedd import bench, build
-from sedd.kernels import linear, tiles
-from sedd.kernels.definition import Entries
+from sedd import bench, factory
+from sedd.ops import linear_loss, linear_loss_triton
+from sedd.ops.linear_loss_reference import Entries
 
 TOKENS, LENGTH, WIDTH, HEADS = 64 * 1024, 1024, 768, 12
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -77,18 +77,18 @@ def tile_shapes() -> None:
     entries = Entries(states, bias, scale, weight, data, weight)
     say(f"read once: {seconds(lambda: z.sum(dtype=torch.float32)) * 1e3:.3f} ms")
     for sizes in itertools.product((64, 128), (256, 512), (1, 2, 3, 4)):
-        with set_to(tiles.SIZES, False, sizes):
-            each = seconds(lambda: tiles.slopes_(z, entries))
+        with set_to(linear_loss_triton.SIZES, False, sizes):
+            each = seconds(lambda: linear_loss_triton.slopes_(z, entries))
         say(f"slopes, rows, columns and loads {sizes}: {each * 1e3:.3f} ms")
     for sums in itertools.product((2, 4, 8), (512, 1024), (1, 3), (2, 4)):
         with contextlib.ExitStack() as stack:
             for name, value in zip(("SUM_ROWS", "SUM_COLUMNS", "SUM_STAGES", "SUM_WARPS"), sums, strict=True):
-                stack.enter_context(set_to(vars(tiles), name, value))
-            each = seconds(lambda: tiles.logsumexp(z, states, bias))
+                stack.enter_context(set_to(vars(linear_loss_triton), name, value))
+            each = seconds(lambda: linear_loss_triton.logsumexp(z, states, bias))
         say(f"logsumexp, rows, columns, loads and warps {sums}: {each * 1e3:.3f} ms")
     on = bench.machine("cuda", "bfloat16")
     for power, kind in itertools.product((28, 29, 30), ("score", "mean")):
-        with set_to(linear.ENTRIES, "cuda", 2**power):
+        with set_to(linear_loss.ENTRIES, "cuda", 2**power):
             row = next(bench.loss(bench.LossSetting(parameterization=kind), on))
         times = f"{row.milliseconds:.2f} ms, {row.share_of_ceiling:.1%}, {row.peak_gib:.2f} GiB"
         say(f"loss, {kind}, 2^{power} entries: {times}")
@@ -122,7 +122,7 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     """A network in training on four random batches."""
     run = setting.run()
     run.model.dropout = run.model.dropout if dropout is None else dropout
-    parts = build.parts(run, setting.vocab_size)
+    parts = factory.parts(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
     made = [bench.batch(parts, setting, run.model.length, generator) for _ in range(4)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]

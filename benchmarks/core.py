@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from sedd import categorical, divergence
-from sedd.process import Absorbing, Process, Uniform, at_token
+from sedd.diffusion import categorical, divergence
+from sedd.diffusion.process import Absorbing, Process, Uniform, at_token
 
 N, POSITIONS, ROWS = 50_257, 256, 256
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from sedd import training
 from sedd.bench import place
-from sedd.blocks import Block
+from sedd.nn.blocks import Block
 
 HALF = "bfloat16, stream too"
 WAYS = ("bfloat16", HALF, "float8")

@@ -18,7 +18,8 @@ import subprocess
 
 import torch
 
-from sedd import build, generate, sampler, transformer
+from sedd import factory, generate, sampling
+from sedd.nn import transformer
 
 VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
 WHOLE = BATCH * LENGTH * (VOCABULARY + 1) * 4
@@ -28,13 +29,13 @@ NOISE |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uniform
 
 def peak(name: str, noise: str, device: str) -> int:
     """Bytes above what is there before the step."""
-    process = build.process(noise, VOCABULARY)
+    process = factory.process(noise, VOCABULARY)
     network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
-    model = build.parameterization("mean", network, process)
+    model = factory.parameterization("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once
     settings = generate.Settings(name, steps=2, options=options)
-    job = generate.Job(model, process, build.schedule("log-linear"), settings)
-    canvas = sampler.empty(BATCH, LENGTH, device)
+    job = generate.Job(model, process, factory.schedule("log-linear"), settings)
+    canvas = sampling.empty(BATCH, LENGTH, device)
     if device == "cpu":
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     else:
@@ -52,7 +53,7 @@ def main(as_json: bool) -> None:
     """Every sampler under every noise it is for."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = {}
-    for name in build.SAMPLERS:
+    for name in factory.SAMPLERS:
         for noise in NOISE.get(name, ["absorbing"]):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found[f"{name}, {noise}"] = pool.apply(peak, (name, noise, device))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import build, data, generate, sampler, training
+from sedd import data, factory, generate, sampling, training
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
 from sedd.tokenizer import Integers
 
@@ -55,10 +55,10 @@ def main(out: Path, steps: int) -> None:
         f"bound on what was held out {16 * end.bound['bound']:.3f} ± {16 * end.bound['bound_stderr']:.3f} nats a grid"
     )
 
-    loaded = build.load(out / "run")
+    loaded = factory.load(out / "run")
     settings = generate.Settings(steps=None)  # one cell after another
     job = generate.Job(loaded.model, loaded.process, loaded.schedule, settings)
-    drawn = [np.array(row.ids) for row in generate.sample(job, sampler.empty(100, 16))]
+    drawn = [np.array(row.ids) for row in generate.sample(job, sampling.empty(100, 16))]
     print(f"{sum(map(is_solved, drawn))} of 100 drawn grids are right")
     puzzle = "0 {4} 2 {4} 1 {2} 3 {2}"
     ids = generate.template.ids(puzzle, loaded.tokenizer)

@@ -17,8 +17,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sedd import build, data, generate, logs, sampler, training
+from sedd import data, factory, generate, sampling, training
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
+from sedd.runtime import run_log
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -98,7 +99,7 @@ def main(out: Path, minutes: float) -> None:
         loop=Loop(batch=128, eval_every=60, eval_sequences=6_000, save_every=0, log_every=100),
     ).resolved()
     sources = config.data.sources
-    tokenizer = build.tokenizer("bpe:420", lambda: data.documents(sources, records="lines"))
+    tokenizer = factory.tokenizer("bpe:420", lambda: data.documents(sources, records="lines"))
     data.prepare(sources, out / "data", tokenizer, records="lines", length=LENGTH, pad="model")
     held_out = data.Blocks.open(out / "data", LENGTH, "validation", config.data.validation)
     rows, _ = held_out.read(np.arange(len(held_out)))
@@ -124,7 +125,7 @@ def main(out: Path, minutes: float) -> None:
 
 def plot(out: Path, entropy: float, own: float) -> None:
     """The bound against steps, what it can fall to, and the entropy that this is a sample of."""
-    records = [record for record in logs.read(out / "run") if "bound" in record]
+    records = [record for record in run_log.read(out / "run") if "bound" in record]
     figure, axes = plt.subplots(figsize=(7, 4))
     steps, bounds = [r["step"] for r in records], [r["bound"] * LENGTH for r in records]
     axes.errorbar(steps, bounds, [r["bound_stderr"] * LENGTH for r in records], marker="o", label="held-out bound")
@@ -137,13 +138,13 @@ def plot(out: Path, entropy: float, own: float) -> None:
 
 def show(out: Path) -> None:
     """Sentences from nothing, and sentences around what is given."""
-    loaded = build.load(out / "run")
+    loaded = factory.load(out / "run")
     job = generate.Job(loaded.model, loaded.process, loaded.schedule, generate.Settings(steps=64))
 
-    def texts(canvas: sampler.Canvas) -> list[str]:
+    def texts(canvas: sampling.Canvas) -> list[str]:
         return [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, canvas)]
 
-    drawn = texts(sampler.empty(200, LENGTH))
+    drawn = texts(sampling.empty(200, LENGTH))
     good = sum(is_grammatical(text) for text in drawn)
     print(f"\nfrom nothing ({good} of {len(drawn)} are grammatical):")
     for text in drawn[:5]:
@@ -153,9 +154,9 @@ def show(out: Path) -> None:
         print(f"\nfilling  {template}")
         for text in texts(generate.template.canvas([ids] * 3, LENGTH, loaded.process.vocab_size)):
             print(f"  {text}")
-    rows = generate.sample(job, sampler.empty(12, LENGTH))
-    tokens = [generate.picture.tokens(loaded.tokenizer, row) for row in rows]
-    page = generate.picture.html(tokens, "Twelve sentences", "Sampler exact, 64 steps.")
+    rows = generate.sample(job, sampling.empty(12, LENGTH))
+    tokens = [generate.trace.tokens(loaded.tokenizer, row) for row in rows]
+    page = generate.trace.html(tokens, "Twelve sentences", "Sampler exact, 64 steps.")
     (out / "trace.html").write_text(page, encoding="utf-8")
     (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(drawn), "texts": drawn}, indent=1))
     print(f"\nthe model is in {out}/run, pictures in {out}/bound.png and {out}/trace.html")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import build, data, generate, sampler, training
+from sedd import data, factory, generate, sampling, training
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
 
 BASES, LENGTH, RECORDS = "ACGT", 40, 8000
@@ -58,15 +58,15 @@ def main(out: Path, steps: int) -> None:
         objective="lambda-dce",
     ).resolved()
     sources = config.data.sources
-    letters = build.tokenizer("chars", lambda: data.documents(sources, records="lines"))
+    letters = factory.tokenizer("chars", lambda: data.documents(sources, records="lines"))
     data.prepare(sources, out / "data", letters, records="lines", length=LENGTH)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats a base")
     print(f"bound on what was held out {end.bound['bound']:.4f} ± {end.bound['bound_stderr']:.4f} nats a base")
 
-    loaded = build.load(out / "run")
+    loaded = factory.load(out / "run")
     job = generate.Job(loaded.model, loaded.process, loaded.schedule, generate.Settings(steps=None))
-    drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampler.empty(100, LENGTH))]
+    drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampling.empty(100, LENGTH))]
     print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {share_after_c(drawn):.3f} in 100 drawn sequences such as")
     print("  ", drawn[0])
     given = "TATAAA{28}GGGCGG"

@@ -9,8 +9,9 @@ import random
 import tempfile
 from pathlib import Path
 
-from sedd import build, data, generate, molecules, sampler, training
+from sedd import data, factory, generate, sampling, training
 from sedd.config import Budget, Data, Loop, Model, Optim, Run
+from sedd.evaluation import molecules
 
 MADE, LONGEST, SHOWN, DRAWN = 6000, 20, 5, 100
 GROUPS = ["C", "CC", "O", "N", "F", "Cl", "C#N", "C(=O)O", "C(=O)N", "OC", "N(C)C", "C(F)(F)F"]
@@ -33,7 +34,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
         short = [text for _ in range(MADE) if len(text := smiles(draw)) <= LONGEST]
         source.write_text("".join(f"{text}\n" for text in short))
     known = list(data.documents([source], records="lines"))
-    letters = build.tokenizer("chars", lambda: iter(known))
+    letters = factory.tokenizer("chars", lambda: iter(known))
     length = max(map(len, known))
     data.prepare([source], out / "data", letters, records="lines", length=length, pad="model")
     config = Run(
@@ -49,9 +50,9 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     bound, error = (length * end.bound[name] for name in ("bound", "bound_stderr"))
     print(f"bound on those held out {bound:.3f} ± {error:.3f} nats a molecule")
 
-    loaded = build.load(out / "run")
+    loaded = factory.load(out / "run")
     job = generate.Job(loaded.model, loaded.process, loaded.schedule, generate.Settings(steps=None))
-    drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampler.empty(DRAWN, length))]
+    drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampling.empty(DRAWN, length))]
     found = molecules.quality(drawn, known[:20_000])
     print(f"of {found.texts} drawn, {found.valid} are molecules, {found.unique} different, {found.novel} of them new:")
     for text in sorted(set(drawn) - set(known), key=drawn.index)[:SHOWN]:

@@ -11,12 +11,13 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from sedd import categorical, exact
-from sedd.objective import DenoisingScoreEntropy
-from sedd.parameterization import Mean
-from sedd.process import Absorbing
-from sedd.sampler import Tweedie
-from sedd.schedule import LogLinear, stratified
+from sedd import exact
+from sedd.diffusion import categorical
+from sedd.diffusion.objective import DenoisingScoreEntropy
+from sedd.diffusion.parameterization import Mean
+from sedd.diffusion.process import Absorbing
+from sedd.diffusion.schedule import LogLinear, stratified
+from sedd.sampling import Tweedie
 
 WORDS = ["I", "You", "love", "hate", "AI", "NLP"]
 SENTENCES = {

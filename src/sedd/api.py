@@ -15,10 +15,10 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from sedd import build, evaluate, generate, hub, training
-from sedd.build import Loaded
-from sedd.generate import Filled, Job, Settings, Tally, picture, template
-from sedd.sampler import Canvas, Sharpness
+from sedd import evaluation, factory, generate, hub, training
+from sedd.factory import Loaded
+from sedd.generate import Filled, Job, Settings, Tally, template, trace
+from sedd.sampling import Canvas, Sharpness
 from sedd.tokenizer import Ids, Tokenizer
 
 
@@ -78,7 +78,7 @@ class Text:
         return self.text
 
     def _repr_html_(self) -> str:
-        return picture.inline([[picture.Token(*pair) for pair in zip(self.tokens, self.steps, strict=True)]])
+        return trace.inline([[trace.Token(*pair) for pair in zip(self.tokens, self.steps, strict=True)]])
 
 
 @final
@@ -231,12 +231,12 @@ class Model:
         Exact for autoregressive models, an upper bound for the others. ``estimator`` is as for ``sedd eval``. With
         ``label`` it is the text's given that label.
         """
-        wanted, draws = _listed(texts, "text"), evaluate.ALONE.draws if draws is None else draws
-        told = build.labelled(self.loaded, label)
-        is_exact = build.estimator(estimator, told, evaluate.ALONE.terms).is_exact
+        wanted, draws = _listed(texts, "text"), evaluation.ALONE.draws if draws is None else draws
+        told = factory.labelled(self.loaded, label)
+        is_exact = factory.estimator(estimator, told, evaluation.ALONE.terms).is_exact
         found = []
         for text, (context, row) in zip(wanted, self._rows(wanted, given), strict=True):
-            nats, stderr, *_ = evaluate.after(
+            nats, stderr, *_ = evaluation.after(
                 context, row, told, estimator=estimator, draws=draws, seed=seed, batch=batch
             )
             found.append(Bound(text, nats * len(row), stderr * len(row), len(row), is_exact))
@@ -245,8 +245,8 @@ class Model:
     def _rows(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
         """What stands before each text, and the text."""
         if given:
-            return [evaluate.split(given, text, self.loaded) for text in texts]
-        return [(np.zeros(0, np.int64), alone.rows[0]) for alone in evaluate.alone(texts, self.loaded)]
+            return [evaluation.split(given, text, self.loaded) for text in texts]
+        return [(np.zeros(0, np.int64), alone.rows[0]) for alone in evaluation.alone(texts, self.loaded)]
 
     def _written(self, canvas: Canvas, templates: Sequence[str | None], how: Settings, batch: int) -> Texts:
         job = Job.of(self.loaded, how)

@@ -10,13 +10,13 @@ from torch._dynamo.utils import counters
 
 from sedd import data, exact, training
 from sedd.config import Budget, Data, Loop, Model, Noise, Run
-from sedd.distributed import Ranks
-from sedd.objective import DenoisingScoreEntropy
-from sedd.parameterization import Mean, Score
-from sedd.process import Absorbing, Process, Uniform
-from sedd.schedule import Geometric
+from sedd.diffusion.objective import DenoisingScoreEntropy
+from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.schedule import Geometric
+from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Bytes
-from sedd.transformer import Modern, Reference, Transformer
 
 
 @pytest.mark.parametrize("wrapper", [Score, Mean])

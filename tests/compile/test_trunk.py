@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from sedd import build
-from sedd.fused import Fused
-from sedd.objective import DenoisingScoreEntropy
-from sedd.parameterization import Score
-from sedd.process import Absorbing
-from sedd.schedule import LogLinear
-from sedd.transformer import Modern, Reference, Transformer
+from sedd import factory
+from sedd.diffusion.objective import DenoisingScoreEntropy
+from sedd.diffusion.parameterization import Score
+from sedd.diffusion.process import Absorbing
+from sedd.diffusion.schedule import LogLinear
+from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.training.loss import Fused
 
 OBJECTIVE = DenoisingScoreEntropy(Absorbing(11), LogLinear())
 
@@ -37,7 +37,7 @@ def stepped(network: Transformer, t: float) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", ["nothing", "cheap", "blocks"])
 def test_one_graph_however_much_is_masked(name: str, style: type[Transformer]) -> None:
     plain, compiled = made(style), made(style)
-    compiled.pass_through = build.recompute(name)
+    compiled.pass_through = factory.recompute(name)
     torch._dynamo.reset()
     counters.clear()
     compiled.compile_trunk(backend="aot_eager")

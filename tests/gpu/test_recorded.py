@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd import bench, build, record, training
-from sedd.fused import Fused
-from sedd.transformer import Transformer
+from sedd import bench, factory, training
+from sedd.nn.transformer import Transformer
+from sedd.runtime import cuda_graphs
+from sedd.training.loss import Fused
 
 pytestmark = pytest.mark.gpu
 
@@ -32,12 +33,12 @@ class Lesson:
         setting = bench.TrainSetting(recipe="tiny", batch=batch, vocab_size=500, **options)
         run = setting.run()
         run.model.style, run.model.dropout, run.model.depth = style, 0.1, 3
-        self.parts, generator = build.parts(run, 500), torch.Generator().manual_seed(0)
+        self.parts, generator = factory.parts(run, 500), torch.Generator().manual_seed(0)
         made = [bench.batch(self.parts, setting, run.model.length, generator) for _ in range(4)]
         self.batches = [bench.Batch(*(a.cuda() for a in b)) for b in made]
         ends = torch.arange(batch, device="cuda")[:, None] * 5 + 20
         self.valid = torch.arange(run.model.length, device="cuda") < ends if padded else None
-        self.network: Transformer = build.run_network(run, self.parts).cuda()
+        self.network: Transformer = factory.run_network(run, self.parts).cuda()
         with torch.no_grad():
             for i, p in enumerate(self.network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
@@ -45,7 +46,7 @@ class Lesson:
             self.network.narrow()
         if recorded:
             self.network.record()
-        self.fused = Fused(self.parts.objective, build.run_model(run, self.network, self.parts))
+        self.fused = Fused(self.parts.objective, factory.run_model(run, self.network, self.parts))
         self.precision = setting.precision
 
     def loss(self, i: int) -> Tensor:
@@ -166,7 +167,7 @@ def test_memory_of_recordings_is_counted() -> None:
         torch.cuda.reset_peak_memory_stats()
         lesson.gradient(1)
         counted.append(torch.cuda.max_memory_allocated())
-        peaks.append(record.peak())
+        peaks.append(cuda_graphs.peak())
     assert counted[1] < counted[0] < peaks[1]
 
 
@@ -175,7 +176,7 @@ def test_memory_of_recordings_is_counted() -> None:
 
 def pair(style: str, **options: Any) -> tuple[Transformer, Transformer]:
     """A network that is recorded, and another with the same weights that is not."""
-    made = [build.network(style, states=30, width=32, depth=3, heads=2, **options).cuda() for _ in range(2)]
+    made = [factory.network(style, states=30, width=32, depth=3, heads=2, **options).cuda() for _ in range(2)]
     for network in made:
         for i, p in enumerate(network.parameters()):
             torch.nn.init.normal_(p, 0, 0.2, generator=torch.Generator("cuda").manual_seed(i))
@@ -228,7 +229,7 @@ def test_shapes_take_turns() -> None:
         for size in (4, 2, 4, 2, 1, 3, 5, 6, 4):
             learn(network, size)
     alike(*made)
-    assert len(made[0].recorded._graphs) == record.MOST  # type: ignore[union-attr]
+    assert len(made[0].recorded._graphs) == cuda_graphs.MOST  # type: ignore[union-attr]
 
 
 def test_gradients_that_are_set_to_0_and_weights_that_are_frozen_for_a_while() -> None:
@@ -251,8 +252,8 @@ def test_gradients_that_are_set_to_0_and_weights_that_are_frozen_for_a_while() -
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each recording that is made."""
     counted: list[int] = []
-    plain = record._record
-    monkeypatch.setattr(record, "_record", lambda *told: counted.append(1) or plain(*told))  # type: ignore[func-returns-value]
+    plain = cuda_graphs._record
+    monkeypatch.setattr(cuda_graphs, "_record", lambda *told: counted.append(1) or plain(*told))  # type: ignore[func-returns-value]
     return counted
 
 
@@ -268,7 +269,7 @@ def test_what_a_run_would_cost(tmp_path: Path) -> None:
     config = training.configured({"sources": [a_text(tmp_path)], "steps": 30}, recipe="tiny")
     config.loop.batch = 512
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_reserved(), record.peak()
+    before = torch.cuda.memory_reserved(), cuda_graphs.peak()
     said = training.plan(config, lambda: training.prepared(config), steps=4)
     reserved, held = torch.cuda.max_memory_reserved() - before[0], said["peak_memory_MiB"] * 2**20 - before[1]
     assert 0.6 * reserved < held < 1.02 * reserved

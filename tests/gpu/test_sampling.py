@@ -14,14 +14,14 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
 import test_sampler_laws as laws
 
-from sedd import build, exact, sampler
-from sedd.kernels import Scores, chosen, picks
-from sedd.parameterization import Mean, Score
-from sedd.process import Absorbing, Affine
-from sedd.randomness import Chance
-from sedd.replay import Replayed
-from sedd.sampler import Asked, Canvas, uniform_grid
-from sedd.transformer import Modern, Reference, Transformer
+from sedd import exact, factory, sampling
+from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.process import Absorbing, Affine
+from sedd.diffusion.rng import Chance
+from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.ops import Scores, categorical_triton, chosen
+from sedd.runtime.inference_graphs import Replayed
+from sedd.sampling import Asked, Canvas, uniform_grid
 
 pytestmark = pytest.mark.gpu
 FAST = [case for case in laws.CASES if case[0] in ("exact", "tweedie", "euler", "ancestral", "any-order")]
@@ -124,7 +124,7 @@ def test_masks_are_revealed_at_the_pace_of_the_step() -> None:
     mask, moved = torch.full((k,), n, device="cuda"), 0
     for seed in range(100):
         u = Chance(seed, torch.arange(k, device="cuda"))(1)[:, 0]
-        y = picks.choose(Scores(z, n, torch.zeros(k, device="cuda"), True), mask, law, u).y
+        y = categorical_triton.choose(Scores(z, n, torch.zeros(k, device="cuda"), True), mask, law, u).y
         moved += int((y != n).sum())
     trials = 100 * k
     assert abs(moved - trials * step) < 5 * math.sqrt(trials * step)
@@ -142,7 +142,7 @@ def made(style: type[Transformer], timed: bool, states: int = 32) -> Transformer
 @pytest.mark.parametrize("style", [Reference, Modern])
 def test_a_recording_is_what_it_records(style: type[Transformer], timed: bool) -> None:
     """At every size of batch, padded or not, and again after others were recorded."""
-    network = build.served(made(style, timed), "cuda", "bfloat16")
+    network = factory.served(made(style, timed), "cuda", "bfloat16")
     recorded = Replayed(network)
     for _ in range(2):
         for rows in (1, 2, 5, 16, 7):
@@ -164,15 +164,15 @@ SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 @pytest.mark.parametrize(("noise", "parameterization", "name"), SAME)
 def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: str) -> None:
     """In float32: recordings, kernels and draws together."""
-    process, schedule = build.process(noise, 31), build.schedule("log-linear")
+    process, schedule = factory.process(noise, 31), factory.schedule("log-linear")
     found = []
     for device in ("cpu", "cuda"):
         network = made(Reference, True, process.num_states)
-        served = build.replayed(build.served(network, device, "float32"))
-        model: Any = build.parameterization(parameterization, served, process)
-        job = build.sampler(name, model, process, schedule)
+        served = factory.replayed(factory.served(network, device, "float32"))
+        model: Any = factory.parameterization(parameterization, served, process)
+        job = factory.sampler(name, model, process, schedule)
         rows = Chance(3, torch.arange(24, device=device))
-        *_, last = job.run(sampler.empty(24, 48, device), uniform_grid(16).to(device), rows, Asked(model))
+        *_, last = job.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rows, Asked(model))
         found.append(last.x.cpu())
     same = (found[0] == found[1]).all(-1).float().mean()
     assert same >= 0.95  # a row may part where a uniform lies within float32 of a boundary
@@ -180,13 +180,13 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
 
 def test_a_planned_run_never_waits() -> None:
     """Once it is planned, events follow each other without a question to the device."""
-    process, schedule = Absorbing(31), build.schedule("log-linear")
-    network = build.replayed(build.served(made(Reference, timed=False), "cuda", "bfloat16"))
-    model: Any = build.parameterization("mean", network, process)
-    job = build.sampler("exact", model, process, schedule)
+    process, schedule = Absorbing(31), factory.schedule("log-linear")
+    network = factory.replayed(factory.served(made(Reference, timed=False), "cuda", "bfloat16"))
+    model: Any = factory.parameterization("mean", network, process)
+    job = factory.sampler("exact", model, process, schedule)
     for mode in ("default", "error"):  # the first run records and compiles
         rows = Chance(0, torch.arange(4, device="cuda"))
-        states = job.run(sampler.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rows, Asked(model))
+        states = job.run(sampling.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rows, Asked(model))
         next(states)
         next(states)  # planned
         torch.cuda.set_sync_debug_mode(mode)

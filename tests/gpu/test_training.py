@@ -8,18 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd import bench, build, kernels, optim
-from sedd.fused import Fused
-from sedd.kernels import definition, glue, linear, tiles
-from sedd.labels import Labelled
-from sedd.process import Absorbing, Process, Ratio, Uniform
+from sedd import bench, factory, ops
+from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
+from sedd.nn.labels import Labelled
+from sedd.ops import block_ops, linear_loss, linear_loss_reference, linear_loss_triton
+from sedd.training import optimizer
+from sedd.training.loss import Fused
 
 pytestmark = pytest.mark.gpu
 
 N = 50_257
 
 
-def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], kernels.Cost, Callable[[Tensor], Tensor]]:
+def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], ops.Cost, Callable[[Tensor], Tensor]]:
     """Rows of a head at the vocabulary of GPT-2: weights in float64, their cost, and the cost by the definition."""
     generator = torch.Generator("cuda").manual_seed(0)
     process: Process = Uniform(N) if kind == "uniform" else Absorbing(N)
@@ -38,11 +39,11 @@ def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], kerne
         def cross_entropy(z: Tensor) -> Tensor:
             return -each * z[:, :N].log_softmax(-1).gather(-1, x_0)[:, 0]
 
-        return leaves, kernels.CrossEntropy(N, x_0[:, 0], each), cross_entropy
+        return leaves, ops.CrossEntropy(N, x_0[:, 0], each), cross_entropy
     log_data, log_rest = process.ratios(x_t, x_0, noise)
     ratio = Ratio(log_data[:, 0], None if log_rest is None else log_rest[:, 0])
     seen = x_t[:, 0] if kind == "uniform" else None
-    cost = kernels.ScoreEntropy(N, seen, x_0[:, 0], process.log_scale(noise), ratio, each)
+    cost = ops.ScoreEntropy(N, seen, x_0[:, 0], process.log_scale(noise), ratio, each)
 
     def score_entropy(z: Tensor) -> Tensor:
         log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)
@@ -71,9 +72,9 @@ def test_no_worse_than_what_it_replaces(kind: str) -> None:
         z = torch.nn.functional.linear(*half)
     theirs = errors(answers(plain(z.float()).sum(), half), truth)
     del z
-    assert linear.chosen("cuda", torch.bfloat16) is tiles
+    assert linear_loss.chosen("cuda", torch.bfloat16) is linear_loss_triton
     first, second = (
-        answers(kernels.linear_loss(*half, cost, dtype=torch.bfloat16, block=300).total, half) for _ in range(2)
+        answers(ops.linear_loss(*half, cost, dtype=torch.bfloat16, block=300).total, half) for _ in range(2)
     )
     ours = errors(first, truth)
     print(f"{kind}: errors of loss, hidden, weight, bias: ours {ours}, plain {theirs}")
@@ -87,7 +88,10 @@ def test_the_twins_agree_on_the_device(kind: str) -> None:
     """In float32, where the definition runs on the GPU as well."""
     leaves, cost, _ = head(kind, n=130, width=64)
     single = [a.float().requires_grad_() for a in leaves]
-    ways = (answers(kernels.linear_loss(*single, cost, twin=t).total, single) for t in (tiles, definition))
+    ways = (
+        answers(ops.linear_loss(*single, cost, twin=t).total, single)
+        for t in (linear_loss_triton, linear_loss_reference)
+    )
     assert max(errors(*ways)) < 1e-5
 
 
@@ -102,7 +106,7 @@ def steps(objective: str = "score-entropy", process: str = "absorbing", **option
     run = setting.run()
     run.model.dropout = 0.1
     run.optim.lr = 1e-3
-    parts = build.parts(run, 500)
+    parts = factory.parts(run, 500)
     generator = torch.Generator().manual_seed(0)
     made = [bench.batch(parts, setting, run.model.length, generator) for _ in range(5)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
@@ -161,24 +165,24 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
     setting = bench.TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
     run = setting.run()
     run.model.style = style
-    parts = build.parts(run, 500)
+    parts = factory.parts(run, 500)
     batch = bench.batch(parts, setting, run.model.length, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
 
     def gradient(narrow: bool) -> torch.Tensor:
-        network = build.run_network(run, parts).cuda()
+        network = factory.run_network(run, parts).cuda()
         with torch.no_grad():
             for i, p in enumerate(network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
         if narrow:
             network.narrow()
         with torch.autocast("cuda", torch.bfloat16):
-            total = Fused(parts.objective, build.run_model(run, network, parts))(x_t, x_0, t, weight).total
+            total = Fused(parts.objective, factory.run_model(run, network, parts))(x_t, x_0, t, weight).total
         total.backward()
         return torch.cat([p.grad.flatten().double() for p in network.parameters() if p.grad is not None])
 
     ours, wide = gradient(True), gradient(False)
-    monkeypatch.setattr(kernels, "between", lambda *_: glue)
+    monkeypatch.setattr(ops, "between", lambda *_: block_ops)
     theirs = gradient(True)
     apart = ((ours - theirs).norm() / theirs.norm()).item()
     assert apart < 0.8 * ((theirs - wide).norm() / wide.norm()).item() < 0.15
@@ -190,20 +194,20 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
     setting = bench.TrainSetting(recipe="tiny", batch=8, vocab_size=500)
     run = setting.run()
     run.model.style = style
-    parts = build.parts(run, 500)
+    parts = factory.parts(run, 500)
     batch = bench.batch(parts, setting, run.model.length, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
-    network = build.run_network(run, parts, 3).cuda()
+    network = factory.run_network(run, parts, 3).cuda()
     for i, p in enumerate(network.parameters()):
         torch.nn.init.normal_(p, 0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
     told = Labelled(network, torch.arange(8, device="cuda") % 4)
 
     def gradient() -> Tensor:
-        total = Fused(parts.objective, build.run_model(run, told, parts))(x_t, x_0, t, weight).total
+        total = Fused(parts.objective, factory.run_model(run, told, parts))(x_t, x_0, t, weight).total
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
 
     ours = gradient()
-    monkeypatch.setattr(kernels, "between", lambda *_: glue)
+    monkeypatch.setattr(ops, "between", lambda *_: block_ops)
     theirs = gradient()
     assert ((ours - theirs).norm() / theirs.norm()).item() < 1e-4
 
@@ -214,8 +218,8 @@ def written(training: bench.Steps) -> list[Tensor]:
     return [*training.network.parameters(), *training.average.parameters(), *moments]
 
 
-@pytest.mark.parametrize("way", [optim.SwiftMover, optim.PlainMover])
-def test_a_step_that_is_no_number_leaves_everything(way: type[optim.Mover], deterministic: None) -> None:
+@pytest.mark.parametrize("way", [optimizer.SwiftMover, optimizer.PlainMover])
+def test_a_step_that_is_no_number_leaves_everything(way: type[optimizer.Mover], deterministic: None) -> None:
     training = steps(compile=False)
     training.mover = way(training.network, training.average, training.mover.config)
     training()
@@ -235,8 +239,8 @@ def test_one_launch_moves_as_torch_does(deterministic: None) -> None:
     ours, theirs = steps(compile=False), steps(compile=False)
     theirs.network.load_state_dict(ours.network.state_dict())
     theirs.average.load_state_dict(ours.average.state_dict())
-    assert type(ours.mover) is optim.SwiftMover
-    theirs.mover = optim.PlainMover(theirs.network, theirs.average, theirs.mover.config)
+    assert type(ours.mover) is optimizer.SwiftMover
+    theirs.mover = optimizer.PlainMover(theirs.network, theirs.average, theirs.mover.config)
     assert theirs.mover.optimizers[0].defaults["fused"]
     for step in range(5):
         size = 0.1 if step % 2 else 10.0

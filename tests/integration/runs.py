@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from sedd.logs import CLOCK
+from sedd.runtime.run_log import CLOCK
 
 Sedd = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = [

@@ -16,15 +16,15 @@ import torch._dynamo  # optimizers import it when they are made
 import torch.utils.tensorboard
 from safetensors.torch import save as serialized
 
-import sedd.evaluate
+import sedd.evaluation
+import sedd.evaluation.quality.judges
+import sedd.evaluation.quality.plots
 import sedd.hub
-import sedd.quality.judges
-import sedd.quality.picture
 import sedd.training
 from sedd import checkpoint
 from sedd.cli import main
 
-ROOMS = (sedd.evaluate, sedd.hub, sedd.quality.picture, sedd.quality.judges, sedd.training)
+ROOMS = (sedd.evaluation, sedd.hub, sedd.evaluation.quality.plots, sedd.evaluation.quality.judges, sedd.training)
 LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, *ROOMS)
 
 

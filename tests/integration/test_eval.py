@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sedd import build, training
+from sedd import factory, training
 from sedd.config import Budget, Data, Loop, Model, Noise, Run
 from sedd.training import prepared
 
@@ -120,7 +120,7 @@ def test_a_record_says_what_it_depends_on(say: Say, runs: dict[str, Path], text:
     assert sum(found["terms"].values()) == pytest.approx(found["nats_per_token"], abs=2e-5)
     assert found["bits_per_char"] == pytest.approx(found["nats_per_token"] / 0.693147, abs=2e-5)
     assert 0 < found["stderr_nats_per_token"] < found["nats_per_token"]
-    folder = build.load(runs["score"]).folder
+    folder = factory.load(runs["score"]).folder
     assert found["model_sha256"] == hashlib.sha256((folder / "ema.safetensors").read_bytes()).hexdigest()
     code, told, _ = say("eval", runs["score"], text, "--seed", 3)
     assert code == 0

@@ -12,9 +12,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from runs import SMALL, Sedd, ok
 
-from sedd import build, evaluate
-from sedd.harness import Sedd as Model
-from sedd.harness import Wanted
+from sedd import evaluation, factory
+from sedd.evaluation.lm_eval import Sedd as Model
+from sedd.evaluation.lm_eval import Wanted
 
 KINDS = {"diffusion": ["--parameterization", "mean"], "autoregressive": ["--objective", "autoregressive"]}
 DOCUMENTS = [
@@ -171,7 +171,8 @@ def test_every_token_of_a_document_is_scored_once(models: Callable[[str], Path],
     (whole,) = model.loglikelihood_rolling(asked((text,)))
     parts = [text[:32], text[32:64], text[64:]]
     scored = [
-        evaluate.after(np.zeros(0, np.int64), model.loaded.tokenizer.encode(p), model.loaded, draws=512) for p in parts
+        evaluation.after(np.zeros(0, np.int64), model.loaded.tokenizer.encode(p), model.loaded, draws=512)
+        for p in parts
     ]
     error = math.sqrt(sum((found.stderr * len(p)) ** 2 for found, p in zip(scored, parts, strict=True)))
     total = sum(found.nats * len(p) for found, p in zip(scored, parts, strict=True))
@@ -232,7 +233,7 @@ def test_what_cannot_be_asked_is_a_sentence(models: Callable[[str], Path], sedd:
     records = ["--set", "data.records=lines", "--set", "model.length=8", "--steps", 1, "--out", tmp_path / "run"]
     ok(sedd("train", tmp_path / "names.txt", *SMALL, *records))
     with pytest.raises(ValueError, match="padded records"):
-        Model(build.load(tmp_path / "run"))
+        Model(factory.load(tmp_path / "run"))
 
 
 def test_the_command_line_is_the_harness_s_own(sedd: Sedd, models: Callable[[str], Path], tasks: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 import tiny_judges
 from runs import Sedd, ok
 
-from sedd import build, quality
+from sedd import factory
+from sedd.evaluation import quality
+from sedd.evaluation.quality import judges, samples, score
+from sedd.evaluation.quality.judge import features
 from sedd.exact import every
-from sedd.quality import judges, samples, score
-from sedd.quality.judge import features
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
@@ -211,7 +212,7 @@ def test_packages_that_are_not_installed(sedd: Sedd, models: Callable[[str], Pat
 
 def test_our_judges_costs_are_a_law(models: Callable[[str], Path]) -> None:
     """Σ e^−cost = 1 over all texts of two letters, and over all that begin alike if the first is skipped."""
-    run, letters = models("ar"), build.load(models("ar")).tokenizer.vocab_size
+    run, letters = models("ar"), factory.load(models("ar")).tokenizer.vocab_size
     rows = list(every(letters, 2).numpy())
     scored, skipped = (
         np.exp([-found.nats for found in score(judges.load(str(run), first=first), rows, batch=512)])

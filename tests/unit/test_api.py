@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import sedd
-from sedd import api, build, evaluate
-from sedd.distributed import Ranks
+from sedd import api, evaluation, factory
+from sedd.runtime.distributed import Ranks
 
 TINY = {"width": 32, "depth": 1, "heads": 2, "length": 32}
 
@@ -119,8 +119,8 @@ def test_bounds_are_those_of_sedd_score(model: sedd.Model) -> None:
     texts = ["abcabc", "def abc abc"]
     bounds = model.bound(texts, draws=16, seed=3)
     here = Ranks(0, 1, model.loaded.device)
-    for bound, corpus in zip(bounds, evaluate.alone(texts, model.loaded), strict=True):
-        record = evaluate.evaluate(model.loaded, corpus, evaluate.ALONE, here, draws=16, seed=3)
+    for bound, corpus in zip(bounds, evaluation.alone(texts, model.loaded), strict=True):
+        record = evaluation.evaluate(model.loaded, corpus, evaluation.ALONE, here, draws=16, seed=3)
         assert round(bound.nats_per_token, 5) == record["nats_per_token"]
         assert round(bound.stderr / bound.tokens, 6) == record["stderr_nats_per_token"]
         assert round(bound.bits_per_char, 5) == record["bits_per_char"]
@@ -136,7 +136,7 @@ def test_bounds_are_those_of_sedd_score(model: sedd.Model) -> None:
 def test_what_is_given_is_not_scored(model: sedd.Model) -> None:
     """A continuation, as `evaluate.after` has it: read behind the context, and counted by itself."""
     (rest,) = model.bound("def", given="abc", draws=16, seed=1)
-    found = evaluate.after(*evaluate.split("abc", "def", model.loaded), model.loaded, draws=16, seed=1)
+    found = evaluation.after(*evaluation.split("abc", "def", model.loaded), model.loaded, draws=16, seed=1)
     assert (rest.tokens, rest.nats, rest.stderr) == (3, 3 * found.nats, 3 * found.stderr)
     assert rest.nats != model.bound("def", draws=16, seed=1)[0].nats
 
@@ -185,4 +185,4 @@ def test_a_run_goes_on(model: sedd.Model, tmp_path: Path) -> None:
     assert longer.loaded.folder.name == "step-00000003"
     assert longer.loaded.config.loop.batch == 4
     np.testing.assert_array_equal(longer.tokenizer.encode("abc"), model.tokenizer.encode("abc"))
-    assert build.load(tmp_path / "run").config.budget.steps == 3
+    assert factory.load(tmp_path / "run").config.budget.steps == 3

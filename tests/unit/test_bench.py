@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sedd import bench, build
+from sedd import bench, factory
 
 ON = bench.Machine("cpu", "a test", torch.__version__, "none", "float32", 1e-3)
 
@@ -32,7 +32,7 @@ def test_both_ways_train_alike() -> None:
         recipe="tiny", batch=3, length=16, vocab_size=32, precision="float32", device="cpu", compile=False
     )
     run = setting.run()
-    parts = build.parts(run, 32)
+    parts = factory.parts(run, 32)
     generator = torch.Generator().manual_seed(0)
     batches = [bench.batch(parts, setting, 16, generator) for _ in range(2)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in batches]

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from sedd import build, exact, objective, parameterization
-from sedd.process import Absorbing, Process, Uniform
-from sedd.schedule import Cosine, Early, Even, Geometric, Importance, LogLinear, Polynomial, Schedule
+from sedd import exact, factory
+from sedd.diffusion import objective, parameterization
+from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.schedule import Cosine, Early, Even, Geometric, Importance, LogLinear, Polynomial, Schedule
 
 SIGMA = torch.tensor([0.5])
 X = torch.tensor([[0, 1]])
@@ -96,7 +97,7 @@ def test_other_settings_of_schedules(refuses: object) -> None:
 
 @pytest.mark.parametrize("name", ["t-dce", "lambda-dce", "any-order"])
 def test_objectives_that_mask_need_a_mask(name: str, refuses: object) -> None:
-    refuses(lambda: build.objective(name, Uniform(4), LogLinear()), "Absorbing", "Uniform(vocab_size=4)", "no mask")
+    refuses(lambda: factory.objective(name, Uniform(4), LogLinear()), "Absorbing", "Uniform(vocab_size=4)", "no mask")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_objectives_refuse_models_that_do_not_predict_what_they_need(
 ) -> None:
     process = Absorbing(4)
     model = parameterization.Score(exact.Table(5, 2), process)
-    loss = build.objective(name, process, LogLinear())
+    loss = factory.objective(name, process, LogLinear())
     refuses(lambda: loss(model, X, SIGMA.double(), generator), method, "Score", "parameterization")
 
 
@@ -139,10 +140,10 @@ def test_laws_that_are_none(refuses: object) -> None:
 
 
 def test_names_that_nobody_has(refuses: object) -> None:
-    refuses(lambda: build.process("gauss", 4), "'gauss'", "absorbing, uniform")
-    refuses(lambda: build.schedule("linear"), "'linear'", "log-linear")
-    refuses(lambda: build.schedule("cosine", lo=1.0), "cosine has no option lo", "eps")
-    refuses(lambda: build.objective("dse", Uniform(4), LogLinear()), "'dse'", "score-entropy")
-    refuses(lambda: build.objective("d3pm", Uniform(4), LogLinear(), t_min=0.1), "no option t_min", "steps")
-    refuses(lambda: build.objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs law")
-    refuses(lambda: build.parameterization("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")
+    refuses(lambda: factory.process("gauss", 4), "'gauss'", "absorbing, uniform")
+    refuses(lambda: factory.schedule("linear"), "'linear'", "log-linear")
+    refuses(lambda: factory.schedule("cosine", lo=1.0), "cosine has no option lo", "eps")
+    refuses(lambda: factory.objective("dse", Uniform(4), LogLinear()), "'dse'", "score-entropy")
+    refuses(lambda: factory.objective("d3pm", Uniform(4), LogLinear(), t_min=0.1), "no option t_min", "steps")
+    refuses(lambda: factory.objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs law")
+    refuses(lambda: factory.parameterization("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sedd import build, exact, objective, parameterization
+from sedd import exact, factory
 from sedd.config import Loop, Model, Run
-from sedd.fused import Fused
-from sedd.parameterization import Causal, Conditioner, Denoiser, Mean, Predictor, Untimed
-from sedd.process import Absorbing, Uniform
-from sedd.schedule import Importance, LogLinear
+from sedd.diffusion import objective, parameterization
+from sedd.diffusion.parameterization import Causal, Conditioner, Denoiser, Mean, Predictor, Untimed
+from sedd.diffusion.process import Absorbing, Uniform
+from sedd.diffusion.schedule import Importance, LogLinear
+from sedd.training.loss import Fused
 
 LAW = exact.Law.random(4, 3, torch.Generator().manual_seed(0))
 BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregressive"}
@@ -18,16 +19,16 @@ BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregr
 
 def make(name: str, process: object) -> objective.Objective:
     options = {"law": LAW} if name.startswith("explicit") else {}
-    return build.objective(name, process, LogLinear(), **options)
+    return factory.objective(name, process, LogLinear(), **options)
 
 
-@pytest.mark.parametrize("process_name", build.PROCESSES)
-@pytest.mark.parametrize("name", build.OBJECTIVES)
+@pytest.mark.parametrize("process_name", factory.PROCESSES)
+@pytest.mark.parametrize("name", factory.OBJECTIVES)
 def test_every_objective_gives_a_finite_loss_a_position(name: str, process_name: str) -> None:
     if process_name == "uniform" and name in {"t-dce", "lambda-dce", "any-order"}:
         return  # refused, as test_border says
     generator = torch.Generator().manual_seed(0)
-    process = build.process(process_name, 4)
+    process = factory.process(process_name, 4)
     loss_of = make(name, process)
     x_0 = LAW.draw(8, generator)
     loss = loss_of(exact.Score(LAW, process), x_0, torch.linspace(0.01, 0.99, 8).double(), generator)
@@ -38,11 +39,11 @@ def test_every_objective_gives_a_finite_loss_a_position(name: str, process_name:
 
 def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
     for process in (Uniform(4), Absorbing(4)):
-        for name in build.PARAMETERIZATIONS:
+        for name in factory.PARAMETERIZATIONS:
             table = exact.Table(process.num_states, 3)
             with torch.no_grad():
                 table.weight.normal_()
-            model = build.parameterization(name, table, process)
+            model = factory.parameterization(name, table, process)
             x_t = torch.randint(process.num_states, (5, 3))
             log_score = model(x_t, torch.rand(5))
             assert log_score.shape == (5, 3, process.num_states)
@@ -54,21 +55,23 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
 
 
 def test_options_reach_what_is_built() -> None:
-    assert build.schedule("geometric", lo=0.1, hi=3.0).hi == 3.0
+    assert factory.schedule("geometric", lo=0.1, hi=3.0).hi == 3.0
     clock = Importance(torch.tensor([1.0, 3.0]))
-    built = build.objective("score-entropy", Uniform(4), LogLinear(), t_min=0.25, clock=clock)
+    built = factory.objective("score-entropy", Uniform(4), LogLinear(), t_min=0.25, clock=clock)
     times = built.times(torch.tensor([0.2, 0.6], dtype=torch.float64))
     torch.testing.assert_close(times.t, torch.tensor([0.25 + 0.75 * 0.4, 0.25 + 0.75 * (0.5 + 0.35 / 1.5)]).double())
     torch.testing.assert_close(times.weight, torch.tensor([1.5, 0.5]).double())
-    assert build.objective("d3pm", Uniform(4), LogLinear(), steps=7).steps == 7
+    assert factory.objective("d3pm", Uniform(4), LogLinear(), steps=7).steps == 7
 
 
 def test_the_clock_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
     u = torch.tensor([0.5], dtype=torch.float64)
     for clock, t, weight in (("even", 0.5, 1.0), ("early", 0.25, 1.0)):
-        times = build.parts(Run(loop=Loop(clock=clock)).resolved(), 4).objective.times(u)
+        times = factory.parts(Run(loop=Loop(clock=clock)).resolved(), 4).objective.times(u)
         assert (times.t.item(), times.weight.item()) == (t, weight)
-    refuses(lambda: build.parts(Run(objective="lambda-dce", loop=Loop(clock="early")).resolved(), 4), "no option clock")
+    refuses(
+        lambda: factory.parts(Run(objective="lambda-dce", loop=Loop(clock="early")).resolved(), 4), "no option clock"
+    )
     refuses(lambda: Loop(clock="late"), "'late'", "even, early")
 
 
@@ -77,12 +80,12 @@ def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
     generator = torch.Generator().manual_seed(0)
     process = Absorbing(4)
     for name in ("score", "mean"):
-        model = build.parameterization(name, exact.Table(5, 3), process)
+        model = factory.parameterization(name, exact.Table(5, 3), process)
         x_t = torch.tensor([[4, 4, 0]])
         log_mean = model(x_t, torch.tensor([0.7])) + torch.log(torch.expm1(torch.tensor(0.7)))
         torch.testing.assert_close(log_mean[0, :2, :4].exp(), torch.full((2, 4), 0.25).double())
-    loss = build.objective("any-order", process, LogLinear())
-    mean = build.parameterization("mean", exact.Table(5, 3), process)
+    loss = factory.objective("any-order", process, LogLinear())
+    mean = factory.parameterization("mean", exact.Table(5, 3), process)
     total = loss(mean, LAW.draw(6, generator), torch.rand(6), generator).sum(-1)
     torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
 
@@ -103,12 +106,12 @@ def test_what_a_network_hears_of_the_noise(refuses: Callable[..., object]) -> No
 def test_networks_hear_what_they_are_told(told: str) -> None:
     """Zero: as at σ = 0, at any σ, wherever it is asked: as a whole, in two parts, with padding, by a fused loss."""
     run = Run(model=Model("reference", 16, 1, 2, told=told, parameterization="mean"), objective="t-dce").resolved()
-    made = build.parts(run, 5)
-    network = build.run_network(run, made)
+    made = factory.parts(run, 5)
+    network = factory.run_network(run, made)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
-    model = build.run_model(run, network, made)
+    model = factory.run_model(run, network, made)
     assert network.timed == (told != "nothing")
     assert model.timed == (told == "sigma")
     x, sigma = torch.tensor([[5, 1, 5, 2]] * 2), torch.tensor([0.3, 2.0])

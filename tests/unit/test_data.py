@@ -20,8 +20,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sedd import build, data
-from sedd.data import Blocks, Index, cached, documents, order, prepare, reading, shards
+from sedd import data, factory
+from sedd.data import Blocks, Index, cached, documents, order, prepare, readers, shards
 from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load
 
 Refuses = Callable[..., None]
@@ -32,7 +32,7 @@ ROWS = ["first text", "second, with a comma", 'third with "quotes"\nand a line',
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces and shards so small that everything crosses their borders."""
-    monkeypatch.setattr(reading, "PIECE", 101)
+    monkeypatch.setattr(readers, "PIECE", 101)
     monkeypatch.setattr(shards, "SHARD", 1000)
 
 
@@ -85,7 +85,7 @@ def test_pieces_join_to_the_text(tmp_path: Path, compression: str) -> None:
     pieces = list(documents([file]))
     assert "".join(pieces) == STORY
     assert len(pieces) > 10
-    assert max(map(len, pieces)) <= 2 * reading.PIECE
+    assert max(map(len, pieces)) <= 2 * readers.PIECE
 
 
 @pytest.mark.usefixtures("small")
@@ -173,7 +173,7 @@ def test_integers_of_arrays(tmp_path: Path, compression: str, dtype: str) -> Non
         sink = io.BytesIO()
         np.save(sink, array)
         file = write(tmp_path / f"{array.ndim}.npy{compression}", PACK[compression](sink.getvalue()))
-        made = build.tokenizer("ints", lambda file=file: documents([file]))
+        made = factory.tokenizer("ints", lambda file=file: documents([file]))
         assert made.vocab_size == values.max() + 1
         prepare([file], tmp_path / f"packed{array.ndim}", made)
         assert stream(tmp_path / f"packed{array.ndim}") == values.ravel().tolist()
@@ -240,7 +240,7 @@ def test_data_sets_of_the_hub(monkeypatch: pytest.MonkeyPatch, refuses: Refuses)
 def test_windows_of_packed_data_join_to_the_text(tmp_path: Path, spec: str) -> None:
     """Whatever the length of a block, and over the borders of pieces and shards."""
     file = write(tmp_path / "a.txt", STORY.encode())
-    made = build.tokenizer(spec, lambda: documents([file]))
+    made = factory.tokenizer(spec, lambda: documents([file]))
     index = prepare([file], tmp_path / "out", made)
     assert made.decode(stream(tmp_path / "out")) == STORY
     assert (index.characters, index.bytes, index.records) == (len(STORY), len(STORY.encode()), 1)
@@ -412,7 +412,7 @@ def test_the_cache_knows_content_and_settings(tmp_path: Path) -> None:
     def get(source: Path, spec: str = "bytes", **options: object) -> Path:
         def make() -> Tokenizer:
             calls.append(spec)
-            return build.tokenizer(spec, lambda: documents([source]))
+            return factory.tokenizer(spec, lambda: documents([source]))
 
         return cached([source], spec, make, cache=tmp_path / "cache", **options)  # type: ignore[arg-type]
 
@@ -601,7 +601,7 @@ def test_corpora(
         with gzip.open(file) as rows:
             file = write(tmp_path / name, gzip.compress(b"".join(islice(rows, 5000))))
     records = options.get("records", "packed")
-    made = build.tokenizer("chars", lambda: documents([file], records=records))
+    made = factory.tokenizer("chars", lambda: documents([file], records=records))
     index = prepare([file], tmp_path / "out", made, records=records)
     assert (index.records, index.vocab_size, index.length, index.pad) == expected
     blocks = Blocks.open(tmp_path / "out", index.length or 256, "validation", check=True)
@@ -631,7 +631,7 @@ print(int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0
 @pytest.mark.parametrize("spec", ["bytes", "bpe:1000"])
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, spec: str) -> None:
     """300 MB of text take less than 500 MB, tokens, library and Python included."""
-    made = build.tokenizer(spec, lambda: iter([STORY]))
+    made = factory.tokenizer(spec, lambda: iter([STORY]))
     made.save(tmp_path / "tokenizer")
     with (tmp_path / "a.txt").open("w", encoding="utf-8") as file:
         for _ in range(300_000_000 // len(STORY.encode()) + 1):

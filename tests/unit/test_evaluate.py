@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given as over
 from hypothesis import strategies as st
 
-from sedd import build, data, evaluate, tokenizer
+from sedd import data, evaluation, factory, tokenizer
 from sedd.config import Data, Model, Run
-from sedd.data import reading
-from sedd.evaluate import detokenize
-from sedd.evaluate.packing import Batches, Stream, Whole
-from sedd.evaluate.protocol import DATASETS, PROTOCOLS, Protocol
+from sedd.data import readers
+from sedd.evaluation import detokenize
+from sedd.evaluation.packing import Batches, Stream, Whole
+from sedd.evaluation.protocols import DATASETS, PROTOCOLS, Protocol
 
 # Golden strings: a spaced-out text, and what the published rules make of it, written by hand -----------------
 
@@ -118,16 +118,16 @@ def test_batches_as_published(rows: list[np.ndarray], length: int, shards: int, 
 # Files --------------------------------------------------------------------------------------------------------
 
 
-def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> build.Loaded:
+def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> factory.Loaded:
     """A model as far as files are concerned: a tokenizer, a length, how it reads records."""
     config = Run(data=Data(**options), model=Model(length=length)).resolved()
-    parts = build.parts(config, made.vocab_size)
-    return build.Loaded(None, None, *parts, made, config, Path("none"))
+    parts = factory.parts(config, made.vocab_size)
+    return factory.Loaded(None, None, *parts, made, config, Path("none"))
 
 
-def read(path: Path, protocol: Protocol | str, model: build.Loaded, dataset: str | None = None) -> evaluate.Corpus:
-    chosen = evaluate.protocol(protocol) if isinstance(protocol, str) else protocol
-    return evaluate.given(str(path), chosen, model, dataset, None)
+def read(path: Path, protocol: Protocol | str, model: factory.Loaded, dataset: str | None = None) -> evaluation.Corpus:
+    chosen = evaluation.protocol(protocol) if isinstance(protocol, str) else protocol
+    return evaluation.given(str(path), chosen, model, dataset, None)
 
 
 def test_strict_reads_all_and_counts_characters(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_strict_puts_end_of_text_between_documents_as_training_does(tmp_path: Pa
 def test_packing_does_not_depend_on_pieces_or_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"line {i} of the text\n" for i in range(400)))
-    made = tokenizer.BPE.train(reading.documents([path]), 300)
+    made = tokenizer.BPE.train(readers.documents([path]), 300)
     model = loaded(made, 64)
     whole = read(path, "strict", model)
     for workers in (1, 3):
@@ -163,7 +163,7 @@ def test_packing_does_not_depend_on_pieces_or_workers(tmp_path: Path, monkeypatc
         again = read(folder, "strict", model)
         assert joined(again.rows) == joined(whole.rows)
         assert [*map(len, again.rows)] == [*map(len, whole.rows)]
-    monkeypatch.setattr(reading, "PIECE", 777)
+    monkeypatch.setattr(readers, "PIECE", 777)
     assert joined(read(path, "strict", model).rows) == joined(whole.rows)
 
 
@@ -245,18 +245,18 @@ def test_integers_have_no_characters(tmp_path: Path, refuses: Callable[..., obje
 
 def test_texts_alone(refuses: Callable[..., object]) -> None:
     model = loaded(tokenizer.Bytes(), 5)
-    one, two = evaluate.alone(["ab", "cdefg"], model)
+    one, two = evaluation.alone(["ab", "cdefg"], model)
     assert (one.rows[0].tolist(), two.tokens) == ([97, 98], 5)
-    refuses(lambda: evaluate.alone(["abcdef"], model), "6 tokens", "trained on 5", "strict")
-    refuses(lambda: evaluate.alone(["a", ""], model), "empty")
-    refuses(lambda: evaluate.alone(["é"], loaded(tokenizer.Characters(alphabet="ab"), 5)), "'é'", "tokenizer")
+    refuses(lambda: evaluation.alone(["abcdef"], model), "6 tokens", "trained on 5", "strict")
+    refuses(lambda: evaluation.alone(["a", ""], model), "empty")
+    refuses(lambda: evaluation.alone(["é"], loaded(tokenizer.Characters(alphabet="ab"), 5)), "'é'", "tokenizer")
 
 
 def test_what_protocols_refuse(tmp_path: Path, refuses: Callable[..., object]) -> None:
     model = loaded(tokenizer.Bytes().with_specials(eos=True, pad=False), 1024)
     for name in ("wikitext2-test.txt", "ptb.test.txt", "notes.txt", "lm1b-test.txt"):
         (tmp_path / name).write_text("some words\n")
-    refuses(lambda: evaluate.protocol("paper"), "'paper'", "strict", "sedd", "mdlm", "text8p")
+    refuses(lambda: evaluation.protocol("paper"), "'paper'", "strict", "sedd", "mdlm", "text8p")
     refuses(lambda: read(tmp_path / "wikitext2-test.txt", "sedd", model), "test split", "scores train", "strict")
     refuses(lambda: read(tmp_path / "notes.txt", "sedd", model), "notes.txt", "--dataset")
     refuses(lambda: read(tmp_path / "notes.txt", "sedd", model, "text8"), "'text8'", "lambada")
@@ -267,10 +267,10 @@ def test_what_protocols_refuse(tmp_path: Path, refuses: Callable[..., object]) -
     refuses(lambda: read(tmp_path / "none.txt", "strict", model), "none.txt does not exist")
     (tmp_path / "empty.txt").write_text("")
     refuses(lambda: read(tmp_path / "empty.txt", "strict", model), "empty.txt holds no text")
-    sedd, strict = evaluate.protocol("sedd"), evaluate.protocol("strict")
-    refuses(lambda: evaluate.suite("few-shot", sedd, None), "'few-shot'", "zero-shot")
-    refuses(lambda: evaluate.suite("zero-shot", strict, None), "strict", "sedd, mdlm")
-    refuses(lambda: evaluate.suite("zero-shot", evaluate.protocol("mdlm"), ["wikitext2"]), "'wikitext2'", "lambada")
+    sedd, strict = evaluation.protocol("sedd"), evaluation.protocol("strict")
+    refuses(lambda: evaluation.suite("few-shot", sedd, None), "'few-shot'", "zero-shot")
+    refuses(lambda: evaluation.suite("zero-shot", strict, None), "strict", "sedd, mdlm")
+    refuses(lambda: evaluation.suite("zero-shot", evaluation.protocol("mdlm"), ["wikitext2"]), "'wikitext2'", "lambada")
     refuses(lambda: sedd.file_in(tmp_path, "lambada"), "LAMBADA (test)", "begins with lambada")
 
 
@@ -286,12 +286,12 @@ def test_prepared_data_of_another_tokenizer(tmp_path: Path, refuses: Callable[..
 
 def test_protocols_never_share_a_table(refuses: Callable[..., object]) -> None:
     facts = {"terms_included": ["diffusion"], "is_exact": False, "nats_per_token": 1.0}
-    sedd, mdlm = ({**facts, **evaluate.protocol(name).facts()} for name in ("sedd", "mdlm"))
-    assert evaluate.table([sedd, sedd], ["nats_per_token"]) == [[1.0], [1.0]]
-    refuses(lambda: evaluate.table([sedd, mdlm], ["nats_per_token"]), "mdlm and sedd", "never share a table")
+    sedd, mdlm = ({**facts, **evaluation.protocol(name).facts()} for name in ("sedd", "mdlm"))
+    assert evaluation.table([sedd, sedd], ["nats_per_token"]) == [[1.0], [1.0]]
+    refuses(lambda: evaluation.table([sedd, mdlm], ["nats_per_token"]), "mdlm and sedd", "never share a table")
     whole = {**sedd, "terms_included": ["diffusion", "prior", "reconstruction"]}
-    refuses(lambda: evaluate.table([sedd, whole], ["nats_per_token"]), "terms_included")
-    assert len(evaluate.table([sedd, {**whole, "is_exact": True}], ["nats_per_token"])) == 2  # a likelihood itself
+    refuses(lambda: evaluation.table([sedd, whole], ["nats_per_token"]), "terms_included")
+    assert len(evaluation.table([sedd, {**whole, "is_exact": True}], ["nats_per_token"])) == 2  # a likelihood itself
 
 
 @pytest.mark.parametrize(

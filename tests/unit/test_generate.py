@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import build, generate, process, sampler, schedule, tokenizer, transformer
-from sedd.generate import picture, template
-from sedd.parameterization import Mean, Score
+from sedd import factory, generate, sampling, tokenizer
+from sedd.diffusion import process, schedule
+from sedd.diffusion.parameterization import Mean, Score
+from sedd.generate import template, trace
+from sedd.nn import transformer
 
 Refuses = Callable[..., None]
 BYTES = tokenizer.Bytes()
@@ -136,33 +138,33 @@ def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once, not one after another
     job = generate.Job(model, noise, schedule.LogLinear(), generate.Settings(name, steps=2, options=options))
     with Largest() as largest:
-        *_, last = job.states(sampler.empty(batch, length))
+        *_, last = job.states(sampling.empty(batch, length))
     assert (last.x < vocabulary).all()
     assert largest.entries <= 1.01 * 2**22 < batch * length * vocabulary / 2
 
 
 def test_the_default_is_the_best_known_for_the_model() -> None:
     for parameterization, kind, expected in (
-        (Mean, process.Absorbing, sampler.Exact),
-        (Mean, process.Uniform, sampler.Ancestral),
-        (Score, process.Absorbing, sampler.Tweedie),
-        (Score, process.Uniform, sampler.Tweedie),
+        (Mean, process.Absorbing, sampling.Exact),
+        (Mean, process.Uniform, sampling.Ancestral),
+        (Score, process.Absorbing, sampling.Tweedie),
+        (Score, process.Uniform, sampling.Tweedie),
     ):
         model, noise = small(parameterization, kind)
-        assert type(build.sampler(None, model, noise, schedule.LogLinear())) is expected
+        assert type(factory.sampler(None, model, noise, schedule.LogLinear())) is expected
 
 
 def test_grids_fall_from_one_to_nothing(refuses: Refuses) -> None:
     for spec in ("uniform", "cosine", "1,0.5,0.25,0"):
-        grid = build.grid(spec, 3)
+        grid = factory.grid(spec, 3)
         assert grid[0] == 1
         assert grid[-1] == 0
         assert len(grid) == 4
         assert (grid.diff() < 0).all()
-    assert not len(build.grid("uniform", None))
-    refuses(lambda: build.grid("fast", 3), "'fast'", "cosine")
-    refuses(lambda: build.grid("1,a,0", 3), "1,a,0")
-    refuses(lambda: build.grid("0.5,0", 3), "from 1 to 0")
+    assert not len(factory.grid("uniform", None))
+    refuses(lambda: factory.grid("fast", 3), "'fast'", "cosine")
+    refuses(lambda: factory.grid("1,a,0", 3), "1,a,0")
+    refuses(lambda: factory.grid("0.5,0", 3), "from 1 to 0")
 
 
 # Pictures --------------------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ class Page(HTMLParser):
 def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
     text = '<script>alert("x")</script>&'
     row = generate.Filled(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
-    page = Page(picture.html([picture.tokens(BYTES, row)], "a <b>title</b>", "about"))
+    page = Page(trace.html([trace.tokens(BYTES, row)], "a <b>title</b>", "about"))
     assert page.steps == list(range(1, len(text) - 7))
     assert page.given == 8
     assert page.scripts == 1  # its own
@@ -201,8 +203,8 @@ def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
 
 def test_a_picture_is_a_png(tmp_path: Path) -> None:
     row = generate.Filled(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
-    picture.png([picture.tokens(BYTES, row)], "title", tmp_path / "trace.png")
+    trace.png([trace.tokens(BYTES, row)], "title", tmp_path / "trace.png")
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
-    placed, lines = picture._lines([picture.tokens(BYTES, row)])
-    assert all(x + len(text) <= picture.WIDTH and y < lines for _, text, x, y in placed)
-    assert "".join(text for _, text, _, _ in placed) == "".join(t.text for t in picture.tokens(BYTES, row))
+    placed, lines = trace._lines([trace.tokens(BYTES, row)])
+    assert all(x + len(text) <= trace.WIDTH and y < lines for _, text, x, y in placed)
+    assert "".join(text for _, text, _, _ in placed) == "".join(t.text for t in trace.tokens(BYTES, row))

@@ -16,7 +16,8 @@ from local_hub import COMMIT
 from publications import KINDS, V
 
 import sedd
-from sedd import build, checkpoint, hub, published
+from sedd import checkpoint, factory, hub
+from sedd.hub import convert
 from sedd.tokenizer import BPE, Characters, Integers
 
 Refuses = Callable[..., None]
@@ -64,11 +65,11 @@ def put(cache: Path, name: str, folder: Path, commit: str = COMMIT) -> None:
 
 def model(tmp_path: Path, kind: publications.Kind = SEDD, name: str = "model") -> Path:
     """A model folder of ours."""
-    found = published.read(publications.folder(tmp_path / f"{name}-source", kind))
-    return published.save(found, Characters(alphabet="abcdefghijk"), tmp_path / name, "owner/published")
+    found = convert.read(publications.folder(tmp_path / f"{name}-source", kind))
+    return convert.save(found, Characters(alphabet="abcdefghijk"), tmp_path / name, "owner/published")
 
 
-def scores(loaded: build.Loaded) -> torch.Tensor:
+def scores(loaded: factory.Loaded) -> torch.Tensor:
     x = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(0))
     return loaded.model(x, torch.tensor([0.1, 1.0, 4.0]))
 
@@ -92,7 +93,7 @@ def test_a_model_of_ours_comes_from_the_cache(tmp_path: Path, cache: Path) -> No
     folder = model(tmp_path)
     put(cache, "owner/name", hub.save_pretrained(folder, tmp_path / "shared"))
     loaded = hub.from_pretrained("owner/name")
-    assert torch.equal(scores(loaded), scores(build.load(folder)))
+    assert torch.equal(scores(loaded), scores(factory.load(folder)))
     assert loaded.tokenizer == Characters(alphabet="abcdefghijk")
     assert cache in loaded.folder.parents
     assert hub.from_pretrained("owner/name", revision=COMMIT).folder == loaded.folder
@@ -106,11 +107,11 @@ def test_a_published_one_is_converted_once(tmp_path: Path, cache: Path, kind: pu
     times = {path: path.stat().st_mtime_ns for path in first.iterdir()}
     assert hub.fetch("owner/published") == first
     assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == times
-    by_hand = published.save(published.read(tmp_path / "source"), None, tmp_path / "by hand", "x")
-    assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(build.load(by_hand)))
+    by_hand = convert.save(convert.read(tmp_path / "source"), None, tmp_path / "by hand", "x")
+    assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(factory.load(by_hand)))
     assert checkpoint.record(first, "published")["source"] == "owner/published"
     assert hub.fetch(first) == first
-    assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(build.load(by_hand)))
+    assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(factory.load(by_hand)))
 
 
 def test_other_files_are_another_model(tmp_path: Path, cache: Path) -> None:
@@ -169,7 +170,7 @@ def test_files_are_downloaded_and_pickles_only_where_there_is_nothing_better(
     assert {path.name for path in found["owner/both"].iterdir()} == {"config.json", "model.safetensors"}
     assert {path.name for path in found["owner/old"].iterdir()} == {"config.json", "pytorch_model.bin"}
     assert {path.name for path in hub.download("owner/both").iterdir()} == {"config.json", "model.safetensors"}
-    one, two = (published.read(folder).weights["ema"] for folder in found.values())
+    one, two = (convert.read(folder).weights["ema"] for folder in found.values())
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
@@ -192,7 +193,7 @@ def test_manifests_that_name_places_outside_are_damage(tmp_path: Path, cache: Pa
 
 
 def test_the_tokenizer_of_gpt2_is_looked_for_where_it_fits(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
-    found = published.read(publications.folder(tmp_path / "source", SEDD))
+    found = convert.read(publications.folder(tmp_path / "source", SEDD))
     large = found._replace(vocab_size=50257)
     assert hub.tokenizer(found) is None
     assert hub.tokenizer(large) is None  # offline, and nowhere on the disk
@@ -214,7 +215,7 @@ def test_the_older_files_of_gpt2_will_do(tmp_path: Path) -> None:
     letters = sorted(json.loads(BPE.train(iter(["a"]), 256).definition)["model"]["vocab"])
     (source / "vocab.json").write_text(json.dumps({letter: i for i, letter in enumerate([*letters, "<|endoftext|>"])}))
     (source / "merges.txt").write_text("#version: 0.2\n")
-    tokens = hub.tokenizer(published.read(source))
+    tokens = hub.tokenizer(convert.read(source))
     assert tokens is not None
     assert (tokens.vocab_size, tokens.eos) == (257, 256)
     assert tokens.decode(tokens.encode("any text")) == "any text"
@@ -232,7 +233,7 @@ def test_a_model_is_pushed_and_comes_back(tmp_path: Path, cache: Path, online: l
     assert online.private == {"owner/name": True}
     loaded = hub.from_pretrained("owner/name")
     assert cache in loaded.folder.parents
-    assert torch.equal(scores(loaded), scores(build.load(folder)))
+    assert torch.equal(scores(loaded), scores(factory.load(folder)))
     assert list(Path(tempfile.gettempdir()).glob("sedd-*")) == []  # nothing is left
 
 
@@ -257,7 +258,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     ):
         assert words in card.text
     assert "secret" not in card.content
-    count = sum(p.numel() for p in build.load(folder).network.parameters())
+    count = sum(p.numel() for p in factory.load(folder).network.parameters())
     assert f"{count:,}" in card.text
     bare = ModelCard.load(hub.save_pretrained(folder, tmp_path / "bare") / "README.md")
     assert bare.data.eval_results is None

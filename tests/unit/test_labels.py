@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import build, data
+from sedd import data, factory
 from sedd.config import Data, Loop, Model, Run
-from sedd.distributed import Ranks
-from sedd.labels import Labelled
-from sedd.parameterization import Trunk
+from sedd.diffusion.parameterization import Trunk
+from sedd.nn.labels import Labelled
+from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
 from sedd.training import Batches, Trainer
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[...
 
 def network(style: str, timed: bool, labels: int) -> torch.nn.Module:
     options = {"states": 4, "width": 16, "depth": 1, "heads": 2, "cond": 8, "timed": timed, "labels": labels}
-    made = build.network(style, **options, generator=torch.Generator().manual_seed(0)).double().eval()
+    made = factory.network(style, **options, generator=torch.Generator().manual_seed(0)).double().eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(1))
@@ -152,7 +152,7 @@ def test_a_labelled_network_is_a_network_in_two_parts() -> None:
 
 
 def batches(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> Batches:
-    parts = build.parts(Run(), 3)
+    parts = factory.parts(Run(), 3)
     return Batches(data.Blocks.open(folder, 2, "all"), parts.objective, parts.process, size, seed, ranks, dropout)
 
 

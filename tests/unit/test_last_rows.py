@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from sedd import build
-from sedd.fused import Fused
-from sedd.kernels import Rows, take, unknown_rows
-from sedd.labels import Labelled
-from sedd.objective import DenoisingScoreEntropy
-from sedd.parameterization import Score
-from sedd.process import Absorbing
-from sedd.schedule import LogLinear
-from sedd.transformer import Modern, Reference, Transformer
+from sedd import factory
+from sedd.diffusion.objective import DenoisingScoreEntropy
+from sedd.diffusion.parameterization import Score
+from sedd.diffusion.process import Absorbing
+from sedd.diffusion.schedule import LogLinear
+from sedd.nn.labels import Labelled
+from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.ops import Rows, take, unknown_rows
+from sedd.training.loss import Fused
 
 N, B, L, H = 11, 5, 7, 12
 PROCESS = Absorbing(N)
@@ -75,7 +75,7 @@ def test_losses_and_gradients_stay(
     style: type[Transformer], timed: bool, masked: str, padded: bool, recompute: str
 ) -> None:
     made, valid = network(style, timed), torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]])
-    made.pass_through = build.recompute(recompute)
+    made.pass_through = factory.recompute(recompute)
     given = MASKED[masked], valid if padded else None
     with at_the_end(made):
         expected = stepped(made, *given)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sedd import molecules
+from sedd.evaluation import molecules
 
 Refuses = Callable[..., None]
 

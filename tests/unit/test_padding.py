@@ -10,10 +10,10 @@ from torch import Tensor
 
 from sedd import data, likelihood
 from sedd.config import Data, Loop, Model, Noise, Run
-from sedd.distributed import Ranks
-from sedd.schedule import Times
+from sedd.diffusion.schedule import Times
+from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
-from sedd.training import Batch, Trainer, held_out
+from sedd.training import Batch, Trainer, validation
 
 LENGTH, ALONE = 9, Ranks(0, 1, torch.device("cpu"))
 TEXTS = ["ACGT" * 2, "A", "CG", "GGT", "TACA", "ACGTA", "CCCCCC", "GATTACA"] * 5
@@ -114,7 +114,7 @@ def test_the_gradient_counts_valid_tokens_alone(folder: Path, kind: tuple[str, s
 def test_the_held_out_bound_is_that_of_single_rows(folder: Path, kind: tuple[str, str, str]) -> None:
     made = trainer(folder, kind, "modern")
     bound = made.held_out_bound()
-    rows = held_out._rows(made.parts, made.held_out, 12, 8, made.config.seed)
+    rows = validation._rows(made.parts, made.held_out, 12, 8, made.config.seed)
     valid = rows[-2]
     assert len(valid) == 16
     assert not valid[12:].any()

@@ -7,8 +7,18 @@ import scipy.stats
 import torch
 
 from sedd import exact
-from sedd.process import Absorbing, Process, Uniform, log_odds
-from sedd.schedule import Cosine, Early, Even, Geometric, Importance, LogLinear, Polynomial, Schedule, stratified
+from sedd.diffusion.process import Absorbing, Process, Uniform, log_odds
+from sedd.diffusion.schedule import (
+    Cosine,
+    Early,
+    Even,
+    Geometric,
+    Importance,
+    LogLinear,
+    Polynomial,
+    Schedule,
+    stratified,
+)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 1.0, 4.0])

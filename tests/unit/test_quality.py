@@ -11,11 +11,13 @@ import pytest
 import tiny_judges
 import torch
 
-from sedd import build, generate, quality, randomness, sampler
-from sedd.quality import judges, measures, record, samples, sweep
-from sedd.quality.judge import Judge, Scored, features, score
-from sedd.quality.measures import Mean, Quality
-from sedd.quality.samples import Sample, Samples
+from sedd import factory, generate, sampling
+from sedd.diffusion import rng
+from sedd.evaluation import quality
+from sedd.evaluation.quality import judges, metrics, results, samples, sweep
+from sedd.evaluation.quality.judge import Judge, Scored, features, score
+from sedd.evaluation.quality.metrics import Mean, Quality
+from sedd.evaluation.quality.samples import Sample, Samples
 
 
 def row(*ids: int) -> np.ndarray:
@@ -27,40 +29,40 @@ def row(*ids: int) -> np.ndarray:
 
 def test_entropy_is_in_nats() -> None:
     """Two tokens equally often: log 2 nats, which is 0.693…, and 1 in bits, the mutant."""
-    assert measures.entropy(row(0, 1, 0, 1)) == pytest.approx(math.log(2), abs=1e-15)
-    assert measures.entropy(row(0, 1, 2, 2)) == pytest.approx(1.5 * math.log(2), abs=1e-15)
-    assert measures.entropy(row(7, 7, 7)) == 0
+    assert metrics.entropy(row(0, 1, 0, 1)) == pytest.approx(math.log(2), abs=1e-15)
+    assert metrics.entropy(row(0, 1, 2, 2)) == pytest.approx(1.5 * math.log(2), abs=1e-15)
+    assert metrics.entropy(row(7, 7, 7)) == 0
     bits = 1.0
-    assert abs(measures.entropy(row(0, 1, 0, 1)) - bits) > 0.3
+    assert abs(metrics.entropy(row(0, 1, 0, 1)) - bits) > 0.3
 
 
 def test_distinct_grams_are_counted_over_all_samples() -> None:
     """'abab' and 'abc': of 7 letters 3 differ; of ab ba ab, ab bc 3 of 5; of aba bab, abc all; of abab all."""
     rows = [row(0, 1, 0, 1), row(0, 1, 2)]
-    assert [measures.distinct(rows, n) for n in (1, 2, 3, 4)] == [3 / 7, 3 / 5, 1, 1]
-    assert measures.distinct([row(0, 1)], 3) is None  # there is none
+    assert [metrics.distinct(rows, n) for n in (1, 2, 3, 4)] == [3 / 7, 3 / 5, 1, 1]
+    assert metrics.distinct([row(0, 1)], 3) is None  # there is none
 
 
 def test_self_repetition_is_counted_inside_a_sample() -> None:
     """'abababab' has 5 four-grams, abab three times and baba twice: 3 of 5 are repeated. 'abcdefgh' repeats none."""
     again, never = Scored(row(*[0, 1] * 4), 8.0, 8), Scored(row(*range(8)), 8.0, 8)
-    found = measures.measure([again, never, again])
+    found = metrics.measure([again, never, again])
     assert found.repetition is not None
     assert found.repetition.value == pytest.approx((3 / 5 + 0 + 3 / 5) / 3)
-    assert measures.measure([never, never]).repetition == Mean(0.0, 0.0)  # although the two are the same text
-    assert measures.measure([Scored(row(1, 2), 1.0, 2)]).repetition is None
+    assert metrics.measure([never, never]).repetition == Mean(0.0, 0.0)  # although the two are the same text
+    assert metrics.measure([Scored(row(1, 2), 1.0, 2)]).repetition is None
 
 
 def test_the_two_conventions() -> None:
     """Equal costs: equal numbers. Else, for samples of one length, by token is less: Jensen's inequality."""
-    same = measures.measure([Scored(row(1, 2), 3.0, 2), Scored(row(2, 1), 3.0, 2)])
+    same = metrics.measure([Scored(row(1, 2), 3.0, 2), Scored(row(2, 1), 3.0, 2)])
     assert same.gen_ppl_by_token.value == pytest.approx(math.exp(1.5), rel=1e-15)
     assert same.gen_ppl_by_sample.value == pytest.approx(math.exp(1.5), rel=1e-15)
     draw = np.random.default_rng(0)
     for nats in draw.uniform(1, 9, size=(100, 5)):
-        found = measures.measure([Scored(row(1, 2), float(n), 2) for n in nats])
+        found = metrics.measure([Scored(row(1, 2), float(n), 2) for n in nats])
         assert found.gen_ppl_by_token.value < found.gen_ppl_by_sample.value
-    unequal = measures.measure([Scored(row(1, 2, 3, 4), 4 * math.log(8), 4), Scored(row(1), math.log(2), 1)])
+    unequal = metrics.measure([Scored(row(1, 2, 3, 4), 4 * math.log(8), 4), Scored(row(1), math.log(2), 1)])
     assert unequal.gen_ppl_by_token.value == pytest.approx(8 ** (4 / 5) * 2 ** (1 / 5))  # every token weighs the same
     assert unequal.gen_ppl_by_sample.value == pytest.approx((8 + 2) / 2)  # every sample does
 
@@ -76,7 +78,7 @@ def test_standard_errors_cover_what_is_estimated() -> None:
     truth = np.array([math.exp(2), math.exp(2 + 0.3**2 / 2), math.exp(2)])
     for _ in range(sets):
         lengths, each = draw.choice([4, 100], 200), draw.normal(2, 0.3, 200)
-        by_token, by_sample = measures._of_ratio(each * lengths, lengths), measures._mean(np.exp(each))
+        by_token, by_sample = metrics._of_ratio(each * lengths, lengths), metrics._mean(np.exp(each))
         found = [by_token, by_sample, Mean(by_token.value, by_token.value * each.std() / 200**0.5)]
         held += np.abs([mean.value for mean in found] - truth) < 1.96 * np.array([mean.stderr for mean in found])
     assert (np.abs(held[:2] / sets - 0.95) < 0.03).all(), held / sets
@@ -86,22 +88,22 @@ def test_standard_errors_cover_what_is_estimated() -> None:
 def test_no_generative_perplexity_without_entropy() -> None:
     """It is one type; entropy has no default, is finite, and every record and table has it."""
     assert all(f.default is f.default_factory for f in fields(Quality))  # both MISSING: all must be given
-    whole = measures.measure([Scored(row(1, 2), 3.0, 2)])
+    whole = metrics.measure([Scored(row(1, 2), 3.0, 2)])
     given = {f.name: getattr(whole, f.name) for f in fields(Quality) if f.name != "entropy"}
     with pytest.raises(TypeError, match="entropy"):
         Quality(**given)
     with pytest.raises(ValueError, match="entropy is nan"):
         replace(whole, entropy=Mean(math.nan, None))
     with pytest.raises(ValueError, match="without entropy_nats"):
-        record.table([], ["source", "gen_ppl_by_token"])
-    public = [getattr(module, name) for module in (measures, record, samples) for name in vars(module)]
+        results.table([], ["source", "gen_ppl_by_token"])
+    public = [getattr(module, name) for module in (metrics, results, samples) for name in vars(module)]
     makers = [f for f in public if getattr(f, "__annotations__", {}).get("return") in (Quality, "Quality")]
-    assert set(makers) == {measures.measure}  # and no function returns a perplexity by itself
+    assert set(makers) == {metrics.measure}  # and no function returns a perplexity by itself
 
 
 def test_impossible_samples_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="finds a sample impossible"):
-        measures.measure([Scored(row(1, 2), math.inf, 2), Scored(row(1, 2), 1.0, 2)])
+        metrics.measure([Scored(row(1, 2), math.inf, 2), Scored(row(1, 2), 1.0, 2)])
 
 
 # Judges ----------------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ def test_a_gguf_file_is_the_same_judge(judge: Judge, folder: Path, tmp_path: Pat
 def test_a_judge_that_has_no_starting_token_cannot_count_the_first(folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    from sedd.quality.hugging import HuggingFace
+    from sedd.evaluation.quality.judge_hf import HuggingFace
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, bos_token=None, eos_token=None)
     with pytest.raises(ValueError, match="no token that starts a text"):
@@ -277,7 +279,8 @@ def test_what_is_longer_than_the_context_is_refused_or_cut(judge: Judge) -> None
 
 def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every uniform that any sampler decides with; float32 has no number as near 1 as the largest here."""
-    from sedd import categorical, exact, process, schedule
+    from sedd import exact
+    from sedd.diffusion import categorical, process, schedule
 
     seen: set[torch.dtype] = set()
     used = set()
@@ -286,17 +289,17 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
         monkeypatch.setattr(categorical, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
     law = exact.Law(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
     for noise in (process.Absorbing(2), process.Uniform(2)):
-        for kind in build.SAMPLERS:
+        for kind in factory.SAMPLERS:
             try:
                 job = generate.Job(exact.Score(law, noise), noise, schedule.LogLinear(), generate.Settings(kind, 4))
-                generate.sample(job, sampler.empty(8, 2))
+                generate.sample(job, sampling.empty(8, 2))
                 assert job.facts()["sampler"] == kind
                 used.add(kind)
             except ValueError:
                 continue  # a sampler of the other noise
-    assert used == set(build.SAMPLERS)
-    assert seen == {getattr(torch, randomness.PRECISION)} == {torch.float64}
-    u = randomness.Chance(0, torch.arange(64))(64).double()
+    assert used == set(factory.SAMPLERS)
+    assert seen == {getattr(torch, rng.PRECISION)} == {torch.float64}
+    u = rng.Chance(0, torch.arange(64))(64).double()
     assert not torch.equal(u.float().double(), u)
     assert job.facts()["draw_precision"] == "float64"
 
@@ -333,42 +336,42 @@ def test_a_record_has_every_fact() -> None:
     costs = [np.array([ord(c) for c in text]) / 100 for text in ("a cat", "abab")]
     assert found["gen_ppl_by_token"] == pytest.approx(np.exp(np.concatenate(costs).mean()), rel=1e-5)
     assert found["gen_ppl_by_sample"] == pytest.approx(np.mean([np.exp(c.mean()) for c in costs]), rel=1e-5)
-    assert set(record.NEEDED) <= set(found)
+    assert set(results.NEEDED) <= set(found)
     assert json.loads(json.dumps(found)) == found
     assert (found["samples"], found["tokens"], found["nfe"], found["seconds_per_sample"]) == (2, 9, 4.0, 0.1)
 
 
-@pytest.mark.parametrize("key", record.SAME)
+@pytest.mark.parametrize("key", results.SAME)
 def test_what_was_made_in_different_ways_shares_no_table(key: str) -> None:
     with pytest.raises(ValueError, match="never share a table"):
-        record.table([result(), result(**{key: "other"})], ["gen_ppl_by_token", "entropy_nats"])
-    assert record.table([result(), result()], ["samples", "mauve"]) == [[2, None], [2, None]]
+        results.table([result(), result(**{key: "other"})], ["gen_ppl_by_token", "entropy_nats"])
+    assert results.table([result(), result()], ["samples", "mauve"]) == [[2, None], [2, None]]
 
 
 def test_different_draw_precisions_are_warned_of() -> None:
-    assert record.warnings([result(), result()]) == []
-    (words,) = record.warnings([result(), result(draw_precision="float32")])
+    assert results.warnings([result(), result()]) == []
+    (words,) = results.warnings([result(), result(draw_precision="float32")])
     assert words.startswith("warning: these samples were drawn with float32 and float64 precision")
-    (words,) = record.warnings([result(), result(draw_precision=None)])
+    (words,) = results.warnings([result(), result(draw_precision=None)])
     assert "float64 and unknown" in words
-    assert "number of samples" in record.warnings([result(), result(samples=3, tokens=13)])[0]
-    assert "length of samples" in record.warnings([result(), result(tokens=12)])[0]
+    assert "number of samples" in results.warnings([result(), result(samples=3, tokens=13)])[0]
+    assert "length of samples" in results.warnings([result(), result(tokens=12)])[0]
 
 
 def test_a_stored_result_without_entropy_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(result()))
-    assert record.stored(path) == [result()]
+    assert results.stored(path) == [result()]
     for broken in ({k: v for k, v in result().items() if k != "entropy_nats"}, result(entropy_nats=None)):
         path.write_text(json.dumps(broken))
         with pytest.raises(ValueError, match=r"without (an )?entropy"):
-            record.stored(path)
+            results.stored(path)
     path.write_text('[{"text": "a"}]')
-    assert record.stored(path) is None
+    assert results.stored(path) is None
 
 
 def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setting_alone() -> None:
-    from sedd.quality.picture import picture
+    from sedd.evaluation.quality.plots import picture
 
     made = [
         result(steps=steps, temperature=warmth, nfe=steps * 0.9, gen_ppl_by_token=90.0 / steps, entropy_nats=warmth + 2)
@@ -421,7 +424,7 @@ def test_bad_sweeps(spec: str, sentence: str) -> None:
 
 
 def test_mauve_is_near_one_for_one_law_and_near_nothing_for_two(judge: Judge) -> None:
-    from sedd.quality.mauve import Reference
+    from sedd.evaluation.quality.mauve import Reference
 
     draw = np.random.default_rng(0)
 
@@ -436,7 +439,7 @@ def test_mauve_is_near_one_for_one_law_and_near_nothing_for_two(judge: Judge) ->
 
 
 def test_mauve_and_transformers_are_asked_for_by_name(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sedd.quality.mauve import Reference
+    from sedd.evaluation.quality.mauve import Reference
 
     for module in ("mauve", "transformers"):
         monkeypatch.setitem(sys.modules, module, None)

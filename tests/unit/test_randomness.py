@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 import torch
 
-from sedd.randomness import Chance, philox
+from sedd.diffusion.rng import Chance, philox
 
 FALSE_ALARM = 1e-6
 

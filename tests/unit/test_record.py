@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from sedd.record import Graphs, Recorded
-from sedd.transformer import Modern
+from sedd.nn.transformer import Modern
+from sedd.runtime.cuda_graphs import Graphs, Recorded
 
 
 def network() -> Modern:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sedd import build, data, logs, report, training
+from sedd import data, factory, training
 from sedd.config import Budget, Data, Loop, Model, Run
+from sedd.evaluation import report
+from sedd.runtime import run_log
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert(1)</script> & \"quoted\" <img src=x onerror='alert(2)'>"
@@ -95,7 +97,7 @@ def test_the_page_says_what_the_log_says(tmp_path: Path) -> None:
     assert "at step 300" in text
     assert "optim.lr" in text
     assert "score-entropy" in text
-    assert logs.environment()["torch"] in text
+    assert run_log.environment()["torch"] in text
 
 
 def test_pictures_are_drawn_for_who_does_not_see_them(tmp_path: Path) -> None:
@@ -177,14 +179,14 @@ def test_the_environment_of_the_run_goes_before_that_of_the_page(tmp_path: Path)
 def test_the_commit_is_that_of_this_source() -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     expected = head.stdout.strip() if head.returncode == 0 else "unknown"
-    assert logs.environment()["commit"].removesuffix("-dirty") == expected
+    assert run_log.environment()["commit"].removesuffix("-dirty") == expected
 
 
 @pytest.mark.parametrize("objective", ["score-entropy", "autoregressive"])
 def test_samples_come_from_the_newest_checkpoint(tmp_path: Path, objective: str) -> None:
     """Texts of the right length, over the tokens of the corpus, the same for the same seed."""
     (tmp_path / "text.txt").write_text("one two buckle my shoe\n" * 60)
-    tokenizer = build.tokenizer("chars", lambda: data.documents([tmp_path / "text.txt"]))
+    tokenizer = factory.tokenizer("chars", lambda: data.documents([tmp_path / "text.txt"]))
     data.prepare([tmp_path / "text.txt"], tmp_path / "shards", tokenizer)
     config = Run(
         data=Data([str(tmp_path / "text.txt")], tokenizer="chars"),

@@ -7,12 +7,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from sedd import build
+from sedd import factory
 from sedd.bench.measure import Machine, Row, forget, row
-from sedd.fused import Fused
-from sedd.kernels import Rows, take
-from sedd.layers import Linear
-from sedd.transformer import every_entry
+from sedd.nn.layers import Linear
+from sedd.nn.transformer import every_entry
+from sedd.ops import Rows, take
+from sedd.training.loss import Fused
 
 LOSS_FLOPS = "6 · rows that count · width · vocabulary"
 
@@ -65,14 +65,14 @@ class _Head(nn.Module):
 def loss(s: LossSetting, on: Machine) -> Iterator[Row]:
     """Time of head and loss with all gradients, fused and plain."""
     generator = torch.Generator().manual_seed(0)
-    process, schedule = build.process(s.process, s.vocab_size), build.schedule("log-linear")
-    objective = build.objective("score-entropy", process, schedule)
+    process, schedule = factory.process(s.process, s.vocab_size), factory.schedule("log-linear")
+    objective = factory.objective("score-entropy", process, schedule)
     t = schedule.t(-torch.log1p(-torch.tensor([s.masked])))
     x_0 = torch.randint(s.vocab_size, (1, s.rows), generator=generator)
     x_t = objective.corrupt(x_0, t, generator)
     count = int(process.unknown(x_t).sum())
     head = _Head(s, process.num_states, generator).to(s.device)
-    model = build.parameterization(s.parameterization, head, process)
+    model = factory.parameterization(s.parameterization, head, process)
     x_0, x_t, t = (a.to(s.device) for a in (x_0, x_t, t))
     weight, leaves, small = torch.ones_like(t), list(head.parameters()), Fused(objective, model)
     ways: dict[str, Callable[[], object]] = {

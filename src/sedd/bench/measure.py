@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from sedd import record
+from sedd.runtime import cuda_graphs
 
 
 class Row(NamedTuple):
@@ -120,7 +120,7 @@ def clock(work: Callable[[], object], device: str, repeats: int, warmup: int = 3
         mark.record()
     torch.cuda.synchronize()
     seconds = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
-    return Clocked(seconds, record.peak())
+    return Clocked(seconds, cuda_graphs.peak())
 
 
 def row(

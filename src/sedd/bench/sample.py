@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from sedd import build, sampler
+from sedd import factory
+from sedd import sampling as sampler
 from sedd.bench.measure import Machine, Row, forget, row
 from sedd.bench.train import TrainSetting
-from sedd.randomness import Chance
+from sedd.diffusion.rng import Chance
 
 SAMPLE_FLOPS = (
     "a token of a row that is asked about: 24 · depth · width² + 4 · depth · length · width; heads not counted"
@@ -45,16 +46,16 @@ class Samples:
 
     def __init__(self, s: SampleSetting, swift: bool) -> None:
         run = TrainSetting(s.recipe, s.process, s.objective, length=s.length).run()
-        parts = build.parts(run, s.vocab_size)
-        network = build.run_network(run, parts)
+        parts = factory.parts(run, s.vocab_size)
+        network = factory.run_network(run, parts)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in network.parameters():  # a head that says nothing is easier to read than one that does
                 parameter.normal_(0, 0.02, generator=generator)
-        network = build.served(network, s.device, s.precision)
-        model: Any = build.run_model(run, build.replayed(network) if swift else network, parts)
-        self.sampler = build.sampler(s.sampler, model, parts.process, parts.schedule)
-        self.times = build.grid("uniform", s.steps).to(s.device)
+        network = factory.served(network, s.device, s.precision)
+        model: Any = factory.run_model(run, factory.replayed(network) if swift else network, parts)
+        self.sampler = factory.sampler(s.sampler, model, parts.process, parts.schedule)
+        self.times = factory.grid("uniform", s.steps).to(s.device)
         self.canvas = sampler.empty(s.batch, run.model.length, s.device)
         self.swift, self.seed, self.asked = swift, 0, sampler.Asked(model)
         m = run.model

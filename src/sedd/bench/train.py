@@ -7,12 +7,13 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from sedd import build, optim
+from sedd import factory
 from sedd.bench.measure import Machine, Row, forget, row
 from sedd.config import Run
-from sedd.fused import Fused
+from sedd.diffusion.schedule import stratified
 from sedd.recipes import RECIPES
-from sedd.schedule import stratified
+from sedd.training import optimizer
+from sedd.training.loss import Fused
 
 TRAIN_FLOPS = (
     "a token, share is of those that count: 72 · (depth − ¾ · (1 − share)) · width² + 12 · depth · length · width "
@@ -61,7 +62,7 @@ class Batch(NamedTuple):
 def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
     """Time of a training step, fused and plain."""
     run = s.run()
-    parts = build.parts(run, s.vocab_size)
+    parts = factory.parts(run, s.vocab_size)
     generator = torch.Generator().manual_seed(0)
     made = [batch(parts, s, run.model.length, generator) for _ in range(4)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
@@ -75,7 +76,7 @@ def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
         yield row(way, Steps(run, parts, s, way == "fused", batches, counts), on, s.repeats, tokens, each * tokens)
 
 
-def batch(parts: build.Parts, s: TrainSetting, length: int, generator: torch.Generator) -> Batch:
+def batch(parts: factory.Parts, s: TrainSetting, length: int, generator: torch.Generator) -> Batch:
     """Random tokens, noised."""
     times = parts.objective.times(stratified(s.batch, generator))
     x_0 = torch.randint(s.vocab_size, (s.batch, length), generator=generator)
@@ -87,20 +88,20 @@ class Steps:
     """A network in training; every call is a step on the next of a few batches."""
 
     def __init__(
-        self, run: Run, parts: build.Parts, s: TrainSetting, small: bool, batches: list[Batch], counts: list[int]
+        self, run: Run, parts: factory.Parts, s: TrainSetting, small: bool, batches: list[Batch], counts: list[int]
     ) -> None:
         self.batches, self.counts, self.done = batches, counts, 0
-        self.network, self.average = (build.run_network(run, parts).to(s.device) for _ in range(2))
+        self.network, self.average = (factory.run_network(run, parts).to(s.device) for _ in range(2))
         self.average.requires_grad_(False)
-        self.mover = optim.mover(self.network, self.average, run.optim)
+        self.mover = optimizer.mover(self.network, self.average, run.optim)
         if s.precision != "float32":
             half = torch.autocast(s.device, torch.bfloat16)
             self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
         if s.precision == "float8":
             self.network.narrow()
-        model = build.run_model(run, self.network, parts)
+        model = factory.run_model(run, self.network, parts)
         if small:
-            self.network.pass_through = build.recompute(s.recompute)
+            self.network.pass_through = factory.recompute(s.recompute)
             if s.compile:
                 self.network.compile_trunk()
             if s.record:
@@ -112,7 +113,7 @@ class Steps:
     def _fused(self, loss: Fused) -> Callable[[int], Tensor]:
         return lambda i: loss(*self.batches[i], count=self.counts[i]).total
 
-    def _plain(self, parts: build.Parts, model: nn.Module) -> Callable[[int], Tensor]:
+    def _plain(self, parts: factory.Parts, model: nn.Module) -> Callable[[int], Tensor]:
         def loss(i: int) -> Tensor:
             x_t, x_0, t, weight = self.batches[i]
             each = parts.objective.loss(model, x_t, x_0, t)

@@ -29,14 +29,14 @@ def compare(
 
     Every run is scored on the same text under one protocol; runs that kept different data need --data.
     """
-    from sedd import build, distributed
-    from sedd import evaluate as evaluation
-    from sedd.evaluate import compare as comparison
+    from sedd import evaluation, factory
+    from sedd.evaluation import compare as comparison
+    from sedd.runtime import distributed
 
     chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.plottable(plot), [comparison.curve(run) for run in runs], []
     with distributed.group() as ranks:
-        models = [build.load(run, device=str(ranks.device)) for run in runs]
+        models = [factory.load(run, device=str(ranks.device)) for run in runs]
         texts = [text for model in models for text in corpora(model, data, chosen)]
         comparison.same_data([str(run) for run in runs], texts)
         for run, model, corpus in zip(runs, models, texts, strict=True):
@@ -52,7 +52,7 @@ def compare(
 
 
 def _print(rows: list[dict[str, object]], as_json: bool) -> None:
-    from sedd.evaluate import compare as comparison
+    from sedd.evaluation import compare as comparison
 
     cells = comparison.cells(rows)
     if as_json:

@@ -16,8 +16,8 @@ from rich.table import Table
 from sedd.cli.root import AsJson, app
 
 if TYPE_CHECKING:
-    from sedd.build import Loaded
-    from sedd.evaluate import Corpus, Protocol
+    from sedd.evaluation import Corpus, Protocol
+    from sedd.factory import Loaded
     from sedd.likelihood.estimate import Hear
 
 ModelFolder = Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")]
@@ -73,15 +73,15 @@ def evaluate(
     `sedd eval run corpora --suite zero-shot --protocol sedd`; on many processes
     `torchrun --nproc-per-node 8 -m sedd eval run test.txt`, with the same result.
     """
-    from sedd import build, distributed
-    from sedd import evaluate as evaluation
+    from sedd import evaluation, factory
+    from sedd.runtime import distributed
 
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
     chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.group() as ranks:
-        loaded = build.labelled(build.load(model, device=str(ranks.device)), label)
+        loaded = factory.labelled(factory.load(model, device=str(ranks.device)), label)
         if chosen.tokens not in (None, size := loaded.tokenizer.vocab_size) and ranks.first:
             note = f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {chosen.tokens:,}"
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char alone", file=sys.stderr)
@@ -105,7 +105,7 @@ def corpora(
     column: str | None = None,
 ) -> "Iterator[Corpus]":
     """What was asked to be scored; all files of a suite are found before the first is."""
-    from sedd import evaluate as evaluation
+    from sedd import evaluation
     from sedd.training import prepared
 
     if suite is not None:
@@ -135,7 +135,7 @@ SHOWN = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_na
 
 
 def _print(records: list[dict[str, Any]], as_json: bool, as_table: bool) -> None:
-    from sedd import evaluate as evaluation
+    from sedd import evaluation
 
     rows = evaluation.table(records, SHOWN)
     if as_json:
@@ -177,13 +177,13 @@ def score(
 
     Example: `sedd score run "the cat sat on the mat" "mat the on sat cat the"`. A text's number depends on no other.
     """
-    from sedd import build, distributed
-    from sedd import evaluate as evaluation
+    from sedd import evaluation, factory
+    from sedd.runtime import distributed
 
     given = _lines(texts, file)
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.group() as ranks:
-        loaded = build.labelled(build.load(model, device=str(ranks.device)), label)
+        loaded = factory.labelled(factory.load(model, device=str(ranks.device)), label)
         for text, corpus in zip(given, evaluation.alone(given, loaded), strict=True):
             record = look(loaded, corpus, evaluation.ALONE, ranks)
             if ranks.first:

@@ -14,9 +14,9 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """What a model is: its size, noise, objective, tokenizer, and how far it was trained."""
-    from sedd import build, checkpoint
+    from sedd import checkpoint, factory
 
-    loaded = build.load(model)
+    loaded = factory.load(model)
     state = checkpoint.record(loaded.folder, "state")
     record = {
         "folder": str(loaded.folder),

@@ -31,10 +31,10 @@ from sedd.cli.sample import (
 )
 
 if TYPE_CHECKING:
+    from sedd.evaluation.quality import Samples
+    from sedd.evaluation.quality.sweep import Way
     from sedd.generate import Job
-    from sedd.quality import Samples
-    from sedd.quality.sweep import Way
-    from sedd.sampler import Canvas
+    from sedd.sampling import Canvas
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
 Record = dict[str, Any]
@@ -114,8 +114,8 @@ def quality(
     Examples: `sedd quality run --judge gpt2-large -n 256 --sweep steps=16,64,256 --out sweep.png`,
     `sedd quality samples.jsonl --judge ar-run --json > a.json`, `sedd quality a.json b.json`.
     """
-    from sedd.quality import record
-    from sedd.quality import sweep as sweeps
+    from sedd.evaluation.quality import results as record
+    from sedd.evaluation.quality import sweep as sweeps
 
     for path in out or []:
         _writable(path, PICTURES + RECORDS)
@@ -153,8 +153,8 @@ class _Plan:
 
     def samples(self, path: Path) -> "Iterator[Samples]":
         """Those of a run are drawn when they are asked for; all that can be refused is refused now."""
-        from sedd.quality import judges
-        from sedd.quality import samples as given
+        from sedd.evaluation.quality import judges
+        from sedd.evaluation.quality import samples as given
 
         if judges.is_run(path):
             return self._drawn(path)
@@ -167,10 +167,10 @@ class _Plan:
         return iter([replace(found, facts=facts)])
 
     def _drawn(self, path: Path) -> "Iterator[Samples]":
-        from sedd import build, generate
-        from sedd.quality import samples as given
+        from sedd import factory, generate
+        from sedd.evaluation.quality import samples as given
 
-        loaded = build.load(path, device=self.device)
+        loaded = factory.load(path, device=self.device)
         jobs = [generate.Job.of(loaded, way.settings) for way in self.ways]
         canvases = [generate.blank(loaded, self.count, way.length) for way in self.ways]
 
@@ -193,9 +193,10 @@ def _judge(
     beside: list[Record],
 ) -> Look:
     """The judge, and MAUVE's reference as it has it in mind, as a function from samples to their record."""
-    from sedd.quality import judged, judges, record
-    from sedd.quality import samples as given
-    from sedd.quality.mauve import Reference
+    from sedd.evaluation.quality import judged, judges
+    from sedd.evaluation.quality import results as record
+    from sedd.evaluation.quality import samples as given
+    from sedd.evaluation.quality.mauve import Reference
 
     if name is None:
         raise ValueError("samples need a judge; name a Hugging Face model or an autoregressive run with --judge")
@@ -220,7 +221,7 @@ def _writable(path: Path, kinds: Sequence[str]) -> None:
 
 
 def _kept(samples: "Samples", path: Path | None) -> "Samples":
-    from sedd.quality.samples import lines
+    from sedd.evaluation.quality.samples import lines
 
     if path is not None:
         with written(path):
@@ -238,8 +239,8 @@ COSTS = ("nfe", "seconds_per_sample", "draw_precision")
 def _deliver(records: list[Record], swept: list[str], out: list[Path], as_json: bool) -> None:
     """The table or the records to stdout, files where they were asked for, and what to keep in mind to stderr."""
     from sedd import plot
-    from sedd.quality import table, warnings
-    from sedd.quality.picture import picture
+    from sedd.evaluation.quality import table, warnings
+    from sedd.evaluation.quality.plots import picture
 
     extra = [name if name in records[0] else "options" for name in swept if name not in WAYS]
     columns = [*WAYS, *extra, "gen_ppl_by_token", "gen_ppl_by_sample", *COUNTED]

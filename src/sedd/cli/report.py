@@ -21,7 +21,7 @@ def report(
 
     The page is a single file without scripts or links, to be opened, sent and kept.
     """
-    from sedd import report as reports
+    from sedd.evaluation import report as reports
 
     story = reports.read(run)
     with Console(stderr=True).status("drawing samples"):

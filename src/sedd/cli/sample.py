@@ -18,9 +18,9 @@ from rich.text import Text
 from sedd.cli.root import app
 
 if TYPE_CHECKING:
-    from sedd.build import Loaded
+    from sedd.factory import Loaded
     from sedd.generate import Filled, Job, Settings
-    from sedd.sampler import Canvas, State
+    from sedd.sampling import Canvas, State
 
 ModelFolder = Annotated[
     Path, typer.Argument(help="The folder of a run, or one of its checkpoints.", show_default=False)
@@ -168,15 +168,15 @@ def trace(
     how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
     loaded, job = _job(model, device, precision, how)
     canvas = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
-    rows = [generate.picture.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, canvas, 16, loaded, False)]
+    rows = [generate.trace.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, canvas, 16, loaded, False)]
     name = type(job.sampler).__name__.lower()
     title = f"{len(rows)} texts of {model.name}" if len(rows) > 1 else f"A text of {model.name}"
     about = f"Sampler {name}, {steps} steps, seed {seed}."
     with written(out):
         if out.suffix == ".png":
-            generate.picture.png(rows, f"{title}. {about}", out)
+            generate.trace.png(rows, f"{title}. {about}", out)
         else:
-            out.write_text(generate.picture.html(rows, title, about), encoding="utf-8")
+            out.write_text(generate.trace.html(rows, title, about), encoding="utf-8")
     print(out)
     _cost(job)
 
@@ -185,9 +185,9 @@ def trace(
 
 
 def _job(model: Path, device: str | None, precision: str | None, how: "Settings") -> tuple["Loaded", "Job"]:
-    from sedd import build, generate
+    from sedd import factory, generate
 
-    loaded = build.load(model, device=device or best_device(), precision=precision)
+    loaded = factory.load(model, device=device or best_device(), precision=precision)
     return loaded, generate.Job.of(loaded, how)
 
 
@@ -212,7 +212,7 @@ def settings(
 ) -> "Settings":
     """How to sample, as it was asked for."""
     from sedd.generate import Settings, steps_of
-    from sedd.sampler import Sharpness
+    from sedd.sampling import Sharpness
 
     return Settings(
         sampler=sampler,
@@ -277,7 +277,7 @@ def _share(state: "State", job: "Job") -> float:
 
 def _watched(states: Iterator["State"], loaded: "Loaded", console: Console) -> "State":
     """Show the first text of a batch as it forms: live on a terminal, else a line now and then."""
-    from sedd.process import Absorbing
+    from sedd.diffusion.process import Absorbing
 
     mask = loaded.process.mask if isinstance(loaded.process, Absorbing) else None
 

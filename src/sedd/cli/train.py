@@ -44,11 +44,11 @@ Minutes = Annotated[float | None, typer.Option(help="Stop after this many minute
 
 def _configured(words: dict[str, Any], out: Path | None = None) -> "Run":
     """The configuration that the words of a command ask for; with ``out``, of the run that goes on there."""
-    from sedd.training import options
+    from sedd.training import overrides
 
-    given = {name: None if words[name] == () else words[name] for name in options.PATHS if name in words}
-    stored = options.stored(out) if out else None
-    return options.configured(
+    given = {name: None if words[name] == () else words[name] for name in overrides.PATHS if name in words}
+    stored = overrides.stored(out) if out else None
+    return overrides.configured(
         given, stored=stored, recipe=words["recipe"], file=words["config"], sets=words["sets"] or []
     )
 

@@ -5,9 +5,9 @@ nobody has before. `Blocks` reads the result through memory maps. `order` says w
 No torch here.
 """
 
-from sedd.data.blocks import Blocks, order
 from sedd.data.index import Index, Shard, is_prepared
-from sedd.data.reading import documents
+from sedd.data.packing import Blocks, order
+from sedd.data.readers import documents
 from sedd.data.shards import cached, prepare
 
 __all__ = ["Blocks", "Index", "Shard", "cached", "documents", "is_prepared", "order", "prepare"]

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import UInt
 
 from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, is_prepared, settle
-from sedd.data.reading import Chunk, Source, Text, chunks, expand, several
+from sedd.data.readers import Chunk, Source, Text, chunks, expand, several
 from sedd.tokenizer import Ids, Integers, Tokenizer
 
 SHARD = 1 << 27  # tokens in a file

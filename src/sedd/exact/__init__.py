@@ -6,8 +6,8 @@ it is float64, from matrix exponentials and Bayes' rule; none of it uses the clo
 """
 
 from sedd.exact.bound import Bound, bound, integrate
-from sedd.exact.chain import expect, propagate
-from sedd.exact.law import Law, Score, Table, every, expm, index_of, transition_matrix
+from sedd.exact.distribution import Law, Score, Table, every, expm, index_of, transition_matrix
+from sedd.exact.propagation import expect, propagate
 
 __all__ = [
     "Bound",

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd import check
-from sedd.exact import definition
-from sedd.exact.chain import pairs
-from sedd.exact.law import Law, every, transition_matrix
-from sedd.process import Process, at_token
-from sedd.schedule import Schedule
+from sedd.diffusion import check
+from sedd.diffusion.process import Process, at_token
+from sedd.diffusion.schedule import Schedule
+from sedd.exact import objectives
+from sedd.exact.distribution import Law, every, transition_matrix
+from sedd.exact.propagation import pairs
 
 
 class Bound(NamedTuple):
@@ -57,7 +57,7 @@ def bound(
 
     def integrand(u: Tensor) -> Tensor:
         noise = schedule(u**3)  # t = u³: under uniform noise the loss grows like −log t towards t = 0
-        return 3 * u**2 * noise.rate * definition.denoising_score_entropy(model, law, process, noise.sigma)
+        return 3 * u**2 * noise.rate * objectives.denoising_score_entropy(model, law, process, noise.sigma)
 
     return Bound(
         diffusion=integrate(integrand, lo=t_min ** (1 / 3), nodes=nodes),

@@ -1,8 +1,8 @@
 """From a model to texts: noise, around whatever is given, followed back to tokens."""
 
-from sedd.generate import picture, template
+from sedd.generate import template, trace
 from sedd.generate.greedy import greedy
-from sedd.generate.job import Filled, Job, Settings, Tally, blank, finished, sample, steps_of, value_of
+from sedd.generate.run import Filled, Job, Settings, Tally, blank, finished, sample, steps_of, value_of
 
 __all__ = [
     "Filled",
@@ -12,9 +12,9 @@ __all__ = [
     "blank",
     "finished",
     "greedy",
-    "picture",
     "sample",
     "steps_of",
     "template",
+    "trace",
     "value_of",
 ]

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sedd.build import Loaded
-from sedd.generate.job import Job, Settings
-from sedd.parameterization import Causal
-from sedd.process import Absorbing
-from sedd.sampler import Asked, Canvas, Sharpness, noise_of
+from sedd.diffusion.parameterization import Causal
+from sedd.diffusion.process import Absorbing
+from sedd.factory import Loaded
+from sedd.generate.run import Job, Settings
+from sedd.sampling import Asked, Canvas, Sharpness, noise_of
 from sedd.tokenizer import Ids
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sedd.build import Loaded
-from sedd.sampler import Canvas
+from sedd.factory import Loaded
+from sedd.sampling import Canvas
 from sedd.tokenizer import Tokenizer
 
 _PARTS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|[^{}]+")

@@ -4,7 +4,7 @@ Its caches and its settings hold here too: ``HF_HOME``, ``HF_HUB_OFFLINE``, ``HF
 """
 
 from sedd.hub.card import card
-from sedd.hub.door import download, is_id
+from sedd.hub.client import download, is_id
 from sedd.hub.models import fetch, from_pretrained, push_to_hub, save_pretrained, source_name, tokenizer
 
 __all__ = [

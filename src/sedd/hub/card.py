@@ -5,7 +5,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from sedd.build import Loaded
+from sedd.factory import Loaded
 
 TEXTS = ("bytes", "chars", "bpe")
 """Kinds of tokenizers whose tokens are text."""

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sedd import build, checkpoint, logs, published
+from sedd import checkpoint, factory
 from sedd import tokenizer as tokenizers
-from sedd.hub import door
+from sedd.hub import client, convert
 from sedd.hub.card import card
-from sedd.published import files
-from sedd.published.convert import RECORD, free
+from sedd.hub.convert import files
+from sedd.hub.convert.convert import RECORD, free
+from sedd.runtime import run_log
 from sedd.tokenizer import BPE, Tokenizer
 
 GPT2 = ("openai-community/gpt2", "gpt2")
@@ -28,8 +29,8 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
     """
     if Path(name).exists():
         folder = Path(name)
-    elif door.is_id(str(name)):
-        folder = door.download(str(name), revision)
+    elif client.is_id(str(name)):
+        folder = client.download(str(name), revision)
     else:
         raise ValueError(f"{name} is neither a folder nor the name of a model on the Hub, owner/name")
     weights = [file for file in files.NAMES if (folder / file).is_file()]
@@ -52,22 +53,22 @@ def _converted(folder: Path, name: str) -> Path:
     cache = Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "models"
     place = cache / digest.hexdigest()[:32]
     if not place.exists():
-        found = published.read(folder)
-        published.save(found, tokenizer(found), place, source_name(name))
+        found = convert.read(folder)
+        convert.save(found, tokenizer(found), place, source_name(name))
     return place
 
 
 def source_name(name: str) -> str:
     """How a source is called in records: as on the Hub, or by its last folder alone."""
-    return name if door.is_id(name) and not Path(name).exists() else Path(name).resolve().name
+    return name if client.is_id(name) and not Path(name).exists() else Path(name).resolve().name
 
 
-def tokenizer(found: published.Published, given: str | None = None) -> Tokenizer | None:
+def tokenizer(found: convert.Published, given: str | None = None) -> Tokenizer | None:
     """The tokenizer of a published checkpoint: ``given``, what lies beside it, or GPT-2's; None where there is none."""
     if given is not None:
         if given == "gpt2":
             return _gpt2()
-        return build.tokenizer(given, _no_texts)
+        return factory.tokenizer(given, _no_texts)
     if (tokens := _beside(found.folder)) is not None:
         return tokens
     if found.vocab_size != GPT2_TOKENS:
@@ -96,16 +97,16 @@ def _beside(folder: Path) -> Tokenizer | None:
 def _gpt2() -> Tokenizer:
     """GPT-2's, where it was put by hand, or from the Hub."""
     try:
-        return build.tokenizer("gpt2", _no_texts)
+        return factory.tokenizer("gpt2", _no_texts)
     except ValueError:
-        return BPE.read(door.file(GPT2, tokenizers.DEFINITION))
+        return BPE.read(client.file(GPT2, tokenizers.DEFINITION))
 
 
 def from_pretrained(
     name: str | Path, revision: str | None = None, *, weights: str = "ema", device: str = "cpu"
-) -> build.Loaded:
+) -> factory.Loaded:
     """A model by its name: a folder, or a repository on the Hub, ours or published."""
-    return build.load(fetch(name, revision), weights, device)
+    return factory.load(fetch(name, revision), weights, device)
 
 
 def save_pretrained(
@@ -115,7 +116,7 @@ def save_pretrained(
 
     ``model`` is the folder of a run or of a model. Names of data stay, the folders they lay in do not.
     """
-    out, loaded = free(out), build.load(model)
+    out, loaded = free(out), factory.load(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
     known = (loaded.folder / f"{RECORD}.json").is_file()
@@ -134,7 +135,7 @@ def _held_out(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The bound that a run measured on its held-out data at the step that is saved, with its error."""
     if not (folder / "log.jsonl").is_file():
         return []
-    found = [r for r in logs.read(folder) if r["step"] == state["step"] and "bound_stderr" in r]
+    found = [r for r in run_log.read(folder) if r["step"] == state["step"] and "bound_stderr" in r]
     return [
         {
             "data": "held-out part of its data",
@@ -151,11 +152,11 @@ def push_to_hub(
     model: str | Path, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """Put a model on the Hub as ``name``, with its card; its address."""
-    if not door.is_id(name):
+    if not client.is_id(name):
         raise ValueError(f"{name!r} is no name of a repository; write owner/name")
     temporary = Path(tempfile.mkdtemp(prefix="sedd-"))
     try:
         folder = save_pretrained(model, temporary / "model", name, results)
-        return door.upload(folder, name, private, f"Model and card of {name}")
+        return client.upload(folder, name, private, f"Model and card of {name}")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -4,10 +4,10 @@
 at many sequences, on one process or many, and says how far its mean may be off.
 """
 
-from sedd.likelihood.design import Design
+from sedd.likelihood.bound import Terms, early_noise, early_times, terms
 from sedd.likelihood.estimate import Estimate, estimate
 from sedd.likelihood.estimators import AnyOrder, Bound, Drawn, Estimator, LeftToRight, OneOrder, Published
-from sedd.likelihood.terms import Terms, early_noise, early_times, terms
+from sedd.likelihood.variance_reduction import Design
 
 __all__ = [
     "AnyOrder",

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.distributed import Ranks
-from sedd.likelihood.design import Design
+from sedd.diffusion.rng import Chance
 from sedd.likelihood.estimators import Drawn, Estimator
-from sedd.randomness import Chance
+from sedd.likelihood.variance_reduction import Design
+from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 
 Hear = Callable[[int, int], None]

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import check, objective
-from sedd.likelihood.terms import Terms, early_noise, early_times, terms
-from sedd.objective import DenoisingScoreEntropy
-from sedd.process import Absorbing, Process, at_token
-from sedd.randomness import Chance
-from sedd.schedule import Schedule, Times, lost
+from sedd.diffusion import check, objective
+from sedd.diffusion.objective import DenoisingScoreEntropy
+from sedd.diffusion.process import Absorbing, Process, at_token
+from sedd.diffusion.rng import Chance
+from sedd.diffusion.schedule import Schedule, Times, lost
+from sedd.likelihood.bound import Terms, early_noise, early_times, terms
 
 
 class Estimator(ABC):

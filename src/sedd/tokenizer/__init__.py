@@ -5,10 +5,10 @@ process, comes after them, and no tokenizer ever emits it. No torch here, so tha
 """
 
 from sedd.tokenizer.base import CONFIG, DEFINITION, Ids, Tokenizer
+from sedd.tokenizer.basic import Bytes, Characters, Integers
 from sedd.tokenizer.bpe import BPE
-from sedd.tokenizer.names import NAMES, named
-from sedd.tokenizer.plain import Bytes, Characters, Integers
-from sedd.tokenizer.saved import KINDS, load
+from sedd.tokenizer.loading import KINDS, load
+from sedd.tokenizer.registry import NAMES, named
 
 __all__ = [
     "BPE",

@@ -5,13 +5,13 @@ the noise, dropout. So a run that was stopped goes on exactly as if it had not b
 does.
 """
 
-from sedd.training.batch import Batch, Batches, seeded
-from sedd.training.cost import plan
+from sedd.training.batches import Batch, Batches, seeded
+from sedd.training.dry_run import plan
 from sedd.training.loop import Hear, NonFiniteError, Outcome, run, writable
-from sedd.training.options import configured, stored
+from sedd.training.overrides import configured, stored
+from sedd.training.progress import watched
 from sedd.training.sources import prepared
 from sedd.training.trainer import Gradient, Progress, Trainer
-from sedd.training.watch import watched
 
 __all__ = [
     "Batch",

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sedd import checkpoint, distributed, logs, optim
+from sedd import checkpoint
 from sedd.config import Loop, Run
-from sedd.distributed import Ranks
-from sedd.training.batch import Batch, open_data, seeded
+from sedd.runtime import distributed, run_log
+from sedd.runtime.distributed import Ranks
+from sedd.training import optimizer
+from sedd.training.batches import Batch, open_data, seeded
 from sedd.training.trainer import Gradient, Moved, Progress, Trainer
 
 SAVES = "checkpoints"
@@ -90,7 +92,7 @@ def _loop(
     for batch in trainer.batches.since(done.step):
         if spent >= 1 or ending:
             break
-        rate = config.optim.lr * optim.factor(config.optim, done.step, spent)
+        rate = config.optim.lr * optimizer.factor(config.optim, done.step, spent)
         found = _step(trainer, batch, rate, out, tell)
         done.seconds += time.perf_counter() - began  # with the wait for the batch: where a GPU is late, it is there
         spent, ending = _spent(config, done, ranks), ranks.any(stopped() is not None)
@@ -211,9 +213,9 @@ def _log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]:
         yield lambda record: None
         return
     checkpoint.write_json(out / "config.json", trainer.config.as_dict())
-    checkpoint.write_json(out / "environment.json", logs.environment())
+    checkpoint.write_json(out / "environment.json", run_log.environment())
     with checkpoint.written(out / "log.jsonl"):
-        log = logs.Log(out, after=trainer.progress.step)
+        log = run_log.Log(out, after=trainer.progress.step)
 
     def write(record: Record) -> None:
         with checkpoint.written(log.path):

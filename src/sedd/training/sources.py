@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from sedd import build, data
+from sedd import data, factory
 from sedd.config import Run
 
 
@@ -21,7 +21,7 @@ def prepared(config: Run, progress: Callable[[int, int], None] | None = None) ->
     return data.cached(
         chosen.sources,
         chosen.tokenizer,
-        lambda: build.tokenizer(
+        lambda: factory.tokenizer(
             chosen.tokenizer, lambda: data.documents(chosen.sources, chosen.column, chosen.records)
         ),
         cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",

@@ -18,16 +18,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from sedd import build, checkpoint, data, generate, optim, sampler, tokenizer
+from sedd import checkpoint, data, factory, generate, sampling, tokenizer
 from sedd.config import Run
-from sedd.distributed import Ranks
-from sedd.fused import Fused, fuses
-from sedd.labels import Labelled
-from sedd.objective import AnyOrder
-from sedd.parameterization import Padded
-from sedd.training import held_out as evaluation
-from sedd.training.batch import Batch, Batches
-from sedd.transformer import Transformer
+from sedd.diffusion.objective import AnyOrder
+from sedd.diffusion.parameterization import Padded
+from sedd.nn.labels import Labelled
+from sedd.nn.transformer import Transformer
+from sedd.runtime.distributed import Ranks
+from sedd.training import optimizer
+from sedd.training import validation as evaluation
+from sedd.training.batches import Batch, Batches
+from sedd.training.loss import Fused, fuses
 
 NOISE_PARTS = 10
 """Into how many parts of time the loss by noise level is cut."""
@@ -117,7 +118,7 @@ class Trainer:
     def __init__(self, config: Run, blocks: data.Blocks, held_out: data.Blocks, ranks: Ranks) -> None:
         ranks.share(config.loop.batch, config.loop.accumulate)
         self.config, self.blocks, self.held_out, self.ranks = config, blocks, held_out, ranks
-        self.parts = build.parts(config, blocks.vocab_size)
+        self.parts = factory.parts(config, blocks.vocab_size)
         self.padded = blocks.index.pad == "ignore"  # told of the data, not of a batch: a compiled graph sees one case
         if self.padded and isinstance(self.parts.objective, AnyOrder):
             raise ValueError(
@@ -126,16 +127,16 @@ class Trainer:
         dropout = config.data.label_dropout if blocks.labels else 0.0
         objective, process = self.parts.objective, self.parts.process
         self.batches = Batches(blocks, objective, process, config.loop.batch, config.seed, ranks, dropout)
-        made = (build.run_network(config, self.parts, len(blocks.labels)) for _ in range(2))
+        made = (factory.run_network(config, self.parts, len(blocks.labels)) for _ in range(2))
         self.network, self.average = map(self._place, made)
         self.average.requires_grad_(False).eval()
-        self.mover = optim.mover(self.network, self.average, config.optim)
+        self.mover = optimizer.mover(self.network, self.average, config.optim)
         self.seen: nn.Module = self.network
         if ranks.world > 1 and not config.loop.shard:
             self.seen = nn.parallel.DistributedDataParallel(self.network)
         if config.loop.precision == "float8":  # the average, which is evaluated, stays in bfloat16
             self.network.narrow()
-        self.network.pass_through = build.recompute(config.loop.recompute)
+        self.network.pass_through = factory.recompute(config.loop.recompute)
         if config.loop.compile:  # the average is not: it is asked seldom, for rows of several shapes
             if config.loop.shard:  # where weights are gathered the graph of a whole trunk would break
                 self.network.compile_blocks()
@@ -168,7 +169,7 @@ class Trainer:
 
     def model(self, network: nn.Module, label: Tensor) -> nn.Module:
         """The model of rows with these labels."""
-        return build.run_model(self.config, Labelled(network, label) if self.blocks.labels else network, self.parts)
+        return factory.run_model(self.config, Labelled(network, label) if self.blocks.labels else network, self.parts)
 
     def told(self, network: nn.Module, valid: Tensor, label: Tensor) -> Any:
         """The same, told also where rows end."""
@@ -217,7 +218,7 @@ class Trainer:
     def update(self, rate: float, batch: Batch, found: Gradient) -> None:
         """Move the weights, unless the step's numbers are none; `settle` does the rest."""
         finite = found.finite
-        optim.set_rate(self.mover.optimizers, rate)
+        optimizer.set_rate(self.mover.optimizers, rate)
         self.mover.move(self.progress.step, found.norm, finite)
         self.moved = Moved.now(self.progress, batch, finite)
 
@@ -251,9 +252,9 @@ class Trainer:
     def samples(self, count: int, steps: int = 64) -> list[str]:
         """Texts of the averaged model."""
         settings = generate.Settings(steps=steps, seed=self.config.seed)
-        model = build.run_model(self.config, self.seen_average, self.parts)
+        model = factory.run_model(self.config, self.seen_average, self.parts)
         job = generate.Job(model, self.parts.process, self.parts.schedule, settings)
-        rows = generate.sample(job, sampler.empty(count, self.config.model.length, self.ranks.device))
+        rows = generate.sample(job, sampling.empty(count, self.config.model.length, self.ranks.device))
         return [self.blocks.tokenizer.decode(row.ids) for row in rows]
 
     # Saving and resuming -----------------------------------------------------------------------------------

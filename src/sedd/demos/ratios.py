@@ -1,0 +1,115 @@
+"""Three objectives learn one known matrix of ratios, from the same start, by the same steps."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from sedd import exact, factory, plot
+from sedd.diffusion import check
+from sedd.diffusion.parameterization import Score
+
+OBJECTIVES = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax-linear": plot.ORANGE}
+"""Score entropy, ℓ2 concrete score matching, the formulation in circulation; and their colours."""
+TIME = 0.05
+"""When the ratios are looked at: a twentieth of the tokens are touched, so they are nearly those of the data."""
+MOST_STATES = 32
+
+
+class Learnt(NamedTuple):
+    """What an objective has found after so many steps."""
+
+    objective: str
+    step: int
+    loss: float
+    error: float
+    """The root mean square of log s − log ratio, over all pairs of different states."""
+    log_score: Float[Tensor, "n n"]
+
+
+def true_log_ratios(states: int, seed: int) -> Float[Tensor, "n n"]:
+    """log p(y)/p(x) in row x, column y, of a random law of one token at noise σ(`TIME`)."""
+    law, sigma = _law(states, seed), factory.schedule("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
+    log_ratio: Tensor = exact.Score(law, factory.process("uniform", states))(law.sequences, sigma.expand(states))
+    return log_ratio[:, 0]
+
+
+def _law(states: int, seed: int) -> exact.Law:
+    check.vocabulary(states)
+    if states > MOST_STATES:
+        raise ValueError(
+            f"states is {states}; a matrix of more than {MOST_STATES} by {MOST_STATES} cannot be looked at"
+        )
+    return exact.Law.random(states, 1, torch.Generator().manual_seed(seed))
+
+
+def learn(states: int, steps: int, seed: int) -> Iterator[Learnt]:
+    """Every objective in turn, at every step: a table of ratios, all 1 at first, and Adam.
+
+    The loss is the objective's own, against denoising ratios, in expectation over all that noise can do: nothing is
+    drawn, and what is left between the three is what they ask for.
+    """
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; learning needs at least 1")
+    law, process, schedule = _law(states, seed), factory.process("uniform", states), factory.schedule("log-linear")
+    truth, others = true_log_ratios(states, seed), ~torch.eye(states, dtype=torch.bool)
+    t = torch.tensor(TIME, dtype=torch.float64)
+    sigma = schedule.sigma(t)
+    for name in OBJECTIVES:
+        objective = factory.objective(name, process, schedule)
+        model = Score(exact.Table(states, length=1), process)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+        def loss_of(x_t: Tensor, x_0: Tensor) -> Tensor:
+            return objective.loss(model, x_t, x_0, t.expand(len(x_t))).sum(-1)  # noqa: B023  (called at once)
+
+        for step in range(steps + 1):
+            loss = exact.expect(loss_of, law, process, sigma)
+            log_score = _trained(name, model(law.sequences, sigma.expand(states)).detach()[:, 0])
+            error = (log_score - truth)[others].square().mean().sqrt()
+            yield Learnt(name, step, loss.item(), error.item(), log_score)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def _trained(name: str, log_score: Tensor) -> Tensor:
+    """The score that an objective trains: `softmax-linear` takes a softmax first."""
+    return log_score.log_softmax(-1) if name == "softmax-linear" else log_score
+
+
+def snapshots(steps: int) -> list[int]:
+    """The steps to look at: the first, the last, and four between."""
+    return sorted({round(steps * i / 5) for i in range(6)})
+
+
+@plot.Style()
+def picture(found: Sequence[Learnt], truth: Float[Tensor, "n n"]) -> Figure:
+    """A row of matrices for every objective, the truth at its end; below, the error by step."""
+    when = snapshots(max(row.step for row in found))
+    figure = plot.figure(11.0, 7.2)
+    above, below = plot.stacked(figure, [1.9, 1.0])
+    places = plot.axes(above, len(OBJECTIVES), len(when) + 1)
+    top = float(truth.abs().max())
+    for row, name in enumerate(OBJECTIVES):
+        shown = {learnt.step: learnt.log_score for learnt in found if learnt.objective == name}
+        matrices = [*((f"step {step}", shown[step]) for step in when), ("the truth", truth)]
+        for ax, (title, matrix) in zip(places[row * len(matrices) :], matrices, strict=False):
+            image = ax.imshow(matrix.numpy(), cmap="PuOr", vmin=-top, vmax=top)
+            ax.set(xticks=[], yticks=[], title=title if row == 0 else None)
+            ax.grid(False)
+            ax.spines[:].set_visible(False)
+        places[row * len(matrices)].set_ylabel(name, color=OBJECTIVES[name], fontweight="bold")
+    bar = above.colorbar(image, ax=places, shrink=0.7, extend="both", label="log s(x → y):  row x, column y")
+    bar.outline.set_visible(False)
+    (ax,) = plot.axes(below)
+    for name, colour in OBJECTIVES.items():
+        curve = [(learnt.step, learnt.error) for learnt in found if learnt.objective == name]
+        ax.plot(*zip(*curve, strict=True), color=colour)
+        ax.annotate(name, curve[-1], (6, 0), textcoords="offset points", color=colour, va="center")
+    ax.set(xlabel="step", ylabel="error of log s\n(root mean square)", yscale="log")
+    ax.margins(x=0.01)
+    return figure

@@ -1,0 +1,1 @@
+"""The mathematics: schedules, processes, divergences, parameterizations, objectives and exact draws. Pure PyTorch."""

@@ -1,0 +1,112 @@
+"""Draws that are right in law at any vocabulary, and the one in circulation that is not.  [§9]
+
+A float32 uniform has 24 bits. In a vocabulary of 50,257 at a step probability of 1e-4 a token may have
+probability 1e-9, which such a uniform cannot express: Gumbel noise made of it never draws those tokens, which
+lowers the temperature without saying so. Here every decision is made with 53 bits, and float64 is used a few
+rows at a time: no float64 tensor of the size of the input is made on the way.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sedd.diffusion import check
+
+
+def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor, "..."]:
+    """Uniforms of 53 bits strictly inside (0, 1), on the generator's device."""
+    u = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
+    return u.clamp_min(2.0**-54)  # 0 would choose an outcome of probability 0
+
+
+def happens(probability: Float[Tensor, "*s"], generator: torch.Generator) -> Bool[Tensor, "*s"]:
+    """True with the given probability, entry by entry."""
+    return uniforms(tuple(probability.shape), generator) < probability
+
+
+def draw(weights: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
+    """One draw from each row of unnormalised ``weights``."""
+    check.weights(weights)
+    return invert(weights, uniforms(tuple(weights.shape[:-1]), generator))
+
+
+def invert(weights: Float[Tensor, "*s n"], u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+    """The first index at which the running sum of a row passes ``u`` times its total.
+
+    Two levels: first among about √n blocks by their sums, then inside one block. Weight 0 is never returned.
+    """
+    rows, shares = weights.reshape(-1, weights.shape[-1]), u.reshape(-1, 1).double()
+    size = math.isqrt(rows.shape[-1] - 1) + 1
+    if not len(rows):
+        return u.new_zeros(u.shape, dtype=torch.long)
+    drawn = [_invert(w, s, size) for w, s in zip(_pieces(rows), shares.split(_at_once(rows)), strict=True)]
+    return torch.cat(drawn).view(weights.shape[:-1])
+
+
+def _invert(rows: Tensor, u: Tensor, size: int) -> Tensor:
+    grid = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % size)).view(len(rows), -1, size)
+    sums = grid.sum(-1, dtype=torch.float64)
+    block, rest = _first_above(u * sums.sum(-1, keepdim=True), sums)
+    inside = grid[torch.arange(len(grid), device=grid.device), block.squeeze(-1)]
+    index, _ = _first_above(rest, inside.double())
+    return (block * size + index).squeeze(-1)
+
+
+def _first_above(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index at which the running sum exceeds ``target``, and what of ``target`` is left there."""
+    sums = weights.cumsum(-1)
+    end = torch.nextafter(sums[:, -1:], torch.zeros_like(target))
+    target = torch.minimum(target, end)  # rounding may pass the end
+    index = torch.searchsorted(sums, target, right=True)
+    before = torch.where(index > 0, sums.gather(-1, (index - 1).clamp_min(0)), 0)
+    return index, target - before
+
+
+def _at_once(rows: Tensor) -> int:
+    """How many rows are worked on at once: about four million entries."""
+    return max(1, 2**22 // rows.shape[-1])
+
+
+def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
+    return tuple(rows.split(_at_once(rows)))
+
+
+def move(x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
+    """Move each entry of ``x`` to y ≠ x with the probability given for y, else leave it.
+
+    Whether is decided first, where to second and only for those that move; the probability of staying is
+    what is left of 1 and is never read, so a step probability of 1e-4 loses no digits to it.
+    """
+    leave = probabilities.scatter(-1, x[..., None], 0)
+    check.probabilities(leave)
+    rows = leave.reshape(-1, leave.shape[-1])
+    total = torch.cat([piece.sum(-1, dtype=torch.float64) for piece in _pieces(rows)]).view(x.shape)
+    moves = happens(total, generator)
+    y = x.clone()
+    if moves.any():
+        y[moves] = draw(leave[moves], generator)
+    return y
+
+
+def step(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]) -> Int[Tensor, " k"]:
+    """A draw from each row of unnormalised ``weights``, one of which is that of staying at ``x``.
+
+    The first uniform decides whether it moves, the second where to, for those that do.
+    """
+    leave = weights.scatter(-1, x[:, None], 0)
+    total = leave.sum(-1, dtype=torch.float64)
+    stay = weights.gather(-1, x[:, None]).squeeze(-1)
+    moves = (u[:, 0] * (total + stay) < total).nonzero().squeeze(-1)
+    return x.index_put((moves,), invert(leave[moves], u[moves, 1]))
+
+
+def legacy_fp32(probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
+    """The draw behind published samples: a race of float32 exponentials, **wrong in law** for rare tokens.
+
+    Kept under this name alone, to reproduce published numbers; nothing here uses it by default.
+    """
+    p = probabilities.float()
+    u = torch.rand(p.shape, generator=generator, dtype=torch.float32, device=generator.device)
+    return (p / (1e-10 - torch.log(u + 1e-10))).argmax(-1)

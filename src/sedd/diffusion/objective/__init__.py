@@ -1,0 +1,44 @@
+"""Objectives: what a model is trained to make small.  [§4, §6]
+
+An objective says at which times to look (`times`), what to show the model there (`corrupt`) and what its
+answer costs (`loss`); calling it does the three in turn:
+
+    loss = objective(model, x_0, stratified(len(x_0), generator), generator)    # nats, (*b, L)
+
+Sum it over positions and average it over the batch. Where ``is_bound`` is true, that sum is in expectation the
+diffusion term of an upper bound on −log p(x_0), with any schedule.  [§8]
+"""
+
+from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective
+from sedd.diffusion.objective.score_matching import (
+    DenoisingConcreteScore,
+    DenoisingScoreEntropy,
+    Explicit,
+    ExplicitConcreteScore,
+    ExplicitScoreEntropy,
+    ImplicitScoreEntropy,
+    RatioMatching,
+    SoftmaxLinear,
+)
+from sedd.diffusion.objective.x0_prediction import D3PM, AnyOrder, Autoregressive, LambdaDCE, MeanCrossEntropy, TimeDCE
+
+__all__ = [
+    "D3PM",
+    "AnyOrder",
+    "Autoregressive",
+    "DenoisingConcreteScore",
+    "DenoisingScoreEntropy",
+    "Explicit",
+    "ExplicitConcreteScore",
+    "ExplicitScoreEntropy",
+    "ImplicitScoreEntropy",
+    "Integral",
+    "LambdaDCE",
+    "Masked",
+    "MeanCrossEntropy",
+    "Noised",
+    "Objective",
+    "RatioMatching",
+    "SoftmaxLinear",
+    "TimeDCE",
+]

@@ -1,0 +1,165 @@
+"""Objectives that compare scores with ratios.  [§4, §6]"""
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sedd.diffusion import divergence
+from sedd.diffusion.objective.base import Integral, weighed
+from sedd.diffusion.parameterization import Conditioner, Model
+from sedd.diffusion.process import at_token
+from sedd.exact import Law, Score
+
+
+@final
+@dataclass(frozen=True)
+class DenoisingScoreEntropy(Integral[Model]):
+    """∫ σ' E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)] dt: the default, and the bound.  [§4]"""
+
+    is_bound: ClassVar[bool] = True
+
+    def loss(
+        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·(score entropy against the denoising ratios)."""
+        sigma, rate = self.schedule(t)
+        loss = self.process.score_entropy(model(x_t, sigma), x_t, x_0, sigma)
+        return weighed(rate, loss)
+
+
+@final
+@dataclass(frozen=True)
+class DenoisingConcreteScore(Integral[Model]):
+    """The same with ½(s_y − a_y)² in place of score entropy: concrete score matching. No bound.  [§6]"""
+
+    is_bound: ClassVar[bool] = False
+
+    def loss(
+        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²."""
+        sigma, rate = self.schedule(t)
+        loss = self.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
+        return weighed(rate, loss)
+
+
+@final
+@dataclass(frozen=True)
+class SoftmaxLinear(Integral[Model]):
+    """A formulation in circulation: s = softmax of the log-scores, and s where score entropy has log s.  [§6]
+
+    It is linear in s, so it is no score entropy, its minimum is not at the ratios, and it bounds nothing.
+    Kept under its own name so that people can see what it does. The score it trains is
+    ``model(x_t, sigma).softmax(-1)``.
+    """
+
+    is_bound: ClassVar[bool] = False
+
+    def loss(
+        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y s_y + K(a_y)]."""
+        sigma, rate = self.schedule(t)
+        log_s = model(x_t, sigma).log_softmax(-1)
+        loss = self.process.denoising(divergence.linear, log_s, x_t, x_0, sigma)
+        return weighed(rate, loss)
+
+
+@dataclass(frozen=True)
+class Explicit(Integral[Model], ABC):
+    """A loss against the true ratios of a law that is written down."""
+
+    law: Law
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Score(self.law, self.process)  # refuses a law of another vocabulary
+
+    def _log_ratio(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        ratio: Tensor = Score(self.law, self.process)(x_t, sigma)
+        return ratio
+
+
+@final
+@dataclass(frozen=True)
+class ExplicitScoreEntropy(Explicit):
+    """Score entropy against the true ratios of a law that is written down: 0 exactly at them.  [§6]"""
+
+    is_bound: ClassVar[bool] = False
+
+    def loss(
+        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·(score entropy against the true ratios); x_0 served to draw x_t only."""
+        sigma, rate = self.schedule(t)
+        log_ratio = self._log_ratio(x_t, sigma)
+        loss = self.process.explicit(divergence.score_entropy, model(x_t, sigma), log_ratio, x_t)
+        return weighed(rate, loss)
+
+
+@final
+@dataclass(frozen=True)
+class ExplicitConcreteScore(Explicit):
+    """Concrete score matching against the true ratios of a law that is written down.  [§6]"""
+
+    is_bound: ClassVar[bool] = False
+
+    def loss(
+        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − true ratio)²."""
+        sigma, rate = self.schedule(t)
+        log_ratio = self._log_ratio(x_t, sigma)
+        loss = self.process.explicit(divergence.square, model(x_t, sigma), log_ratio, x_t)
+        return weighed(rate, loss)
+
+
+@final
+@dataclass(frozen=True)
+class ImplicitScoreEntropy(Integral[Model]):
+    """Score entropy without any ratio, by asking the model at every neighbour of x_t; small spaces only.  [§6]
+
+    It differs from the explicit form by a constant that the model has no part in, so it may be negative.
+    """
+
+    is_bound: ClassVar[bool] = False
+
+    def loss(
+        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]."""
+        sigma, rate = self.schedule(t)
+        log_score = model(x_t, sigma)
+        states, length = self.process.num_states, x_t.shape[-1]
+        y = torch.arange(states, device=x_t.device)
+        position = torch.eye(length, dtype=torch.bool, device=x_t.device)[:, None]  # i, 1, L
+        neighbours = torch.where(position, y[:, None], x_t[..., None, None, :])  # *b, i, y, L
+        back = model(neighbours, sigma[..., None, None].expand(neighbours.shape[:-1]))  # *b, i, y, L, n
+        back = back.gather(-1, x_t[..., None, None, :, None].expand(*neighbours.shape, 1)).squeeze(-1)
+        back = back.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)  # *b, i, y: at position i alone
+        own = y == x_t[..., None]
+        into, out = (
+            torch.where(own, 0, rates(x_t, log_score.dtype))
+            for rates in (self.process.rates_into, self.process.rates_out_of)
+        )
+        loss = torch.where(into > 0, into * log_score.exp(), 0) - torch.where(out > 0, out * back, 0)
+        return weighed(rate, loss.sum(-1))
+
+
+@final
+@dataclass(frozen=True)
+class RatioMatching(Integral[Conditioner]):
+    """−log p_t(x_i | x_−i), the noisy token given the others, by maximum likelihood. No bound.  [§6]"""
+
+    is_bound: ClassVar[bool] = False
+    needs: ClassVar[type | None] = Conditioner
+
+    def loss(
+        self, model: Conditioner, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """−log p(x_i | x_−i) at every position of x_t."""
+        return -at_token(model.log_conditional(x_t, self.schedule.sigma(t)), x_t)

@@ -1,0 +1,171 @@
+"""Objectives that predict the clean token.  [§6]"""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sedd.diffusion import categorical, check
+from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, only_absorbing, weighed
+from sedd.diffusion.parameterization import Denoiser, Predictor
+from sedd.diffusion.process import at_token, log_odds
+from sedd.diffusion.schedule import Even, Times
+
+
+@final
+@dataclass(frozen=True)
+class MeanCrossEntropy(Integral[Denoiser]):
+    """−log p(x_0 | x_t), every time weighing the same: a good denoiser, no bound.  [§6]"""
+
+    is_bound: ClassVar[bool] = False
+    needs: ClassVar[type | None] = Denoiser
+
+    def loss(
+        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """Cross entropy, at masked positions alone where there is a mask: the others are known."""
+        loss = -at_token(model.log_mean(x_t, self.schedule.sigma(t)), x_0)
+        return torch.where(self.process.unknown(x_t), loss, 0)
+
+
+@final
+@dataclass(frozen=True)
+class D3PM(Noised[Denoiser]):
+    """The variational bound of a chain of ``steps`` discrete steps, for a denoiser.  [§6]
+
+    Step k of T goes from t = k/T to (k−1)/T, and p(x_s | x_t) = Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t). As T grows
+    it falls to the score entropy of the same denoiser.
+    """
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Denoiser
+    steps: int = 1000
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; the chain needs a whole number of at least 1 step")
+
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """The ends k/T of the steps, evenly; each stands for T of them."""
+        check.times(u)
+        k = (1 + torch.floor(u * self.steps)).clamp_max(self.steps)  # u = 1 is the last step's
+        return Times(t=k / self.steps, weight=torch.full_like(u, self.steps))
+
+    def loss(
+        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), s = t − 1/T."""
+        s = (t - 1 / self.steps).clamp_min(0)  # 1/T − 1/T may round below 0
+        sigma_s, sigma_t = self.schedule.sigma(s), self.schedule.sigma(t)
+        return self.process.posterior_kl(model.log_mean(x_t, sigma_t), x_t, x_0, sigma_s, sigma_t)
+
+
+@final
+@dataclass(frozen=True)
+class TimeDCE(Integral[Denoiser]):
+    """t-DCE: ∫ σ'/(e^σ − 1) · E Σ_{masked} −log p_{x_0} dt; score entropy for a denoiser, without the score.  [§6]"""
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Denoiser
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        only_absorbing(self, self.process)
+
+    def loss(
+        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'/(e^σ − 1) · −log p_{x_0} at masked positions."""
+        sigma, rate = self.schedule(t)
+        loss = -at_token(model.log_mean(x_t, sigma), x_0)
+        loss = torch.where(self.process.unknown(x_t), loss, 0)
+        return weighed(rate * torch.exp(-log_odds(sigma)), loss)
+
+
+@final
+@dataclass(frozen=True)
+class LambdaDCE(Masked[Denoiser]):
+    """λ-DCE: mask each position with probability λ ~ U(0, 1); 1/λ · Σ_{masked} −log p_{x_0}. No schedule.  [§6]"""
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Denoiser
+
+    def corrupt(
+        self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
+    ) -> Int[Tensor, "*b L"]:
+        """Each position masked with probability λ = t."""
+        return self.process.corrupt(x_0, self._sigma(t), generator)
+
+    def loss(
+        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """1/λ · −log p_{x_0} at masked positions."""
+        loss = -at_token(model.log_mean(x_t, self._sigma(t)), x_0)
+        loss = torch.where(self.process.unknown(x_t), loss, 0)
+        return weighed(1 / t.clamp_min(1e-30), loss)  # λ = 0 masks nothing, and 0·∞ is no loss
+
+    def _sigma(self, masked: Tensor) -> Tensor:
+        return -torch.log1p(-masked)
+
+
+@final
+@dataclass(frozen=True)
+class AnyOrder(Masked[Denoiser]):
+    """Any-order: k ~ U{1..L}, exactly k random positions masked, L/k · Σ_{masked} −log p_{x_0}.  [§6]"""
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Denoiser
+
+    def corrupt(
+        self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
+    ) -> Int[Tensor, "*b L"]:
+        """k random positions masked; t in (0, 1) picks k."""
+        order = categorical.uniforms(tuple(x_0.shape), generator).argsort(-1).argsort(-1)
+        return torch.where(order < self._count(t, x_0)[..., None], self.process.num_states - 1, x_0)
+
+    def loss(
+        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """L/k · −log p_{x_0} at masked positions."""
+        length, k = x_0.shape[-1], self._count(t, x_0)
+        sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
+        loss = -at_token(model.log_mean(x_t, sigma), x_0)
+        return weighed(length / k, torch.where(self.process.unknown(x_t), loss, 0))
+
+    def _count(self, t: Tensor, x_0: Tensor) -> Tensor:
+        length = x_0.shape[-1]
+        return (1 + torch.floor(t * length)).clamp_max(length)  # t = 1 masks all
+
+
+@final
+@dataclass(frozen=True)
+class Autoregressive(Objective[Predictor]):
+    """−log p(x_i | x_1 … x_{i−1}): the baseline. Its sum is no bound but the likelihood itself.  [§6]"""
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Predictor
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        check.vocabulary(self.vocab_size)
+
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """There is no time; any will do."""
+        return Even()(u)
+
+    def corrupt(
+        self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
+    ) -> Int[Tensor, "*b L"]:
+        """Nothing is hidden."""
+        return x_0
+
+    def loss(
+        self, model: Predictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """−log p(x_i | what stands before it)."""
+        return -at_token(model.log_next(x_0), x_0)
+
+    def _tokens(self) -> int:
+        return self.vocab_size

@@ -1,0 +1,281 @@
+"""What all noise processes have in common: the chain, corruption, and sums of divergences against ratios."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sedd.diffusion import categorical, check
+from sedd.diffusion.divergence import Divergence, score_entropy
+from sedd.diffusion.schedule import lost
+
+
+class Ratio(NamedTuple):
+    """The denoising ratios a_y over all y ≠ x_t: one value at y = x_0, one at every other y, as logarithms."""
+
+    log_data: Float[Tensor, "*s"]
+    log_rest: Float[Tensor, "*s"] | None
+    """None: they are 0."""
+
+
+class Affine(NamedTuple):
+    """The law of one position's next token, unnormalised and up to the rounding of a zero, in terms of scores.
+
+    With S = Σ_{y≠x} s_y over tokens: w_y = max(0, go·s_y + by_sum·S + by_own·s_x) for tokens y ≠ x, and staying at x
+    weighs max(0, stay·s_x + stay_sum·S). All are of the first degree, so scores may have any common factor.
+    """
+
+    go: Float[Tensor, "*s"]
+    stay: Float[Tensor, "*s"] | None = None
+    """None: nobody stays, and ``stay_sum`` is 0 as well."""
+    stay_sum: Float[Tensor, "*s"] | None = None
+    by_sum: Float[Tensor, "*s"] | None = None
+    """None: 0, and so is ``by_own``."""
+    by_own: Float[Tensor, "*s"] | None = None
+
+
+def log_odds(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """log(e^σ − 1), the log odds that a token was replaced rather than kept untouched; stable for every σ > 0."""
+    log_odds = sigma + torch.log(-torch.expm1(-sigma))
+    return log_odds.clamp_min(-70.0)  # σ = 0 is allowed; −∞ would make NaN of what no token can then be
+
+
+def at_token(x: Float[Tensor, "*b L n"], y: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L"]:
+    """The entry at y of every position."""
+    return x.gather(-1, y[..., None]).squeeze(-1)
+
+
+def between(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
+    """(1 − γ)·a + γ·b of logarithms, γ > 0; what b rules out stays ruled out."""
+    return torch.where(b.isneginf(), b, torch.lerp(a, b, weight))
+
+
+def at_least_float32(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """Half precision raised to float32, the least in which losses and scores are computed."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class Process(ABC):
+    """A continuous-time Markov chain on the states of one token."""
+
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        check.vocabulary(self.vocab_size)
+
+    @property
+    @abstractmethod
+    def num_states(self) -> int:
+        """How many states a token has: with the mask where there is one."""
+
+    # The chain ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def rate(
+        self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], dtype: torch.dtype = torch.float64
+    ) -> Float[Tensor, "*#s"]:
+        """Q(y, x): the rate from x to y; for y = x, minus the rate of leaving x.  [§2]"""
+
+    @abstractmethod
+    def transition(
+        self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]
+    ) -> Float[Tensor, "*#s"]:
+        """P_σ(y, x): the probability of y at noise σ, given x, in closed form.  [§2]"""
+
+    def rates_out_of(
+        self, x: Int[Tensor, "*s"], dtype: torch.dtype = torch.float64
+    ) -> Float[Tensor, "*s {self.num_states}"]:
+        """Q(·, x): the rates from x to every state. Dense: for small spaces."""
+        return self.rate(self._states(x.device), x[..., None], dtype)
+
+    def rates_into(
+        self, x: Int[Tensor, "*s"], dtype: torch.dtype = torch.float64
+    ) -> Float[Tensor, "*s {self.num_states}"]:
+        """Q(x, ·): the rates from every state into x, which the reverse process runs along. Dense."""
+        return self.rate(x[..., None], self._states(x.device), dtype)
+
+    def rate_matrix(self, dtype: torch.dtype = torch.float64) -> Float[Tensor, "n n"]:
+        """Q, dense: for tests and small spaces."""
+        return self.rates_into(self._states(), dtype)
+
+    def transition_matrix(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b n n"]:
+        """P_σ, dense: for tests and small spaces."""
+        check.noise(sigma)
+        states = self._states(sigma.device)
+        return self.transition(states[:, None], states, sigma[..., None, None])
+
+    def _check_mean(self, log_mean: Tensor, x_t: Tensor) -> None:
+        check.entries(log_mean, self.vocab_size, "mean")
+        check.states(x_t, self.num_states)
+
+    def _states(self, device: torch.device | None = None) -> Tensor:
+        return torch.arange(self.num_states, device=device)
+
+    # Forward: from data to noise ---------------------------------------------------------------------------
+
+    def corrupt(
+        self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], generator: torch.Generator
+    ) -> Int[Tensor, "*b L"]:
+        """Draw x_t given x_0 at total noise σ."""
+        check.clean(x_0, self.vocab_size)
+        check.noise(sigma)
+        touched = categorical.happens(lost(sigma.double())[..., None].expand(x_0.shape), generator)
+        return torch.where(touched, self._noise(tuple(x_0.shape), generator), x_0)
+
+    @abstractmethod
+    def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """What touched tokens turn into."""
+
+    @abstractmethod
+    def draw_prior(
+        self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
+    ) -> Int[Tensor, "..."]:
+        """Draw from the base law from which generation starts, for a schedule that ends at noise σ.  [§8]"""
+
+    @abstractmethod
+    def limit(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        """Pure noise, where every sampler starts, as a function of uniforms.
+
+        Under absorbing noise these are masks and nothing else: masks say nothing, so it is exact to start there,
+        while the base law of the bound must also allow tokens.
+        """
+
+    @abstractmethod
+    def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
+        """The base law's log-probability of each token."""
+
+    @abstractmethod
+    def prior_kl(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """KL(P_σ(·|x_0) ‖ base) in nats a token; it is the same for every x_0.  [§8]"""
+
+    # Scores and ratios -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
+        """a_y = P_σ(y, x_0)/P_σ(x_t, x_0) for y ≠ x_t, where Q(x_t, y) > 0.  [§4]"""
+
+    @abstractmethod
+    def unknown(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
+        """Where noise may have changed the token: the positions that move backwards."""
+
+    @property
+    @abstractmethod
+    def into_rate(self) -> float:
+        """Q(x_t, y) for every y ≠ x_t that leads to an unknown x_t: one number in both processes."""
+
+    @abstractmethod
+    def log_scale(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """What `parameterization.Score` adds to a network's output to make it a log-score.  [§5]"""
+
+    @abstractmethod
+    def mean_score(
+        self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L n"]:
+        """The log-score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
+
+    @abstractmethod
+    def retold(
+        self,
+        log_score: Float[Tensor, "*b L n"],
+        log_mean: Float[Tensor, "*b L N"],
+        x_t: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b L n"]:
+        """The log-score of another denoiser, revealing at the pace of ``log_score`` where a mask's pace is free."""
+
+    @abstractmethod
+    def guided(self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float) -> Float[Tensor, "*s n"]:
+        """(1 − γ)·log s(x) + γ·log s(x | label), normalised where a mask's pace is not the label's to decide.  [§9]"""
+
+    @abstractmethod
+    def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """exp(−Δσ Q) s: ratios at the earlier noise σ − Δσ to the probability at σ.  [§9]"""
+
+    @abstractmethod
+    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> Affine:
+        """[exp(−Δσ Q) s]_y · P_Δσ(x, y), of a score with s_x = 1."""
+
+    @abstractmethod
+    def last_law(self, sigma: Float[Tensor, "*s"]) -> Affine:
+        """The same with Δσ = σ, in which no mask is left."""
+
+    @abstractmethod
+    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> Affine:
+        """Σ_{x_0} q(y | x, x_0)·p(x_0 | x), where s is p(· | x) up to a factor; of a mask it is 0."""
+
+    def score_entropy(
+        self,
+        log_score: Float[Tensor, "*b L n"],
+        x_t: Int[Tensor, "*b L"],
+        x_0: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b L"]:
+        """Σ_{y≠x_t} Q(x_t, y)·[s_y − a_y log s_y + K(a_y)], the integrand of the bound but for σ'.  [§4]"""
+        return self.denoising(score_entropy, log_score, x_t, x_0, sigma)
+
+    def denoising(
+        self,
+        divergence: Divergence,
+        log_score: Float[Tensor, "*b L n"],
+        x_t: Int[Tensor, "*b L"],
+        x_0: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b L"]:
+        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios, by their two values.  [§4]"""
+        check.noise(sigma)
+        check.states(x_t, self.num_states)
+        check.clean(x_0, self.vocab_size)
+        check.entries(log_score, self.num_states, "log-score")
+        log_score = at_least_float32(log_score)
+        ratio = self.ratios(x_t, x_0, sigma.to(log_score.dtype))
+        total = sum_by_value(divergence, log_score, x_t, x_0, ratio)
+        return torch.where(self.unknown(x_t), self.into_rate * total, 0)
+
+    def explicit(
+        self,
+        divergence: Divergence,
+        log_score: Float[Tensor, "*b L n"],
+        log_ratio: Float[Tensor, "*b L n"],
+        x_t: Int[Tensor, "*b L"],
+    ) -> Float[Tensor, "*b L"]:
+        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against ratios written out for every y. Dense: for small spaces."""
+        check.states(x_t, self.num_states)
+        check.entries(log_score, self.num_states, "log-score")
+        rates = self.rates_into(x_t, log_score.dtype).scatter(-1, x_t[..., None], 0)
+        return torch.where(rates > 0, rates * divergence(log_score, log_ratio), 0).sum(-1)
+
+    # Steps of finite size ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def log_posterior(
+        self,
+        log_mean: Float[Tensor, "*b L N"],
+        x_t: Int[Tensor, "*b L"],
+        sigma_s: Float[Tensor, "*b"],
+        sigma_t: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b L n"]:
+        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t): a denoiser's law one step down, σ_s < σ_t.  [§6]"""
+
+    @abstractmethod
+    def posterior_kl(
+        self,
+        log_mean: Float[Tensor, "*b L N"],
+        x_t: Int[Tensor, "*b L"],
+        x_0: Int[Tensor, "*b L"],
+        sigma_s: Float[Tensor, "*b"],
+        sigma_t: Float[Tensor, "*b"],
+    ) -> Float[Tensor, "*b L"]:
+        """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), the terms of the D3PM bound.  [§6]"""
+
+
+def sum_by_value(
+    divergence: Divergence, log_s: Tensor, x_t: Tensor, x_0: Tensor, ratio: Ratio
+) -> Float[Tensor, "*b L"]:
+    """Σ_{y≠x_t} D(s_y, a_y), where a_y takes one value at y = x_0 and one at every other y."""
+    rest = divergence.sum_except(torch.stack([x_t, x_0], -1), log_s, ratio.log_rest)
+    data = divergence(at_token(log_s, x_0), ratio.log_data)
+    return rest + torch.where(x_t == x_0, 0, data)

@@ -1,0 +1,262 @@
+"""Noise schedules: how much noise a token has met by time t, and at which times to look.
+
+A schedule gives the total noise σ(t) and its rate σ'(t) for t in [0, 1]; t = 0 is data, t = 1 is noise.  [§2]
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sedd.diffusion import check
+from sedd.diffusion.categorical import uniforms
+
+
+class Noise(NamedTuple):
+    """A schedule, read at one time."""
+
+    sigma: Float[Tensor, "*b"]
+    rate: Float[Tensor, "*b"]
+
+
+class Schedule(ABC):
+    """Total noise σ(t), its derivative σ'(t), and the inverse t(σ)."""
+
+    @abstractmethod
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Total noise σ(t)."""
+
+    @abstractmethod
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Rate of noise σ'(t)."""
+
+    def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """The time at which the total noise is ``sigma``."""
+        check.noise(sigma)
+        first, last = self.sigma(sigma.new_tensor([0.0, 1.0]))
+        check.between("sigma", sigma, first, last)
+        return self._inverse(sigma).clamp(0, 1)  # rounding may step over an end
+
+    @abstractmethod
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """σ(t) solved for t."""
+
+    def __call__(self, t: Float[Tensor, "*b"]) -> Noise:
+        """Both readings at time ``t``."""
+        return Noise(sigma=self.sigma(t), rate=self.rate(t))
+
+
+def _total(lost: Float[Tensor, "*b"], kept: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """σ = −log(kept), from whichever of kept and lost = 1 − kept is the small, precise one."""
+    return torch.where(lost < 0.5, -torch.log1p(-lost), -torch.log(kept))
+
+
+def lost(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """1 − e^−σ, the probability that a token has been touched."""
+    return -torch.expm1(-sigma)
+
+
+@final
+@dataclass(frozen=True)
+class LogLinear(Schedule):
+    """A token survives to time t with probability e^−σ = 1 − (1 − ε)t.  [§2]"""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ = −log(1 − (1 − ε)t)."""
+        check.times(t)
+        return _total(lost=(1 - self.eps) * t, kept=self._kept(t))
+
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ' = (1 − ε) / (1 − (1 − ε)t)."""
+        check.times(t)
+        return (1 - self.eps) / self._kept(t)
+
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """t = (1 − e^−σ) / (1 − ε)."""
+        return lost(sigma) / (1 - self.eps)
+
+    def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return (1 - t) + self.eps * t  # 1 − t is exact near t = 1, where 1 − (1 − ε)t would cancel
+
+
+@final
+@dataclass(frozen=True)
+class Geometric(Schedule):
+    """Noise grows by equal factors: σ = lo^(1−t) · hi^t. There is noise ``lo`` even at t = 0.  [§2]"""
+
+    lo: float = 1e-4
+    hi: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lo < self.hi < math.inf:
+            raise ValueError(f"lo is {self.lo} and hi is {self.hi}; they must satisfy 0 < lo < hi")
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ = lo^(1−t) · hi^t."""
+        check.times(t)
+        return torch.exp((1 - t) * math.log(self.lo) + t * math.log(self.hi))
+
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ' = σ · log(hi/lo)."""
+        return self.sigma(t) * math.log(self.hi / self.lo)
+
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """t = log(σ/lo) / log(hi/lo)."""
+        return torch.log(sigma / self.lo) / math.log(self.hi / self.lo)
+
+
+@final
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """A token survives with probability e^−σ = ε + (1 − ε)·cos(πt/2): little noise at first, then a rush."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ = −log(ε + (1 − ε)·cos(πt/2)), where 1 − cos(πt/2) = 2 sin²(πt/4)."""
+        check.times(t)
+        return _total(lost=(1 - self.eps) * 2 * torch.sin(math.pi / 4 * t) ** 2, kept=self._kept(t))
+
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ' = (1 − ε)·(π/2)·sin(πt/2) / e^−σ."""
+        check.times(t)
+        return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._kept(t)
+
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """t = (4/π)·asin √((1 − e^−σ) / (2(1 − ε)))."""
+        return 4 / math.pi * torch.asin(torch.sqrt(lost(sigma) / (2 * (1 - self.eps))))
+
+    def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self.eps + (1 - self.eps) * torch.sin(math.pi / 2 * (1 - t))  # cos(πt/2), precise near t = 1
+
+
+@final
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """A token survives with probability e^−σ = 1 − (1 − ε)·t^power; power 1 is LogLinear."""
+
+    power: float = 2.0
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+        if not 1 <= self.power < math.inf:
+            raise ValueError(f"power is {self.power}; it must be 1 or more, or the rate at t = 0 is infinite")
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ = −log(1 − (1 − ε)·t^power)."""
+        check.times(t)
+        return _total(lost=(1 - self.eps) * t**self.power, kept=self._kept(t))
+
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ' = (1 − ε)·power·t^(power−1) / e^−σ."""
+        check.times(t)
+        return (1 - self.eps) * self.power * t ** (self.power - 1) / self._kept(t)
+
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """t = ((1 − e^−σ) / (1 − ε))^(1/power)."""
+        return (lost(sigma) / (1 - self.eps)) ** (1 / self.power)
+
+    def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -torch.expm1(self.power * torch.log(t)) + self.eps * t**self.power  # 1 − t^power, precise at 1
+
+
+class Times(NamedTuple):
+    """Times to look at, and 1/density of each: E[weight · f(t)] = ∫ f(t) dt."""
+
+    t: Float[Tensor, "*b"]
+    weight: Float[Tensor, "*b"]
+
+
+def stratified(count: int, generator: torch.Generator) -> Float[Tensor, " count"]:
+    """One point in each of ``count`` equal parts of (0, 1), in random order.
+
+    Every point by itself is uniform, so that each row of a batch sees every time; together they are spread
+    evenly, so that the mean over the batch varies little.
+    """
+    order = torch.randperm(count, generator=generator, device=generator.device)
+    return (order + uniforms((count,), generator)) / count
+
+
+class Clock(ABC):
+    """A law of times on [t_min, 1], as a function of uniforms."""
+
+    @abstractmethod
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """Times from ``u`` in (0, 1), and their weights."""
+
+
+@final
+@dataclass(frozen=True)
+class Even(Clock):
+    """Every time equally often."""
+
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """t uniform on (t_min, 1)."""
+        check.times(u)
+        return Times(t=t_min + (1 - t_min) * u, weight=torch.full_like(u, 1 - t_min))
+
+
+@final
+@dataclass(frozen=True)
+class Early(Clock):
+    """More often early, where one unknown token weighs 1/t: of density 1/(2√t).
+
+    Drawn evenly, the loss of a sequence has a variance that grows without end as t → 0; so drawn it has not.
+    """
+
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """t = u², moved to [t_min, 1]."""
+        check.times(u)
+        return Times(t=t_min + (1 - t_min) * u**2, weight=(1 - t_min) * 2 * u)
+
+
+@final
+class Importance(Clock):
+    """Times where the loss is large or varies: a density that is constant on equal parts of [t_min, 1].
+
+    The weights undo it, so that the mean of a loss stays what it is; its variance is least when the masses are
+    proportional to the root mean square of the loss in each part, which is what `fit` measures.
+    """
+
+    def __init__(self, masses: Float[Tensor, " parts"]) -> None:
+        if masses.numel() < 1 or not ((masses > 0) & masses.isfinite()).all():
+            raise ValueError(f"the masses are {masses.tolist()}; each part of [0, 1] needs a finite mass above 0")
+        self.masses = masses.double() / masses.double().sum()
+
+    @classmethod
+    def fit(
+        cls, t: Float[Tensor, " n"], losses: Float[Tensor, " n"], parts: int = 32, t_min: float = 0.0
+    ) -> "Importance":
+        """Masses from losses at times t, without weights; no part gets less than a tenth of the average mass."""
+        check.times(t)
+        if parts < 1:
+            raise ValueError(f"parts is {parts}; there must be at least 1")
+        part = ((t - t_min) / (1 - t_min) * parts).long().clamp(0, parts - 1)
+        count = torch.bincount(part, minlength=parts)
+        square = torch.bincount(part, losses.detach().double() ** 2, minlength=parts)
+        mean = square.sum() / count.sum()
+        root = torch.where(count > 0, square / count.clamp_min(1), mean).sqrt()  # never seen: as the others
+        return cls(root.clamp_min(root.mean() / 10) if mean > 0 else torch.ones_like(root))
+
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """t by inversion: the part first, then evenly inside it."""
+        check.times(u)
+        masses = self.masses.to(u)
+        ends = masses.cumsum(0)
+        part = torch.searchsorted(ends, u.clamp_max(1 - 1e-12) * ends[-1], right=True).clamp_max(len(masses) - 1)
+        inside = (u - (ends[part] - masses[part])) / masses[part]
+        share = (part + inside.clamp(0, 1)) / len(masses)  # rounding may step over an end
+        return Times(t=t_min + (1 - t_min) * share, weight=(1 - t_min) / (masses[part] * len(masses)))

@@ -1,0 +1,216 @@
+"""A joint law of short sequences, and its exact score."""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from sedd.diffusion import categorical, check
+from sedd.diffusion.process import Process
+
+
+def every(num_states: int, length: int) -> Int[Tensor, "count length"]:
+    """Every sequence, in the order of their index: the last position turns fastest."""
+    return torch.cartesian_prod(*[torch.arange(num_states)] * length).view(-1, length)
+
+
+def _strides(num_states: int, length: int) -> Tensor:
+    return num_states ** torch.arange(length - 1, -1, -1)
+
+
+def index_of(x: Int[Tensor, "*b L"], num_states: int) -> Int[Tensor, "*b"]:
+    """Where a sequence stands in `every`."""
+    return (x * _strides(num_states, x.shape[-1])).sum(-1)
+
+
+def expm(A: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+    """The matrix exponential by its series, to the last digits of float64: exp(A) = exp(A/2^k)^(2^k).
+
+    `torch.matrix_exp` stops its series earlier where the norm is near 0.03 and is off by 2e-12 there.
+    """
+    norm = A.abs().sum(-2).amax().item()
+    halvings = max(0, math.ceil(math.log2(norm)) + 1) if norm > 0 else 0
+    A = A / 2**halvings  # norm ≤ ½, so that 18 terms leave ½^19/19! < 1e-22
+    eye = torch.eye(A.shape[-1], dtype=A.dtype).expand_as(A)
+    total = eye
+    for n in range(18, 0, -1):
+        total = eye + A @ total / n
+    for _ in range(halvings):
+        total = total @ total
+    return total
+
+
+def transition_matrix(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b n n"]:
+    """exp(σQ), by the matrix exponential. σ may be negative here: exp(−σQ) undoes noise.  [§1]"""
+    if not sigma.isfinite().all():
+        raise ValueError(f"sigma is {sigma.flatten().tolist()}; a matrix exponential needs finite noise")
+    return expm(sigma.double()[..., None, None] * process.rate_matrix())
+
+
+@final
+class Law:
+    """The probability of every sequence of ``length`` tokens, as a tensor with one axis a position."""
+
+    def __init__(self, probabilities: Float[Tensor, "..."]) -> None:
+        shape = tuple(probabilities.shape)
+        if not shape or len(set(shape)) > 1:
+            raise ValueError(f"the law has shape {shape}; it needs one axis a position, all as long as the vocabulary")
+        check.vocabulary(shape[0])
+        total = probabilities.sum().item()
+        if not (probabilities >= 0).all() or abs(total - 1) > 1e-5:
+            raise ValueError(f"the law sums to {total} with least entry {probabilities.min().item()}; "
+                             "probabilities must be 0 or more and sum to 1")  # fmt: skip
+        self.probabilities = probabilities.double().flatten() / probabilities.double().sum()
+        self.vocab_size, self.length = shape[0], len(shape)
+        self.sequences = every(self.vocab_size, self.length)
+
+    @classmethod
+    def random(cls, vocab_size: int, length: int, generator: torch.Generator) -> "Law":
+        """A law drawn uniformly from all laws."""
+        u = categorical.uniforms((vocab_size,) * length, generator)
+        return cls(-u.log() / -u.log().sum())
+
+    def entropy(self) -> Float[Tensor, ""]:
+        """−Σ p log p, in nats a sequence."""
+        return -torch.xlogy(self.probabilities, self.probabilities).sum()
+
+    def log_prob(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b"]:
+        """log p(x_0)."""
+        check.clean(x_0, self.vocab_size)
+        return self.probabilities.log()[index_of(x_0, self.vocab_size)]
+
+    def draw(self, count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
+        """``count`` independent sequences."""
+        return self.sequences[categorical.draw(self.probabilities.expand(count, -1), generator)]
+
+    def at(self, process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b states"]:
+        """p_σ: the probability of every noisy sequence, in the order of `every`."""
+        self._fits(process)
+        check.noise(sigma)
+        P = transition_matrix(process, sigma.reshape(-1))[..., : self.vocab_size]
+        p = self.probabilities.expand(len(P), -1)
+        for i in range(self.length):  # noise one position after another: left is noised, right is not yet
+            p = p.reshape(len(P), process.num_states**i, self.vocab_size, -1)
+            p = torch.einsum("byx,blxr->blyr", P, p)
+        return p.reshape(*sigma.shape, -1)
+
+    def given(self, fixed: Int[Tensor, " L"]) -> "Law":
+        """The conditional law of all positions given some: −1 in ``fixed`` leaves a position free."""
+        if fixed.shape != (self.length,):
+            raise ValueError(
+                f"fixed has shape {tuple(fixed.shape)}; it needs one entry for each of {self.length} positions"
+            )
+        agrees = ((fixed < 0) | (self.sequences == fixed)).all(-1)
+        p = self.probabilities * agrees
+        if not p.sum() > 0:
+            raise ValueError(f"the fixed tokens {fixed.tolist()} have probability 0, so nothing can be given them")
+        return Law((p / p.sum()).view((self.vocab_size,) * self.length))
+
+    def _fits(self, process: Process) -> None:
+        if process.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"the law has {self.vocab_size} tokens and {process} has {process.vocab_size}; they must agree"
+            )
+
+
+@final
+class Score(nn.Module):
+    """The true log-score of a law under a process; called exactly as a network's is.  [§3]
+
+    It also predicts the clean token, the noisy token given the others, and the next token, as the models of
+    `parameterization` do, so that every objective, sampler and bound can be run on it.
+    """
+
+    def __init__(self, law: Law, process: Process) -> None:
+        super().__init__()
+        law._fits(process)
+        self.law, self.process = law, process
+
+    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """log p_σ(x_t with position i set to y) − log p_σ(x_t)."""
+        check.states(x_t, self.process.num_states)
+        check.noise(sigma)
+        n, length = self.process.num_states, self.law.length
+        levels, row = torch.unique(sigma.double(), return_inverse=True)
+        log_p = self.law.at(self.process, levels).log()
+        here = index_of(x_t, n)[..., None, None]
+        there = here + (torch.arange(n) - x_t[..., None]) * _strides(n, length)[:, None]
+        row = row[..., None, None]
+        return log_p[row, there] - log_p[row, here]
+
+    @property
+    def timed(self) -> bool:
+        """It depends on the noise."""
+        return True
+
+    def hidden(
+        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L n"]:
+        """The log-score: there is no head."""
+        log_score: Tensor = self(x_t, sigma)
+        return log_score
+
+    def read(
+        self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k n"]:
+        """What `hidden` said."""
+        return hidden
+
+    def read_mean(
+        self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """p(x_0 = y) ∝ [exp(−σQ) s]_y · P_σ(x_t, y)."""
+        levels, row = torch.unique(sigma.double(), return_inverse=True)
+        back, forth = (transition_matrix(self.process, sign * levels) for sign in (-1, 1))
+        p = torch.einsum("kyz,kz->ky", back[row], hidden.exp()) * forth[row, x_t]
+        p = p[:, : self.law.vocab_size].clamp_min(0)  # rounding may leave −1e-17
+        return torch.log(p / p.sum(-1, keepdim=True))
+
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
+        """log p(x_0 at i | x_t), by Bayes' rule over every x_0."""
+        law, levels = self.law, sigma.double()
+        P = transition_matrix(self.process, levels)[..., : law.vocab_size]
+        rows = P.gather(-2, x_t[..., None].expand(*x_t.shape, law.vocab_size))  # P(x_t at i, v), for i and v
+        seen = torch.stack([rows[..., i, law.sequences[:, i]] for i in range(law.length)]).prod(0)
+        joint = law.probabilities * seen
+        is_token = torch.nn.functional.one_hot(law.sequences, law.vocab_size).double()  # x_0, i, v
+        return torch.log(torch.einsum("...a,aiv->...iv", joint, is_token) / joint.sum(-1)[..., None, None])
+
+    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """log p_σ(x_i | x_−i)."""
+        log_score: Tensor = self(x_t, sigma)
+        return log_score.log_softmax(-1)
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
+        """log p(x_i | x_1 … x_{i−1})."""
+        law = self.law
+        logs = []
+        for i in range(law.length):
+            agrees = (law.sequences[:, :i] == x_0[..., None, :i]).all(-1)  # *b, a
+            token = torch.nn.functional.one_hot(law.sequences[:, i], law.vocab_size).double()
+            joint = (law.probabilities * agrees) @ token
+            logs.append(torch.log(joint / joint.sum(-1, keepdim=True)))
+        return torch.stack(logs, -2)
+
+
+@final
+class Table(nn.Module):
+    """A network without opinions: one free output for every sequence and position, 0 at first.
+
+    With ``blind`` the output at position i is the same for every x_i, as `parameterization.Conditional` needs.
+    """
+
+    def __init__(self, num_states: int, length: int, blind: bool = False) -> None:
+        super().__init__()
+        self.num_states, self.blind = num_states, blind
+        self.weight = nn.Parameter(torch.zeros(num_states**length, length, num_states, dtype=torch.float64))
+
+    def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """The entries of ``x``; the noise is ignored."""
+        length = x.shape[-1]
+        row = index_of(x, self.num_states)[..., None].expand(x.shape)
+        if self.blind:
+            row = row - x * _strides(self.num_states, length)
+        return self.weight[row, torch.arange(length)]

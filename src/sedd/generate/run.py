@@ -1,0 +1,154 @@
+"""A model put to work: states from noise to text, around what is given."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from sedd import factory
+from sedd.diffusion.process import Process
+from sedd.diffusion.rng import PRECISION, Chance
+from sedd.diffusion.schedule import Schedule
+from sedd.sampling import Asked, Canvas, Sharpness, State, empty, passes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to sample."""
+
+    sampler: str | None = None
+    """By default exact for denoisers under absorbing noise, ancestral under uniform, tweedie for scores."""
+    steps: int | None = 128
+    """None: without a grid, one position after another."""
+    grid: str = "uniform"
+    seed: int = 0
+    sharpness: Sharpness = field(default_factory=Sharpness)
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the sampler."""
+    label: str | None = None
+    guidance: float = 1.0
+    """How far towards the label: 1 is its own law, 0 that without a label."""
+
+
+def steps_of(word: str) -> int | None:
+    """A number of steps, or None for ``inf``."""
+    if word != "inf" and not word.isdecimal():
+        raise ValueError(f"steps is {word!r}; give a number of 1 or more, or inf")
+    return None if word == "inf" else int(word)
+
+
+def value_of(word: str) -> int | float | str:
+    """What a word means as an option of a sampler: a number if it is one."""
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+@dataclass
+class Tally:
+    """What a job has cost so far."""
+
+    samples: int = 0
+    tokens: int = 0
+    expected: float = 0.0
+    """Network calls a row, summed over rows, as foreseen; NaN where nobody could."""
+    rows: int = 0
+    """The same, as made."""
+    calls: int = 0
+    """How often the network ran, on however many rows."""
+    clamped: int = 0
+    seconds: float = 0.0
+
+
+class Filled(NamedTuple):
+    """A finished row."""
+
+    ids: list[int]
+    when: list[int]
+    """The step at which each token took its value; 0: it was given."""
+
+
+class Job:
+    """A model with its way of sampling; counts what it costs."""
+
+    def __init__(self, model: Any, process: Process, schedule: Schedule, settings: Settings) -> None:
+        self.settings, self.tally = settings, Tally()
+        chosen = settings.sharpness
+        self.sampler = factory.sampler(settings.sampler, model, process, schedule, chosen, **settings.options)
+        self.times = factory.grid(settings.grid, settings.steps)
+        if not len(self.times) and not self.sampler.endless:
+            able = ", ".join(name for name, kind in factory.SAMPLERS.items() if kind.endless)
+            raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
+        Chance(settings.seed, torch.zeros(0, dtype=torch.long))  # refuses a bad seed before any work
+
+    @staticmethod
+    def of(loaded: factory.Loaded, settings: Settings) -> "Job":
+        """The job of a loaded model, told the label that the settings name."""
+        model = factory.guided(loaded, settings.label, settings.guidance)
+        return Job(model, loaded.process, loaded.schedule, settings)
+
+    def facts(self) -> dict[str, Any]:
+        """How it samples, for the record."""
+        chosen, names = self.settings, {kind: name for name, kind in factory.SAMPLERS.items()}
+        return {
+            "sampler": names.get(type(self.sampler), "left-to-right"),
+            "steps": "inf" if chosen.steps is None else chosen.steps,
+            "grid": chosen.grid,
+            "seed": chosen.seed,
+            **asdict(chosen.sharpness),
+            "options": chosen.options,
+            "label": chosen.label,
+            "guidance": chosen.guidance,
+            "draw_precision": PRECISION,
+        }
+
+    def expected_calls(self, canvas: Canvas) -> float:
+        """Network calls summed over rows, in the mean."""
+        asked = sum(self.sampler.expected_calls(self.times, count) for count in canvas.blank.sum(-1).tolist())
+        return passes(self.sampler.model) * asked
+
+    @torch.no_grad()
+    def states(self, canvas: Canvas, first: int = 0) -> Iterator[State]:
+        """The states of a batch whose rows are numbered from ``first``: their numbers decide what is drawn."""
+        began = time.perf_counter()
+        numbers = first + torch.arange(len(canvas.given), device=canvas.given.device)
+        asked = Asked(self.sampler.model)  # type: ignore[arg-type]
+        times = self.times.to(canvas.given.device)
+        yield from self.sampler.run(canvas, times, Chance(self.settings.seed, numbers), asked)
+        done = self.tally
+        done.samples, done.tokens = done.samples + len(numbers), done.tokens + int(canvas.blank.sum())
+        done.expected += self.expected_calls(canvas)
+        done.rows, done.calls = done.rows + asked.rows, done.calls + asked.calls
+        done.clamped += int(asked.clamped)
+        done.seconds += time.perf_counter() - began
+
+
+def blank(loaded: factory.Loaded, count: int, length: int | None) -> Canvas:
+    """``count`` rows of nothing, ``length`` tokens each, or as many as the model was trained on."""
+    most = loaded.config.model.length
+    if length is not None and not 1 <= length <= most:
+        raise ValueError(f"length is {length}; this model goes from 1 to {most}")
+    return empty(count, length or most)
+
+
+def finished(last: State, canvas: Canvas) -> list[Filled]:
+    """The rows of a last state, each up to its end."""
+    columns = zip(last.x.tolist(), last.when.tolist(), canvas.lengths.tolist(), strict=True)
+    return [Filled(x[:length], when[:length]) for x, when, length in columns]
+
+
+def sample(job: Job, canvas: Canvas, batch: int = 64) -> list[Filled]:
+    """All rows of a canvas, a batch at a time."""
+    if batch < 1:
+        raise ValueError(f"batch is {batch}; it must be 1 or more")
+    rows: list[Filled] = []
+    for first in range(0, len(canvas.given), batch):
+        piece = canvas.rows(slice(first, first + batch))
+        *_, last = job.states(piece, first)
+        rows += finished(last, piece)
+    return rows

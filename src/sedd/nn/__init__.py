@@ -1,0 +1,1 @@
+"""Networks: transformers, their blocks, attention, embeddings and layers."""

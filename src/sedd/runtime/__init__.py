@@ -1,0 +1,1 @@
+"""Devices, processes, CUDA graphs, activation checkpointing and run logs."""

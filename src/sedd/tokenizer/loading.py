@@ -1,0 +1,38 @@
+"""Tokenizers that were saved, made again."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sedd.tokenizer.base import CONFIG, DEFINITION, FORMAT, Tokenizer, read_text
+from sedd.tokenizer.basic import Bytes, Characters, Integers
+from sedd.tokenizer.bpe import BPE
+
+KINDS: Mapping[str, type[Tokenizer]] = {kind.kind: kind for kind in (Bytes, Characters, BPE, Integers)}
+
+
+def load(folder: Path) -> Tokenizer:
+    """The tokenizer saved in ``folder``; a Hugging Face folder with a ``tokenizer.json`` will do too."""
+    config = _json(folder / CONFIG)
+    if "kind" not in config and (folder / DEFINITION).exists():
+        return BPE.read(folder / DEFINITION)
+    if config.get("format") != FORMAT or config.get("kind") not in KINDS:
+        raise ValueError(
+            f"{folder / CONFIG} is of kind {config.get('kind')!r}, format {config.get('format')!r}; "
+            f"this version reads {', '.join(KINDS)} in format {FORMAT}"
+        )
+    try:
+        return KINDS[config["kind"]].restore(folder, config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG} is damaged: {error}; save the tokenizer again") from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON: {error}; save the tokenizer again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}, not an object; save the tokenizer again")
+    return found

@@ -1,0 +1,191 @@
+"""The likelihood of a continuation: the bound is the conditional, where it can be; greedy text is greedy."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_estimate import bound_of_each
+from toys import random_law
+
+from sedd import evaluation, exact, generate
+from sedd.config import Model, Run
+from sedd.diffusion.objective import DenoisingScoreEntropy
+from sedd.diffusion.parameterization import Causal, Given, Mean
+from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
+from sedd.evaluation import continuation
+from sedd.factory import Loaded
+from sedd.likelihood import Estimate
+from sedd.tokenizer import Characters
+
+LAW = random_law(3, 4, 0)
+ABSORBING, UNIFORM = Absorbing(3), Uniform(3)
+
+
+def rest_of(context: list[int]) -> exact.Law:
+    """The law of what follows, by definition: p(context, rest)/p(context)."""
+    joint = LAW.probabilities.view(3, 3, 3, 3)[tuple(context)]
+    return exact.Law(joint / joint.sum())
+
+
+def loaded(model: torch.nn.Module, process: Process, schedule: Schedule) -> Loaded:
+    """A model of four of the tokens a, b, c, as if it came from a folder."""
+    config = Run(model=Model(length=4)).resolved()
+    letters = Characters(alphabet="abc")
+    objective = DenoisingScoreEntropy(process, schedule)
+    return Loaded(model, exact.Table(2, 1), process, schedule, objective, letters, config, Path())
+
+
+def exact_denoiser() -> Mean:
+    """The true law of the clean token as a network that is told no noise."""
+    table = exact.Table(4, 4)
+    x = exact.every(4, 4)
+    log_mean = exact.Score(LAW, ABSORBING).log_mean(x, torch.ones(len(x)))
+    with torch.no_grad():
+        table.weight[..., :3] = log_mean.clamp_min(-1e3)  # at tokens that are known, −∞
+    return Mean(table.requires_grad_(False), ABSORBING)
+
+
+class Next(torch.nn.Module):
+    """The true law of the next token, as `Causal` asks for it: of tokens moved one place to the right."""
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        length = x.shape[-1]
+        before = torch.nn.functional.pad(x[..., 1:], (0, 5 - length))
+        return exact.Score(LAW, ABSORBING).log_next(before)[..., :length, :]
+
+
+@pytest.mark.parametrize("context", [[1], [0, 2], [2, 1, 0]], ids=str)
+def test_the_score_of_what_follows_is_the_conditional_score(context: list[int]) -> None:
+    """Everywhere and at every noise; so is its bound in expectation, the entropy of what follows."""
+    model, truth = Given(exact.Score(LAW, ABSORBING), torch.tensor(context)), rest_of(context)
+    x = exact.every(4, truth.length)
+    masked = ABSORBING.unknown(x)
+    for sigma in (0.01, 1.0, 5.0):
+        told = torch.full((len(x),), sigma, dtype=torch.float64)
+        torch.testing.assert_close(
+            model(x, told)[masked], exact.Score(truth, ABSORBING)(x, told)[masked], rtol=0, atol=1e-9
+        )
+    bound = exact.bound(model, truth, ABSORBING, LogLinear(), true_base=True)
+    torch.testing.assert_close(bound.total, truth.entropy(), rtol=0, atol=1e-9)
+
+
+def test_under_uniform_noise_it_is_another_law() -> None:
+    """A bound still, but of filling in behind a context that is taken for noisy: worse than the conditional."""
+    model, truth = Given(exact.Score(LAW, UNIFORM), torch.tensor([0, 2])), rest_of([0, 2])
+    bound = exact.bound(model, truth, UNIFORM, LogLinear(), true_base=True, nodes=96).total
+    assert bound > truth.entropy() + 1e-3
+    own = exact.bound(exact.Score(truth, UNIFORM), truth, UNIFORM, LogLinear(), true_base=True, nodes=96).total
+    torch.testing.assert_close(own, truth.entropy(), rtol=0, atol=1e-6)
+
+
+NOISES = [(ABSORBING, LogLinear()), (ABSORBING, Geometric(1e-3, 8.0)), (UNIFORM, Geometric(1e-3, 8.0))]
+
+
+@pytest.mark.parametrize(("process", "schedule"), NOISES, ids=str)
+def test_the_estimate_is_the_bound_on_what_follows(process: Process, schedule: Schedule) -> None:
+    """9 continuations, 5 standard errors of 4096 draws each: false alarm below 1e-5."""
+    context = np.array([0, 2])
+    model = exact.Score(LAW, process)
+    truth = bound_of_each(Given(model, torch.from_numpy(context)), process, schedule, length=2, nodes=80)
+    if process is ABSORBING:  # the exact score: the bound is −log p(rest | context), but for base and reconstruction
+        np.testing.assert_allclose(truth, -rest_of([0, 2]).log_prob(exact.every(3, 2)), atol=0.02)
+    for rest, bound in zip(exact.every(3, 2).numpy(), truth, strict=True):
+        found = evaluation.after(context, rest, loaded(model, process, schedule), draws=4096, batch=4096)
+        assert abs(2 * found.nats - bound) <= 5 * 2 * found.stderr
+        assert 5 * 2 * found.stderr < 0.2 * bound + 0.1
+
+
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_denoisers_and_autoregressive_models_have_the_exact_conditional(split: int) -> None:
+    """In one order and left to right to 1e-9, in any order within 5 standard errors."""
+    denoiser = loaded(exact_denoiser(), ABSORBING, LogLinear())
+    causal = loaded(Causal(Next(), 3), ABSORBING, LogLinear())
+    for x in LAW.sequences[::7]:
+        context, rest = x[:split].numpy(), x[split:].numpy()
+        truth = -rest_of(context.tolist()).log_prob(x[None, split:]).item()
+        in_order = evaluation.after(context, rest, denoiser, estimator="backward")
+        assert in_order.nats * len(rest) == pytest.approx(truth, abs=1e-9)
+        any_order = evaluation.after(context, rest, denoiser, estimator="any-order", draws=512, batch=512)
+        assert abs(any_order.nats * len(rest) - truth) <= 5 * len(rest) * any_order.stderr + 1e-9
+        assert evaluation.after(context, rest, causal).nats * len(rest) == pytest.approx(truth, abs=1e-9)
+
+
+# Tests of the tests ----------------------------------------------------------------------------------------
+
+
+class ContextNoisedToo(Given):
+    """What is noised with everything else: no context at all."""
+
+    def _whole(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.full((*x.shape[:-1], len(self.context)), ABSORBING.mask), x], -1)
+
+
+def whole_row(kept: object) -> object:
+    """The bound on context and continuation together, taken for that on the continuation."""
+
+    def estimate(model: Given, by: object, rows: list[np.ndarray], **options: object) -> Estimate:
+        row = np.concatenate([model.context.numpy(), rows[0]])
+        found = kept(model.model, by, [row], **options)
+        return found._replace(nats=found.nats * len(row) / len(rows[0]), stderr=found.stderr * len(row) / len(rows[0]))
+
+    return estimate
+
+
+@pytest.mark.parametrize("mutant", [None, "context", "whole"])
+def test_mutants_are_caught(mutant: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is right is within 4 standard errors, what is wrong is not within 8."""
+    if mutant == "context":
+        monkeypatch.setattr(continuation, "Given", ContextNoisedToo)
+    if mutant == "whole":
+        monkeypatch.setattr(continuation, "estimate", whole_row(continuation.estimate))
+    made = loaded(exact_denoiser(), ABSORBING, LogLinear())
+    rest = np.array([1, 1])
+    truth = -rest_of([0, 2]).log_prob(torch.tensor([[1, 1]])).item()
+    found = evaluation.after(np.array([0, 2]), rest, made, estimator="any-order", draws=4096, batch=4096)
+    off = abs(2 * found.nats - truth) / (2 * found.stderr)
+    assert off < 4 if mutant is None else off > 8
+
+
+# Greedy ----------------------------------------------------------------------------------------------------
+
+
+def surest_first(context: list[int]) -> list[tuple[int, int]]:
+    """By enumeration: of all places that are free, the one whose likeliest token is likeliest."""
+    x, found = context + [-1] * (4 - len(context)), []
+    while -1 in x:
+        joint = LAW.given(torch.tensor(x)).probabilities.view(3, 3, 3, 3)
+        laws = {i: joint.sum([j for j in range(4) if j != i]) for i in range(4) if x[i] < 0}
+        best = max(laws, key=lambda i: laws[i].max().item())
+        x[best] = int(laws[best].argmax())
+        found.append((best - len(context), x[best]))
+    return found
+
+
+def left_to_right(context: list[int]) -> list[tuple[int, int]]:
+    x = list(context)
+    while len(x) < 4:
+        joint = LAW.probabilities.view(3, 3, 3, 3)[tuple(x)]
+        x.append(int(joint.reshape(3, -1).sum(-1).argmax()))
+    return list(enumerate(x[len(context) :]))
+
+
+@pytest.mark.parametrize("context", [[], [1], [0, 2], [2, 1, 0]], ids=str)
+def test_greedy_texts_are_made_of_likeliest_tokens(context: list[int]) -> None:
+    """A score, a denoiser and an autoregressive model that know the law, against enumeration."""
+    score = loaded(exact.Score(LAW, ABSORBING), ABSORBING, Geometric())
+    denoiser = loaded(exact_denoiser(), ABSORBING, LogLinear())
+    causal = loaded(Causal(Next(), 3), ABSORBING, LogLinear())
+    given = np.array(context, dtype=np.int64)
+    for made, truth in [(score, surest_first), (denoiser, surest_first), (causal, left_to_right)]:
+        assert list(generate.greedy(made, given, 4 - len(context))) == truth(context)
+    assert any(surest_first([a]) != left_to_right([a]) for a in range(3))  # the order matters here
+
+
+def test_greedy_texts_under_uniform_noise_are_whole_and_repeat() -> None:
+    made = loaded(exact.Score(LAW, UNIFORM), UNIFORM, Geometric(1e-3, 8.0))
+    first, again = (list(generate.greedy(made, np.array([1]), 3)) for _ in range(2))
+    assert first == again
+    assert [place for place, _ in first] == [0, 1, 2]
+    assert all(0 <= token < 3 for _, token in first)

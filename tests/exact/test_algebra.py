@@ -1,0 +1,187 @@
+"""Ladder step 0: closed forms against the matrix exponential, in float64."""
+
+import math
+
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sedd import exact
+from sedd.diffusion.process import Absorbing, Process, Uniform, at_token, log_odds
+from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
+
+PROCESSES = [Uniform, Absorbing]
+SCHEDULES = [
+    LogLinear(),
+    LogLinear(0.3),
+    Geometric(),
+    Geometric(1e-3, 5.0),
+    Cosine(),
+    Polynomial(),
+    Polynomial(3.5, 1e-4),
+]
+sizes = st.integers(2, 8)
+noises = st.floats(1e-6, 20.0)
+kinds = st.sampled_from(PROCESSES)
+
+
+def tensor(x: float) -> torch.Tensor:
+    return torch.tensor(x, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1e-6, 0.3, 20.0])
+@pytest.mark.parametrize("n", range(2, 9))
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_transition_is_the_matrix_exponential(kind: type[Process], n: int, sigma: float) -> None:
+    process = kind(n)
+    torch.testing.assert_close(
+        process.transition_matrix(tensor(sigma)), exact.expm(sigma * process.rate_matrix()), rtol=0, atol=1e-13
+    )
+
+
+@pytest.mark.parametrize("size", [1e-6, 0.02, 0.03, 0.3, 1.0, 20.0])
+def test_our_matrix_exponential_is_scipys(size: float) -> None:
+    """`torch.matrix_exp` is not: it is off by 2e-12 near size 0.02."""
+    A = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * size / 5
+    expected = torch.as_tensor(scipy.linalg.expm(A.numpy()))
+    torch.testing.assert_close(exact.expm(A), expected, rtol=1e-13, atol=1e-15)
+
+
+@given(kinds, sizes, noises, noises)
+def test_noise_adds_up(kind: type[Process], n: int, a: float, b: float) -> None:
+    P = kind(n).transition_matrix
+    torch.testing.assert_close(P(tensor(a)) @ P(tensor(b)), P(tensor(a + b)), rtol=0, atol=1e-13)
+
+
+@given(kinds, sizes, noises)
+def test_columns_are_laws(kind: type[Process], n: int, sigma: float) -> None:
+    process = kind(n)
+    P, Q = process.transition_matrix(tensor(sigma)), process.rate_matrix()
+    torch.testing.assert_close(P.sum(0), torch.ones(process.num_states).double(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(Q.sum(0), torch.zeros(process.num_states).double(), rtol=0, atol=1e-13)
+    assert (P >= 0).all()
+    assert (Q - Q.diag().diag() >= 0).all()
+
+
+@given(kinds, sizes)
+def test_rates_out_of_are_columns_and_rates_into_are_rows(kind: type[Process], n: int) -> None:
+    process = kind(n)
+    states, Q = torch.arange(process.num_states), process.rate_matrix()
+    torch.testing.assert_close(process.rates_out_of(states), Q.T)
+    torch.testing.assert_close(process.rates_into(states), Q)
+    into = (Q - Q.diag().diag())[process.unknown(states)]
+    assert set(into[into > 0].tolist()) == {process.into_rate}
+    assert ((Q > 0).any(1) == process.unknown(states)).all()
+
+
+def test_the_two_rate_matrices_written_out() -> None:
+    torch.testing.assert_close(
+        Uniform(3).rate_matrix(), torch.tensor([[-2, 1, 1], [1, -2, 1], [1, 1, -2]]).double() / 3, rtol=0, atol=1e-15
+    )
+    assert Absorbing(2).rate_matrix().tolist() == [[-1, 0, 0], [0, -1, 0], [1, 1, 0]]  # a transposed Q fails here
+
+
+@given(kinds, sizes, noises, st.integers(0, 2**32))
+def test_staggered_score_undoes_noise(kind: type[Process], n: int, dsigma: float, seed: int) -> None:
+    process, dsigma = kind(n), min(dsigma, 5.0)  # e^20 would leave no digits to compare
+    score = torch.rand(2, 3, process.num_states, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    undone = score @ exact.expm(-dsigma * process.rate_matrix()).T
+    torch.testing.assert_close(
+        process.staggered_score(score, tensor(dsigma).expand(2)), undone, rtol=1e-11, atol=1e-11 * math.exp(dsigma)
+    )
+
+
+@given(kinds, sizes, noises, st.data())
+def test_ratios_are_quotients_of_transitions(kind: type[Process], n: int, sigma: float, data: st.DataObject) -> None:
+    process = kind(n)
+    x_0 = data.draw(st.integers(0, n - 1))
+    P = process.transition_matrix(tensor(sigma))
+    for x_t in torch.arange(process.num_states)[process.unknown(torch.arange(process.num_states))].tolist():
+        ratio = process.ratios(torch.tensor([x_t]), torch.tensor([x_0]), tensor(sigma))
+        for y in range(process.num_states):
+            if y != x_t:
+                value = ratio.log_data if y == x_0 else ratio.log_rest
+                if value is None:  # stands for 0
+                    assert P[y, x_0] == 0
+                    continue
+                assert math.isclose(value.exp().item(), P[y, x_0] / P[x_t, x_0], rel_tol=1e-11, abs_tol=1e-300)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_rate_is_the_derivative_of_sigma(schedule: Schedule) -> None:
+    t = torch.linspace(1e-4, 1 - 1e-4, 501, dtype=torch.float64, requires_grad=True)
+    (derivative,) = torch.autograd.grad(schedule.sigma(t).sum(), t)
+    torch.testing.assert_close(schedule.rate(t.detach()), derivative, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_t_inverts_sigma_and_sigma_grows(schedule: Schedule) -> None:
+    t = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    sigma = schedule.sigma(t)
+    assert (sigma.diff() > 0).all()
+    torch.testing.assert_close(schedule.t(sigma), t, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_schedules_keep_their_digits_at_both_ends_in_float32(schedule: Schedule) -> None:
+    small = torch.logspace(-9, -1, 200, dtype=torch.float64)
+    for t in (small.float(), 1 - small.float(), torch.tensor([0.0, 1.0])):
+        for single, double in zip(schedule(t), schedule(t.double()), strict=True):
+            assert single.isfinite().all()
+            torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=0)
+
+
+@given(st.floats(1e-6, 0.9), st.floats(1e-6, 1.0))
+def test_log_linear_weight_is_one_over_t(eps: float, t: float) -> None:
+    noise = LogLinear(eps)(tensor(t))
+    assert math.isclose(noise.rate * torch.exp(-log_odds(noise.sigma)), 1 / t, rel_tol=1e-9)  # §7.2
+
+
+@given(kinds, st.integers(2, 60_000), noises)
+def test_prior_kl_is_the_sum_it_stands_for(kind: type[Process], n: int, sigma: float) -> None:
+    process, s = kind(n), tensor(sigma)
+    x = torch.arange(process.num_states)
+    P = process.transition(x, torch.tensor(0), s)
+    kl = torch.xlogy(P, P).sum() - (P * process.log_prior(x, s)).sum()
+    assert math.isclose(process.prior_kl(s), kl, rel_tol=1e-9, abs_tol=1e-12)
+    assert process.prior_kl(s) >= 0
+    assert process.prior_kl(s.float()).dtype == torch.float32
+
+
+@given(kinds, sizes, noises, st.integers(0, 2**32))
+def test_mean_score_is_the_average_ratio(kind: type[Process], n: int, sigma: float, seed: int) -> None:
+    """§3: s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0), at positions that can move."""
+    process, s = kind(n), tensor(sigma)
+    log_mean = torch.randn(n, generator=torch.Generator().manual_seed(seed)).double().log_softmax(-1)
+    P = process.transition_matrix(s)
+    for x_t in torch.arange(process.num_states)[process.unknown(torch.arange(process.num_states))].tolist():
+        expected = (P[:, :n] / P[x_t, :n]) @ log_mean.exp()
+        score = process.mean_score(log_mean.view(1, 1, n), torch.tensor([[x_t]]), s.view(1)).exp().flatten()
+        torch.testing.assert_close(score, expected, rtol=1e-10, atol=1e-14)
+
+
+@given(kinds, sizes, noises, noises, st.integers(0, 2**32))
+def test_posterior_is_bayes_rule(kind: type[Process], n: int, a: float, b: float, seed: int) -> None:
+    process, s, t = kind(n), tensor(min(a, b) * 0.9), tensor(max(a, b))
+    log_mean = torch.randn(n, generator=torch.Generator().manual_seed(seed)).double().log_softmax(-1)
+    P_s, P_t, step = (exact.transition_matrix(process, x) for x in (s, t, t - s))
+    for x_t in torch.arange(process.num_states)[process.unknown(torch.arange(process.num_states))].tolist():
+        q = step[x_t, :, None] * P_s[:, :n] / P_t[x_t, :n]  # q(x_s | x_t, x_0)
+        x = torch.tensor([[x_t]])
+        log_p = process.log_posterior(log_mean.view(1, 1, n), x, s.view(1), t.view(1)).flatten()
+        torch.testing.assert_close(log_p.exp(), q @ log_mean.exp(), rtol=1e-8, atol=1e-12)
+        for x_0 in range(n):
+            kl = torch.xlogy(q[:, x_0], q[:, x_0] / (q @ log_mean.exp())).sum()
+            found = process.posterior_kl(log_mean.view(1, 1, n), x, torch.tensor([[x_0]]), s.view(1), t.view(1))
+            torch.testing.assert_close(found.squeeze(), kl, rtol=1e-7, atol=1e-11)
+
+
+def test_a_token_stays_in_the_posterior_of_absorbing_noise() -> None:
+    log_mean = torch.full((1, 2, 3), -math.log(3))
+    x_t = torch.tensor([[1, 3]])
+    p = Absorbing(3).log_posterior(log_mean, x_t, torch.tensor([0.2]), torch.tensor([0.5])).exp()
+    assert p[0, 0].tolist() == [0, 1, 0, 0]
+    torch.testing.assert_close(p.sum(-1), torch.ones(1, 2))
+    torch.testing.assert_close(at_token(p, x_t)[0, 1], torch.tensor((1 - math.exp(-0.2)) / (1 - math.exp(-0.5))))

@@ -1,0 +1,148 @@
+"""§7.5 and §8: with the exact score the bound is the entropy, and mutants of the loss are caught by it."""
+
+import pytest
+import torch
+from toys import expected_loss, random_law, random_model, tensor
+
+from sedd import exact
+from sedd.diffusion.divergence import Divergence, score_entropy
+from sedd.diffusion.objective import DenoisingScoreEntropy
+from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
+from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
+from sedd.exact import Law, objectives
+
+LAWS = [(length, seed) for length in (3, 4) for seed in range(3)]
+
+
+def bound_of_training_code(law: Law, process: Process, schedule: Schedule, nodes: int) -> torch.Tensor:
+    """The bound at the exact score, its integral made of the loss that trains models."""
+    score, objective = exact.Score(law, process), DenoisingScoreEntropy(process, schedule)
+    diffusion = exact.integrate(lambda t: expected_loss(objective, score, law, schedule, t), nodes=nodes)
+    terms = exact.bound(score, law, process, schedule, true_base=True, nodes=1)
+    return diffusion + terms.prior + terms.reconstruction
+
+
+@pytest.mark.parametrize(("length", "seed"), LAWS)
+@pytest.mark.parametrize(
+    ("schedule", "nodes"), [(LogLinear(), 16), (LogLinear(0.1), 16), (Cosine(), 48), (Polynomial(), 24)], ids=str
+)
+def test_absorbing_bound_is_the_entropy(schedule: Schedule, nodes: int, length: int, seed: int) -> None:
+    law, process = random_law(3, length, seed), Absorbing(3)
+    assert abs(bound_of_training_code(law, process, schedule, nodes) - law.entropy()) <= 1e-10
+    terms = exact.bound(exact.Score(law, process), law, process, schedule, true_base=True, nodes=nodes)
+    assert terms.reconstruction == 0
+    assert abs(terms.total - law.entropy()) <= 1e-10
+
+
+@pytest.mark.parametrize(("length", "seed"), LAWS)
+@pytest.mark.parametrize("schedule", [Geometric(), LogLinear()], ids=str)
+def test_uniform_bound_is_the_entropy(schedule: Schedule, length: int, seed: int) -> None:
+    law, process = random_law(3, length, seed), Uniform(3)
+    assert abs(bound_of_training_code(law, process, schedule, nodes=200) - law.entropy()) <= 1e-4
+
+
+def test_reconstruction_is_needed() -> None:
+    """Geometric starts at noise 1e-4, where a token in ten thousand is unknown: 0.002 nats of 3."""
+    law, process = random_law(3, 3, 0), Uniform(3)
+    terms = exact.bound(exact.Score(law, process), law, process, Geometric(), true_base=True, nodes=200)
+    assert abs(terms.total - law.entropy()) <= 1e-4
+    assert terms.reconstruction > 1e-3
+
+
+@pytest.mark.parametrize("t_min", [0.01, 0.1])
+@pytest.mark.parametrize("kind", [Uniform, Absorbing])
+def test_starting_late_costs_what_one_factorised_step_costs(kind: type[Process], t_min: float) -> None:
+    """From t_min > 0 the bound stays a bound; its excess is the dependence that one step to 0 ignores."""
+    law, process = random_law(3, 3, 0), kind(3)
+    terms = exact.bound(exact.Score(law, process), law, process, LogLinear(), t_min=t_min, true_base=True, nodes=100)
+    excess = terms.total - law.entropy()
+    assert 0 < excess < 10 * t_min**2
+
+
+@pytest.mark.parametrize(("length", "seed"), LAWS)
+@pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear(0.01)), (Uniform, Geometric(1e-4, 2.0))])
+def test_the_practical_base_costs_its_divergence(
+    kind: type[Process], schedule: Schedule, length: int, seed: int
+) -> None:
+    law, process = random_law(3, length, seed), kind(3)
+    true, base = (
+        exact.bound(exact.Score(law, process), law, process, schedule, true_base=wanted, nodes=4)
+        for wanted in (True, False)
+    )
+    sigma = schedule.sigma(tensor(1.0))
+    p_1 = law.at(process, sigma)
+    log_base = process.log_prior(exact.every(process.num_states, length), sigma).sum(-1)
+    assert abs(log_base.exp().sum() - 1) < 1e-12
+    excess = (p_1 * (p_1.log() - log_base)).sum()
+    torch.testing.assert_close(base.total - true.total, excess, rtol=0, atol=1e-12)
+    torch.testing.assert_close(base.prior, length * process.prior_kl(sigma), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrapper", [Score, Mean])
+@pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear()), (Uniform, Geometric())])
+def test_a_wrong_model_has_a_worse_bound(kind: type[Process], schedule: Schedule, wrapper: type) -> None:
+    law, process = random_law(3, 3, 0), kind(3)
+    terms = exact.bound(random_model(wrapper, process, 3), law, process, schedule, nodes=60)
+    assert terms.total > law.entropy() + 0.1
+
+
+@pytest.mark.parametrize("kind", [Absorbing, Uniform])
+def test_laws_with_sequences_that_never_happen(kind: type[Process]) -> None:
+    law, process, schedule = Law(torch.eye(2).double() / 2), kind(2), LogLinear()
+    score = exact.Score(law, process)
+    true = exact.bound(score, law, process, schedule, true_base=True, nodes=150)
+    torch.testing.assert_close(true.total, law.entropy(), rtol=0, atol=1e-4)
+    sigma = tensor(0.4)
+    for define in (objectives.implicit_score_entropy, objectives.explicit_score_entropy, objectives.ratio_matching):
+        assert define(score, law, process, sigma).isfinite()
+
+
+def test_a_score_that_undoes_too_much_has_an_infinite_reconstruction() -> None:
+    """A wrong score may ask for negative probabilities; such tokens are never drawn, so the bound is not finite."""
+    law, process = random_law(3, 2, 0), Uniform(3)
+    low = lambda x, sigma: torch.full((*x.shape, 3), -12.0).double().scatter(-1, x[..., None], 0)  # noqa: E731
+    assert exact.bound(low, law, process, Geometric(), nodes=4).reconstruction == torch.inf
+
+
+# Tests of the test: each of these mistakes was made by somebody, and the bound must notice it.
+
+
+class NoConstant(Divergence):
+    def value(self, log_s: torch.Tensor, log_a: torch.Tensor | None) -> torch.Tensor:
+        return log_s.exp() if log_a is None else log_s.exp() - log_a.exp() * log_s
+
+    def slope(self, log_s: torch.Tensor, log_a: torch.Tensor | None) -> torch.Tensor:
+        return score_entropy.slope(log_s, log_a)
+
+
+def inverted(ratios: object) -> object:
+    def mutant(self: Process, x_t: torch.Tensor, x_0: torch.Tensor, sigma: torch.Tensor) -> Ratio:
+        ratio = ratios(self, x_t, x_0, sigma)
+        return Ratio(-ratio.log_data, None if ratio.log_rest is None else -ratio.log_rest)
+
+    return mutant
+
+
+@pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear()), (Uniform, Geometric())])
+@pytest.mark.parametrize("mutant", ["none", "constant dropped", "ratio inverted", "Q transposed", "sigma for rate"])
+def test_mutants_are_caught(
+    kind: type[Process], schedule: Schedule, mutant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mutant == "constant dropped":
+        monkeypatch.setattr("sedd.diffusion.process.base.score_entropy", NoConstant())
+    if mutant == "ratio inverted":
+        monkeypatch.setattr(kind, "ratios", inverted(kind.ratios))
+    if mutant == "Q transposed" and kind is Uniform:
+        return  # Q is symmetric: not a mistake there
+    if mutant == "Q transposed":  # tokens, not masks, would move backwards
+        known = kind.unknown
+        monkeypatch.setattr(kind, "unknown", lambda self, x_t: ~known(self, x_t))
+    if mutant == "sigma for rate":
+        monkeypatch.setattr(type(schedule), "rate", type(schedule).sigma)
+    law = random_law(3, 3, 0)
+    gap = abs(bound_of_training_code(law, kind(3), schedule, nodes=100) - law.entropy())
+    if mutant == "none":
+        assert gap <= 1e-4
+    else:
+        assert gap > 0.1

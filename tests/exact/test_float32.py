@@ -1,0 +1,201 @@
+"""Losses in float32 at vocabulary 50,257 are those of float64, gradients included, at every noise."""
+
+import pytest
+import torch
+
+from sedd.diffusion import divergence
+from sedd.diffusion.objective import D3PM, DenoisingScoreEntropy, Objective
+from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.schedule import Geometric, LogLinear
+
+N = 50_257
+SIGMAS = torch.logspace(-6, 1.301, 12).clamp_max(20.0)
+
+
+def tokens(process: Process) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three positions: kept, replaced, replaced by another; under absorbing noise the last two are masks."""
+    x_0 = torch.tensor([17, 17, N - 1])
+    x_t = torch.tensor([17, 5, 0]) if isinstance(process, Uniform) else torch.tensor([17, N, N])
+    return x_t.expand(len(SIGMAS), -1), x_0.expand(len(SIGMAS), -1)
+
+
+def outputs(kind: str, process: Process) -> torch.Tensor:
+    z = torch.randn(len(SIGMAS), 3, process.num_states, generator=torch.Generator().manual_seed(0))
+    if kind == "zero":
+        return torch.zeros_like(z)
+    if kind == "sharp":  # a trained model: nearly sure, and right
+        return z + 15 * torch.nn.functional.one_hot(tokens(process)[1], process.num_states)
+    return z
+
+
+def loss_and_gradient(f: object, z: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    z = z.to(dtype).requires_grad_()
+    loss = f(z, SIGMAS.to(dtype))
+    (gradient,) = torch.autograd.grad(loss.sum(), z)
+    assert loss.dtype == dtype
+    return loss.detach().double(), gradient.double()
+
+
+def agree(f: object, z: torch.Tensor, atol: float = 1e-30, softmax: float = 0.0) -> None:
+    """Within 1e-4 of float64; ``atol`` nats for a loss that is next to nothing where it is computed.
+
+    The gradient through a softmax is a difference of numbers as large as the loss, so it is known to
+    ``softmax`` times the loss at best.
+    """
+    single, double = (loss_and_gradient(f, z, dtype) for dtype in (torch.float32, torch.float64))
+    for a, b in zip(single, double, strict=True):
+        assert a.isfinite().all()
+        assert b.isfinite().all()
+    assert (single[0] >= 0).all()
+    torch.testing.assert_close(single[0], double[0], rtol=1e-4, atol=atol)
+    error, size = (single[1] - double[1]).norm(dim=-1), double[1].norm(dim=-1)
+    assert (error <= 1e-4 * size + softmax * (double[0] + 1e-3) + atol).all()
+
+
+@pytest.mark.parametrize("kind", ["random", "zero", "sharp"])
+@pytest.mark.parametrize("process", [Uniform(N), Absorbing(N)], ids=str)
+def test_score_entropy(process: Process, kind: str) -> None:
+    """On log-scores themselves: random, all 0, and near the ratios."""
+    x_t, x_0 = tokens(process)
+    log_score = outputs("zero" if kind == "zero" else "random", process)
+    if kind == "sharp":
+        ratio = process.ratios(x_t, x_0, SIGMAS)
+        rest = torch.full(x_t.shape, -30.0) if ratio.log_rest is None else ratio.log_rest
+        near = rest[..., None].expand(log_score.shape)
+        near = near.scatter(-1, x_0[..., None], ratio.log_data[..., None].expand(*x_0.shape, 1))
+        log_score = near + 0.1 * log_score
+    agree(lambda z, sigma: process.score_entropy(z, x_t, x_0, sigma), log_score)
+
+
+@pytest.mark.parametrize("kind", ["random", "zero", "sharp"])
+@pytest.mark.parametrize("wrapper", [Score, Mean])
+@pytest.mark.parametrize("process", [Uniform(N), Absorbing(N)], ids=str)
+def test_score_entropy_of_a_network(process: Process, wrapper: type, kind: str) -> None:
+    """From a network's output, through the parameterization."""
+    x_t, x_0 = tokens(process)
+
+    def loss(z: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return process.score_entropy(wrapper(Says(z), process)(x_t, sigma), x_t, x_0, sigma)
+
+    mean = wrapper is Mean and isinstance(process, Uniform)
+    sure = 1e-5 if mean and kind == "sharp" else 1e-30  # log p of a sure model is known to 1e-6
+    agree(loss, outputs(kind, process), atol=sure, softmax=2e-7 if mean else 0.0)
+
+
+class Says(torch.nn.Module):
+    def __init__(self, output: torch.Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.output
+
+
+@pytest.mark.parametrize("process", [Uniform(N), Absorbing(N)], ids=str)
+def test_posterior_kl(process: Process) -> None:
+    x_t, x_0 = tokens(process)
+    agree(
+        lambda z, sigma: process.posterior_kl(z[..., :N].log_softmax(-1), x_t, x_0, 0.9 * sigma, sigma),
+        outputs("random", process),
+        atol=1e-9,
+    )
+
+
+def test_no_noise_at_all_is_finite() -> None:
+    """At t = 0 nothing is replaced; the ratios that do not happen must not make NaN of the others."""
+    for process in (Uniform(5), Absorbing(5)):
+        log_score = torch.randn(1, 2, process.num_states, requires_grad=True)
+        x = torch.tensor([[0, 4]])
+        loss = process.score_entropy(log_score, x, x, torch.zeros(1))
+        loss.sum().backward()
+        assert loss.isfinite().all()
+        assert log_score.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("objective", [DenoisingScoreEntropy(Absorbing(9), LogLinear()), D3PM(Uniform(9), Geometric())])
+def test_half_precision_networks_get_float32_losses(objective: Objective) -> None:
+    process = objective.process
+    output = torch.randn(4, 6, process.num_states, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    x_0 = torch.randint(9, (4, 6), generator=generator)
+    loss = objective(Mean(Says(output), process), x_0, torch.rand(4, dtype=torch.float64), generator)
+    assert loss.dtype == torch.float32
+    assert loss.isfinite().all()
+
+
+def test_the_naive_formula_would_fail_here() -> None:
+    """A test of the test: s − a log s + K(a), as written, has no digits left near its minimum."""
+    log_ratio = torch.tensor(-1e-4)
+    truth = divergence.score_entropy(torch.tensor(0.0, dtype=torch.float64), log_ratio.double())
+    assert abs(divergence.score_entropy(torch.tensor(0.0), log_ratio) / truth - 1) < 1e-4
+    ratio = log_ratio.exp()
+    naive = 1 - ratio * 0 + divergence.K(ratio)
+    assert abs(naive / truth - 1) > 0.1
+
+
+@pytest.mark.parametrize(
+    "f", [divergence.score_entropy, divergence.square, divergence.linear], ids=lambda f: type(f).__name__
+)
+def test_gradients_by_finite_differences(f: divergence.Divergence) -> None:
+    """Near s = a, far from it, and at a = 0; entry by entry and summed."""
+    generator = torch.Generator().manual_seed(0)
+    log_score = (2 * torch.randn(4, 10, generator=generator, dtype=torch.float64)).requires_grad_()
+    log_ratio = torch.cat(
+        [torch.full((4, 2), -torch.inf), log_score.detach()[:, 2:5] + 1e-3, torch.randn(4, 5)], -1
+    ).double()
+    assert torch.autograd.gradcheck(f, (log_score, log_ratio))
+    excluded = torch.tensor([[0, 3], [1, 1], [9, 0], [2, 5]])
+    for ratio in (log_ratio[:, 6], None):
+        assert torch.autograd.gradcheck(lambda log_s, a=ratio: f.sum_except(excluded, log_s, a), log_score)
+
+
+@pytest.mark.parametrize(
+    "f", [divergence.score_entropy, divergence.square, divergence.linear], ids=lambda f: type(f).__name__
+)
+def test_a_sum_is_the_sum_of_its_entries(f: divergence.Divergence) -> None:
+    log_score, ratio = torch.randn(3, 8).double(), torch.randn(3).double()
+    kept = torch.tensor([[2, 3, 4, 5, 6, 7]]).expand(3, -1)
+    excluded = torch.tensor([[0, 1]]).expand(3, -1)
+    for log_a in (ratio, torch.full_like(ratio, -torch.inf)):
+        each = f(log_score, log_a[:, None]).gather(-1, kept).sum(-1)
+        torch.testing.assert_close(f.sum_except(excluded, log_score, log_a), each)
+    torch.testing.assert_close(f.sum_except(excluded, log_score, None), each)
+
+
+def test_score_entropy_is_its_formula_across_the_seam_of_its_two_forms() -> None:
+    d = torch.cat([torch.linspace(-0.03, 0.03, 601), torch.linspace(-9, 9, 100)]).double()
+    s, a = torch.exp(d + 0.3), torch.full_like(d, 0.3).exp()
+    expected = s - a * (d + 0.3) + divergence.K(a)
+    torch.testing.assert_close(divergence.score_entropy(d + 0.3, a.log()), expected, rtol=0, atol=2e-15 * 1e4)
+    small = torch.logspace(-9, -2.0001, 50, dtype=torch.float64)
+    exact = small**2 / 2 + small**3 / 6 + small**4 / 24 + small**5 / 120 + small**6 / 720
+    torch.testing.assert_close(divergence.score_entropy(small, torch.zeros_like(small)), exact, rtol=1e-12, atol=0)
+
+
+def test_losses_stay_finite_next_to_no_noise() -> None:
+    """At the first times a float32 schedule can tell from 0, a·e^d would overflow where s does not."""
+    process = Uniform(N)
+    x_t, x_0 = tokens(process)
+    sigma = torch.logspace(-38, -8, len(SIGMAS))
+    z = outputs("random", process).requires_grad_()
+    loss = process.score_entropy(Mean(Says(z), process)(x_t, sigma), x_t, x_0, sigma)
+    assert loss[:, 0].isfinite().all()  # kept tokens: replaced ones do not happen there
+    loss[:, 0].sum().backward()
+    assert z.grad.isfinite().all()
+
+
+def test_half_precision_scores_are_raised() -> None:
+    process, x = Absorbing(5), torch.tensor([[5, 5]])
+    log_score = torch.randn(1, 2, 6).bfloat16()
+    sigma = torch.tensor([0.3])
+    half = process.score_entropy(log_score, x, x - 1, sigma)
+    assert half.dtype == torch.float32
+    assert torch.equal(half, process.score_entropy(log_score.float(), x, x - 1, sigma))
+
+
+def test_positions_that_do_not_count_have_gradient_0_whatever_their_slope() -> None:
+    log_s = torch.full((1, 2, 3), 400.0, requires_grad=True)  # e^400 overflows
+    total = divergence.square.sum_except(torch.tensor([[[0, 0], [0, 0]]]), log_s, None)
+    (total * 0).sum().nan_to_num().backward()
+    assert (log_s.grad == 0).all()

@@ -1,0 +1,295 @@
+"""Ladder step 1: what the training code computes against definitions, and the identities of §7."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import expected_loss, random_law, random_model, tensor
+
+from sedd import exact
+from sedd.diffusion import objective as objectives
+from sedd.diffusion.parameterization import Causal, Conditional, Mean, Score
+from sedd.diffusion.process import Absorbing, Process, Uniform, at_token, log_odds
+from sedd.diffusion.schedule import Cosine, Geometric, Importance, LogLinear, Polynomial, Schedule, stratified
+from sedd.exact import objectives as definition
+
+PROCESSES = [Uniform, Absorbing]
+SCHEDULES: list[Schedule] = [LogLinear(), Geometric(), Cosine(), Polynomial()]
+LAW = random_law(3, 3, seed=0)
+AT_NOISE = {  # objective, definition, what it is tested on, whether the schedule's rate weighs it
+    objectives.DenoisingScoreEntropy: (definition.denoising_score_entropy, Score, True),
+    objectives.DenoisingConcreteScore: (definition.denoising_concrete_score, Score, True),
+    objectives.SoftmaxLinear: (definition.softmax_linear, Score, True),
+    objectives.ImplicitScoreEntropy: (definition.implicit_score_entropy, Score, True),
+    objectives.ExplicitScoreEntropy: (definition.explicit_score_entropy, Score, True),
+    objectives.ExplicitConcreteScore: (definition.explicit_concrete_score, Score, True),
+    objectives.RatioMatching: (definition.ratio_matching, Conditional, False),
+    objectives.MeanCrossEntropy: (definition.mean_cross_entropy, Mean, False),
+}
+
+
+def make(kind: type, process: Process, schedule: Schedule, law: exact.Law = LAW) -> objectives.Objective:
+    return kind(process, schedule, law) if issubclass(kind, objectives.Explicit) else kind(process, schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+@pytest.mark.parametrize("kind", AT_NOISE)
+def test_losses_are_their_definitions(kind: type, process: Process, schedule: Schedule) -> None:
+    define, wrapper, weighed = AT_NOISE[kind]
+    model = random_model(wrapper, process, LAW.length)
+    for t in map(tensor, (0.02, 0.5, 1.0)):
+        sigma, rate = schedule(t)
+        found = expected_loss(make(kind, process, schedule), model, LAW, schedule, t)
+        expected = define(model, LAW, process, sigma) * (rate if weighed else 1)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+def test_d3pm_is_its_definition(process: Process, schedule: Schedule) -> None:
+    model, objective = random_model(Mean, process, 3), objectives.D3PM(process, schedule, steps=5)
+    times = objective.times(torch.linspace(0.1, 0.9, 5).double())
+    assert times.weight.tolist() == [5.0] * 5
+    for t in times.t:
+        s = schedule.sigma((t - 1 / 5).clamp_min(0))
+        expected = definition.d3pm(model, LAW, process, s, schedule.sigma(t))
+        torch.testing.assert_close(expected_loss(objective, model, LAW, schedule, t), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_time_dce_is_its_definition(schedule: Schedule) -> None:
+    process = Absorbing(3)
+    model, objective = random_model(Mean, process, 3), objectives.TimeDCE(process, schedule)
+    for t in map(tensor, (0.02, 0.5, 1.0)):
+        sigma, rate = schedule(t)
+        found = expected_loss(objective, model, LAW, schedule, t)
+        torch.testing.assert_close(found, rate * definition.t_dce(model, LAW, process, sigma), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("masked", [0.01, 0.4, 0.99])
+def test_lambda_dce_is_its_definition(masked: float) -> None:
+    process, at = Absorbing(3), tensor(masked)
+    model = random_model(Mean, process, 3)
+    linear = LogLinear(1e-12)  # σ(t) = −log(1 − t) but for the last digit
+    found = expected_loss(objectives.LambdaDCE(process), model, LAW, linear, at)
+    torch.testing.assert_close(found, definition.lambda_dce(model, LAW, process, at), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_any_order_is_its_definition(k: int) -> None:
+    process = Absorbing(3)
+    model, objective = random_model(Mean, process, 3), objectives.AnyOrder(process)
+    x_0, generator = LAW.sequences.repeat(4000, 1), torch.Generator().manual_seed(0)
+    t = tensor((k - 0.5) / 3).expand(len(x_0))
+    x_t = objective.corrupt(x_0, t, generator)
+    assert ((x_t == process.mask).sum(-1) == k).all()
+    shown, how_often = torch.unique(x_t == process.mask, dim=0, return_counts=True)
+    assert len(shown) == math.comb(3, k)  # every choice of k positions, equally often: within 5 standard errors
+    share = 1 / len(shown)
+    assert (how_often / len(x_t) - share).abs().max() <= 5 * math.sqrt(share * (1 - share) / len(x_t))
+    total = torch.zeros(()).double()
+    for hidden in shown:
+        loss = objective.loss(
+            model, torch.where(hidden, process.mask, LAW.sequences), LAW.sequences, t[: len(LAW.sequences)]
+        )
+        total += (LAW.probabilities * loss.sum(-1)).sum() / len(shown)
+    torch.testing.assert_close(total, definition.any_order(model, LAW, process, k), rtol=1e-10, atol=0)
+
+
+def test_autoregressive_is_its_definition_and_the_entropy_at_the_truth() -> None:
+    objective = objectives.Autoregressive(3)
+    causal = Causal(CausalTable(), 3)
+    for model in (causal, exact.Score(LAW, Absorbing(3))):
+        t = torch.zeros(len(LAW.sequences)).double()
+        found = (LAW.probabilities * objective.loss(model, LAW.sequences, LAW.sequences, t).sum(-1)).sum()
+        torch.testing.assert_close(found, definition.autoregressive(model, LAW), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found, LAW.entropy(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(causal.log_next(LAW.sequences).exp().sum(-1), torch.ones(27, 3).double())
+    changed = LAW.sequences.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 3
+    assert torch.equal(causal.log_next(changed), causal.log_next(LAW.sequences))  # the last token is seen by none
+
+
+def test_the_first_token_is_predicted_from_a_start_token_of_its_own() -> None:
+    seen = []
+
+    class Sees(torch.nn.Module):
+        def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            return torch.zeros(*x.shape, 4)
+
+    Causal(Sees(), 3).log_next(torch.tensor([[0, 1, 2]]))
+    assert seen[0].tolist() == [[3, 0, 1]]
+
+
+def test_no_masked_token_and_no_time_give_no_nan() -> None:
+    process = Absorbing(3)
+    model = random_model(Mean, process, 3)
+    x_0 = LAW.sequences[:4]
+    loss = objectives.LambdaDCE(process)(model, x_0, torch.zeros(4).double(), torch.Generator().manual_seed(0))
+    loss.sum().backward()
+    assert (loss == 0).all()
+    assert model.network.weight.grad.isfinite().all()
+
+
+class CausalTable(torch.nn.Module):
+    """Reads what stands at i of the shifted sequence, and nothing else."""
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        weight = torch.randn(4, 4, generator=torch.Generator().manual_seed(3)).double()
+        return weight[x]
+
+
+@given(st.sampled_from(PROCESSES), st.integers(2, 4), st.integers(1, 3), st.floats(1e-3, 8.0), st.integers(0, 99))
+def test_explicit_score_entropy_is_zero_at_the_truth_alone(
+    kind: type[Process], n: int, length: int, sigma: float, seed: int
+) -> None:
+    law, process = random_law(n, length, seed), kind(n)
+    truth = definition.explicit_score_entropy(exact.Score(law, process), law, process, tensor(sigma))
+    wrong = definition.explicit_score_entropy(random_model(Score, process, length, seed), law, process, tensor(sigma))
+    assert abs(truth) <= 1e-10
+    assert wrong > 1e-6
+
+
+def gradient(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+    (grad,) = torch.autograd.grad(loss, list(model.parameters()))
+    return grad
+
+
+@given(st.sampled_from(PROCESSES), st.integers(2, 3), st.integers(1, 3), st.floats(1e-2, 5.0), st.integers(0, 99))
+def test_three_forms_of_score_entropy_have_one_gradient(
+    kind: type[Process], n: int, length: int, sigma: float, seed: int
+) -> None:
+    """§7.1, and two forms of concrete score matching likewise."""
+    law, process, model = random_law(n, length, seed), kind(n), random_model(Score, kind(n), length, seed)
+    sigma = tensor(sigma)
+    truth = gradient(definition.explicit_score_entropy(model, law, process, sigma), model)
+    for form in (definition.denoising_score_entropy, definition.implicit_score_entropy):
+        torch.testing.assert_close(gradient(form(model, law, process, sigma), model), truth, rtol=1e-9, atol=1e-10)
+    truth = gradient(definition.explicit_concrete_score(model, law, process, sigma), model)
+    denoising = gradient(definition.denoising_concrete_score(model, law, process, sigma), model)
+    torch.testing.assert_close(denoising, truth, rtol=1e-9, atol=1e-9 * truth.abs().max().item())
+
+
+@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+@pytest.mark.parametrize("kind", [k for k, (_, wrapper, _) in AT_NOISE.items() if wrapper is Score])
+def test_gradients_of_the_training_code_are_those_of_the_definitions(kind: type, process: Process) -> None:
+    define, _, _ = AT_NOISE[kind]
+    model, schedule, t = random_model(Score, process, 3), LogLinear(), tensor(0.3)
+    sigma, rate = schedule(t)
+    found = gradient(expected_loss(make(kind, process, schedule), model, LAW, schedule, t), model)
+    torch.testing.assert_close(found, gradient(rate * define(model, LAW, process, sigma), model), rtol=1e-9, atol=1e-11)
+
+
+@given(st.integers(2, 40), st.floats(1e-3, 1.0), st.floats(1e-4, 0.5), st.integers(0, 99))
+def test_score_entropy_of_a_mask_is_cross_entropy_and_an_excess(n: int, t: float, eps: float, seed: int) -> None:
+    """§7.3: (1/t)·[CE(z, x_0) + S − 1 − log S], gradient (1/t)(exp(z_y − log N) − [y = x_0])."""
+    process, schedule = Absorbing(n), LogLinear(eps)
+    z = torch.randn(1, 1, n + 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True)
+    x_0, x_t = torch.tensor([[seed % n]]), torch.tensor([[n]])
+    model = Score(Says(z), process)
+    loss = objectives.DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, tensor(t).view(1)).sum()
+    tokens = z[0, 0, :n]
+    S = torch.exp(tokens - math.log(n)).sum()
+    expected = (torch.nn.functional.cross_entropy(tokens, x_0[0, 0]) + S - 1 - S.log()) / t
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+    grad = torch.exp(tokens - math.log(n)).index_put((x_0[0],), tensor(-1.0), accumulate=True) / t
+    torch.testing.assert_close(torch.autograd.grad(loss, z)[0][0, 0, :n], grad, rtol=1e-10, atol=1e-10)
+
+
+class Says(torch.nn.Module):
+    """A network that says the same whatever it sees."""
+
+    def __init__(self, output: torch.Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.output.expand(*x.shape, -1)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_score_entropy_of_a_denoiser_is_time_dce_point_by_point(schedule: Schedule) -> None:
+    """§7.4, first half."""
+    process, model = Absorbing(3), random_model(Mean, Absorbing(3), 3)
+    x_t, x_0 = exact.every(4, 3).repeat_interleave(27, 0), exact.every(3, 3).repeat(64, 1)
+    for at in (1e-3, 0.5, 1.0):
+        t = tensor(at).expand(len(x_t))
+        entropy = objectives.DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, t)
+        dce = objectives.TimeDCE(process, schedule).loss(model, x_t, x_0, t)
+        torch.testing.assert_close(entropy, dce, rtol=1e-10, atol=1e-10)
+
+
+def test_time_lambda_and_any_order_are_one_number() -> None:
+    """§7.4, second half: ∫ t-DCE = ∫ λ-DCE = mean over k of any-order, up to the prior of a finite σ(1)."""
+    process, model = Absorbing(3), random_model(Mean, Absorbing(3), 3)
+    by_lambda = exact.integrate(lambda m: definition.lambda_dce(model, LAW, process, m), nodes=8)
+    by_order = torch.stack([definition.any_order(model, LAW, process, k) for k in (1, 2, 3)]).mean()
+    torch.testing.assert_close(by_lambda, by_order, rtol=1e-12, atol=0)
+    for schedule in (LogLinear(1e-12), Polynomial(2.0, 1e-12)):
+        objective = objectives.TimeDCE(process, schedule)
+        by_time = exact.integrate(lambda t, o=objective: expected_loss(o, model, LAW, o.schedule, t), nodes=16)
+        torch.testing.assert_close(by_time, by_order, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(("process", "schedule"), [(Absorbing(3), LogLinear()), (Uniform(3), Geometric(1e-2, 8.0))])
+def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Schedule) -> None:
+    """The distance halves as T doubles, and from above at the truth; the reconstruction from σ(0) is in neither."""
+
+    def distance(model: object, steps: int) -> float:
+        t = torch.arange(1, steps + 1).double() / steps
+        objective = objectives.D3PM(process, schedule, steps=steps)
+        return sum(expected_loss(objective, model, LAW, schedule, x) for x in t).item() - integral(model)
+
+    def integral(model: object) -> float:
+        objective = objectives.DenoisingScoreEntropy(process, schedule)
+        return exact.integrate(lambda t: expected_loss(objective, model, LAW, schedule, t), nodes=80).item()
+
+    truth, wrong = exact.Score(LAW, process), random_model(Mean, process, 3, seed=2)
+    assert distance(truth, 64) > 0
+    for model in (truth, wrong):
+        assert 1.9 < distance(model, 64) / distance(model, 128) < 2.1
+
+
+def test_the_truth_is_where_ratio_matching_and_cross_entropy_are_least() -> None:
+    for process in (Uniform(3), Absorbing(3)):
+        truth, sigma = exact.Score(LAW, process), tensor(0.6)
+        for define, wrapper in ((definition.ratio_matching, Conditional), (definition.mean_cross_entropy, Mean)):
+            best = define(truth, LAW, process, sigma)
+            for seed in range(5):
+                assert define(random_model(wrapper, process, 3, seed), LAW, process, sigma) > best
+
+
+def test_softmax_linear_is_not_least_at_the_truth() -> None:
+    """One position, so the true ratios can be said by a softmax up to scale; another score does better."""
+    law, process, sigma = random_law(3, 1, 0), Absorbing(3), tensor(0.6)
+    truth = exact.Score(law, process)
+    peaked = definition.softmax_linear(lambda x, s: 40 * truth(x, s), law, process, sigma)
+    assert peaked < definition.softmax_linear(truth, law, process, sigma) - 0.05
+
+
+@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+def test_losses_of_sampled_noise_average_to_the_expected_loss(process: Process) -> None:
+    """The whole call: times, weights, noise. 5 standard errors; false alarm below 1e-5 over its 4 comparisons."""
+    schedule, generator = Geometric(1e-3, 10.0), torch.Generator().manual_seed(0)
+    model = random_model(Score, process, 3).requires_grad_(False)
+    even = objectives.DenoisingScoreEntropy(process, schedule)
+    expected = exact.integrate(lambda t: expected_loss(even, model, LAW, schedule, t), nodes=80)
+    x_0, u = LAW.draw(20_000, generator), stratified(20_000, generator)
+    losses = even(model, x_0, u, generator).sum(-1)
+    clock = Importance.fit(even.times(u).t, losses)
+    variance = []
+    for objective in (even, objectives.DenoisingScoreEntropy(process, schedule, clock=clock)):
+        rows = [(LAW.draw(400, generator), stratified(400, generator)) for _ in range(100)]
+        means = torch.stack([objective(model, x_0, u, generator).sum(-1).mean() for x_0, u in rows])
+        assert (means.mean() - expected).abs() <= 5 * means.std() / math.sqrt(len(means))
+        variance.append(means.var())
+    assert variance[1] < 0.8 * variance[0]  # what importance sampling is for
+
+
+def test_at_token_and_log_odds() -> None:
+    assert at_token(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2])).tolist() == [3.0]
+    assert torch.isfinite(log_odds(torch.tensor([0.0, 1e-30, 500.0]))).all()

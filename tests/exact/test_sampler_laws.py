@@ -1,0 +1,587 @@
+"""Ladder steps 2, 3, 6 and 7: every sampler, run as in production, against its law by enumeration."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+import scipy.stats
+import torch
+from toys import random_law, random_model, tensor
+
+from sedd import exact, sampling
+from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.rng import Chance
+from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
+from sedd.sampling import (
+    Ancestral,
+    Asked,
+    Canvas,
+    Confident,
+    EntropyBounded,
+    Euler,
+    Exact,
+    Gibbs,
+    LeftToRight,
+    Ordered,
+    Remask,
+    Sampler,
+    Sharpness,
+    Stepper,
+    Tempered,
+    Theta,
+    Tweedie,
+    uniform_grid,
+)
+
+FAMILY = 1e-6
+"""The probability that any of the chi-square tests below fails by chance, each taking an equal share."""
+COUNT = 20_000
+SETTINGS: list[tuple[Process, Schedule]] = [
+    (Absorbing(3), LogLinear()),
+    (Uniform(3), LogLinear(1e-2)),
+    (Uniform(3), Geometric(1e-3, 8.0)),
+]
+EVERYWHERE: dict[str, Callable[..., Sampler]] = {
+    "tweedie": Tweedie,
+    "euler": Euler,
+    "theta": Theta,
+    "theta-early": lambda *parts: Theta(*parts, theta=0.3),
+    "ancestral": Ancestral,
+}
+MASKS: dict[str, Callable[..., Sampler]] = {
+    "exact": Exact,
+    "any-order": Ordered,
+    "forward": lambda *parts: Ordered(*parts, direction="forward"),
+    "backward": lambda *parts: Ordered(*parts, direction="backward"),
+    "cap": lambda *parts: Remask(*parts, eta=0.2),
+    "rescale": lambda *parts: Remask(*parts, strategy="rescale", eta=0.3),
+    "loop": lambda *parts: Remask(*parts, strategy="loop", eta=0.3),
+    "confidence": Confident,
+    "entropy": lambda *parts: EntropyBounded(*parts, bound=1.0),
+}
+TOKENS: dict[str, Callable[..., Sampler]] = {"gibbs": lambda *parts: Gibbs(*parts, sites=2)}
+NO_GRID = torch.zeros(0, dtype=torch.float64)
+BLANK, MIDDLE, ENDS = torch.tensor([-1, -1, -1]), torch.tensor([-1, 2, -1]), torch.tensor([1, -1, 0])
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def models(process: Process) -> dict[str, object]:
+    """The true score of a law, and two wrong ones: a score that is no law's, and a denoiser that is no law's."""
+    return {
+        "true": exact.Score(random_law(3, 3, 0), process),
+        "score": random_model(Score, process, 3),
+        "mean": random_model(Mean, process, 3),
+    }
+
+
+def cases() -> list[tuple[str, str, int]]:
+    found = []
+    for at, (process, _) in enumerate(SETTINGS):
+        names = [name for name in EVERYWHERE if name != "theta-early"]  # its order is looked at below
+        names += MASKS if isinstance(process, Absorbing) else TOKENS
+        found += [(n, m, at) for n in names for m in ("true", "score", "mean") if (n, m) != ("ancestral", "score")]
+    return found
+
+
+CASES = cases()
+
+
+def make(name: str, kind: str, at: int) -> Sampler:
+    process, schedule = SETTINGS[at]
+    return (EVERYWHERE | MASKS | TOKENS)[name](models(process)[kind], process, schedule)
+
+
+def run(
+    chosen: Sampler,
+    canvas: Canvas,
+    times: torch.Tensor,
+    seed: int = 0,
+    cached: bool = True,
+    swift: bool | None = None,
+    device: str = "cpu",
+) -> torch.Tensor:
+    asked = Asked(chosen.model, cached, swift)
+    rows = Chance(seed, torch.arange(len(canvas.given), device=device))
+    *_, last = chosen.run(canvas.to(device), times.to(device), rows, asked)
+    return last.x.cpu()
+
+
+def p_value(x: torch.Tensor, law: torch.Tensor, num_states: int) -> float:
+    """Chi-square of draws against a law; outcomes expected less than five times are one."""
+    counts = torch.bincount(exact.index_of(x, num_states), minlength=len(law)).double()
+    assert counts[law < 1e-12].sum() == 0  # what cannot happen did not
+    expected = law * len(x)
+    rare = expected < 5
+    seen, due = (torch.cat([a[~rare], a[rare].sum()[None]]) for a in (counts, expected))
+    if due[-1] < 5:  # even together: into the rarest of the others
+        at = due[:-1].argmin()
+        seen, due = (a[:-1].index_add(0, at[None], a[-1:]) for a in (seen, due))
+    return float(scipy.stats.chisquare(seen.numpy(), due.numpy()).pvalue)
+
+
+@pytest.mark.parametrize(("name", "kind", "at"), CASES)
+def test_draws_have_the_law_that_enumeration_says(name: str, kind: str, at: int) -> None:
+    """Nothing given, one token given, two given; family-wise false alarm 1e-6.
+
+    Power: 20,000 draws show a law that is off by 5 % in half of its outcomes (total variation 0.025) with more than
+    0.99: see `test_power`.
+    """
+    chosen = make(name, kind, at)
+    for given in (BLANK, MIDDLE, ENDS):
+        law = chosen.law(given, uniform_grid(5))
+        assert math.isclose(law.sum(), 1, rel_tol=1e-9)
+        x = run(chosen, Canvas(given.expand(COUNT, -1)), uniform_grid(5))
+        assert (x < 3).all()  # no mask survives
+        assert (x == given)[:, given >= 0].all()  # what was given comes back
+        assert p_value(x, law, chosen.process.num_states) > FAMILY / (3 * len(CASES))
+
+
+@pytest.mark.parametrize(("name", "kind", "at"), [case for case in CASES if case[1] != "true"])
+def test_words_taken_as_they_are_said_draw_the_same(name: str, kind: str, at: int) -> None:
+    """Laws as affine functions of what a head says choose the tokens that tables choose; within rounding, so all."""
+    chosen = make(name, kind, at)
+    for given in (BLANK, MIDDLE):
+        canvas = Canvas(given.expand(500, -1))
+        spoken, read = (run(chosen, canvas, uniform_grid(5), swift=swift) for swift in (True, False))
+        assert torch.equal(spoken, read)
+
+
+def test_power() -> None:
+    """27 outcomes, each off by ±5 %: noncentrality count·0.05²."""
+    threshold = scipy.stats.chi2.isf(FAMILY / (3 * len(CASES)), 26)
+    assert scipy.stats.ncx2.sf(threshold, 26, 3 * COUNT * 0.05**2) > 0.99
+    law = torch.full((27,), 1 / 27, dtype=torch.float64)
+    off = law * (1 + 0.1 * (-1) ** torch.arange(27))
+    x = exact.every(3, 3)[torch.multinomial(off, COUNT, True, generator=torch.Generator().manual_seed(0))]
+    assert p_value(x, law, 3) < FAMILY / (3 * len(CASES))  # and a law that is off by 10 % is seen
+
+
+def same_everywhere(self: Chance, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
+    """The mutant: all positions of a row share their uniforms."""
+    return RIGHT(self, 1, step, event).expand(-1, length, -1)
+
+
+def same_every_step(self: Chance, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
+    """The mutant: every step has the uniforms of the first."""
+    return RIGHT(self, length, 0, event)
+
+
+RIGHT = Chance.__call__
+MUTANTS: dict[str, tuple[str, object]] = {
+    "one uniform for all positions": ("sedd.diffusion.rng.Chance.__call__", same_everywhere),
+    "one uniform for all steps": ("sedd.diffusion.rng.Chance.__call__", same_every_step),
+    "the likeliest token": ("sedd.diffusion.categorical.invert", lambda weights, u: weights.argmax(-1)),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("name", ["tweedie", "theta", "remask"])
+def test_wrong_draws_are_caught(name: str, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of the test: each of these passes for samples at a glance."""
+    process, schedule = SETTINGS[0]
+    kinds = {"tweedie": Tweedie, "theta": Theta, "remask": lambda *parts: Remask(*parts, strategy="rescale", eta=0.3)}
+    chosen = kinds[name](models(process)["true"], process, schedule)
+    law = chosen.law(BLANK, uniform_grid(5))
+    monkeypatch.setattr(*MUTANTS[mutant])
+    x = run(chosen, Canvas(BLANK.expand(COUNT, -1)), uniform_grid(5))
+    assert p_value(x, law, 4) < FAMILY / (3 * len(CASES))
+
+
+# The law of the samples and the law of the data ------------------------------------------------------------
+
+
+def total_variation(p: torch.Tensor, q: torch.Tensor) -> float:
+    return (p - q).abs().sum().item() / 2
+
+
+def mild_law(seed: int = 0) -> exact.Law:
+    """A law in which conditionals change, but by less than a factor of two."""
+    p = torch.exp(0.25 * torch.randn((3, 3, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    return exact.Law(p / p.sum())
+
+
+def error(chosen: Stepper, law: exact.Law, steps: int) -> float:
+    """Of the samples from the data, when started from the true law at t = 1: what the steps alone do wrong."""
+    times, x = uniform_grid(steps), exact.every(chosen.process.num_states, 3)
+    p, blank = law.at(chosen.process, chosen.schedule.sigma(times[0])), BLANK < 0
+    for t, s in list(pairwise(times))[:-1]:
+        p = chosen.after(p, blank, t.expand(len(x)), s.expand(len(x)))
+    sigma = chosen.schedule.sigma(times[-2]).expand(len(x))
+    p = exact.propagate(p, sampling.last_step(chosen.model, chosen.process, x, sigma))
+    return total_variation(p, law.at(chosen.process, tensor(0.0)))
+
+
+ORDERS = [(name, at) for name in EVERYWHERE for at in range(3) if not (name.startswith("theta") and at)]
+
+
+def gain(chosen: Stepper, law: exact.Law, steps: int) -> float:
+    """By which factor twice the steps lessen the error."""
+    return error(chosen, law, steps) / error(chosen, law, 2 * steps)
+
+
+@pytest.mark.parametrize(("name", "at"), ORDERS)
+def test_the_error_falls_at_the_declared_order(name: str, at: int) -> None:
+    process, schedule = SETTINGS[at]
+    law = mild_law()
+    chosen = EVERYWHERE[name](exact.Score(law, process), process, schedule)
+    assert 0.85 * 2**chosen.order < gain(chosen, law, 32 if chosen.order == 2 else 64) < 1.15 * 2**chosen.order
+
+
+@pytest.mark.parametrize("theta", [0.3, 0.5])
+@pytest.mark.parametrize("at", [1, 2])
+def test_under_uniform_noise_only_clamps_keep_theta_from_the_second_order(
+    at: int, theta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, schedule = SETTINGS[at]
+    law = mild_law()
+    chosen = Theta(exact.Score(law, process), process, schedule, theta)
+    assert chosen.order == 1
+    assert gain(chosen, law, 32) > 2
+    plain = error(Tweedie(chosen.model, process, schedule), law, 64)  # at as many calls
+    assert error(chosen, law, 32) < plain / 2
+    monkeypatch.setattr("sedd.sampling.grid.law_of", lambda p: p / p.sum(-1, keepdim=True))  # probabilities below 0
+    assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
+
+
+def test_theta_that_forgets_is_of_the_first_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: the second half believes the model at ρ, and does not take back what it said at t."""
+    process, schedule = SETTINGS[0]
+    law = mild_law()
+
+    def forgets(self: Theta, before: object, now: torch.Tensor, x: torch.Tensor, *times: torch.Tensor) -> torch.Tensor:
+        middle, s = schedule.sigma(self.middle(*times)), schedule.sigma(times[1])
+        return sampling.steps.analytic(process, now, x, middle, s)
+
+    chosen = Theta(exact.Score(law, process), process, schedule)
+    assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
+    monkeypatch.setattr(Theta, "second", forgets)
+    assert 0.85 * 2 < gain(chosen, law, 32) < 1.15 * 2
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 16])
+@pytest.mark.parametrize("given", [BLANK, MIDDLE, ENDS], ids=str)
+def test_exact_has_the_law_of_tweedie(steps: int, given: torch.Tensor) -> None:
+    """For a normalised absorbing model, at every number of steps and on any grid."""
+    process, schedule = SETTINGS[0]
+    for model in (models(process)["true"], models(process)["mean"]):
+        for times in (uniform_grid(steps), sampling.cosine_grid(steps)):
+            laws = [kind(model, process, schedule).law(given, times) for kind in (Exact, Tweedie, Ancestral)]
+            assert total_variation(laws[0], laws[1]) <= 1e-12
+            assert total_variation(laws[0], laws[2]) <= 1e-12
+    score = models(process)["score"]  # not normalised: Tweedie reveals at the network's pace, and the laws differ
+    differ = [kind(score, process, schedule).law(BLANK, uniform_grid(16)) for kind in (Exact, Tweedie)]
+    assert total_variation(*differ) > 1e-3
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_ancestral_has_the_law_of_tweedie_under_uniform_noise(at: int) -> None:
+    process, schedule = SETTINGS[at]
+    model = models(process)["mean"]
+    laws = [kind(model, process, schedule).law(BLANK, uniform_grid(6)) for kind in (Ancestral, Tweedie)]
+    assert total_variation(*laws) <= 1e-12
+
+
+@pytest.mark.parametrize("direction", ["random", "forward", "backward"])
+def test_one_position_a_call_samples_the_data(direction: str) -> None:
+    """With the true score every order is the chain rule; so is the first-hitting sampler."""
+    process, schedule = SETTINGS[0]
+    law = random_law(3, 3, 0)
+    score = exact.Score(law, process)
+    truth = law.at(process, tensor(0.0))
+    assert total_variation(Ordered(score, process, schedule, direction).law(BLANK, NO_GRID), truth) <= 1e-12
+    assert total_variation(Exact(score, process, schedule).law(BLANK, NO_GRID), truth) <= 1e-12
+    few = Ordered(score, process, schedule, direction).law(BLANK, uniform_grid(2))
+    assert total_variation(few, truth) > 1e-3  # two at once is not the chain rule
+
+
+def test_infilling_is_the_conditional_under_absorbing_noise_and_nearly_so_under_uniform() -> None:
+    law = random_law(3, 3, 0)
+    for at, worst in ((0, 1e-12), (1, 0.1), (2, 0.1)):
+        process, schedule = SETTINGS[at]
+        score = exact.Score(law, process)
+        truth = law.given(MIDDLE).at(process, tensor(0.0))
+        if at == 0:
+            found = Exact(score, process, schedule).law(MIDDLE, NO_GRID)
+        else:
+            found = Tweedie(score, process, schedule).law(MIDDLE, uniform_grid(128))
+            assert total_variation(found, truth) > 1e-3  # an approximation, and said to be one
+        assert total_variation(found, truth) <= worst
+
+
+def test_remasking_keeps_the_share_of_tokens() -> None:
+    """A step takes back what it reveals too much of: P(token at s) = α_s, whatever η."""
+    process, schedule = SETTINGS[0]
+    t, s = tensor(0.6), tensor(0.5)
+    for strategy in ("cap", "rescale"):
+        masked, revealed = Remask(models(process)["true"], process, schedule, strategy, eta=0.4).rates(t, s)
+        kept_t, kept_s = (torch.exp(-schedule.sigma(a)) for a in (t, s))
+        assert masked > 0.1
+        torch.testing.assert_close(kept_t * (1 - masked) + (1 - kept_t) * revealed, kept_s, rtol=1e-12, atol=0)
+
+
+def test_remasking_approaches_the_data_as_it_fades() -> None:
+    """η of 1/steps: the error falls like 1/steps. With a fixed η it falls more slowly."""
+    process, schedule = SETTINGS[0]
+    law = random_law(3, 3, 0)
+    score, truth = exact.Score(law, process), law.at(process, tensor(0.0))
+    fading, fixed = (
+        [
+            total_variation(Remask(score, process, schedule, eta=e(n)).law(BLANK, uniform_grid(n)), truth)
+            for n in (64, 128)
+        ]
+        for e in (lambda n: 1 / n, lambda n: 0.2)
+    )
+    assert 1.8 < fading[0] / fading[1] < 2.2
+    assert fixed[0] / fixed[1] < 1.7
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_gibbs_corrections_leave_the_law_and_mend_errors(at: int) -> None:
+    process, schedule = SETTINGS[at]
+    law = random_law(3, 3, 0)
+    score, x = exact.Score(law, process), exact.every(3, 3)
+    sigma = schedule.sigma(tensor(0.3))
+    right = law.at(process, sigma)
+    table = sampling.law_of(score(x, sigma.expand(len(x))).exp())
+    for site in range(3):
+        free = (torch.arange(3) == site).expand(x.shape)
+        torch.testing.assert_close(sampling.truth.step(right, table, x, free), right, rtol=1e-12, atol=0)
+    everywhere = sampling.truth.step(right, table, x, torch.ones(x.shape, dtype=torch.bool))
+    assert total_variation(everywhere, right) > 1e-3  # the mutant: all positions at once do not leave it
+    assert gain(Gibbs(score, process, schedule, sites=2), law, 16) > 0.85 * 2  # the declared order, or better
+    truth = law.at(process, tensor(0.0))
+    plain = Tweedie(score, process, schedule).law(BLANK, uniform_grid(16))
+    mended = Gibbs(score, process, schedule, sites=4).law(BLANK, uniform_grid(16))
+    assert total_variation(mended, truth) < total_variation(plain, truth) / 3
+
+
+def test_choosing_by_confidence_is_not_the_models_law() -> None:
+    """With a wrong model, sure positions first is another law than a random order; its order says 0."""
+    process, schedule = SETTINGS[0]
+    model = models(process)["mean"]
+    law = Ordered(model, process, schedule).law(BLANK, NO_GRID)
+    for kind in (Confident(model, process, schedule), EntropyBounded(model, process, schedule, bound=0.0)):
+        assert kind.order == 0
+        assert total_variation(kind.law(BLANK, uniform_grid(64)), law) > 1e-2
+
+
+# Randomness, caching, counting -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "kind", "at"), [c for c in CASES if c[1] == "mean"])
+def test_a_row_keeps_its_tokens_in_any_company(name: str, kind: str, at: int) -> None:
+    """Batches of 1, 3 and 12 rows; rows shuffled; given tokens that differ from row to row."""
+    chosen, times = make(name, kind, at), uniform_grid(6)
+    given = torch.full((12, 3), -1)
+    given[::2, 1], given[::3, 0] = 1, 2
+    whole = run(chosen, Canvas(given), times)
+
+    def some(rows: torch.Tensor) -> torch.Tensor:
+        *_, last = chosen.run(Canvas(given[rows]), times, Chance(0, rows), Asked(chosen.model))
+        return last.x
+
+    for size in (1, 3):
+        assert torch.equal(torch.cat([some(rows) for rows in torch.arange(12).split(size)]), whole)
+    shuffled = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(some(shuffled), whole[shuffled])
+    assert not torch.equal(run(chosen, Canvas(given), times, seed=1), whole)
+
+
+class TimeFree(torch.nn.Module):
+    """A network in two parts that is not told the noise: of such a one, answers can be kept."""
+
+    def __init__(self, num_states: int, timed: bool = False) -> None:
+        super().__init__()
+        self.timed, self.head = timed, torch.nn.Identity()
+        self.table = exact.Table(num_states, 3)
+        self.table.weight.data.normal_(generator=torch.Generator().manual_seed(3))
+
+    def hidden(self, x: torch.Tensor, sigma: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return self.table(x, sigma)
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.hidden(x, sigma)
+
+
+@pytest.mark.parametrize("name", [*(n for n in EVERYWHERE if "early" not in n), *MASKS])
+def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
+    process, schedule = SETTINGS[0]
+    model = Mean(TimeFree(4), process)
+    chosen = (EVERYWHERE | MASKS)[name](model, process, schedule)
+    canvas, times = Canvas(torch.full((50, 3), -1)), uniform_grid(20)
+    asked = {cached: Asked(model, cached) for cached in (True, False)}
+    ends = {c: list(chosen.run(canvas, times, Chance(0, torch.arange(50)), asked[c]))[-1].x for c in asked}
+    assert torch.equal(ends[True], ends[False])
+    assert asked[True].rows <= asked[False].rows
+    if name in ("tweedie", "euler", "theta", "ancestral"):
+        assert asked[True].rows < 0.3 * asked[False].rows  # three positions, so at most four different questions a row
+    assert not Asked(Mean(TimeFree(4, timed=True), process)).cached  # told the noise, an answer goes out of date
+
+
+@pytest.mark.parametrize("steps", [1, 4, 20])
+def test_exact_is_the_uncached_walk_over_all_steps(steps: int) -> None:
+    """The slow twin: every step asks about every row, at the noise of that step, and reveals what the plan says."""
+    process, schedule = SETTINGS[0]
+    score, times = models(process)["true"], uniform_grid(steps)
+    chosen, canvas, chance = (
+        Exact(score, process, schedule),
+        Canvas(torch.full((200, 3), -1)),
+        Chance(4, torch.arange(200)),
+    )
+    plan, u = chosen.plan(canvas, times, chance), chance(3, 0, 1)[..., 1]
+    x = torch.full((200, 3), process.mask)
+    for k in range(steps):
+        p = score.log_mean(x, schedule.sigma(times[k]).expand(200)).exp()
+        fresh = (p.cumsum(-1) < u[..., None]).sum(-1)
+        x = torch.where(plan.when == k + 1, fresh, x)
+    assert torch.equal(run(chosen, canvas, times, seed=4), x)
+    assert int(plan.calls.max()) <= min(steps, 3)
+
+
+@pytest.mark.parametrize("length", [16, 256, 1024])
+@pytest.mark.parametrize("steps", [16, 128, 1024])
+def test_the_number_of_calls_is_known_beforehand(steps: int, length: int) -> None:
+    """n(1 − (1 − 1/n)^L) within 2 %, by plans alone; and the plan's number is the one that is made."""
+    process, schedule = Absorbing(3), LogLinear()
+    chosen = Exact(random_model(Mean, process, 1), process, schedule)
+    times, rows = uniform_grid(steps), 2_000_000 // (steps * length) + 400
+    plan = chosen.plan(sampling.empty(rows, length), times, Chance(0, torch.arange(rows)))
+    due = steps * (1 - (1 - 1 / steps) ** length)
+    assert math.isclose(chosen.expected_calls(times, length), due, rel_tol=2e-3)  # ε of the schedule
+    assert math.isclose(plan.calls.double().mean().item(), due, rel_tol=0.02)
+
+
+def test_the_plan_is_what_is_asked() -> None:
+    process, schedule = SETTINGS[0]
+    chosen, canvas = Exact(models(process)["mean"], process, schedule), Canvas(torch.full((300, 3), -1))
+    for times in (uniform_grid(7), NO_GRID):
+        asked, chance = Asked(chosen.model), Chance(0, torch.arange(300))
+        plan = chosen.plan(canvas, times, chance)
+        *_, last = chosen.run(canvas, times, chance, asked)
+        assert asked.rows == int(plan.calls.sum())
+        assert asked.calls == int(plan.calls.max())
+        assert torch.equal(last.when, plan.when)
+    assert (plan.calls == 3).all()
+
+
+def test_clamps_are_counted() -> None:
+    process, schedule = SETTINGS[1]
+    for model, some in ((models(process)["true"], False), (models(process)["score"], True)):
+        chosen = Tweedie(model, process, schedule)
+        asked = Asked(model)
+        list(chosen.run(Canvas(torch.full((100, 3), -1)), uniform_grid(6), Chance(0, torch.arange(100)), asked))
+        assert bool(asked.clamped > 0) == some
+
+
+def test_left_to_right_is_the_chain_rule() -> None:
+    """The baseline, with nothing given and with a beginning; a gap before a text is refused."""
+    law, process, schedule = random_law(3, 3, 0), Absorbing(3), LogLinear()
+    model = Chain(exact.Score(law, process))
+    chosen = LeftToRight(model, process, schedule)
+    for given in (BLANK, torch.tensor([2, -1, -1])):
+        truth = law.given(given).probabilities if given[0] >= 0 else law.probabilities
+        assert total_variation(chosen.law(given, NO_GRID), truth) <= 1e-12
+        x = run(chosen, Canvas(given.expand(COUNT, -1)), NO_GRID)
+        assert p_value(x, truth, 3) > FAMILY
+    with pytest.raises(ValueError, match="cannot fill a gap before a text"):
+        run(chosen, Canvas(MIDDLE.expand(2, -1)), NO_GRID)
+
+
+class Chain:
+    """The true law, one token after another."""
+
+    timed = False
+
+    def __init__(self, score: exact.Score) -> None:
+        self.score, self.log_next = score, score.log_next
+
+    def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.score(x, sigma)
+
+    def hidden(self, x: torch.Tensor, sigma: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return self.log_next(torch.nn.functional.pad(x, (0, 3 - x.shape[-1])))[:, : x.shape[-1]]
+
+    def read(self, hidden: torch.Tensor, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+# Temperature and nucleus -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["true", "score", "mean"])
+@pytest.mark.parametrize("at", range(3))
+def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
+    """p(x_0 | x) is p^(1/T) of what it was; masks are revealed at the pace they were."""
+    process, schedule = SETTINGS[at]
+    model = models(process)[kind]
+    x = exact.every(process.num_states, 3)
+    sigma = schedule.sigma(tensor(0.4)).expand(len(x))
+    plain = sampling.denoised(process, model(x, sigma), x, sigma)
+    sharp = Tempered(model, process, Sharpness(temperature=0.5))
+    found = sampling.denoised(process, sharp(x, sigma), x, sigma)
+    free = process.unknown(x)
+    torch.testing.assert_close(found[free], sampling.law_of(plain**2)[free], rtol=1e-7, atol=1e-9)
+    if isinstance(process, Absorbing):
+        paces = (m(x, sigma)[..., :3].exp().sum(-1)[free] for m in (model, sharp))
+        torch.testing.assert_close(*paces, rtol=1e-9, atol=0)
+
+
+def test_temperature_one_changes_nothing_and_the_laws_follow() -> None:
+    """Tempered models go through production too: one position a call draws Π p^(1/T), normalised step by step."""
+    process, schedule = SETTINGS[0]
+    model = models(process)["true"]
+    law = Exact(model, process, schedule).law(BLANK, uniform_grid(5))
+    same = Exact(Tempered(model, process, Sharpness()), process, schedule).law(BLANK, uniform_grid(5))
+    assert total_variation(law, same) <= 1e-12
+    cold = Tempered(model, process, Sharpness(temperature=0.7, top_k=2))
+    chosen = Exact(cold, process, schedule)
+    x = run(chosen, Canvas(BLANK.expand(COUNT, -1)), uniform_grid(5))
+    assert p_value(x, chosen.law(BLANK, uniform_grid(5)), 4) > FAMILY
+    assert total_variation(chosen.law(BLANK, uniform_grid(5)), law) > 0.05
+
+
+def test_top_k_and_top_p_keep_the_likeliest() -> None:
+    p = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.25, 0.25, 0.4, 0.1]], dtype=torch.float64)
+
+    def kept(**options: float) -> list[list[float]]:
+        return Sharpness(**options)(p.log()).exp().tolist()
+
+    assert kept(top_k=1) == [pytest.approx([1, 0, 0, 0]), pytest.approx([0, 0, 1, 0])]
+    assert kept(top_p=0.75) == [
+        pytest.approx([0.625, 0.375, 0, 0]),
+        pytest.approx([0.25 / 0.9, 0.25 / 0.9, 0.4 / 0.9, 0]),
+    ]
+    assert kept(top_p=1e-9) == kept(top_k=1)  # one is always left
+
+
+# Refusals --------------------------------------------------------------------------------------------------
+
+
+def test_bad_settings_are_refused(refuses: Callable[..., None]) -> None:
+    masks, tokens, schedule = Absorbing(3), Uniform(3), LogLinear()
+    score = models(masks)["score"]
+    refuses(lambda: Exact(models(tokens)["true"], tokens, schedule), "uniform", "tweedie")
+    refuses(lambda: Gibbs(score, masks, schedule), "absorbing", "remask")
+    refuses(lambda: Remask(models(tokens)["true"], tokens, schedule), "uniform", "gibbs")
+    refuses(lambda: Remask(score, masks, schedule, strategy="often"), "often", "rescale")
+    refuses(lambda: Remask(score, masks, schedule, eta=2.0), "eta is 2.0")
+    refuses(lambda: Remask(score, masks, schedule, t_on=0.1, t_off=0.2), "t_on is 0.1")
+    refuses(lambda: Theta(score, masks, schedule, theta=1.0), "theta is 1.0")
+    refuses(lambda: Ordered(score, masks, schedule, direction="up"), "direction is 'up'")
+    refuses(lambda: EntropyBounded(score, masks, schedule, bound=-1.0), "bound is -1")
+    refuses(lambda: Gibbs(models(tokens)["true"], tokens, schedule, sites=0), "sites is 0")
+    refuses(lambda: Sharpness(temperature=0.0), "temperature is 0")
+    refuses(lambda: Sharpness(top_p=0.0), "top_p is 0")
+    refuses(lambda: Sharpness(top_k=0), "top_k is 0")
+    refuses(lambda: uniform_grid(0), "steps is 0")
+    refuses(lambda: sampling.given_grid([0.5, 0.0]), "0.5", "from 1 to 0")
+    refuses(lambda: sampling.given_grid([1.0, 0.2, 0.3, 0.0]), "fall")
+    ancestral = Ancestral(score, masks, schedule)
+    refuses(lambda: run(ancestral, sampling.empty(1, 3), uniform_grid(3)), "denoiser", "tweedie")

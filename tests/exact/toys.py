@@ -1,0 +1,36 @@
+"""Laws and models small enough to enumerate."""
+
+import torch
+
+from sedd import exact
+from sedd.diffusion.objective import Objective
+from sedd.diffusion.parameterization import Conditional, Mean, Score
+from sedd.diffusion.process import Process
+from sedd.diffusion.schedule import Schedule
+
+
+def tensor(x: float) -> torch.Tensor:
+    return torch.tensor(x, dtype=torch.float64)
+
+
+def random_law(vocab_size: int, length: int, seed: int) -> exact.Law:
+    return exact.Law.random(vocab_size, length, torch.Generator().manual_seed(seed))
+
+
+def random_model(wrapper: type, process: Process, length: int, seed: int = 1) -> Score | Mean | Conditional:
+    """A wrong model: a table of random outputs, every entry free."""
+    table = exact.Table(process.num_states, length, blind=wrapper is Conditional)
+    with torch.no_grad():
+        table.weight.normal_(generator=torch.Generator().manual_seed(seed))
+    return wrapper(table, process)
+
+
+def expected_loss(
+    objective: Objective, model: object, law: exact.Law, schedule: Schedule, t: torch.Tensor
+) -> torch.Tensor:
+    """The expected loss at time t of the code that trains, over everything that noise can do."""
+
+    def loss(x_t: torch.Tensor, x_0: torch.Tensor) -> torch.Tensor:
+        return objective.loss(model, x_t, x_0, t.expand(len(x_t))).sum(-1)
+
+    return exact.expect(loss, law, objective.process, schedule.sigma(t))
