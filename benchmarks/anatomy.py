@@ -124,7 +124,7 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     run.model.dropout = run.model.dropout if dropout is None else dropout
     parts = factory.parts(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    made = [bench.batch(parts, setting, run.model.length, generator) for _ in range(4)]
+    made = [bench.batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
     steps = bench.Steps(run, parts, setting, True, [bench.Batch(*(a.cuda() for a in b)) for b in made], counts)
     if piecewise:
@@ -168,7 +168,7 @@ def forget() -> None:
 def variants() -> None:
     """What changes the time of a step, block by block."""
     base = bench.TrainSetting(compile=False)
-    cheap = bench.TrainSetting(compile=False, recompute="cheap")
+    cheap = bench.TrainSetting(compile=False, recompute="selective")
     steps = training(base, piecewise=True)
     measured("plain blocks", steps)
     kernels_of(steps)
@@ -189,7 +189,7 @@ def variants() -> None:
 
 def whole() -> None:
     """The trunk as one graph, as training compiles it."""
-    for recompute in ("cheap", "nothing"):
+    for recompute in ("selective", "none"):
         forget()
         steps = training(bench.TrainSetting(recompute=recompute))
         measured(f"one graph, {recompute} twice", steps)

@@ -54,12 +54,12 @@ def trained(way: str, seed: int, file: str, recipe: str, steps: int, batch: int,
     config = training.configured(words, recipe=recipe)
     losses: list[float] = []
 
-    def hear(kind: str, record: dict[str, Any]) -> None:
+    def on_progress(kind: str, record: dict[str, Any]) -> None:
         if "bits_per_char" in record and record["step"] > 3 * steps // 4:
             losses.append(record["bits_per_char"])
 
     with stream(way == HALF), tempfile.TemporaryDirectory() as folder:
-        end = training.run(config, lambda: training.prepared(config), Path(folder), False, hear)
+        end = training.run(config, lambda: training.prepared(config), Path(folder), False, on_progress)
     last = {"loss_bits_per_char": sum(losses) / len(losses), "losses": len(losses)}
     return {
         "way": way,

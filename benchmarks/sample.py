@@ -33,15 +33,15 @@ def peak(name: str, noise: str, device: str) -> int:
     network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
     model = factory.parameterization("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once
-    settings = generate.Settings(name, steps=2, options=options)
-    job = generate.Job(model, process, factory.schedule("log-linear"), settings)
-    canvas = sampling.empty(BATCH, LENGTH, device)
+    settings = generate.SamplingSettings(name, steps=2, options=options)
+    job = generate.SamplingRun(model, process, factory.schedule("log-linear"), settings)
+    prompt = sampling.empty(BATCH, LENGTH, device)
     if device == "cpu":
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     else:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    states = job.states(canvas)
+    states = job.states(prompt)
     for _ in range(2):  # the noise, and a step
         next(states)
     if device == "cpu":

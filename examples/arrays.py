@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sedd import data, factory, generate, sampling, training
-from sedd.config import Budget, Data, Loop, Model, Optim, Run
+from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.tokenizer import Integers
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -40,30 +40,30 @@ def main(out: Path, steps: int) -> None:
     """Write the array, train, compare with the entropy, draw, solve."""
     known = grids()
     np.save(out / "grids.npy", np.random.default_rng(0).permutation(np.repeat(known, 20, axis=0)))
-    config = Run(
-        data=Data([str(out / "grids.npy")], tokenizer="ints:4", records="lines"),
-        model=Model(width=64, depth=3, heads=4, length=16),
-        optim=Optim("muon", lr=1e-2, warmup=20, ema=0.98),
-        budget=Budget(steps=steps),
-        loop=Loop(batch=64, eval_every=0, eval_sequences=4000, save_every=0),
+    config = RunConfig(
+        data=DataConfig([str(out / "grids.npy")], tokenizer="ints:4", packing="lines"),
+        model=ModelConfig(width=64, depth=3, heads=4, seq_len=16),
+        optim=OptimConfig("muon", lr=1e-2, warmup_steps=20, ema_decay=0.98),
+        budget=BudgetConfig(steps=steps),
+        train=TrainConfig(batch_size=64, eval_every=0, eval_sequences=4000, save_every=0),
         objective="lambda-dce",
     ).resolved()
     data.prepare(config.data.sources, out / "data", Integers(size=4), records="lines", length=16)
-    end = training.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
+    end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(known)} grids, entropy {math.log(len(known)):.3f} nats")
     print(
         f"bound on what was held out {16 * end.bound['bound']:.3f} ± {16 * end.bound['bound_stderr']:.3f} nats a grid"
     )
 
     loaded = factory.load(out / "run")
-    settings = generate.Settings(steps=None)  # one cell after another
-    job = generate.Job(loaded.model, loaded.process, loaded.schedule, settings)
+    settings = generate.SamplingSettings(steps=None)  # one cell after another
+    job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, settings)
     drawn = [np.array(row.ids) for row in generate.sample(job, sampling.empty(100, 16))]
     print(f"{sum(map(is_solved, drawn))} of 100 drawn grids are right")
     puzzle = "0 {4} 2 {4} 1 {2} 3 {2}"
     ids = generate.template.ids(puzzle, loaded.tokenizer)
-    canvas = generate.template.canvas([ids] * 20, 16, loaded.process.vocab_size)
-    tries = [np.array(row.ids) for row in generate.sample(job, canvas)]
+    prompt = generate.template.prompt([ids] * 20, 16, loaded.process.vocab_size)
+    tries = [np.array(row.ids) for row in generate.sample(job, prompt)]
     right = [grid for grid in tries if is_solved(grid)]
     print(f"the puzzle {puzzle} is solved by {len(right)} of 20 fillings")
     for line in (right or tries)[0].reshape(4, 4):

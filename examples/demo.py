@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sedd import data, factory, generate, sampling, training
-from sedd.config import Budget, Data, Loop, Model, Optim, Run
+from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.runtime import run_log
 
 matplotlib.use("Agg")
@@ -91,17 +91,17 @@ def main(out: Path, minutes: float) -> None:
     (out / "sentences.txt").write_text("".join(sentence(draw) + "\n" for _ in range(SENTENCES)))
     entropy = sentence_entropy()
     print(f"{SENTENCES:,} sentences such as: {sentence(draw)}")
-    config = Run(
-        data=Data([str(out / "sentences.txt")], tokenizer="bpe:420", records="lines"),
-        model=Model(width=128, depth=3, heads=4, length=LENGTH, parameterization="mean"),
-        optim=Optim(lr=2e-3, warmup=50, ema=0.99),
-        budget=Budget(minutes=minutes),
-        loop=Loop(batch=128, eval_every=60, eval_sequences=6_000, save_every=0, log_every=100),
+    config = RunConfig(
+        data=DataConfig([str(out / "sentences.txt")], tokenizer="bpe:420", packing="lines"),
+        model=ModelConfig(width=128, depth=3, heads=4, seq_len=LENGTH, parameterization="mean"),
+        optim=OptimConfig(lr=2e-3, warmup_steps=50, ema_decay=0.99),
+        budget=BudgetConfig(minutes=minutes),
+        train=TrainConfig(batch_size=128, eval_every=60, eval_sequences=6_000, save_every=0, log_every=100),
     ).resolved()
     sources = config.data.sources
     tokenizer = factory.tokenizer("bpe:420", lambda: data.documents(sources, records="lines"))
     data.prepare(sources, out / "data", tokenizer, records="lines", length=LENGTH, pad="model")
-    held_out = data.Blocks.open(out / "data", LENGTH, "validation", config.data.validation)
+    held_out = data.Blocks.open(out / "data", LENGTH, "validation", config.data.val_fraction)
     rows, _ = held_out.read(np.arange(len(held_out)))
     own = sum(nats_of(held_out.tokenizer.decode(row)) for row in rows) / len(rows)
     print(f"entropy: {entropy:.4f} nats a sentence")
@@ -110,7 +110,7 @@ def main(out: Path, minutes: float) -> None:
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=1.0)
 
-        def hear(kind: str, record: dict[str, Any]) -> None:
+        def on_event(kind: str, record: dict[str, Any]) -> None:
             if kind == "log":
                 bar.update(task, completed=record["spent"])
                 if "bound" in record:
@@ -118,7 +118,7 @@ def main(out: Path, minutes: float) -> None:
                     error = record["bound_stderr"] * LENGTH
                     print(f"step {record['step']:5d}   bound {nats:7.3f} ± {error:.3f} nats a sentence")
 
-        training.run(config, lambda: out / "data", out / "run", resume=False, hear=hear)
+        training.run(config, lambda: out / "data", out / "run", resume=False, on_event=on_event)
     plot(out, entropy, own)
     show(out)
 
@@ -139,10 +139,10 @@ def plot(out: Path, entropy: float, own: float) -> None:
 def show(out: Path) -> None:
     """Sentences from nothing, and sentences around what is given."""
     loaded = factory.load(out / "run")
-    job = generate.Job(loaded.model, loaded.process, loaded.schedule, generate.Settings(steps=64))
+    job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=64))
 
-    def texts(canvas: sampling.Canvas) -> list[str]:
-        return [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, canvas)]
+    def texts(prompt: sampling.Prompt) -> list[str]:
+        return [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, prompt)]
 
     drawn = texts(sampling.empty(200, LENGTH))
     good = sum(is_grammatical(text) for text in drawn)
@@ -152,7 +152,7 @@ def show(out: Path) -> None:
     for template in ("the{2} sees a{2}.", "two{3} every red owl."):
         ids = generate.template.ids(template, loaded.tokenizer)
         print(f"\nfilling  {template}")
-        for text in texts(generate.template.canvas([ids] * 3, LENGTH, loaded.process.vocab_size)):
+        for text in texts(generate.template.prompt([ids] * 3, LENGTH, loaded.process.vocab_size)):
             print(f"  {text}")
     rows = generate.sample(job, sampling.empty(12, LENGTH))
     tokens = [generate.trace.tokens(loaded.tokenizer, row) for row in rows]

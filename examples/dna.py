@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sedd import data, factory, generate, sampling, training
-from sedd.config import Budget, Data, Loop, Model, Optim, Run
+from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 
 BASES, LENGTH, RECORDS = "ACGT", 40, 8000
 NEXT = np.array([[0.3, 0.2, 0.3, 0.2], [0.35, 0.3, 0.05, 0.3], [0.25, 0.25, 0.3, 0.2], [0.15, 0.2, 0.3, 0.35]])
@@ -49,29 +49,29 @@ def main(out: Path, steps: int) -> None:
     """Write the records, train, compare."""
     draw = np.random.default_rng(0)
     (out / "dna.txt").write_text("".join(sequence(draw) + "\n" for _ in range(RECORDS)))
-    config = Run(
-        data=Data([str(out / "dna.txt")], tokenizer="chars", records="lines"),
-        model=Model(width=48, depth=2, heads=4, length=LENGTH),
-        optim=Optim("muon", lr=1e-2, warmup=20, ema=0.98),
-        budget=Budget(steps=steps),
-        loop=Loop(batch=48, eval_every=0, eval_sequences=4000, save_every=0),
+    config = RunConfig(
+        data=DataConfig([str(out / "dna.txt")], tokenizer="chars", packing="lines"),
+        model=ModelConfig(width=48, depth=2, heads=4, seq_len=LENGTH),
+        optim=OptimConfig("muon", lr=1e-2, warmup_steps=20, ema_decay=0.98),
+        budget=BudgetConfig(steps=steps),
+        train=TrainConfig(batch_size=48, eval_every=0, eval_sequences=4000, save_every=0),
         objective="lambda-dce",
     ).resolved()
     sources = config.data.sources
     letters = factory.tokenizer("chars", lambda: data.documents(sources, records="lines"))
     data.prepare(sources, out / "data", letters, records="lines", length=LENGTH)
-    end = training.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
+    end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats a base")
     print(f"bound on what was held out {end.bound['bound']:.4f} ± {end.bound['bound_stderr']:.4f} nats a base")
 
     loaded = factory.load(out / "run")
-    job = generate.Job(loaded.model, loaded.process, loaded.schedule, generate.Settings(steps=None))
+    job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None))
     drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampling.empty(100, LENGTH))]
     print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {share_after_c(drawn):.3f} in 100 drawn sequences such as")
     print("  ", drawn[0])
     given = "TATAAA{28}GGGCGG"
     ids = generate.template.ids(given, loaded.tokenizer)
-    (filled,) = generate.sample(job, generate.template.canvas([ids], LENGTH, loaded.process.vocab_size))
+    (filled,) = generate.sample(job, generate.template.prompt([ids], LENGTH, loaded.process.vocab_size))
     print(f"{given} filled:\n  ", loaded.tokenizer.decode(filled.ids))
 
 

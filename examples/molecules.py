@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from sedd import data, factory, generate, sampling, training
-from sedd.config import Budget, Data, Loop, Model, Optim, Run
+from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.evaluation import molecules
 
 MADE, LONGEST, SHOWN, DRAWN = 6000, 20, 5, 100
@@ -37,21 +37,21 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     letters = factory.tokenizer("chars", lambda: iter(known))
     length = max(map(len, known))
     data.prepare([source], out / "data", letters, records="lines", length=length, pad="model")
-    config = Run(
-        data=Data([str(source)], tokenizer="chars", records="lines"),
-        model=Model(width=96, depth=3, heads=4, length=length),
-        optim=Optim("muon", lr=1e-2, warmup=20, ema=0.98),
-        budget=Budget(steps=steps),
-        loop=Loop(batch=48, eval_every=0, eval_sequences=4000, save_every=0),
+    config = RunConfig(
+        data=DataConfig([str(source)], tokenizer="chars", packing="lines"),
+        model=ModelConfig(width=96, depth=3, heads=4, seq_len=length),
+        optim=OptimConfig("muon", lr=1e-2, warmup_steps=20, ema_decay=0.98),
+        budget=BudgetConfig(steps=steps),
+        train=TrainConfig(batch_size=48, eval_every=0, eval_sequences=4000, save_every=0),
         objective="lambda-dce",
     ).resolved()
-    end = training.run(config, lambda: out / "data", out / "run", resume=False, hear=lambda kind, record: None)
+    end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(known):,} molecules of at most {length} characters, such as {known[0]}")
     bound, error = (length * end.bound[name] for name in ("bound", "bound_stderr"))
     print(f"bound on those held out {bound:.3f} ± {error:.3f} nats a molecule")
 
     loaded = factory.load(out / "run")
-    job = generate.Job(loaded.model, loaded.process, loaded.schedule, generate.Settings(steps=None))
+    job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None))
     drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampling.empty(DRAWN, length))]
     found = molecules.quality(drawn, known[:20_000])
     print(f"of {found.texts} drawn, {found.valid} are molecules, {found.unique} different, {found.novel} of them new:")

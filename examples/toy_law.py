@@ -32,12 +32,12 @@ def ids(sentence: str) -> torch.Tensor:
     return torch.tensor([WORDS.index(word) for word in sentence.split()])
 
 
-def sentence_law() -> exact.Law:
+def sentence_law() -> exact.Distribution:
     """The probabilities above, as a tensor over all sequences of three words."""
     p = torch.zeros((len(WORDS),) * 3, dtype=torch.float64)
     for sentence, probability in SENTENCES.items():
         p[tuple(ids(sentence))] = probability
-    return exact.Law(p)
+    return exact.Distribution(p)
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from sedd import evaluation, factory, generate, hub, training
-from sedd.factory import Loaded
-from sedd.generate import Filled, Job, Settings, Tally, template, trace
-from sedd.sampling import Canvas, Sharpness
+from sedd.factory import LoadedModel
+from sedd.generate import GeneratedSequence, SamplingRun, SamplingSettings, SamplingStats, template, trace
+from sedd.sampling import Prompt, Warping
 from sedd.tokenizer import Ids, Tokenizer
 
 
@@ -39,14 +39,14 @@ def train(
     out: str | Path,
     recipe: str | None = None,
     resume: bool = False,
-    hear: training.Hear | None = None,
+    on_event: training.OnEvent | None = None,
     **options: Any,
 ) -> "Model":
     """Train on files or folders, keep the run in ``out``, and give its model back.
 
     ``options`` are words of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
     `config.Run` as mappings: ``model={"width": 64}``. ``resume`` goes on from the newest checkpoint in ``out``. An
-    interrupt ends training early, with everything saved. ``hear`` is told what happens; by default a bar shows it.
+    interrupt ends training early, with everything saved. ``on_event`` receives each event; by default a bar shows it.
     """
     folder, names = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     stored = training.stored(folder) if resume else None
@@ -54,7 +54,7 @@ def train(
     config = training.configured(words, stored=stored, recipe=recipe)
     training.writable(folder)
     with training.watched() as (show, preparing):
-        end = training.run(config, lambda: training.prepared(config, preparing), folder, resume, hear or show)
+        end = training.run(config, lambda: training.prepared(config, preparing), folder, resume, on_event or show)
     if end.signal == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)
     return load(folder)
@@ -85,7 +85,7 @@ class Text:
 class Texts(tuple[Text, ...]):
     """Texts, and what they cost: ``print(texts)`` shows one a line, a notebook shows when each token came."""
 
-    cost: Tally
+    cost: SamplingStats
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
@@ -136,7 +136,7 @@ class Bounds(tuple[Bound, ...]):
 class Model:
     """A trained model; `load` or `train` gives one. The same seed gives the same texts and numbers, in any batch."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
 
     @property
@@ -147,7 +147,7 @@ class Model:
     @property
     def length(self) -> int:
         """Tokens that it reads and writes at most."""
-        return self.loaded.config.model.length
+        return self.loaded.config.model.seq_len
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ class Model:
         Of a model with labels, ``label`` is what they shall be, and ``guidance`` above 1 makes them more so.
         """
         _at_least_one(count)
-        how = Settings(sampler, steps, grid, seed, Sharpness(temperature, top_p, top_k), options, label, guidance)
+        how = SamplingSettings(sampler, steps, grid, seed, Warping(temperature, top_p, top_k), options, label, guidance)
         return self._written(generate.blank(self.loaded, count, length), [None] * count, how, batch)
 
     def infill(
@@ -211,7 +211,7 @@ class Model:
         What is given comes back as it is. Under uniform noise fillings are approximate.
         """
         _at_least_one(count)
-        how = Settings(sampler, steps, grid, seed, Sharpness(temperature, top_p, top_k), options, label, guidance)
+        how = SamplingSettings(sampler, steps, grid, seed, Warping(temperature, top_p, top_k), options, label, guidance)
         named = [text for text in _listed(templates, "template") for _ in range(count)]
         return self._written(template.around(named, self.loaded), named, how, batch)
 
@@ -248,14 +248,14 @@ class Model:
             return [evaluation.split(given, text, self.loaded) for text in texts]
         return [(np.zeros(0, np.int64), alone.rows[0]) for alone in evaluation.alone(texts, self.loaded)]
 
-    def _written(self, canvas: Canvas, templates: Sequence[str | None], how: Settings, batch: int) -> Texts:
-        job = Job.of(self.loaded, how)
-        rows = generate.sample(job, canvas.to(self.loaded.device), batch)
+    def _written(self, prompt: Prompt, templates: Sequence[str | None], how: SamplingSettings, batch: int) -> Texts:
+        job = SamplingRun.of(self.loaded, how)
+        rows = generate.sample(job, prompt.to(self.loaded.device), batch)
         texts = Texts(self._text(row, name) for row, name in zip(rows, templates, strict=True))
         texts.cost = job.tally
         return texts
 
-    def _text(self, row: Filled, name: str | None) -> Text:
+    def _text(self, row: GeneratedSequence, name: str | None) -> Text:
         tokens = tuple(self.tokenizer.tokens(row.ids))
         return Text(self.tokenizer.decode(row.ids), tuple(row.ids), tokens, tuple(row.when), name)
 

@@ -33,12 +33,12 @@ def _above_zero(name: str, value: int | float) -> None:
 
 
 @dataclass
-class Data:
+class DataConfig:
     """What to train on."""
 
     sources: list[str] = field(default_factory=list)
     tokenizer: str = "bytes"
-    records: str = "packed"
+    packing: str = "packed"
     """packed: one stream cut into blocks. lines: one record a line, padded to the model's length."""
     pad: str = "model"
     """For lines. model: padding is a token, in the loss. ignore: it is out of noise, loss, attention and counts."""
@@ -47,23 +47,23 @@ class Data:
     """The column of a table that says what each record is; for lines."""
     label_dropout: float = 0.1
     """The share of rows whose label is hidden in training, so that the law of all of them is learned too."""
-    validation: float = 0.05
+    val_fraction: float = 0.05
 
     def __post_init__(self) -> None:
-        _choice("data.records", self.records, ("packed", "lines"))
+        _choice("data.packing", self.packing, ("packed", "lines"))
         _choice("data.pad", self.pad, ("model", "ignore"))
-        if self.label is not None and self.records == "packed":
+        if self.label is not None and self.packing == "packed":
             raise ValueError(
-                f"data.label is {self.label!r}, and packed text has no records to be labelled; set data.records=lines"
+                f"data.label is {self.label!r}, and packed text has no records to be labelled; set data.packing=lines"
             )
         if not 0 <= self.label_dropout < 1:
             raise ValueError(f"data.label_dropout is {self.label_dropout}; it is a share and must lie in [0, 1)")
-        if not 0 < self.validation < 1:
-            raise ValueError(f"data.validation is {self.validation}; it is a share and must lie between 0 and 1")
+        if not 0 < self.val_fraction < 1:
+            raise ValueError(f"data.val_fraction is {self.val_fraction}; it is a share and must lie between 0 and 1")
 
 
 @dataclass
-class Noise:
+class NoiseConfig:
     """What noise does, and when."""
 
     process: str = "absorbing"
@@ -77,33 +77,33 @@ class Noise:
 
 
 @dataclass
-class Model:
+class ModelConfig:
     """The network."""
 
-    style: str = "modern"
+    architecture: str = "modern"
     width: int = 256
     depth: int = 6
     heads: int = 4
-    cond: int = 128
+    cond_dim: int = 128
     dropout: float = 0.0
-    length: int = 256
+    seq_len: int = 256
     parameterization: str | None = None
     """score or mean; by default what the objective needs, else score."""
-    told: str | None = None
-    """What the network hears of the noise: sigma, zero whatever it is, or nothing; see `Run.told`."""
+    time_conditioning: str | None = None
+    """What the network hears of the noise: sigma, zero whatever it is, or nothing; see `RunConfig.time_conditioning`."""
 
     def __post_init__(self) -> None:
-        _choice("model.style", self.style, ("modern", "reference"))
-        for name in ("width", "depth", "heads", "length", "cond"):
+        _choice("model.architecture", self.architecture, ("modern", "reference"))
+        for name in ("width", "depth", "heads", "seq_len", "cond_dim"):
             _at_least(f"model.{name}", getattr(self, name), 1)
         if self.parameterization is not None:
             _choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
-        if self.told is not None:
-            _choice("model.told", self.told, ("sigma", "zero", "nothing"))
+        if self.time_conditioning is not None:
+            _choice("model.time_conditioning", self.time_conditioning, ("sigma", "zero", "none"))
 
 
 @dataclass
-class Optim:
+class OptimConfig:
     """How weights move."""
 
     name: str = "adamw"
@@ -111,27 +111,27 @@ class Optim:
     beta1: float = 0.9
     beta2: float = 0.98
     weight_decay: float = 0.0
-    warmup: int = 100
+    warmup_steps: int = 100
     """Steps over which the learning rate rises from 0."""
-    decay: str = "cosine"
-    final: float = 0.1
+    lr_schedule: str = "cosine"
+    final_lr_fraction: float = 0.1
     """The share of the learning rate that is left at the end."""
-    clip: float = 1.0
-    ema: float = 0.999
+    grad_clip: float = 1.0
+    ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
         _choice("optim.name", self.name, ("adamw", "muon"))
-        _choice("optim.decay", self.decay, ("constant", "linear", "cosine"))
+        _choice("optim.lr_schedule", self.lr_schedule, ("constant", "linear", "cosine"))
         _above_zero("optim.lr", self.lr)
-        _above_zero("optim.clip", self.clip)
-        _at_least("optim.warmup", self.warmup, 0)
-        for name in ("beta1", "beta2", "ema", "final"):
+        _above_zero("optim.grad_clip", self.grad_clip)
+        _at_least("optim.warmup_steps", self.warmup_steps, 0)
+        for name in ("beta1", "beta2", "ema_decay", "final_lr_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optim.{name} is {getattr(self, name)}; it must lie in [0, 1]")
 
 
 @dataclass
-class Budget:
+class BudgetConfig:
     """When to stop: at the first of these that is reached."""
 
     steps: int | None = None
@@ -145,66 +145,66 @@ class Budget:
 
 
 @dataclass
-class Loop:
+class TrainConfig:
     """How a step is made, and what happens every so often; 0 turns an occasion off."""
 
-    batch: int = 64
+    batch_size: int = 64
     """Sequences a step, over all processes."""
-    accumulate: int = 1
+    grad_accumulation: int = 1
     """Equal parts into which each process cuts its share, to save memory."""
-    clock: str = "even"
+    time_sampling: str = "uniform"
     """At which times a step looks. even: all alike. early: t = u², weighed back; for objectives over time."""
     precision: str = "float32"
     """Of the trunk's matrix products: float32, bfloat16, or float8 where that is worth it and bfloat16 elsewhere."""
     compile: bool = False
     """Whether torch compiles the network; kernels of our own, which a GPU has, are as fast without."""
-    record: bool = True
+    cuda_graphs: bool = True
     """Whether a single GPU replays the launches of blocks, if they are neither compiled nor recomputed."""
-    recompute: str = "nothing"
+    activation_checkpointing: str = "none"
     """What is computed again on the way back, to hold less: nothing, all but matrix products (cheap), or blocks."""
     deterministic: bool = False
     """Whether a GPU computes the same bits every time, as a CPU does; attention is slower for it."""
-    shard: bool = False
+    fsdp: bool = False
     log_every: int = 10
     eval_every: int = 250
     eval_sequences: int = 256
     save_every: int = 500
-    keep: int = 3
+    keep_checkpoints: int = 3
     sample_every: int = 0
     on_nonfinite: str = "stop"
     max_skips: int = 10
 
     def __post_init__(self) -> None:
-        _choice("loop.precision", self.precision, ("float32", "bfloat16", "float8"))
-        _choice("loop.clock", self.clock, ("even", "early"))
-        _choice("loop.recompute", self.recompute, ("nothing", "cheap", "blocks"))
-        _choice("loop.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
-        for name in ("batch", "accumulate", "log_every", "keep", "eval_sequences"):
-            _at_least(f"loop.{name}", getattr(self, name), 1)
+        _choice("train.precision", self.precision, ("float32", "bfloat16", "float8"))
+        _choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise"))
+        _choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
+        _choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
+        for name in ("batch_size", "grad_accumulation", "log_every", "keep_checkpoints", "eval_sequences"):
+            _at_least(f"train.{name}", getattr(self, name), 1)
         for name in ("eval_every", "save_every", "sample_every", "max_skips"):
-            _at_least(f"loop.{name}", getattr(self, name), 0)
+            _at_least(f"train.{name}", getattr(self, name), 0)
 
 
 @dataclass
-class Run:
+class RunConfig:
     """Everything that decides what a run computes."""
 
-    data: Data = field(default_factory=Data)
-    noise: Noise = field(default_factory=Noise)
-    model: Model = field(default_factory=Model)
-    optim: Optim = field(default_factory=Optim)
-    budget: Budget = field(default_factory=Budget)
-    loop: Loop = field(default_factory=Loop)
+    data: DataConfig = field(default_factory=DataConfig)
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
     objective: str = "score-entropy"
     objective_options: dict[str, float] = field(default_factory=dict)
     seed: int = 0
 
     @property
-    def told(self) -> str:
+    def time_conditioning(self) -> str:
         """What the network hears of the noise: what was chosen, else sigma where the objective has times."""
-        return self.model.told or ("nothing" if self.objective in TIME_FREE else "sigma")
+        return self.model.time_conditioning or ("none" if self.objective in TIME_FREE else "sigma")
 
-    def resolved(self) -> "Run":
+    def resolved(self) -> "RunConfig":
         """This, with what was left open decided and what contradicts refused."""
         needs = NEEDS.get(self.objective)
         self.model.parameterization = self.model.parameterization or needs or "score"
@@ -213,8 +213,10 @@ class Run:
                 f"objective {self.objective} trains parameterization {needs}; model.parameterization is "
                 f"{self.model.parameterization}: leave it out, or choose another objective"
             )
-        if self.objective in TIME_FREE and self.told == "sigma":
-            raise ValueError(f"objective {self.objective} has no noise level to tell; leave model.told out")
+        if self.objective in TIME_FREE and self.time_conditioning == "sigma":
+            raise ValueError(
+                f"objective {self.objective} has no noise level to tell; leave model.time_conditioning out"
+            )
         if self.noise.schedule is None:
             denoiser = self.noise.process == "uniform" and self.model.parameterization == "mean"
             self.noise.schedule = "geometric" if denoiser else "log-linear"
@@ -227,9 +229,16 @@ class Run:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Run":
+    def from_dict(cls, data: dict[str, Any]) -> "RunConfig":
         """The run that `as_dict` wrote."""
-        parts = {"data": Data, "noise": Noise, "model": Model, "optim": Optim, "budget": Budget, "loop": Loop}
+        parts = {
+            "data": DataConfig,
+            "noise": NoiseConfig,
+            "model": ModelConfig,
+            "optim": OptimConfig,
+            "budget": BudgetConfig,
+            "train": TrainConfig,
+        }
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(data) - known):
             raise ValueError(f"the configuration has {', '.join(unknown)}; it may have {', '.join(sorted(known))}")

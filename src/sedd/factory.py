@@ -19,7 +19,7 @@ from sedd import checkpoint
 from sedd import likelihood as likelihoods
 from sedd import sampling as samplers
 from sedd import tokenizer as tokenizers
-from sedd.config import Run
+from sedd.config import RunConfig
 from sedd.diffusion import objective as objectives
 from sedd.diffusion import parameterization as parameterizations
 from sedd.diffusion import process as processes
@@ -49,9 +49,9 @@ NETWORKS: Mapping[str, type[transformers.Transformer]] = {
     "reference": transformers.Reference,
     "modern": transformers.Modern,
 }
-CLOCKS: Mapping[str, type[schedules.Clock]] = {
-    "even": schedules.Even,
-    "early": schedules.Early,
+CLOCKS: Mapping[str, type[schedules.TimeSampler]] = {
+    "uniform": schedules.UniformTimes,
+    "low-noise": schedules.LowNoiseTimes,
 }
 OBJECTIVES: Mapping[str, type[objectives.Objective[Any]]] = {
     "score-entropy": objectives.DenoisingScoreEntropy,
@@ -69,7 +69,7 @@ OBJECTIVES: Mapping[str, type[objectives.Objective[Any]]] = {
     "autoregressive": objectives.Autoregressive,
 }
 SAMPLERS: Mapping[str, type[samplers.Sampler]] = {
-    "exact": samplers.Exact,
+    "first-hitting": samplers.FirstHitting,
     "tweedie": samplers.Tweedie,
     "euler": samplers.Euler,
     "ancestral": samplers.Ancestral,
@@ -85,9 +85,9 @@ GRIDS: Mapping[str, Callable[[int], torch.Tensor]] = {
     "cosine": samplers.cosine_grid,
 }
 RECOMPUTES: Mapping[str, recomputes.Recompute] = {
-    "nothing": recomputes.nothing,
-    "cheap": recomputes.cheap,
-    "blocks": recomputes.blocks,
+    "none": recomputes.nothing,
+    "selective": recomputes.cheap,
+    "full": recomputes.blocks,
 }
 
 tokenizer = tokenizers.named
@@ -129,7 +129,7 @@ def objective(
 
 
 def estimator(
-    name: str | None, loaded: "Loaded", terms: Sequence[str], t_min: float = 0.0, seed: int = 0
+    name: str | None, loaded: "LoadedModel", terms: Sequence[str], t_min: float = 0.0, seed: int = 0
 ) -> likelihoods.Estimator:
     """How a model's likelihood is found: by the first that fits it where ``name`` is None.
 
@@ -141,7 +141,7 @@ def estimator(
     return _choose(what, name or next(iter(found)), found)
 
 
-def _estimators(loaded: "Loaded", whole: bool, t_min: float, seed: int) -> dict[str, likelihoods.Estimator]:
+def _estimators(loaded: "LoadedModel", whole: bool, t_min: float, seed: int) -> dict[str, likelihoods.Estimator]:
     process, schedule = loaded.process, loaded.schedule
     if isinstance(loaded.model, parameterizations.Causal):
         return {"forward": likelihoods.LeftToRight()}
@@ -160,7 +160,7 @@ def _estimators(loaded: "Loaded", whole: bool, t_min: float, seed: int) -> dict[
 
 def recompute(name: str) -> recomputes.Recompute:
     """What blocks compute again on the way back: ``nothing``, all that is ``cheap``, or whole ``blocks``."""
-    return _choose("recompute", name, RECOMPUTES)
+    return _choose("activation_checkpointing", name, RECOMPUTES)
 
 
 def sampler(
@@ -168,19 +168,19 @@ def sampler(
     model: Any,
     process: processes.Process,
     schedule: schedules.Schedule,
-    sharpness: samplers.Sharpness | None = None,
+    warping: samplers.Warping | None = None,
     **options: Any,
 ) -> samplers.Sampler:
     """A sampler; None is the best known for the model. ``options`` are its own: ``theta``, ``eta``, ``direction`` …"""
     denoiser = isinstance(model, parameterizations.MeanReader)
-    sharpness = sharpness or samplers.Sharpness()
+    warping = warping or samplers.Warping()
     if isinstance(model, parameterizations.Causal):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
-        return samplers.LeftToRight(model, process, schedule, sharpness)
+        return samplers.LeftToRight(model, process, schedule, warping)
     if name is None:
         masks = isinstance(process, processes.Absorbing)
-        name = ("exact" if masks else "ancestral") if denoiser else "tweedie"
+        name = ("first-hitting" if masks else "ancestral") if denoiser else "tweedie"
     if name == "ancestral" and not denoiser:
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
@@ -192,7 +192,7 @@ def sampler(
             raise ValueError(f"sampler {name} has no option {option}; it takes {', '.join(own) or 'none'}")
         if not isinstance(value, (int, float) if own[option] is float else own[option]):
             raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {own[option].__name__}")
-    used = model if sharpness.none else samplers.Tempered(model, process, sharpness)
+    used = model if warping.none else samplers.Tempered(model, process, warping)
     return kind(used, process, schedule, **options)
 
 
@@ -216,45 +216,45 @@ class Parts(NamedTuple):
     objective: objectives.Objective[Any]
 
 
-def parts(config: Run, vocab_size: int) -> Parts:
+def parts(config: RunConfig, vocab_size: int) -> Parts:
     """Process, schedule and objective of a run."""
     noise = process(config.noise.process, vocab_size)
     times = schedule(config.noise.schedule or "log-linear", **config.noise.options)
     options: dict[str, Any] = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
-    if config.loop.clock != "even":  # which is every objective's own; not all have another
-        options["clock"] = _choose("clock", config.loop.clock, CLOCKS)()
+    if config.train.time_sampling != "uniform":  # which is every objective's own; not all have another
+        options["time_sampler"] = _choose("train.time_sampling", config.train.time_sampling, CLOCKS)()
     return Parts(noise, times, objective(config.objective, noise, times, **options))
 
 
-def run_network(config: Run, parts: Parts, labels: int = 0) -> transformers.Transformer:
+def build_network(config: RunConfig, parts: Parts, labels: int = 0) -> transformers.Transformer:
     """The network of a run on data with so many labels, with fresh weights."""
     m = config.model
     causal = config.objective == "autoregressive"
     states = parts.process.vocab_size + 1 if causal else parts.process.num_states
     return network(
-        m.style,
+        m.architecture,
         states=states,
         width=m.width,
         depth=m.depth,
         heads=m.heads,
-        cond=m.cond,
+        cond=m.cond_dim,
         dropout=m.dropout,
-        timed=config.told != "nothing",
+        timed=config.time_conditioning != "none",
         causal=causal,
         labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
     )
 
 
-def run_model(config: Run, network: nn.Module, parts: Parts) -> nn.Module:
+def build_model(config: RunConfig, network: nn.Module, parts: Parts) -> nn.Module:
     """The network, called as a model is."""
-    network = parameterizations.Untimed(network) if config.told == "zero" else network
+    network = parameterizations.Untimed(network) if config.time_conditioning == "zero" else network
     if config.model.parameterization == "causal":
         return parameterizations.Causal(network, parts.process.vocab_size)
     return parameterization(config.model.parameterization or "score", network, parts.process)
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A trained model and what belongs to it."""
 
     model: nn.Module
@@ -263,7 +263,7 @@ class Loaded(NamedTuple):
     schedule: schedules.Schedule
     objective: objectives.Objective[Any]
     tokenizer: tokenizers.Tokenizer
-    config: Run
+    config: RunConfig
     folder: Path
     labels: tuple[str, ...] = ()
     """What its records may be."""
@@ -292,7 +292,9 @@ def replayed(network: nn.Module) -> nn.Module:
     return Replayed(network) if next(network.parameters()).is_cuda else network
 
 
-def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str | None = "float32") -> Loaded:
+def load(
+    folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str | None = "float32"
+) -> LoadedModel:
     """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``.
 
     ``precision`` is that of matrix products, float32 or bfloat16; None: on a GPU that of training.
@@ -313,20 +315,20 @@ def load(folder: Path | str, weights: str = "ema", device: str = "cpu", precisio
     labels = stored.pop("labels", [])
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ValueError(f"{path / 'config.json'} says that labels are {labels!r}; they are a list of names")
-    config = Run.from_dict(stored)
+    config = RunConfig.from_dict(stored)
     made = parts(config, vocab_size)
-    net = run_network(config, made, len(labels))
+    net = build_network(config, made, len(labels))
     try:
         net.load_state_dict(checkpoint.tensors(path, weights))
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
-    half = config.loop.precision != "float32" and device.startswith("cuda")  # float8 is for training alone
+    half = config.train.precision != "float32" and device.startswith("cuda")  # float8 is for training alone
     net = served(net, device, precision or ("bfloat16" if half else "float32"))
-    model = run_model(config, replayed(net), made)
-    return Loaded(model, net, *made, tokenizers.load(path), config, path, tuple(labels))
+    model = build_model(config, replayed(net), made)
+    return LoadedModel(model, net, *made, tokenizers.load(path), config, path, tuple(labels))
 
 
-def labelled(loaded: Loaded, label: str | None) -> Loaded:
+def labelled(loaded: LoadedModel, label: str | None) -> LoadedModel:
     """The model that is told ``label``; None: the one that is told nothing, and answers for all records together."""
     if label is None:
         return loaded
@@ -336,11 +338,11 @@ def labelled(loaded: Loaded, label: str | None) -> Loaded:
         raise ValueError(f"label is {label!r}; this model knows {', '.join(loaded.labels)}")
     number = torch.tensor(loaded.labels.index(label), device=loaded.device)
     made = Parts(loaded.process, loaded.schedule, loaded.objective)
-    model = run_model(loaded.config, replayed(Labelled(loaded.network, number)), made)
+    model = build_model(loaded.config, replayed(Labelled(loaded.network, number)), made)
     return loaded._replace(model=model, label=label)
 
 
-def guided(loaded: Loaded, label: str | None, guidance: float = 1.0) -> Any:
+def guided(loaded: LoadedModel, label: str | None, guidance: float = 1.0) -> Any:
     """The model of a label, to be sampled: at 0 the one without, at 1 the label's own, beyond it more of the label."""
     if not 0 <= guidance < math.inf:
         raise ValueError(f"guidance is {guidance}; it must be 0 or more, where 1 is the law of the label itself")

@@ -1,4 +1,4 @@
-"""Inside a compiled graph. Run without shape checks at every call, which would break the graph."""
+"""Inside a compiled graph. RunConfig without shape checks at every call, which would break the graph."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch._dynamo.exc import RecompileError
 from torch._dynamo.utils import counters
 
 from sedd import data, exact, training
-from sedd.config import Budget, Data, Loop, Model, Noise, Run
+from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import Mean, Score
 from sedd.diffusion.process import Absorbing, Process, Uniform
@@ -81,13 +81,13 @@ def prepared(folder: Path, pad: str | None) -> Path:
 
 def configured(
     style: str = "modern", process: str = "absorbing", parameterization: str = "score", **loop: object
-) -> Run:
-    return Run(
-        data=Data(records="lines"),
-        noise=Noise(process),
-        model=Model(style, width=16, depth=2, heads=2, length=8, dropout=0.1, parameterization=parameterization),
-        budget=Budget(steps=6),
-        loop=Loop(compile=True, **({"batch": 8, "eval_every": 2, "eval_sequences": 20, "log_every": 1} | loop)),
+) -> RunConfig:
+    return RunConfig(
+        data=DataConfig(packing="lines"),
+        noise=NoiseConfig(process),
+        model=ModelConfig(style, width=16, depth=2, heads=2, seq_len=8, dropout=0.1, parameterization=parameterization),
+        budget=BudgetConfig(steps=6),
+        train=TrainConfig(compile=True, **({"batch": 8, "eval_every": 2, "eval_sequences": 20, "log_every": 1} | loop)),
     ).resolved()
 
 

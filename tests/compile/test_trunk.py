@@ -34,7 +34,7 @@ def stepped(network: Transformer, t: float) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("style", [Reference, Modern])
-@pytest.mark.parametrize("name", ["nothing", "cheap", "blocks"])
+@pytest.mark.parametrize("name", ["none", "selective", "full"])
 def test_one_graph_however_much_is_masked(name: str, style: type[Transformer]) -> None:
     plain, compiled = made(style), made(style)
     compiled.pass_through = factory.recompute(name)

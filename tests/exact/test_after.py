@@ -9,13 +9,13 @@ from test_estimate import bound_of_each
 from toys import random_law
 
 from sedd import evaluation, exact, generate
-from sedd.config import Model, Run
+from sedd.config import ModelConfig, RunConfig
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import Causal, Given, Mean
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.evaluation import continuation
-from sedd.factory import Loaded
+from sedd.factory import LoadedModel
 from sedd.likelihood import Estimate
 from sedd.tokenizer import Characters
 
@@ -23,18 +23,18 @@ LAW = random_law(3, 4, 0)
 ABSORBING, UNIFORM = Absorbing(3), Uniform(3)
 
 
-def rest_of(context: list[int]) -> exact.Law:
+def rest_of(context: list[int]) -> exact.Distribution:
     """The law of what follows, by definition: p(context, rest)/p(context)."""
     joint = LAW.probabilities.view(3, 3, 3, 3)[tuple(context)]
-    return exact.Law(joint / joint.sum())
+    return exact.Distribution(joint / joint.sum())
 
 
-def loaded(model: torch.nn.Module, process: Process, schedule: Schedule) -> Loaded:
+def loaded(model: torch.nn.Module, process: Process, schedule: Schedule) -> LoadedModel:
     """A model of four of the tokens a, b, c, as if it came from a folder."""
-    config = Run(model=Model(length=4)).resolved()
+    config = RunConfig(model=ModelConfig(seq_len=4)).resolved()
     letters = Characters(alphabet="abc")
     objective = DenoisingScoreEntropy(process, schedule)
-    return Loaded(model, exact.Table(2, 1), process, schedule, objective, letters, config, Path())
+    return LoadedModel(model, exact.Table(2, 1), process, schedule, objective, letters, config, Path())
 
 
 def exact_denoiser() -> Mean:

@@ -10,12 +10,12 @@ from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import Mean, Score
 from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
-from sedd.exact import Law, objectives
+from sedd.exact import Distribution, objectives
 
 LAWS = [(length, seed) for length in (3, 4) for seed in range(3)]
 
 
-def bound_of_training_code(law: Law, process: Process, schedule: Schedule, nodes: int) -> torch.Tensor:
+def bound_of_training_code(law: Distribution, process: Process, schedule: Schedule, nodes: int) -> torch.Tensor:
     """The bound at the exact score, its integral made of the loss that trains models."""
     score, objective = exact.Score(law, process), DenoisingScoreEntropy(process, schedule)
     diffusion = exact.integrate(lambda t: expected_loss(objective, score, law, schedule, t), nodes=nodes)
@@ -89,7 +89,7 @@ def test_a_wrong_model_has_a_worse_bound(kind: type[Process], schedule: Schedule
 
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])
 def test_laws_with_sequences_that_never_happen(kind: type[Process]) -> None:
-    law, process, schedule = Law(torch.eye(2).double() / 2), kind(2), LogLinear()
+    law, process, schedule = Distribution(torch.eye(2).double() / 2), kind(2), LogLinear()
     score = exact.Score(law, process)
     true = exact.bound(score, law, process, schedule, true_base=True, nodes=150)
     torch.testing.assert_close(true.total, law.entropy(), rtol=0, atol=1e-4)

@@ -13,7 +13,7 @@ from sedd import exact, likelihood
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import Mean, Score
 from sedd.diffusion.process import Absorbing, Process, Uniform, at_token
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Schedule
 from sedd.exact import objectives
 from sedd.exact.propagation import pairs
@@ -46,7 +46,7 @@ def found(
 
 def bound_of_each(model: object, process: Process, schedule: Schedule, length: int = 3, nodes: int = 40) -> np.ndarray:
     """The bound on every sequence of 3 tokens, in nats: all that noise can do to it, at Gauss–Legendre times."""
-    all_alike = exact.Law(torch.full((3,) * length, 3.0**-length, dtype=torch.float64))
+    all_alike = exact.Distribution(torch.full((3,) * length, 3.0**-length, dtype=torch.float64))
     losses = DenoisingScoreEntropy(process, schedule)
     ends = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64))
     total = torch.full((3**length,), length, dtype=torch.float64) * process.prior_kl(ends[1])
@@ -205,7 +205,7 @@ def test_batches_and_processes_change_nothing() -> None:
 def test_a_look_does_not_depend_on_its_mates() -> None:
     """A sequence alone, and among others, is shown the same at the same u."""
     x_0 = torch.arange(8).view(2, 4)
-    u, chance = torch.tensor([0.9, 0.3], dtype=torch.float64), Chance(7, torch.tensor([5, 6]))
+    u, chance = torch.tensor([0.9, 0.3], dtype=torch.float64), CounterRNG(7, torch.tensor([5, 6]))
     for estimator in (Bound(Uniform(8), Geometric()), Published(Uniform(8), Geometric(), 0.1), AnyOrder(Absorbing(8))):
         both = estimator.show(x_0, torch.tensor([0, 0]), u, chance)
         one = estimator.show(x_0[1:], torch.tensor([0]), u[1:], chance[1:])
@@ -219,7 +219,7 @@ def test_looks_are_noised_as_the_process_says(process: Process) -> None:
     x_0 = torch.arange(4).repeat(10_000, 1)
     u = torch.full((10_000,), 0.8, dtype=torch.float64)
     bound = Bound(process, LogLinear())
-    x_t, _, t, _ = bound.show(x_0, torch.zeros(10_000, dtype=torch.long), u, Chance(0, torch.arange(10_000)))
+    x_t, _, t, _ = bound.show(x_0, torch.zeros(10_000, dtype=torch.long), u, CounterRNG(0, torch.arange(10_000)))
     expected = exact.transition_matrix(process, LogLinear().sigma(t[:1]))[0, :, :4]
     counts = torch.stack([torch.bincount(x_t[:, i], minlength=process.num_states) for i in range(4)], 1) / 10_000
     assert ((counts - expected).abs() <= 5 * (expected * (1 - expected) / 10_000).sqrt() + 1e-12).all()
@@ -269,7 +269,7 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
     model = random_model(Mean, process, 3).requires_grad_(False)
     rows = law.sequences.repeat_interleave((300 * law.probabilities).round().long(), 0)
     uneven = torch.bincount(exact.index_of(rows, 3), minlength=27).double()
-    as_often = exact.Law((uneven / uneven.sum()).view(3, 3, 3))
+    as_often = exact.Distribution((uneven / uneven.sum()).view(3, 3, 3))
     expected = np.mean([objectives.any_order(model, as_often, process, k).item() for k in (1, 2, 3)]) / 3
     result = found(model, AnyOrder(process), rows, draws=12)
     assert abs(result.nats - expected) <= 5 * result.stderr
@@ -297,7 +297,7 @@ def test_left_to_right_is_exact() -> None:
 def test_published_numbers_are_means_over_t_of_the_diffusion_term(t_min: float) -> None:
     law, process, schedule = random_law(3, 3, 0), Absorbing(3), LogLinear()
     model = random_model(Mean, process, 3).requires_grad_(False)
-    each = exact.Law(torch.full((3, 3, 3), 1 / 27, dtype=torch.float64))
+    each = exact.Distribution(torch.full((3, 3, 3), 1 / 27, dtype=torch.float64))
     truth = exact.bound(model, each, process, schedule, t_min=t_min, nodes=60).diffusion.item() / (1 - t_min) / 3
     result = found(model, Published(process, schedule, t_min), law.sequences.repeat(8, 1), draws=12)
     assert abs(result.nats - truth) <= 5 * result.stderr

@@ -61,7 +61,7 @@ def test_samples_of_the_judges_own_law_cost_its_entropy(folder: Path) -> None:
     assert right.gen_ppl_by_sample.value > value
 
 
-class Exact(Judge):
+class FirstHitting(Judge):
     """A written-down law as a judge: the cost of a token is that of its prefix, less that of the one before."""
 
     name, sha256, precision, context, skips_first = "exact", "", "float64", None, False
@@ -93,14 +93,16 @@ def test_from_noise_to_a_verdict() -> None:
     g = torch.Generator().manual_seed(3)
     p = torch.rand(3, 3, 3, generator=g, dtype=torch.float64) ** 4
     p = p / p.sum()
-    law, noise = exact.Law(p), process.Absorbing(vocab_size=3)
+    law, noise = exact.Distribution(p), process.Absorbing(vocab_size=3)
     truth = math.exp(float(law.entropy()) / 3)
 
     def verdict(steps: int | None) -> dict[str, float]:
-        job = generate.Job(exact.Score(law, noise), noise, schedule.LogLinear(), generate.Settings("exact", steps))
+        job = generate.SamplingRun(
+            exact.Score(law, noise), noise, schedule.LogLinear(), generate.SamplingSettings("first-hitting", steps)
+        )
         drawn = generate.sample(job, sampling.empty(3000, 3), batch=500)
         texts = [Sample("".join(map(str, row.ids)), row.ids) for row in drawn]
-        return quality.judged(Samples(texts, "toy", facts=job.facts()), Exact(p), batch=500)
+        return quality.judged(Samples(texts, "toy", facts=job.facts()), FirstHitting(p), batch=500)
 
     right, coarse = verdict(None), verdict(1)
     assert abs(right["gen_ppl_by_token"] - truth) < 5 * right["stderr_gen_ppl_by_token"]

@@ -12,23 +12,23 @@ from toys import tensor
 from sedd import exact
 from sedd.diffusion.parameterization import Mean, Score
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LogLinear
 from sedd.nn.labels import Labelled
 from sedd.sampling import (
     Ancestral,
     Asked,
     Euler,
-    Exact,
+    FirstHitting,
     Gibbs,
     Guided,
     Ordered,
     Remask,
     Sampler,
-    Sharpness,
     Tempered,
     Theta,
     Tweedie,
+    Warping,
     empty,
     guided,
     uniform_grid,
@@ -59,10 +59,10 @@ def joint(length: int = LENGTH) -> Tensor:
     return weight / weight.sum()
 
 
-def law(label: int | None, length: int = LENGTH) -> exact.Law:
+def law(label: int | None, length: int = LENGTH) -> exact.Distribution:
     """p(x | label), or p(x)."""
     p = joint(length).sum(0) if label is None else joint(length)[label]
-    return exact.Law((p / p.sum()).view((TOKENS,) * length))
+    return exact.Distribution((p / p.sum()).view((TOKENS,) * length))
 
 
 def tilted(free: Tensor, given: Tensor, weight: float) -> Tensor:
@@ -116,7 +116,7 @@ def steered(kind: tuple[str, str], label: int, weight: float, length: int = LENG
 
 def finest(kind: tuple[str, str]) -> tuple[type[Sampler], Tensor]:
     """A sampler whose law is the model's: exactly, or within its steps."""
-    return (Exact, NO_GRID) if kind[0] == "absorbing" else (Tweedie, uniform_grid(100))
+    return (FirstHitting, NO_GRID) if kind[0] == "absorbing" else (Tweedie, uniform_grid(100))
 
 
 def enumerated(chosen: Sampler, times: Tensor, length: int = LENGTH) -> Tensor:
@@ -237,7 +237,7 @@ def test_one_token_has_the_tilted_law(kind: tuple[str, str], weight: float) -> N
 @pytest.mark.parametrize("said", WRAPPERS)
 def test_several_masks_have_the_law_of_guided_choices_one_after_another(said: str, weight: float) -> None:
     """The mean over orders of Π p_γ(x_i | those before it): from the joint law alone, without process or sampler."""
-    chosen = Exact(steered(("absorbing", said), 1, weight), PROCESSES["absorbing"], SCHEDULE)
+    chosen = FirstHitting(steered(("absorbing", said), 1, weight), PROCESSES["absorbing"], SCHEDULE)
     free, given = (law(label).probabilities.view(TOKENS, TOKENS) for label in (None, 1))
     right = torch.zeros(TOKENS, TOKENS, dtype=torch.float64)
     for order in permutations(range(LENGTH)):
@@ -267,7 +267,7 @@ SAMPLERS: dict[str, tuple[str, Callable[..., Sampler]]] = {
     "euler": ("any", Euler),
     "theta": ("any", Theta),
     "ancestral": ("mean", Ancestral),
-    "exact": ("absorbing", Exact),
+    "first-hitting": ("absorbing", FirstHitting),
     "ordered": ("absorbing", Ordered),
     "remask": ("absorbing", lambda *parts: Remask(*parts, eta=0.2)),
     "gibbs": ("uniform", lambda *parts: Gibbs(*parts, sites=2)),
@@ -275,12 +275,12 @@ SAMPLERS: dict[str, tuple[str, Callable[..., Sampler]]] = {
 CASES = [(name, kind) for name, (needs, _) in SAMPLERS.items() for kind in KINDS if needs in ("any", *kind)]
 
 
-@pytest.mark.parametrize("sharpness", [Sharpness(), Sharpness(0.7)], ids=["plain", "tempered"])
+@pytest.mark.parametrize("sharpness", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_draws_have_the_law_that_enumeration_says(name: str, kind: tuple[str, str], sharpness: Sharpness) -> None:
+def test_draws_have_the_law_that_enumeration_says(name: str, kind: tuple[str, str], warping: Warping) -> None:
     process, times = PROCESSES[kind[0]], uniform_grid(5)
     model = steered(kind, 0, 2.0)
-    chosen = SAMPLERS[name][1](model if sharpness.none else Tempered(model, process, sharpness), process, SCHEDULE)
+    chosen = SAMPLERS[name][1](model if warping.none else Tempered(model, process, warping), process, SCHEDULE)
     x = run(chosen, empty(COUNT, LENGTH), times, seed=3)
     assert p_value(x, enumerated(chosen, times), TOKENS) > FAMILY / 100
 
@@ -333,15 +333,15 @@ def test_wrong_guidance_is_caught(kind: tuple[str, str], mutant: str) -> None:
 # What it costs, and what is impossible ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sharpness", [Sharpness(), Sharpness(0.7)], ids=["plain", "tempered"])
-def test_two_calls_are_counted_as_two(sharpness: Sharpness) -> None:
+@pytest.mark.parametrize("sharpness", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
+def test_two_calls_are_counted_as_two(warping: Warping) -> None:
     kind = ("absorbing", "mean")
     process, times = PROCESSES["absorbing"], uniform_grid(5)
     calls = {}
     for name, model in (("label", told(kind, 1)), ("guided", steered(kind, 1, 2.0))):
-        chosen = Ordered(model if sharpness.none else Tempered(model, process, sharpness), process, SCHEDULE)
+        chosen = Ordered(model if warping.none else Tempered(model, process, warping), process, SCHEDULE)
         asked = Asked(chosen.model)
-        *_, _last = chosen.run(empty(7, LENGTH), times, Chance(0, torch.arange(7)), asked)
+        *_, _last = chosen.run(empty(7, LENGTH), times, CounterRNG(0, torch.arange(7)), asked)
         calls[name] = asked.calls, asked.rows
     assert calls == {"label": (LENGTH, 7 * LENGTH), "guided": (2 * LENGTH, 2 * 7 * LENGTH)}
 
@@ -351,7 +351,7 @@ def test_what_a_label_rules_out_is_never_drawn(process: Process) -> None:
     """Nor does a token that no sequence holds turn anything into NaN."""
     both, one = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 0.0, 0.0])
     for weight in (0.4, 2.5):
-        model = guided(*(exact.Score(exact.Law(p.double()), process) for p in (both, one)), process, weight)
+        model = guided(*(exact.Score(exact.Distribution(p.double()), process) for p in (both, one)), process, weight)
         chosen = Tweedie(model, process, LogLinear(1e-8))
         torch.testing.assert_close(enumerated(chosen, uniform_grid(6), 1), one.double(), atol=1e-5, rtol=0)
 

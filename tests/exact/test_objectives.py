@@ -12,7 +12,7 @@ from sedd import exact
 from sedd.diffusion import objective as objectives
 from sedd.diffusion.parameterization import Causal, Conditional, Mean, Score
 from sedd.diffusion.process import Absorbing, Process, Uniform, at_token, log_odds
-from sedd.diffusion.schedule import Cosine, Geometric, Importance, LogLinear, Polynomial, Schedule, stratified
+from sedd.diffusion.schedule import Cosine, Geometric, ImportanceTimes, LogLinear, Polynomial, Schedule, stratified
 from sedd.exact import objectives as definition
 
 PROCESSES = [Uniform, Absorbing]
@@ -30,7 +30,7 @@ AT_NOISE = {  # objective, definition, what it is tested on, whether the schedul
 }
 
 
-def make(kind: type, process: Process, schedule: Schedule, law: exact.Law = LAW) -> objectives.Objective:
+def make(kind: type, process: Process, schedule: Schedule, law: exact.Distribution = LAW) -> objectives.Objective:
     return kind(process, schedule, law) if issubclass(kind, objectives.Explicit) else kind(process, schedule)
 
 
@@ -280,9 +280,9 @@ def test_losses_of_sampled_noise_average_to_the_expected_loss(process: Process) 
     expected = exact.integrate(lambda t: expected_loss(even, model, LAW, schedule, t), nodes=80)
     x_0, u = LAW.draw(20_000, generator), stratified(20_000, generator)
     losses = even(model, x_0, u, generator).sum(-1)
-    clock = Importance.fit(even.times(u).t, losses)
+    time_sampler = ImportanceTimes.fit(even.times(u).t, losses)
     variance = []
-    for objective in (even, objectives.DenoisingScoreEntropy(process, schedule, clock=clock)):
+    for objective in (even, objectives.DenoisingScoreEntropy(process, schedule, time_sampler=time_sampler)):
         rows = [(LAW.draw(400, generator), stratified(400, generator)) for _ in range(100)]
         means = torch.stack([objective(model, x_0, u, generator).sum(-1).mean() for x_0, u in rows])
         assert (means.mean() - expected).abs() <= 5 * means.std() / math.sqrt(len(means))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sedd import checkpoint, factory
-from sedd.config import Data, Model, Noise, Run
+from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig
 from sedd.hub import convert
 from sedd.hub.convert.convert import _shapes
 from sedd.hub.convert.layout import LAYOUTS, Sizes
@@ -88,25 +88,34 @@ def test_half_precision_stays_as_it_is(tmp_path: Path, dtype: torch.dtype) -> No
 
 
 RUNS = {
-    "sedd": Run(objective="score-entropy"),
-    "sedd uniform": Run(noise=Noise("uniform", "geometric", {"lo": 1e-3, "hi": 9.0})),
-    "radd": Run(objective="lambda-dce"),
-    "radd in time": Run(objective="t-dce", model=Model(told="nothing")),
-    "mdlm": Run(objective="t-dce", model=Model(told="zero")),
-    "mdlm told": Run(objective="t-dce"),
-    "sedd eps": Run(noise=Noise("absorbing", "log-linear", {"eps": 0.01})),
+    "sedd": RunConfig(objective="score-entropy"),
+    "sedd uniform": RunConfig(noise=NoiseConfig("uniform", "geometric", {"lo": 1e-3, "hi": 9.0})),
+    "radd": RunConfig(objective="lambda-dce"),
+    "radd in time": RunConfig(objective="t-dce", model=ModelConfig(time_conditioning="none")),
+    "mdlm": RunConfig(objective="t-dce", model=ModelConfig(time_conditioning="zero")),
+    "mdlm told": RunConfig(objective="t-dce"),
+    "sedd eps": RunConfig(noise=NoiseConfig("absorbing", "log-linear", {"eps": 0.01})),
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_import_undoes_export(tmp_path: Path, name: str) -> None:
     """A model of ours, written in a published layout and read again, is the same model with the same tokenizer."""
-    run = Run.from_dict(RUNS[name].as_dict())
-    run.model = Model("reference", WIDTH, DEPTH, HEADS, cond=16, length=24, dropout=0.05, told=run.model.told)
+    run = RunConfig.from_dict(RUNS[name].as_dict())
+    run.model = ModelConfig(
+        "reference",
+        WIDTH,
+        DEPTH,
+        HEADS,
+        cond_dim=16,
+        seq_len=24,
+        dropout=0.05,
+        time_conditioning=run.model.time_conditioning,
+    )
     run = run.resolved()
-    run.data = Data(tokenizer="bytes")
+    run.data = DataConfig(tokenizer="bytes")
     made = factory.parts(run, 256)
-    network = factory.run_network(run, made)
+    network = factory.build_network(run, made)
     with torch.no_grad():
         for i, parameter in enumerate(network.parameters()):
             parameter.normal_(generator=torch.Generator().manual_seed(i))
@@ -118,8 +127,12 @@ def test_import_undoes_export(tmp_path: Path, name: str) -> None:
     again = factory.load(convert.save(found, Bytes(), tmp_path / "again", "out"))
     for key, value in network.state_dict().items():
         assert torch.equal(again.network.state_dict()[key], value), key
-    same = Model(**{**vars(run.model), "told": again.config.model.told})
-    assert (again.config.model, again.config.told, again.config.objective) == (same, run.told, run.objective)
+    same = ModelConfig(**{**vars(run.model), "time_conditioning": again.config.model.time_conditioning})
+    assert (again.config.model, again.config.time_conditioning, again.config.objective) == (
+        same,
+        run.time_conditioning,
+        run.objective,
+    )
     assert (again.schedule, again.process.num_states) == (made.schedule, made.process.num_states)
     x = torch.randint(256, (2, 7), generator=torch.Generator().manual_seed(0))
     sigma = torch.tensor([0.2, 2.0])
@@ -163,16 +176,21 @@ def test_what_configurations_say(tmp_path: Path) -> None:
         "-".join(kind): convert.read(publications.folder(tmp_path / kind.layout / kind.graph, kind)) for kind in KINDS
     }
     said = {
-        name: (f.config.noise.process, str(factory.parts(f.config, V).schedule), f.config.objective, f.config.told)
+        name: (
+            f.config.noise.process,
+            str(factory.parts(f.config, V).schedule),
+            f.config.objective,
+            f.config.time_conditioning,
+        )
         for name, f in found.items()
     }
     assert said == {
         "sedd-absorb": ("absorbing", "LogLinear(eps=0.001)", "score-entropy", "sigma"),
         "sedd-uniform": ("uniform", "Geometric(lo=0.001, hi=15.0)", "score-entropy", "sigma"),
-        "radd-absorb": ("absorbing", "LogLinear(eps=0.001)", "t-dce", "nothing"),
+        "radd-absorb": ("absorbing", "LogLinear(eps=0.001)", "t-dce", "none"),
         "mdlm-absorb": ("absorbing", "LogLinear(eps=0.001)", "t-dce", "zero"),
     }
-    assert {(f.config.model.length, f.config.model.dropout, f.vocab_size) for f in found.values()} == {(24, 0.1, V)}
+    assert {(f.config.model.seq_len, f.config.model.dropout, f.vocab_size) for f in found.values()} == {(24, 0.1, V)}
 
 
 # Lightning -------------------------------------------------------------------------------------------------
@@ -195,7 +213,7 @@ def test_the_averages_of_a_lightning_checkpoint_are_used(tmp_path: Path) -> None
         for stem, expected in (("ema", averages), ("model", publications.weights(KINDS[3]))):
             stored = factory.load(model, stem).network.state_dict()
             assert all(torch.equal(stored[name.removeprefix("backbone.")], v) for name, v in expected.items())
-    assert found.config.model.length == 1024
+    assert found.config.model.seq_len == 1024
     assert factory.load(model).tokenizer == Integers(size=V)
 
 
@@ -203,7 +221,7 @@ def test_a_lightning_checkpoint_without_averages_is_itself(tmp_path: Path) -> No
     settings = {"config": {"time_conditioning": True, "model": {"length": 33, "n_heads": HEADS}}}
     found = convert.read(lightning(tmp_path / "last.ckpt", None, hyper_parameters=settings))
     assert list(found.weights) == ["ema"]
-    assert (found.config.told, found.config.model.length, found.original) == ("sigma", 33, None)
+    assert (found.config.time_conditioning, found.config.model.seq_len, found.original) == ("sigma", 33, None)
     model = factory.load(convert.save(found, None, tmp_path / "model", "last.ckpt")).model
     assert error(KINDS[3], model, "told σ") < 1e-4
     assert error(KINDS[3], model) > 1e-2

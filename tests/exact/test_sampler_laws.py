@@ -12,26 +12,26 @@ from toys import random_law, random_model, tensor
 from sedd import exact, sampling
 from sedd.diffusion.parameterization import Mean, Score
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.sampling import (
     Ancestral,
     Asked,
-    Canvas,
     Confident,
     EntropyBounded,
     Euler,
-    Exact,
+    FirstHitting,
     Gibbs,
     LeftToRight,
     Ordered,
+    Prompt,
     Remask,
     Sampler,
-    Sharpness,
     Stepper,
     Tempered,
     Theta,
     Tweedie,
+    Warping,
     uniform_grid,
 )
 
@@ -51,7 +51,7 @@ EVERYWHERE: dict[str, Callable[..., Sampler]] = {
     "ancestral": Ancestral,
 }
 MASKS: dict[str, Callable[..., Sampler]] = {
-    "exact": Exact,
+    "first-hitting": FirstHitting,
     "any-order": Ordered,
     "forward": lambda *parts: Ordered(*parts, direction="forward"),
     "backward": lambda *parts: Ordered(*parts, direction="backward"),
@@ -100,7 +100,7 @@ def make(name: str, kind: str, at: int) -> Sampler:
 
 def run(
     chosen: Sampler,
-    canvas: Canvas,
+    prompt: Prompt,
     times: torch.Tensor,
     seed: int = 0,
     cached: bool = True,
@@ -108,8 +108,8 @@ def run(
     device: str = "cpu",
 ) -> torch.Tensor:
     asked = Asked(chosen.model, cached, swift)
-    rows = Chance(seed, torch.arange(len(canvas.given), device=device))
-    *_, last = chosen.run(canvas.to(device), times.to(device), rows, asked)
+    rows = CounterRNG(seed, torch.arange(len(prompt.given), device=device))
+    *_, last = chosen.run(prompt.to(device), times.to(device), rows, asked)
     return last.x.cpu()
 
 
@@ -137,7 +137,7 @@ def test_draws_have_the_law_that_enumeration_says(name: str, kind: str, at: int)
     for given in (BLANK, MIDDLE, ENDS):
         law = chosen.law(given, uniform_grid(5))
         assert math.isclose(law.sum(), 1, rel_tol=1e-9)
-        x = run(chosen, Canvas(given.expand(COUNT, -1)), uniform_grid(5))
+        x = run(chosen, Prompt(given.expand(COUNT, -1)), uniform_grid(5))
         assert (x < 3).all()  # no mask survives
         assert (x == given)[:, given >= 0].all()  # what was given comes back
         assert p_value(x, law, chosen.process.num_states) > FAMILY / (3 * len(CASES))
@@ -148,8 +148,8 @@ def test_words_taken_as_they_are_said_draw_the_same(name: str, kind: str, at: in
     """Laws as affine functions of what a head says choose the tokens that tables choose; within rounding, so all."""
     chosen = make(name, kind, at)
     for given in (BLANK, MIDDLE):
-        canvas = Canvas(given.expand(500, -1))
-        spoken, read = (run(chosen, canvas, uniform_grid(5), swift=swift) for swift in (True, False))
+        prompt = Prompt(given.expand(500, -1))
+        spoken, read = (run(chosen, prompt, uniform_grid(5), swift=swift) for swift in (True, False))
         assert torch.equal(spoken, read)
 
 
@@ -163,20 +163,20 @@ def test_power() -> None:
     assert p_value(x, law, 3) < FAMILY / (3 * len(CASES))  # and a law that is off by 10 % is seen
 
 
-def same_everywhere(self: Chance, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
+def same_everywhere(self: CounterRNG, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
     """The mutant: all positions of a row share their uniforms."""
     return RIGHT(self, 1, step, event).expand(-1, length, -1)
 
 
-def same_every_step(self: Chance, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
+def same_every_step(self: CounterRNG, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
     """The mutant: every step has the uniforms of the first."""
     return RIGHT(self, length, 0, event)
 
 
-RIGHT = Chance.__call__
+RIGHT = CounterRNG.__call__
 MUTANTS: dict[str, tuple[str, object]] = {
-    "one uniform for all positions": ("sedd.diffusion.rng.Chance.__call__", same_everywhere),
-    "one uniform for all steps": ("sedd.diffusion.rng.Chance.__call__", same_every_step),
+    "one uniform for all positions": ("sedd.diffusion.rng.CounterRNG.__call__", same_everywhere),
+    "one uniform for all steps": ("sedd.diffusion.rng.CounterRNG.__call__", same_every_step),
     "the likeliest token": ("sedd.diffusion.categorical.invert", lambda weights, u: weights.argmax(-1)),
 }
 
@@ -190,7 +190,7 @@ def test_wrong_draws_are_caught(name: str, mutant: str, monkeypatch: pytest.Monk
     chosen = kinds[name](models(process)["true"], process, schedule)
     law = chosen.law(BLANK, uniform_grid(5))
     monkeypatch.setattr(*MUTANTS[mutant])
-    x = run(chosen, Canvas(BLANK.expand(COUNT, -1)), uniform_grid(5))
+    x = run(chosen, Prompt(BLANK.expand(COUNT, -1)), uniform_grid(5))
     assert p_value(x, law, 4) < FAMILY / (3 * len(CASES))
 
 
@@ -201,13 +201,13 @@ def total_variation(p: torch.Tensor, q: torch.Tensor) -> float:
     return (p - q).abs().sum().item() / 2
 
 
-def mild_law(seed: int = 0) -> exact.Law:
+def mild_law(seed: int = 0) -> exact.Distribution:
     """A law in which conditionals change, but by less than a factor of two."""
     p = torch.exp(0.25 * torch.randn((3, 3, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
-    return exact.Law(p / p.sum())
+    return exact.Distribution(p / p.sum())
 
 
-def error(chosen: Stepper, law: exact.Law, steps: int) -> float:
+def error(chosen: Stepper, law: exact.Distribution, steps: int) -> float:
     """Of the samples from the data, when started from the true law at t = 1: what the steps alone do wrong."""
     times, x = uniform_grid(steps), exact.every(chosen.process.num_states, 3)
     p, blank = law.at(chosen.process, chosen.schedule.sigma(times[0])), BLANK < 0
@@ -221,7 +221,7 @@ def error(chosen: Stepper, law: exact.Law, steps: int) -> float:
 ORDERS = [(name, at) for name in EVERYWHERE for at in range(3) if not (name.startswith("theta") and at)]
 
 
-def gain(chosen: Stepper, law: exact.Law, steps: int) -> float:
+def gain(chosen: Stepper, law: exact.Distribution, steps: int) -> float:
     """By which factor twice the steps lessen the error."""
     return error(chosen, law, steps) / error(chosen, law, 2 * steps)
 
@@ -272,11 +272,11 @@ def test_exact_has_the_law_of_tweedie(steps: int, given: torch.Tensor) -> None:
     process, schedule = SETTINGS[0]
     for model in (models(process)["true"], models(process)["mean"]):
         for times in (uniform_grid(steps), sampling.cosine_grid(steps)):
-            laws = [kind(model, process, schedule).law(given, times) for kind in (Exact, Tweedie, Ancestral)]
+            laws = [kind(model, process, schedule).law(given, times) for kind in (FirstHitting, Tweedie, Ancestral)]
             assert total_variation(laws[0], laws[1]) <= 1e-12
             assert total_variation(laws[0], laws[2]) <= 1e-12
     score = models(process)["score"]  # not normalised: Tweedie reveals at the network's pace, and the laws differ
-    differ = [kind(score, process, schedule).law(BLANK, uniform_grid(16)) for kind in (Exact, Tweedie)]
+    differ = [kind(score, process, schedule).law(BLANK, uniform_grid(16)) for kind in (FirstHitting, Tweedie)]
     assert total_variation(*differ) > 1e-3
 
 
@@ -296,7 +296,7 @@ def test_one_position_a_call_samples_the_data(direction: str) -> None:
     score = exact.Score(law, process)
     truth = law.at(process, tensor(0.0))
     assert total_variation(Ordered(score, process, schedule, direction).law(BLANK, NO_GRID), truth) <= 1e-12
-    assert total_variation(Exact(score, process, schedule).law(BLANK, NO_GRID), truth) <= 1e-12
+    assert total_variation(FirstHitting(score, process, schedule).law(BLANK, NO_GRID), truth) <= 1e-12
     few = Ordered(score, process, schedule, direction).law(BLANK, uniform_grid(2))
     assert total_variation(few, truth) > 1e-3  # two at once is not the chain rule
 
@@ -308,7 +308,7 @@ def test_infilling_is_the_conditional_under_absorbing_noise_and_nearly_so_under_
         score = exact.Score(law, process)
         truth = law.given(MIDDLE).at(process, tensor(0.0))
         if at == 0:
-            found = Exact(score, process, schedule).law(MIDDLE, NO_GRID)
+            found = FirstHitting(score, process, schedule).law(MIDDLE, NO_GRID)
         else:
             found = Tweedie(score, process, schedule).law(MIDDLE, uniform_grid(128))
             assert total_variation(found, truth) > 1e-3  # an approximation, and said to be one
@@ -381,17 +381,17 @@ def test_a_row_keeps_its_tokens_in_any_company(name: str, kind: str, at: int) ->
     chosen, times = make(name, kind, at), uniform_grid(6)
     given = torch.full((12, 3), -1)
     given[::2, 1], given[::3, 0] = 1, 2
-    whole = run(chosen, Canvas(given), times)
+    whole = run(chosen, Prompt(given), times)
 
     def some(rows: torch.Tensor) -> torch.Tensor:
-        *_, last = chosen.run(Canvas(given[rows]), times, Chance(0, rows), Asked(chosen.model))
+        *_, last = chosen.run(Prompt(given[rows]), times, CounterRNG(0, rows), Asked(chosen.model))
         return last.x
 
     for size in (1, 3):
         assert torch.equal(torch.cat([some(rows) for rows in torch.arange(12).split(size)]), whole)
     shuffled = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     assert torch.equal(some(shuffled), whole[shuffled])
-    assert not torch.equal(run(chosen, Canvas(given), times, seed=1), whole)
+    assert not torch.equal(run(chosen, Prompt(given), times, seed=1), whole)
 
 
 class TimeFree(torch.nn.Module):
@@ -415,9 +415,9 @@ def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
     process, schedule = SETTINGS[0]
     model = Mean(TimeFree(4), process)
     chosen = (EVERYWHERE | MASKS)[name](model, process, schedule)
-    canvas, times = Canvas(torch.full((50, 3), -1)), uniform_grid(20)
+    prompt, times = Prompt(torch.full((50, 3), -1)), uniform_grid(20)
     asked = {cached: Asked(model, cached) for cached in (True, False)}
-    ends = {c: list(chosen.run(canvas, times, Chance(0, torch.arange(50)), asked[c]))[-1].x for c in asked}
+    ends = {c: list(chosen.run(prompt, times, CounterRNG(0, torch.arange(50)), asked[c]))[-1].x for c in asked}
     assert torch.equal(ends[True], ends[False])
     assert asked[True].rows <= asked[False].rows
     if name in ("tweedie", "euler", "theta", "ancestral"):
@@ -430,18 +430,18 @@ def test_exact_is_the_uncached_walk_over_all_steps(steps: int) -> None:
     """The slow twin: every step asks about every row, at the noise of that step, and reveals what the plan says."""
     process, schedule = SETTINGS[0]
     score, times = models(process)["true"], uniform_grid(steps)
-    chosen, canvas, chance = (
-        Exact(score, process, schedule),
-        Canvas(torch.full((200, 3), -1)),
-        Chance(4, torch.arange(200)),
+    chosen, prompt, chance = (
+        FirstHitting(score, process, schedule),
+        Prompt(torch.full((200, 3), -1)),
+        CounterRNG(4, torch.arange(200)),
     )
-    plan, u = chosen.plan(canvas, times, chance), chance(3, 0, 1)[..., 1]
+    plan, u = chosen.plan(prompt, times, chance), chance(3, 0, 1)[..., 1]
     x = torch.full((200, 3), process.mask)
     for k in range(steps):
         p = score.log_mean(x, schedule.sigma(times[k]).expand(200)).exp()
         fresh = (p.cumsum(-1) < u[..., None]).sum(-1)
         x = torch.where(plan.when == k + 1, fresh, x)
-    assert torch.equal(run(chosen, canvas, times, seed=4), x)
+    assert torch.equal(run(chosen, prompt, times, seed=4), x)
     assert int(plan.calls.max()) <= min(steps, 3)
 
 
@@ -450,9 +450,9 @@ def test_exact_is_the_uncached_walk_over_all_steps(steps: int) -> None:
 def test_the_number_of_calls_is_known_beforehand(steps: int, length: int) -> None:
     """n(1 − (1 − 1/n)^L) within 2 %, by plans alone; and the plan's number is the one that is made."""
     process, schedule = Absorbing(3), LogLinear()
-    chosen = Exact(random_model(Mean, process, 1), process, schedule)
+    chosen = FirstHitting(random_model(Mean, process, 1), process, schedule)
     times, rows = uniform_grid(steps), 2_000_000 // (steps * length) + 400
-    plan = chosen.plan(sampling.empty(rows, length), times, Chance(0, torch.arange(rows)))
+    plan = chosen.plan(sampling.empty(rows, length), times, CounterRNG(0, torch.arange(rows)))
     due = steps * (1 - (1 - 1 / steps) ** length)
     assert math.isclose(chosen.expected_calls(times, length), due, rel_tol=2e-3)  # ε of the schedule
     assert math.isclose(plan.calls.double().mean().item(), due, rel_tol=0.02)
@@ -460,11 +460,11 @@ def test_the_number_of_calls_is_known_beforehand(steps: int, length: int) -> Non
 
 def test_the_plan_is_what_is_asked() -> None:
     process, schedule = SETTINGS[0]
-    chosen, canvas = Exact(models(process)["mean"], process, schedule), Canvas(torch.full((300, 3), -1))
+    chosen, prompt = FirstHitting(models(process)["mean"], process, schedule), Prompt(torch.full((300, 3), -1))
     for times in (uniform_grid(7), NO_GRID):
-        asked, chance = Asked(chosen.model), Chance(0, torch.arange(300))
-        plan = chosen.plan(canvas, times, chance)
-        *_, last = chosen.run(canvas, times, chance, asked)
+        asked, chance = Asked(chosen.model), CounterRNG(0, torch.arange(300))
+        plan = chosen.plan(prompt, times, chance)
+        *_, last = chosen.run(prompt, times, chance, asked)
         assert asked.rows == int(plan.calls.sum())
         assert asked.calls == int(plan.calls.max())
         assert torch.equal(last.when, plan.when)
@@ -476,7 +476,7 @@ def test_clamps_are_counted() -> None:
     for model, some in ((models(process)["true"], False), (models(process)["score"], True)):
         chosen = Tweedie(model, process, schedule)
         asked = Asked(model)
-        list(chosen.run(Canvas(torch.full((100, 3), -1)), uniform_grid(6), Chance(0, torch.arange(100)), asked))
+        list(chosen.run(Prompt(torch.full((100, 3), -1)), uniform_grid(6), CounterRNG(0, torch.arange(100)), asked))
         assert bool(asked.clamped > 0) == some
 
 
@@ -488,10 +488,10 @@ def test_left_to_right_is_the_chain_rule() -> None:
     for given in (BLANK, torch.tensor([2, -1, -1])):
         truth = law.given(given).probabilities if given[0] >= 0 else law.probabilities
         assert total_variation(chosen.law(given, NO_GRID), truth) <= 1e-12
-        x = run(chosen, Canvas(given.expand(COUNT, -1)), NO_GRID)
+        x = run(chosen, Prompt(given.expand(COUNT, -1)), NO_GRID)
         assert p_value(x, truth, 3) > FAMILY
     with pytest.raises(ValueError, match="cannot fill a gap before a text"):
-        run(chosen, Canvas(MIDDLE.expand(2, -1)), NO_GRID)
+        run(chosen, Prompt(MIDDLE.expand(2, -1)), NO_GRID)
 
 
 class Chain:
@@ -524,7 +524,7 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     x = exact.every(process.num_states, 3)
     sigma = schedule.sigma(tensor(0.4)).expand(len(x))
     plain = sampling.denoised(process, model(x, sigma), x, sigma)
-    sharp = Tempered(model, process, Sharpness(temperature=0.5))
+    sharp = Tempered(model, process, Warping(temperature=0.5))
     found = sampling.denoised(process, sharp(x, sigma), x, sigma)
     free = process.unknown(x)
     torch.testing.assert_close(found[free], sampling.law_of(plain**2)[free], rtol=1e-7, atol=1e-9)
@@ -537,12 +537,12 @@ def test_temperature_one_changes_nothing_and_the_laws_follow() -> None:
     """Tempered models go through production too: one position a call draws Π p^(1/T), normalised step by step."""
     process, schedule = SETTINGS[0]
     model = models(process)["true"]
-    law = Exact(model, process, schedule).law(BLANK, uniform_grid(5))
-    same = Exact(Tempered(model, process, Sharpness()), process, schedule).law(BLANK, uniform_grid(5))
+    law = FirstHitting(model, process, schedule).law(BLANK, uniform_grid(5))
+    same = FirstHitting(Tempered(model, process, Warping()), process, schedule).law(BLANK, uniform_grid(5))
     assert total_variation(law, same) <= 1e-12
-    cold = Tempered(model, process, Sharpness(temperature=0.7, top_k=2))
-    chosen = Exact(cold, process, schedule)
-    x = run(chosen, Canvas(BLANK.expand(COUNT, -1)), uniform_grid(5))
+    cold = Tempered(model, process, Warping(temperature=0.7, top_k=2))
+    chosen = FirstHitting(cold, process, schedule)
+    x = run(chosen, Prompt(BLANK.expand(COUNT, -1)), uniform_grid(5))
     assert p_value(x, chosen.law(BLANK, uniform_grid(5)), 4) > FAMILY
     assert total_variation(chosen.law(BLANK, uniform_grid(5)), law) > 0.05
 
@@ -551,7 +551,7 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
     p = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.25, 0.25, 0.4, 0.1]], dtype=torch.float64)
 
     def kept(**options: float) -> list[list[float]]:
-        return Sharpness(**options)(p.log()).exp().tolist()
+        return Warping(**options)(p.log()).exp().tolist()
 
     assert kept(top_k=1) == [pytest.approx([1, 0, 0, 0]), pytest.approx([0, 0, 1, 0])]
     assert kept(top_p=0.75) == [
@@ -567,7 +567,7 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
 def test_bad_settings_are_refused(refuses: Callable[..., None]) -> None:
     masks, tokens, schedule = Absorbing(3), Uniform(3), LogLinear()
     score = models(masks)["score"]
-    refuses(lambda: Exact(models(tokens)["true"], tokens, schedule), "uniform", "tweedie")
+    refuses(lambda: FirstHitting(models(tokens)["true"], tokens, schedule), "uniform", "tweedie")
     refuses(lambda: Gibbs(score, masks, schedule), "absorbing", "remask")
     refuses(lambda: Remask(models(tokens)["true"], tokens, schedule), "uniform", "gibbs")
     refuses(lambda: Remask(score, masks, schedule, strategy="often"), "often", "rescale")
@@ -577,9 +577,9 @@ def test_bad_settings_are_refused(refuses: Callable[..., None]) -> None:
     refuses(lambda: Ordered(score, masks, schedule, direction="up"), "direction is 'up'")
     refuses(lambda: EntropyBounded(score, masks, schedule, bound=-1.0), "bound is -1")
     refuses(lambda: Gibbs(models(tokens)["true"], tokens, schedule, sites=0), "sites is 0")
-    refuses(lambda: Sharpness(temperature=0.0), "temperature is 0")
-    refuses(lambda: Sharpness(top_p=0.0), "top_p is 0")
-    refuses(lambda: Sharpness(top_k=0), "top_k is 0")
+    refuses(lambda: Warping(temperature=0.0), "temperature is 0")
+    refuses(lambda: Warping(top_p=0.0), "top_p is 0")
+    refuses(lambda: Warping(top_k=0), "top_k is 0")
     refuses(lambda: uniform_grid(0), "steps is 0")
     refuses(lambda: sampling.given_grid([0.5, 0.0]), "0.5", "from 1 to 0")
     refuses(lambda: sampling.given_grid([1.0, 0.2, 0.3, 0.0]), "fall")

@@ -10,14 +10,19 @@ from toys import random_law, tensor
 from sedd import exact
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
-from sedd.exact import Law
+from sedd.exact import Distribution
 from sedd.sampling import Euler, Tweedie, analytic_step, last_step
 
 SETTINGS = [(Absorbing, LogLinear()), (Uniform, LogLinear(1e-2)), (Uniform, Geometric(1e-3, 8.0))]
 
 
 def laws_on_the_way(
-    law: Law, process: Process, schedule: Schedule, steps: int, table: Callable[..., torch.Tensor], last: bool = True
+    law: Distribution,
+    process: Process,
+    schedule: Schedule,
+    steps: int,
+    table: Callable[..., torch.Tensor],
+    last: bool = True,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """From the true law at t = 1 down ``steps`` equal steps and one to no noise: the law found and the true one."""
     x = exact.every(process.num_states, law.length)
@@ -64,7 +69,7 @@ def test_the_error_falls_at_the_declared_order(kind: type[Process], schedule: Sc
 # Tests of the test -----------------------------------------------------------------------------------------
 
 
-def late_score(law: Law, process: Process, schedule: Schedule) -> Callable[..., torch.Tensor]:
+def late_score(law: Distribution, process: Process, schedule: Schedule) -> Callable[..., torch.Tensor]:
     """The network is told the noise of half a step later."""
     score = exact.Score(law, process)
 
@@ -75,7 +80,7 @@ def late_score(law: Law, process: Process, schedule: Schedule) -> Callable[..., 
     return table
 
 
-def unstaggered(law: Law, process: Process, schedule: Schedule) -> Callable[..., torch.Tensor]:
+def unstaggered(law: Distribution, process: Process, schedule: Schedule) -> Callable[..., torch.Tensor]:
     """P(y) ∝ s_y · P_Δσ(x, y): the ratios of time t used as if they were those of s."""
     score, states = exact.Score(law, process), torch.arange(process.num_states)
 
@@ -87,7 +92,7 @@ def unstaggered(law: Law, process: Process, schedule: Schedule) -> Callable[...,
     return table
 
 
-def no_reset(law: Law, process: Process, schedule: Schedule) -> Callable[..., torch.Tensor]:
+def no_reset(law: Distribution, process: Process, schedule: Schedule) -> Callable[..., torch.Tensor]:
     """The entry at y = x_t is whatever the network says, not ratio 1."""
     score = exact.Score(law, process)
 

@@ -13,8 +13,8 @@ def tensor(x: float) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.float64)
 
 
-def random_law(vocab_size: int, length: int, seed: int) -> exact.Law:
-    return exact.Law.random(vocab_size, length, torch.Generator().manual_seed(seed))
+def random_law(vocab_size: int, length: int, seed: int) -> exact.Distribution:
+    return exact.Distribution.random(vocab_size, length, torch.Generator().manual_seed(seed))
 
 
 def random_model(wrapper: type, process: Process, length: int, seed: int = 1) -> Score | Mean | Conditional:
@@ -26,7 +26,7 @@ def random_model(wrapper: type, process: Process, length: int, seed: int = 1) ->
 
 
 def expected_loss(
-    objective: Objective, model: object, law: exact.Law, schedule: Schedule, t: torch.Tensor
+    objective: Objective, model: object, law: exact.Distribution, schedule: Schedule, t: torch.Tensor
 ) -> torch.Tensor:
     """The expected loss at time t of the code that trains, over everything that noise can do."""
 

@@ -32,13 +32,13 @@ class Lesson:
     ) -> None:
         setting = bench.TrainSetting(recipe="tiny", batch=batch, vocab_size=500, **options)
         run = setting.run()
-        run.model.style, run.model.dropout, run.model.depth = style, 0.1, 3
+        run.model.architecture, run.model.dropout, run.model.depth = style, 0.1, 3
         self.parts, generator = factory.parts(run, 500), torch.Generator().manual_seed(0)
-        made = [bench.batch(self.parts, setting, run.model.length, generator) for _ in range(4)]
+        made = [bench.batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
         self.batches = [bench.Batch(*(a.cuda() for a in b)) for b in made]
         ends = torch.arange(batch, device="cuda")[:, None] * 5 + 20
-        self.valid = torch.arange(run.model.length, device="cuda") < ends if padded else None
-        self.network: Transformer = factory.run_network(run, self.parts).cuda()
+        self.valid = torch.arange(run.model.seq_len, device="cuda") < ends if padded else None
+        self.network: Transformer = factory.build_network(run, self.parts).cuda()
         with torch.no_grad():
             for i, p in enumerate(self.network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
@@ -46,7 +46,7 @@ class Lesson:
             self.network.narrow()
         if recorded:
             self.network.record()
-        self.fused = Fused(self.parts.objective, factory.run_model(run, self.network, self.parts))
+        self.fused = Fused(self.parts.objective, factory.build_model(run, self.network, self.parts))
         self.precision = setting.precision
 
     def loss(self, i: int) -> Tensor:
@@ -267,7 +267,7 @@ def test_what_a_run_would_cost(tmp_path: Path) -> None:
     """Memory is what is reserved, or a little less: what graphs keep is counted, and once."""
     bench.forget("cuda")
     config = training.configured({"sources": [a_text(tmp_path)], "steps": 30}, recipe="tiny")
-    config.loop.batch = 512
+    config.train.batch_size = 512
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved(), cuda_graphs.peak()
     said = training.plan(config, lambda: training.prepared(config), steps=4)
@@ -285,14 +285,14 @@ def test_a_run_is_the_same_run(accumulate: int, tmp_path: Path, made: list[int])
         words = {"sources": [text], "steps": 30, "loop": {**loop, "log_every": 1, "eval_every": 10}}
         losses: list[float] = []
 
-        def hear(kind: str, said: dict[str, Any], losses: list[float] = losses) -> None:
+        def on_progress(kind: str, said: dict[str, Any], losses: list[float] = losses) -> None:
             if "loss" in said:
                 losses.append(said["loss"])
 
         config = training.configured(words, recipe="tiny")
         config.model.dropout = 0.1
         end = training.run(
-            config, lambda config=config: training.prepared(config), tmp_path / str(recorded), False, hear
+            config, lambda config=config: training.prepared(config), tmp_path / str(recorded), False, on_progress
         )
         ends.append((losses, end.bound))
         assert made == [1]

@@ -16,15 +16,15 @@ import test_sampler_laws as laws
 
 from sedd import exact, factory, sampling
 from sedd.diffusion.parameterization import Mean, Score
-from sedd.diffusion.process import Absorbing, Affine
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.process import Absorbing, AffineWeights
+from sedd.diffusion.rng import CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import Scores, categorical_triton, chosen
 from sedd.runtime.inference_graphs import Replayed
-from sedd.sampling import Asked, Canvas, uniform_grid
+from sedd.sampling import Asked, Prompt, uniform_grid
 
 pytestmark = pytest.mark.gpu
-FAST = [case for case in laws.CASES if case[0] in ("exact", "tweedie", "euler", "ancestral", "any-order")]
+FAST = [case for case in laws.CASES if case[0] in ("first-hitting", "tweedie", "euler", "ancestral", "any-order")]
 COUNT = 100_000
 
 
@@ -51,7 +51,7 @@ def test_draws_have_the_law_that_enumeration_says(name: str, kind: str, at: int)
     assert Asked(model).speaker(torch.device("cuda")) is model
     chosen_one = dataclasses.replace(chosen_one, model=model)
     for given, law in truth.items():
-        x = laws.run(chosen_one, Canvas(given.expand(COUNT, -1)), uniform_grid(5), device="cuda")
+        x = laws.run(chosen_one, Prompt(given.expand(COUNT, -1)), uniform_grid(5), device="cuda")
         assert (x < 3).all()
         assert laws.p_value(x, law, chosen_one.process.num_states) > laws.FAMILY / (2 * len(FAST))
 
@@ -102,9 +102,9 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn() -> None:
     z = weights.log().float().expand(batch, n)
     counts = torch.zeros(9, dtype=torch.long)
     one, mask = torch.ones(batch, dtype=torch.float64, device="cuda"), torch.full((batch,), n, device="cuda")
-    law = Affine(one)
+    law = AffineWeights(one)
     for seed in range(draws // batch):
-        u = Chance(seed, torch.arange(batch, device="cuda"))(1)[:, 0]
+        u = CounterRNG(seed, torch.arange(batch, device="cuda"))(1)[:, 0]
         drawn = chosen("cuda")(Scores(z, n, torch.zeros_like(one).float(), False), mask, law, u).y
         counts += torch.bincount(decade[drawn], minlength=9).cpu()
     due = p * draws
@@ -120,10 +120,10 @@ def test_masks_are_revealed_at_the_pace_of_the_step() -> None:
     n, k, step = 50_257, 40_000, 1e-4
     z = torch.randn(k, n, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).bfloat16()
     total = z.float().exp().double().sum(-1)
-    law = Affine(step / total, torch.ones_like(total), -step / total)
+    law = AffineWeights(step / total, torch.ones_like(total), -step / total)
     mask, moved = torch.full((k,), n, device="cuda"), 0
     for seed in range(100):
-        u = Chance(seed, torch.arange(k, device="cuda"))(1)[:, 0]
+        u = CounterRNG(seed, torch.arange(k, device="cuda"))(1)[:, 0]
         y = categorical_triton.choose(Scores(z, n, torch.zeros(k, device="cuda"), True), mask, law, u).y
         moved += int((y != n).sum())
     trials = 100 * k
@@ -156,7 +156,9 @@ def test_a_recording_is_what_it_records(style: type[Transformer], timed: bool) -
                 torch.testing.assert_close(ours[kept].float(), theirs[kept].float(), rtol=2e-2, atol=2e-2)
 
 
-SAME = [("absorbing", kind, name) for kind in ("mean", "score") for name in ("exact", "tweedie", "euler", "theta")]
+SAME = [
+    ("absorbing", kind, name) for kind in ("mean", "score") for name in ("first-hitting", "tweedie", "euler", "theta")
+]
 SAME += [("uniform", kind, name) for kind in ("mean", "score") for name in ("tweedie", "euler", "theta")]
 SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 
@@ -171,7 +173,7 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
         served = factory.replayed(factory.served(network, device, "float32"))
         model: Any = factory.parameterization(parameterization, served, process)
         job = factory.sampler(name, model, process, schedule)
-        rows = Chance(3, torch.arange(24, device=device))
+        rows = CounterRNG(3, torch.arange(24, device=device))
         *_, last = job.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rows, Asked(model))
         found.append(last.x.cpu())
     same = (found[0] == found[1]).all(-1).float().mean()
@@ -183,9 +185,9 @@ def test_a_planned_run_never_waits() -> None:
     process, schedule = Absorbing(31), factory.schedule("log-linear")
     network = factory.replayed(factory.served(made(Reference, timed=False), "cuda", "bfloat16"))
     model: Any = factory.parameterization("mean", network, process)
-    job = factory.sampler("exact", model, process, schedule)
+    job = factory.sampler("first-hitting", model, process, schedule)
     for mode in ("default", "error"):  # the first run records and compiles
-        rows = Chance(0, torch.arange(4, device="cuda"))
+        rows = CounterRNG(0, torch.arange(4, device="cuda"))
         states = job.run(sampling.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rows, Asked(model))
         next(states)
         next(states)  # planned

@@ -108,7 +108,7 @@ def steps(objective: str = "score-entropy", process: str = "absorbing", **option
     run.optim.lr = 1e-3
     parts = factory.parts(run, 500)
     generator = torch.Generator().manual_seed(0)
-    made = [bench.batch(parts, setting, run.model.length, generator) for _ in range(5)]
+    made = [bench.batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
     return bench.Steps(run, parts, setting, True, [bench.Batch(*(a.cuda() for a in b)) for b in made], counts)
 
@@ -138,7 +138,7 @@ def test_two_runs_of_fifty_steps_are_equal_to_the_bit(
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float8"])
-@pytest.mark.parametrize("recompute", ["nothing", "cheap", "blocks"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_step_never_waits_and_is_compiled_once(recompute: str, precision: str) -> None:
     """After the first step: no synchronisation, no new graph, though another number of tokens is masked each time."""
     torch._dynamo.reset()
@@ -164,20 +164,20 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
     """
     setting = bench.TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
     run = setting.run()
-    run.model.style = style
+    run.model.architecture = style
     parts = factory.parts(run, 500)
-    batch = bench.batch(parts, setting, run.model.length, torch.Generator().manual_seed(0))
+    batch = bench.batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
 
     def gradient(narrow: bool) -> torch.Tensor:
-        network = factory.run_network(run, parts).cuda()
+        network = factory.build_network(run, parts).cuda()
         with torch.no_grad():
             for i, p in enumerate(network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
         if narrow:
             network.narrow()
         with torch.autocast("cuda", torch.bfloat16):
-            total = Fused(parts.objective, factory.run_model(run, network, parts))(x_t, x_0, t, weight).total
+            total = Fused(parts.objective, factory.build_model(run, network, parts))(x_t, x_0, t, weight).total
         total.backward()
         return torch.cat([p.grad.flatten().double() for p in network.parameters() if p.grad is not None])
 
@@ -193,17 +193,17 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
     """The gradient of a batch in float32, some of its rows with a label and some without."""
     setting = bench.TrainSetting(recipe="tiny", batch=8, vocab_size=500)
     run = setting.run()
-    run.model.style = style
+    run.model.architecture = style
     parts = factory.parts(run, 500)
-    batch = bench.batch(parts, setting, run.model.length, torch.Generator().manual_seed(0))
+    batch = bench.batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
-    network = factory.run_network(run, parts, 3).cuda()
+    network = factory.build_network(run, parts, 3).cuda()
     for i, p in enumerate(network.parameters()):
         torch.nn.init.normal_(p, 0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
     told = Labelled(network, torch.arange(8, device="cuda") % 4)
 
     def gradient() -> Tensor:
-        total = Fused(parts.objective, factory.run_model(run, told, parts))(x_t, x_0, t, weight).total
+        total = Fused(parts.objective, factory.build_model(run, told, parts))(x_t, x_0, t, weight).total
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
 
     ours = gradient()

@@ -12,9 +12,9 @@ from sedd.runtime.run_log import CLOCK
 
 Sedd = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = [
-    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
-    *("--set", "loop.batch=8", "--set", "loop.log_every=1", "--set", "loop.eval_every=5"),
-    *("--set", "loop.eval_sequences=16", "--set", "optim.warmup=3"),
+    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
+    *("--set", "train.batch_size=8", "--set", "train.log_every=1", "--set", "train.eval_every=5"),
+    *("--set", "train.eval_sequences=16", "--set", "optim.warmup_steps=3"),
 ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sedd import factory, training
-from sedd.config import Budget, Data, Loop, Model, Noise, Run
+from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.training import prepared
 
 KEYS = {
@@ -33,15 +33,15 @@ BASELINES = {
 
 
 def trained(corpus: Path, out: Path, objective: str, process: str = "absorbing", length: int = 32) -> Path:
-    config = Run(
-        data=Data([str(corpus)], tokenizer="chars"),
-        noise=Noise(process=process),
-        model=Model(width=16, depth=1, heads=2, length=length),
-        loop=Loop(batch=8, log_every=2, eval_every=2, eval_sequences=8),
-        budget=Budget(steps=6),
+    config = RunConfig(
+        data=DataConfig([str(corpus)], tokenizer="chars"),
+        noise=NoiseConfig(process=process),
+        model=ModelConfig(width=16, depth=1, heads=2, seq_len=length),
+        train=TrainConfig(batch_size=8, log_every=2, eval_every=2, eval_sequences=8),
+        budget=BudgetConfig(steps=6),
         objective=objective,
     ).resolved()
-    training.run(config, lambda: prepared(config), out, resume=False, hear=lambda kind, record: None)
+    training.run(config, lambda: prepared(config), out, resume=False, on_event=lambda kind, record: None)
     return out
 
 
@@ -239,13 +239,15 @@ def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, envi
     monkeypatch.setenv("SEDD_CACHE", environment["SEDD_CACHE"])
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": line}) + "\n" for line in corpus.read_text().splitlines()))
-    config = Run(
-        data=Data([str(rows)]),
-        model=Model(width=8, depth=1, heads=2, length=1024),
-        loop=Loop(batch=2, eval_every=0, eval_sequences=1),
-        budget=Budget(steps=1),
+    config = RunConfig(
+        data=DataConfig([str(rows)]),
+        model=ModelConfig(width=8, depth=1, heads=2, seq_len=1024),
+        train=TrainConfig(batch_size=2, eval_every=0, eval_sequences=1),
+        budget=BudgetConfig(steps=1),
     ).resolved()
-    training.run(config, lambda: prepared(config), tmp_path / "long", resume=False, hear=lambda kind, record: None)
+    training.run(
+        config, lambda: prepared(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None
+    )
     return tmp_path / "long"
 
 

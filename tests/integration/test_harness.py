@@ -207,7 +207,7 @@ def test_options_of_generation(options: dict[str, object], expected: tuple[objec
     tokens, stops, temperature = expected
     wanted = Wanted.read(options, 32)
     assert (wanted.tokens, wanted.stops) == (tokens, stops)
-    assert (wanted.sharpness and wanted.sharpness.temperature) == temperature
+    assert (wanted.warping and wanted.warping.temperature) == temperature
 
 
 def test_texts_are_cut_at_the_first_stop() -> None:
@@ -230,7 +230,7 @@ def test_what_cannot_be_asked_is_a_sentence(models: Callable[[str], Path], sedd:
     with pytest.raises(ValueError, match="draws is 3"):
         Model(str(models("diffusion")), draws=3).loglikelihood(asked(("a", "b")))
     (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
-    records = ["--set", "data.records=lines", "--set", "model.length=8", "--steps", 1, "--out", tmp_path / "run"]
+    records = ["--set", "data.packing=lines", "--set", "model.seq_len=8", "--steps", 1, "--out", tmp_path / "run"]
     ok(sedd("train", tmp_path / "names.txt", *SMALL, *records))
     with pytest.raises(ValueError, match="padded records"):
         Model(factory.load(tmp_path / "run"))

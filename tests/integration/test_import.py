@@ -229,10 +229,10 @@ def test_a_full_disk_leaves_nothing(sedd: Sedd, tmp_path: Path, place: Path) -> 
 
 
 def test_modern_networks_have_no_published_layout(sedd: Sedd, tmp_path: Path, place: Path, corpus: Path) -> None:
-    small = ["--set", "model.width=16", "--set", "model.depth=1", "--set", "model.heads=2", "--set", "model.length=16"]
+    small = ["--set", "model.width=16", "--set", "model.depth=1", "--set", "model.heads=2", "--set", "model.seq_len=16"]
     ok(sedd("train", corpus, "--out", tmp_path / "run", "--steps", 1, *small))
     refused(sedd("export", tmp_path / "run", "--out", place / "back"), place, "no published format has such models")
-    reference = [*small, "--set", "model.style=reference", "--steps", 1]
+    reference = [*small, "--set", "model.architecture=reference", "--steps", 1]
     ok(sedd("train", corpus, "--out", tmp_path / "reference", *reference))
     ok(sedd("export", tmp_path / "reference", "--out", tmp_path / "back"))
     ok(sedd("import", tmp_path / "back", "--out", tmp_path / "again"))

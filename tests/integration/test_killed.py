@@ -14,7 +14,7 @@ from sedd import checkpoint
 
 FLAGS = {
     "absorbing": [],
-    "uniform accumulated": ["--process", "uniform", "--set", "loop.accumulate=2"],
+    "uniform accumulated": ["--process", "uniform", "--set", "train.grad_accumulation=2"],
     "muon dropout mean": ["--set", "optim.name=muon", "--set", "model.dropout=0.1", "--parameterization", "mean"],
 }
 # where it is killed, and the checkpoint from which it must go on
@@ -36,7 +36,7 @@ FORGET_MOMENTS = "sedd.training.trainer.set_optimizer_state_dict = lambda *given
 
 def words(corpus: Path, out: Path, flags: list[str]) -> list[object]:
     """Ten steps, a checkpoint every five, of which the last is kept."""
-    every = ["--set", "loop.eval_every=0", "--set", "loop.keep=1", "--save-every", 5, "--steps", 10]
+    every = ["--set", "train.eval_every=0", "--set", "train.keep_checkpoints=1", "--save-every", 5, "--steps", 10]
     return ["train", corpus, *SMALL, *flags, *every, "--out", out]
 
 

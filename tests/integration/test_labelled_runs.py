@@ -13,9 +13,9 @@ from sedd import api, hub
 
 FIRST = {"up": "a", "down": "b"}
 TINY = [
-    *("--tokenizer", "chars", "--records", "lines", "--label", "mood", "--set", "model.width=32"),
-    *("--set", "model.depth=1", "--set", "model.heads=2", "--set", "model.length=3", "--set", "loop.batch=32"),
-    *("--set", "optim.lr=1e-2", "--set", "optim.ema=0.98", "--set", "loop.eval_sequences=32"),
+    *("--tokenizer", "chars", "--packing", "lines", "--label", "mood", "--set", "model.width=32"),
+    *("--set", "model.depth=1", "--set", "model.heads=2", "--set", "model.seq_len=3", "--set", "train.batch_size=32"),
+    *("--set", "optim.lr=1e-2", "--set", "optim.ema_decay=0.98", "--set", "train.eval_sequences=32"),
 ]
 
 
@@ -114,17 +114,26 @@ def test_refusals(sedd: Sedd, table: Path, runs: Path, corpus: Path, tmp_path: P
     refused(sedd("sample", run, "--label", "up", "--guidance", "inf"), "guidance is inf")
     refused(sedd("eval", run, "--label", "sideways"), "label is 'sideways'")
     refused(sedd("score", run, "aab", "--label", "sideways"), "label is 'sideways'")
-    small = ["--set", "model.width=32", "--set", "model.depth=1", "--set", "model.heads=2", "--set", "loop.batch=4"]
+    small = [
+        "--set",
+        "model.width=32",
+        "--set",
+        "model.depth=1",
+        "--set",
+        "model.heads=2",
+        "--set",
+        "train.batch_size=4",
+    ]
     plain, causal = tmp_path / "plain", tmp_path / "causal"
-    ok(sedd("train", corpus, *small, "--set", "model.length=16", "--steps", 1, "--out", plain))
+    ok(sedd("train", corpus, *small, "--set", "model.seq_len=16", "--steps", 1, "--out", plain))
     refused(sedd("sample", plain, "--label", "up"), "trained without labels")
     ok(sedd("train", table, *TINY, "--objective", "autoregressive", "--steps", 1, "--out", causal))
     ok(sedd("sample", causal, "--label", "up", "-n", 1))
     refused(sedd("sample", causal, "--label", "up", "--guidance", 2), "an autoregressive model has none")
-    refused(sedd("train", table, "--label", "mood", "--out", tmp_path / "a"), "packed", "data.records=lines")
+    refused(sedd("train", table, "--label", "mood", "--out", tmp_path / "a"), "packed", "data.packing=lines")
     refused(sedd("train", table, *TINY, "--label", "tone", "--out", tmp_path / "a"), "label is 'tone'", "text, mood")
     refused(sedd("train", corpus, *TINY, "--out", tmp_path / "a"), "has no columns")
-    ok(sedd("data", "prepare", table, "--records", "lines", "--out", tmp_path / "shards", "--tokenizer", "chars"))
+    ok(sedd("data", "prepare", table, "--packing", "lines", "--out", tmp_path / "shards", "--tokenizer", "chars"))
     refused(sedd("train", tmp_path / "shards", *TINY, "--out", tmp_path / "a"), "prepared without")
     renamed = tmp_path / "moods.jsonl"
     renamed.write_text(table.read_text().replace('"up"', '"high"'))
@@ -136,7 +145,7 @@ def test_prepared_data_bring_their_labels(sedd: Sedd, table: Path, tmp_path: Pat
     """The same run, to the bit."""
     shards, words = tmp_path / "shards", [*TINY, "--steps", 3]
     made = sedd(
-        *("data", "prepare", table, "--records", "lines", "--tokenizer", "chars", "--pad", "model"),
+        *("data", "prepare", table, "--packing", "lines", "--tokenizer", "chars", "--pad", "model"),
         *("--label", "mood", "--out", shards, "--json"),
     )
     ok(made)
@@ -149,7 +158,7 @@ def test_prepared_data_bring_their_labels(sedd: Sedd, table: Path, tmp_path: Pat
 def test_a_killed_run_goes_on_to_the_bit(sedd: Sedd, table: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = ["train", table, *TINY, "--set", "data.label_dropout=0.3", "--save-every", 5, "--steps", 10]
-    words += ["--set", "loop.log_every=1", "--set", "loop.eval_every=0"]
+    words += ["--set", "train.log_every=1", "--set", "train.eval_every=0"]
     ok(sedd(*words, "--out", whole))
     died = sedd(*words, "--out", killed, before="kill_at('open', 'log.jsonl', after='step-00000005')")
     assert died.returncode == -signal.SIGKILL

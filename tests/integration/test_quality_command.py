@@ -17,13 +17,13 @@ from sedd.evaluation.quality.judge import features
 from sedd.exact import every
 
 SMALL = [
-    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
-    *("--set", "loop.batch=8", "--set", "loop.eval_sequences=4", "--steps", "20", "--tokenizer", "chars"),
+    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
+    *("--set", "train.batch_size=8", "--set", "train.eval_sequences=4", "--steps", "20", "--tokenizer", "chars"),
 ]
 KINDS = {
     "mean": ["--parameterization", "mean"],
     "ar": ["--objective", "autoregressive"],
-    "short": ["--objective", "autoregressive", "--set", "model.length=16"],
+    "short": ["--objective", "autoregressive", "--set", "model.seq_len=16"],
 }
 COST = ("source", "seconds_per_sample", "length", "model", "model_sha256")
 
@@ -233,7 +233,7 @@ def test_what_our_judge_has_in_mind_depends_on_no_mate(models: Callable[[str], P
 def test_a_record_pays_for_its_padding(sedd: Sedd, tmp_path: Path) -> None:
     """A judge of padded records: −log p of the whole record, over the letters of its text; as `sedd score` has it."""
     (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
-    words = ["--set", "data.records=lines", "--set", "model.length=8", "--objective", "autoregressive"]
+    words = ["--set", "data.packing=lines", "--set", "model.seq_len=8", "--objective", "autoregressive"]
     ok(sedd("train", tmp_path / "names.txt", *SMALL, *words, "--out", tmp_path / "run"))
     (tmp_path / "some.txt").write_text("anna\nbob\n")
     (found,) = records(sedd("quality", tmp_path / "some.txt", "--judge", tmp_path / "run", "--json"))

@@ -40,9 +40,9 @@ def flip(path: Path, at: int = -1) -> None:
         (["CORPUS", "--objective", "lambda-dce", "--process", "uniform"], "no mask"),
         (["CORPUS", "--objective", "lambda-dce", "--parameterization", "score"], "trains parameterization mean"),
         (["CORPUS", "--set", "model.width=30", "--set", "model.heads=4"], "30"),
-        (["CORPUS", "--set", "model.length=100000"], "100000"),
-        (["CORPUS", "--set", "loop.batch=8", "--set", "loop.accumulate=3"], "each in 3 equal parts"),
-        (["CORPUS", "--shard"], "torchrun"),
+        (["CORPUS", "--set", "model.seq_len=100000"], "100000"),
+        (["CORPUS", "--set", "train.batch_size=8", "--set", "train.grad_accumulation=3"], "each in 3 equal parts"),
+        (["CORPUS", "--fsdp"], "torchrun"),
         (["CORPUS", "--out", "/proc/run"], "cannot be written"),
         (["CORPUS", "--out", "CORPUS"], "cannot be written"),
         (["CORPUS", "--set", "data.column=text"], "has no columns"),
@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(sedd: Sedd, corpus: P
     assert "nats a token" in told.stdout
     assert "step-00000010 is damaged" in told.stderr
     refused(sedd("info", saves / "step-00000010"), "ema.safetensors is not what was written")
-    done = sedd(*words, "--save-every", 7, "--set", "loop.keep=1", "--out", run, "--resume")
+    done = sedd(*words, "--save-every", 7, "--set", "train.keep_checkpoints=1", "--out", run, "--resume")
     ok(done)
     assert "step-00000010 is damaged (ema.safetensors is not what was written)" in done.stderr
     assert "going on from step-00000005" in done.stderr

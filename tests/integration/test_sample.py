@@ -11,8 +11,8 @@ from runs import Sedd, ok
 from sedd import factory
 
 SMALL = [
-    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.length=32"),
-    *("--set", "loop.batch=8", "--set", "loop.eval_sequences=4", "--steps", "3"),
+    *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
+    *("--set", "train.batch_size=8", "--set", "train.eval_sequences=4", "--steps", "3"),
 ]
 KINDS = {
     "mean": ["--parameterization", "mean"],
@@ -154,7 +154,7 @@ def test_a_model_that_is_not_there(sedd: Sedd) -> None:
 def test_padded_records_keep_their_padding(sedd: Sedd, tmp_path: Path) -> None:
     """A model of records: a template is a whole record, and what is behind it is padding."""
     (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
-    words = ["--tokenizer", "chars", "--set", "data.records=lines", "--set", "model.length=8"]
+    words = ["--tokenizer", "chars", "--set", "data.packing=lines", "--set", "model.seq_len=8"]
     done = sedd("train", tmp_path / "names.txt", *SMALL, *words, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     (row,) = lines(sedd("infill", tmp_path / "run", "b{2}", "--json"))

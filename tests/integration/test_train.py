@@ -31,11 +31,11 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
 def test_two_processes_compute_what_one_does(
     sedd: Sedd, corpus: Path, tmp_path: Path, sharded: bool, style: str
 ) -> None:
-    words = ["train", corpus, *SMALL, "--steps", 20, "--save-every", 10, "--set", "loop.sample_every=15"]
-    words += ["--set", f"model.style={style}"]
+    words = ["train", corpus, *SMALL, "--steps", 20, "--save-every", 10, "--set", "train.sample_every=15"]
+    words += ["--set", f"model.architecture={style}"]
     one, two = tmp_path / "one", tmp_path / "two"
     ok(sedd(*words, "--out", one))
-    ok(sedd(*words, "--out", two, *(["--shard"] if sharded else []), processes=2))
+    ok(sedd(*words, "--out", two, *(["--fsdp"] if sharded else []), processes=2))
     for a, b in zip(log(one), log(two), strict=True):
         assert a["step"] == b["step"]
         for key in ("loss", "bound", "grad_norm"):
@@ -46,8 +46,8 @@ def test_two_processes_compute_what_one_does(
 def test_resume_at_another_number_of_processes(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     words = ["train", corpus, *SMALL, "--save-every", 4]
     whole, moved = tmp_path / "whole", tmp_path / "moved"
-    ok(sedd(*words, "--out", whole, "--steps", 12, "--set", "optim.decay=constant"))
-    ok(sedd(*words, "--out", moved, "--steps", 4, "--set", "optim.decay=constant", "--shard", processes=2))
+    ok(sedd(*words, "--out", whole, "--steps", 12, "--set", "optim.lr_schedule=constant"))
+    ok(sedd(*words, "--out", moved, "--steps", 4, "--set", "optim.lr_schedule=constant", "--fsdp", processes=2))
     ok(sedd(*words, "--out", moved, "--steps", 8, "--resume", "--no-shard"))
     ok(sedd(*words, "--out", moved, "--steps", 12, "--resume", processes=2))
     for a, b in zip(log(whole), log(moved), strict=True):
@@ -86,7 +86,16 @@ def test_a_signal_finishes_the_step_and_saves(
 def test_a_loss_that_is_no_number(sedd: Sedd, corpus: Path, tmp_path: Path, policy: str) -> None:
     """A learning rate that blows the weights up; the weights saved are those of before."""
     run = tmp_path / "run"
-    words = ["--set", "optim.lr=1e30", "--set", "optim.warmup=0", "--on-nonfinite", policy, "--set", "loop.max_skips=2"]
+    words = [
+        "--set",
+        "optim.lr=1e30",
+        "--set",
+        "optim.warmup_steps=0",
+        "--on-nonfinite",
+        policy,
+        "--set",
+        "train.max_skips=2",
+    ]
     done = sedd("train", corpus, *SMALL, "--out", run, "--steps", 20, *words)
     assert done.returncode == 1
     assert "not finite" in done.stderr
@@ -137,7 +146,7 @@ def test_every_kind_of_model_trains(sedd: Sedd, corpus: Path, tmp_path: Path, ob
             "--objective",
             objective,
             "--set",
-            "loop.sample_every=3",
+            "train.sample_every=3",
         )
     )
     assert all(isinstance(record["loss"], float) for record in log(run))
@@ -146,7 +155,7 @@ def test_every_kind_of_model_trains(sedd: Sedd, corpus: Path, tmp_path: Path, ob
 def test_float8_is_for_training(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     """A CPU has it too, if slowly; what was trained in it is sampled in float32. Other widths are refused."""
     run = tmp_path / "run"
-    few = ("--set", "loop.precision=float8")
+    few = ("--set", "train.precision=float8")
     ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 3, *few))
     assert all(isinstance(record["loss"], float) for record in log(run))
     ok(sedd("sample", run, "--count", 1, "--steps", 2))
@@ -179,7 +188,16 @@ def test_records_of_several_lengths(sedd: Sedd, tmp_path: Path, pad: str, proces
     """Padding counts as a token where the model learns it, and nowhere where it is to be ignored."""
     records = ["abcdefgh"[: 1 + i % 7] for i in range(200)]
     (tmp_path / "records.txt").write_text("\n".join(records))
-    words = ["--set", "data.records=lines", "--set", f"data.pad={pad}", "--set", "model.length=8", "--process", process]
+    words = [
+        "--set",
+        "data.packing=lines",
+        "--set",
+        f"data.pad={pad}",
+        "--set",
+        "model.seq_len=8",
+        "--process",
+        process,
+    ]
     done = sedd("train", tmp_path / "records.txt", *SMALL, *words, "--out", tmp_path / "run", "--steps", 10, "--json")
     ok(done)
     found = json.loads(done.stdout)
@@ -200,11 +218,11 @@ def test_a_run_of_before_an_option_was_there_goes_on(sedd: Sedd, corpus: Path, t
     folder = run / "checkpoints" / "step-00000001"
     for place in (run, folder):
         stored = checkpoint.record(place, "config")
-        del stored["model"]["told"]
+        del stored["model"]["time_conditioning"]
         checkpoint.write_json(place / "config.json", stored)
     (folder / "manifest.json").unlink()
     checkpoint._seal(folder)
     ok(sedd("train", "--out", run, "--steps", 2, "--resume"))
-    refused = sedd("train", "--out", run, "--steps", 3, "--resume", "--set", "model.told=zero")
+    refused = sedd("train", "--out", run, "--steps", 3, "--resume", "--set", "model.time_conditioning=zero")
     assert refused.returncode == 2
     assert "cannot go on as another" in refused.stderr

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sedd import checkpoint, data, ops, training
-from sedd.config import Budget, Data, Loop, Model, Optim, Run
+from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.ops import adamw_ema_triton
 from sedd.tokenizer import Bytes
 from sedd.training import ema, optimizer
@@ -38,8 +38,8 @@ class Net(nn.Module):
             w.grad = (10.0**-step * torch.randn(w.shape, generator=generator)).to(w)
 
 
-def config(clip: float) -> Optim:
-    return Optim(lr=1e-2, weight_decay=0.3, beta1=0.8, beta2=0.97, clip=clip, ema=0.9)
+def config(clip: float) -> OptimConfig:
+    return OptimConfig(lr=1e-2, weight_decay=0.3, beta1=0.8, beta2=0.97, grad_clip=clip, ema_decay=0.9)
 
 
 def pair(way: type[optimizer.Mover], device: str, clip: float = 1.0) -> optimizer.Mover:
@@ -206,13 +206,13 @@ def test_a_run_in_files_goes_on(before: type[optimizer.Mover], tmp_path: Path, m
     monkeypatch.setattr(adamw_ema_triton, "SIZE", 4096)
     (tmp_path / "a.txt").write_text("".join(f"{i:08d}\n" for i in range(60)), encoding="utf-8")
     data.prepare([tmp_path / "a.txt"], tmp_path / "shards", Bytes())
-    loop = Loop(batch=4, eval_sequences=4, eval_every=0, save_every=2, precision="float32")
-    model = Model("modern", width=16, depth=1, heads=2, length=8, dropout=0.1)
+    loop = TrainConfig(batch_size=4, eval_sequences=4, eval_every=0, save_every=2, precision="float32")
+    model = ModelConfig("modern", width=16, depth=1, heads=2, seq_len=8, dropout=0.1)
 
     def run(out: str, way: type[optimizer.Mover], steps: int, resume: bool = False) -> dict[str, Tensor]:
         monkeypatch.setattr(optimizer, "mover", way)
-        config = Run(data=Data(), model=model, budget=Budget(steps=steps), loop=loop)
-        config.optim.decay, config.optim.warmup, config.optim.lr = "constant", 0, 1e-3
+        config = RunConfig(data=DataConfig(), model=model, budget=BudgetConfig(steps=steps), train=loop)
+        config.optim.lr_schedule, config.optim.warmup_steps, config.optim.lr = "constant", 0, 1e-3
         training.run(config.resolved(), lambda: tmp_path / "shards", tmp_path / out, resume, lambda kind, record: None)
         saved = tmp_path / out / "checkpoints" / f"step-{steps:08d}"
         stems = ("model", "ema", "optimizer")
@@ -283,7 +283,7 @@ def test_wrong_ones_are_noticed(name: str, device: str, mutate: Callable[[str], 
 def test_the_definition_moves_what_is_not_on_a_card(name: str, a_card: Callable[[tuple[int, int]], None]) -> None:
     network = nn.Linear(3, 4)
     a_card((9, 0))
-    assert type(optimizer.mover(network, copy.deepcopy(network), Optim(name=name))) is optimizer.PlainMover
+    assert type(optimizer.mover(network, copy.deepcopy(network), OptimConfig(name=name))) is optimizer.PlainMover
 
 
 def test_the_plain_mover_is_what_it_says(device: str) -> None:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from sedd import ops
-from sedd.diffusion.process import Absorbing, Affine, Process, Uniform
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.process import Absorbing, AffineWeights, Process, Uniform
+from sedd.diffusion.rng import CounterRNG
 from sedd.ops import block_ops, block_ops_triton, categorical, categorical_triton, philox_triton
 from sedd.ops.categorical import Scores
 
 
-def setting(process: Process, relative: bool, k: int, seed: int = 0) -> tuple[Scores, Tensor, Affine, Tensor]:
+def setting(process: Process, relative: bool, k: int, seed: int = 0) -> tuple[Scores, Tensor, AffineWeights, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     n = process.vocab_size
     z = 3 * torch.randn(k, process.num_states + 3, generator=generator)  # a head may have more entries than count
@@ -24,8 +24,10 @@ def setting(process: Process, relative: bool, k: int, seed: int = 0) -> tuple[Sc
     return Scores(z, n, torch.rand(k, generator=generator) - 3, relative), x, law, u
 
 
-def on(device: str, said: Scores, x: Tensor, law: Affine, u: Tensor) -> tuple[Scores, Tensor, Affine, Tensor]:
-    moved = Affine._make(None if a is None else a.to(device) for a in law)
+def on(
+    device: str, said: Scores, x: Tensor, law: AffineWeights, u: Tensor
+) -> tuple[Scores, Tensor, AffineWeights, Tensor]:
+    moved = AffineWeights._make(None if a is None else a.to(device) for a in law)
     return said._replace(z=said.z.to(device), scale=said.scale.to(device)), x.to(device), moved, u.to(device)
 
 
@@ -66,7 +68,7 @@ def test_what_is_impossible_is_never_drawn_and_ends_hold(device: str) -> None:
     said, x, law, u = setting(Absorbing(6), False, 8)
     said.z[:, [0, 2, 5]] = -torch.inf
     u[:4, 1], u[4:, 1] = 1 - 2.0**-53, 2.0**-54
-    given = on(device, said, x, Affine(torch.ones_like(law.go)), u)
+    given = on(device, said, x, AffineWeights(torch.ones_like(law.go)), u)
     drawn = categorical_triton.choose(*given).y.cpu()
     assert (drawn[:4] == 4).all()
     assert (drawn[4:] == 1).all()
@@ -74,7 +76,7 @@ def test_what_is_impossible_is_never_drawn_and_ends_hold(device: str) -> None:
 
 @pytest.mark.parametrize("seed", [0, 5, 2**63 - 1])
 def test_uniforms_are_the_same_numbers(seed: int, device: str) -> None:
-    chance = Chance(seed, torch.tensor([0, 7, 123456], device=device))
+    chance = CounterRNG(seed, torch.tensor([0, 7, 123456], device=device))
     for step, event in ((0, 0), (3, 1), (70_000, 2)):
         assert torch.equal(philox_triton.uniforms(chance, 5, step, event), chance(5, step, event))
 

@@ -11,8 +11,8 @@ from sedd.nn import transformer
 from sedd.nn.layers import RMS, Norm, Rotary
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import block_ops, block_ops_triton, fp8, fp8_triton, residual_norm_triton
-from sedd.ops.block_ops import Branch, Change
-from sedd.ops.packed_tokens import Rows, unknown_rows
+from sedd.ops.block_ops import Modulation, ResidualBranch
+from sedd.ops.packed_tokens import PackedTokens, unknown_rows
 
 
 def draw(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
@@ -49,9 +49,9 @@ def joining(
     leaves = [x, y, *([table] if told else []), *(a for a in (norm.weight, norm.bias, lift) if a is not None)]
     seed = torch.tensor([2**32 - 5, 12345], device=device) if rate else None
 
-    def work(twin: Any, rows: Rows | None = None) -> tuple[Tensor, Tensor]:
-        branch = Branch(y, gate if told else None, rate, seed, lift)
-        total, n, _ = twin.join(x, branch, norm, Change(shift, scale) if told else None, torch.float32, rows)
+    def work(twin: Any, rows: PackedTokens | None = None) -> tuple[Tensor, Tensor]:
+        branch = ResidualBranch(y, gate if told else None, rate, seed, lift)
+        total, n, _ = twin.join(x, branch, norm, Modulation(shift, scale) if told else None, torch.float32, rows)
         return total, n
 
     return work, leaves
@@ -73,7 +73,7 @@ RAGGED = {
 }
 
 
-def ragged(of: str, device: str) -> Rows:
+def ragged(of: str, device: str) -> PackedTokens:
     b, length, kept = RAGGED[of]
     unknown = torch.zeros(b * length, dtype=torch.bool)
     unknown[list(kept)] = True
@@ -107,8 +107,8 @@ def test_join_of_nothing_and_at_the_end(device: str) -> None:
     norm = Norm(1e-5, True, weight)
     assert block_ops_triton.join(x, None, norm, None, torch.float32)[0] is x
     close(*both(lambda twin: twin.join(x, None, norm, None, torch.float32)[:2], [x, weight]))
-    close(*both(lambda twin: twin.join(x, Branch(y, None), norm, None, torch.float32)[1:2], [x, y, weight]))
-    close(*both(lambda twin: twin.join(x, Branch(y, None), norm, None, torch.float32)[:1], [x, y]))
+    close(*both(lambda twin: twin.join(x, ResidualBranch(y, None), norm, None, torch.float32)[1:2], [x, y, weight]))
+    close(*both(lambda twin: twin.join(x, ResidualBranch(y, None), norm, None, torch.float32)[:1], [x, y]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 9])
@@ -174,7 +174,7 @@ def test_a_mutant_is_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = draw(2, 5, 24, device=device), draw(2, 5, 24, seed=1, device=device)
     right = residual_norm_triton.join_back
     monkeypatch.setattr(residual_norm_triton, "join_back", lambda *given: right(*given[:-1], None))
-    ours, theirs = both(lambda twin: twin.join(x, Branch(y, None), RMS, None, torch.float32)[:2], [x, y])
+    ours, theirs = both(lambda twin: twin.join(x, ResidualBranch(y, None), RMS, None, torch.float32)[:2], [x, y])
     with pytest.raises(AssertionError):
         close(ours, theirs)
 
@@ -211,8 +211,8 @@ def test_pressed(size: tuple[int, int], device: str) -> None:
 @pytest.mark.parametrize("size", [(2, 9, 48), (1, 3, 272)])
 def test_a_join_presses_what_it_gives(size: tuple[int, int, int], device: str) -> None:
     x, y = halves((size, size), device)
-    _, n, few = block_ops_triton.join(x, Branch(y, None), RMS, None, x.dtype, None, True)
-    theirs = block_ops.join(x, Branch(y, None), RMS, None, x.dtype, None, True)[2]
+    _, n, few = block_ops_triton.join(x, ResidualBranch(y, None), RMS, None, x.dtype, None, True)
+    theirs = block_ops.join(x, ResidualBranch(y, None), RMS, None, x.dtype, None, True)[2]
     assert few is not None
     assert theirs is not None
     torch.testing.assert_close(few.scale, theirs.scale, rtol=2**-8, atol=0)

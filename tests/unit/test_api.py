@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sedd.Model]:
             objective="lambda-dce",
             steps=2,
             model=TINY,
-            **{"loop.batch": 4, "loop.eval_sequences": 4},
+            **{"train.batch_size": 4, "train.eval_sequences": 4},
         )
 
 
@@ -178,11 +178,11 @@ def test_a_run_goes_on(model: sedd.Model, tmp_path: Path) -> None:
     small = {"model": TINY, "loop": {"batch": 4, "eval_sequences": 4, "log_every": 1}, "tokenizer": "chars"}
     told: list[str] = []
     sedd.train(
-        [tmp_path / "abc.txt"], out=tmp_path / "run", steps=1, **small, hear=lambda kind, record: told.append(kind)
+        [tmp_path / "abc.txt"], out=tmp_path / "run", steps=1, **small, on_event=lambda kind, record: told.append(kind)
     )
     assert told
     longer = sedd.train(out=tmp_path / "run", resume=True, steps=3)
     assert longer.loaded.folder.name == "step-00000003"
-    assert longer.loaded.config.loop.batch == 4
+    assert longer.loaded.config.train.batch_size == 4
     np.testing.assert_array_equal(longer.tokenizer.encode("abc"), model.tokenizer.encode("abc"))
     assert factory.load(tmp_path / "run").config.budget.steps == 3

@@ -8,7 +8,16 @@ import torch
 from sedd import exact, factory
 from sedd.diffusion import objective, parameterization
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Cosine, Early, Even, Geometric, Importance, LogLinear, Polynomial, Schedule
+from sedd.diffusion.schedule import (
+    Cosine,
+    Geometric,
+    ImportanceTimes,
+    LogLinear,
+    LowNoiseTimes,
+    Polynomial,
+    Schedule,
+    UniformTimes,
+)
 
 SIGMA = torch.tensor([0.5])
 X = torch.tensor([[0, 1]])
@@ -75,7 +84,14 @@ def test_steps_that_go_the_wrong_way(process: Process, refuses: object) -> None:
 @pytest.mark.parametrize("t", [-0.01, 1.5, math.nan])
 def test_times_outside_the_unit_interval(schedule: Schedule, t: float, refuses: object) -> None:
     bad = torch.tensor([0.5, t])
-    for call in (schedule, schedule.sigma, schedule.rate, Even(), Early(), Importance(torch.ones(3))):
+    for call in (
+        schedule,
+        schedule.sigma,
+        schedule.rate,
+        UniformTimes(),
+        LowNoiseTimes(),
+        ImportanceTimes(torch.ones(3)),
+    ):
         refuses(lambda c=call: c(bad), f"t is {bad[1].item()}", "[0, 1]")
 
 
@@ -89,7 +105,7 @@ def test_other_settings_of_schedules(refuses: object) -> None:
     refuses(lambda: Geometric(2.0, 1.0), "lo is 2.0 and hi is 1.0", "0 < lo < hi")
     refuses(lambda: Geometric(0.0, 1.0), "lo is 0.0")
     refuses(lambda: Polynomial(0.5), "power is 0.5", "1 or more")
-    refuses(lambda: Importance(torch.tensor([1.0, 0.0])), "[1.0, 0.0]", "above 0")
+    refuses(lambda: ImportanceTimes(torch.tensor([1.0, 0.0])), "[1.0, 0.0]", "above 0")
     dse = objective.DenoisingScoreEntropy
     refuses(lambda: dse(Uniform(4), LogLinear(), t_min=1.0), "t_min is 1.0", "[0, 1)")
     refuses(lambda: objective.D3PM(Uniform(4), LogLinear(), steps=0), "steps is 0", "at least 1")
@@ -127,10 +143,10 @@ def test_networks_of_the_wrong_width(refuses: object) -> None:
 
 
 def test_laws_that_are_none(refuses: object) -> None:
-    refuses(lambda: exact.Law(torch.ones(2, 3) / 6), "(2, 3)", "one axis a position")
-    refuses(lambda: exact.Law(torch.tensor([0.5, 0.6])), "sums to 1.1", "sum to 1")
-    refuses(lambda: exact.Law(torch.tensor([1.5, -0.5])), "-0.5", "0 or more")
-    law = exact.Law(torch.eye(2) / 2)
+    refuses(lambda: exact.Distribution(torch.ones(2, 3) / 6), "(2, 3)", "one axis a position")
+    refuses(lambda: exact.Distribution(torch.tensor([0.5, 0.6])), "sums to 1.1", "sum to 1")
+    refuses(lambda: exact.Distribution(torch.tensor([1.5, -0.5])), "-0.5", "0 or more")
+    law = exact.Distribution(torch.eye(2) / 2)
     refuses(lambda: law.at(Uniform(3), SIGMA), "2 tokens", "Uniform(vocab_size=3)")
     refuses(lambda: law.at(Uniform(2), torch.tensor([math.inf])), "inf", "finite")
     explicit = objective.ExplicitScoreEntropy

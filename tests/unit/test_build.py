@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from sedd import exact, factory
-from sedd.config import Loop, Model, Run
+from sedd.config import ModelConfig, RunConfig, TrainConfig
 from sedd.diffusion import objective, parameterization
 from sedd.diffusion.parameterization import Causal, Conditioner, Denoiser, Mean, Predictor, Untimed
 from sedd.diffusion.process import Absorbing, Uniform
-from sedd.diffusion.schedule import Importance, LogLinear
+from sedd.diffusion.schedule import ImportanceTimes, LogLinear
 from sedd.training.loss import Fused
 
-LAW = exact.Law.random(4, 3, torch.Generator().manual_seed(0))
+LAW = exact.Distribution.random(4, 3, torch.Generator().manual_seed(0))
 BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregressive"}
 
 
@@ -56,8 +56,8 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
 
 def test_options_reach_what_is_built() -> None:
     assert factory.schedule("geometric", lo=0.1, hi=3.0).hi == 3.0
-    clock = Importance(torch.tensor([1.0, 3.0]))
-    built = factory.objective("score-entropy", Uniform(4), LogLinear(), t_min=0.25, clock=clock)
+    time_sampler = ImportanceTimes(torch.tensor([1.0, 3.0]))
+    built = factory.objective("score-entropy", Uniform(4), LogLinear(), t_min=0.25, time_sampler=time_sampler)
     times = built.times(torch.tensor([0.2, 0.6], dtype=torch.float64))
     torch.testing.assert_close(times.t, torch.tensor([0.25 + 0.75 * 0.4, 0.25 + 0.75 * (0.5 + 0.35 / 1.5)]).double())
     torch.testing.assert_close(times.weight, torch.tensor([1.5, 0.5]).double())
@@ -66,13 +66,16 @@ def test_options_reach_what_is_built() -> None:
 
 def test_the_clock_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
     u = torch.tensor([0.5], dtype=torch.float64)
-    for clock, t, weight in (("even", 0.5, 1.0), ("early", 0.25, 1.0)):
-        times = factory.parts(Run(loop=Loop(clock=clock)).resolved(), 4).objective.times(u)
+    for time_sampler, t, weight in (("uniform", 0.5, 1.0), ("low-noise", 0.25, 1.0)):
+        times = factory.parts(RunConfig(train=TrainConfig(time_sampling=time_sampler)).resolved(), 4).objective.times(u)
         assert (times.t.item(), times.weight.item()) == (t, weight)
     refuses(
-        lambda: factory.parts(Run(objective="lambda-dce", loop=Loop(clock="early")).resolved(), 4), "no option clock"
+        lambda: factory.parts(
+            RunConfig(objective="lambda-dce", train=TrainConfig(time_sampling="low-noise")).resolved(), 4
+        ),
+        "no option clock",
     )
-    refuses(lambda: Loop(clock="late"), "'late'", "even, early")
+    refuses(lambda: TrainConfig(time_sampling="late"), "'late'", "uniform, low-noise")
 
 
 def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
@@ -92,27 +95,35 @@ def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
 
 def test_what_a_network_hears_of_the_noise(refuses: Callable[..., object]) -> None:
     """sigma where the objective has times, else nothing, unless it is said otherwise; a wrong word is refused."""
-    assert [Run(objective=name).told for name in ("score-entropy", "t-dce", "lambda-dce")] == [
+    assert [RunConfig(objective=name).time_conditioning for name in ("score-entropy", "t-dce", "lambda-dce")] == [
         "sigma",
         "sigma",
-        "nothing",
+        "none",
     ]
-    assert Run(objective="t-dce", model=Model(told="nothing")).resolved().told == "nothing"
-    refuses(lambda: Run(objective="lambda-dce", model=Model(told="sigma")).resolved(), "lambda-dce", "model.told")
-    refuses(lambda: Model(told="t"), "model.told is 't'", "sigma, zero, nothing")
+    assert (
+        RunConfig(objective="t-dce", model=ModelConfig(time_conditioning="none")).resolved().time_conditioning == "none"
+    )
+    refuses(
+        lambda: RunConfig(objective="lambda-dce", model=ModelConfig(time_conditioning="sigma")).resolved(),
+        "lambda-dce",
+        "model.time_conditioning",
+    )
+    refuses(lambda: ModelConfig(time_conditioning="t"), "model.time_conditioning is 't'", "sigma, zero, none")
 
 
-@pytest.mark.parametrize("told", ["sigma", "zero", "nothing"])
+@pytest.mark.parametrize("told", ["sigma", "zero", "none"])
 def test_networks_hear_what_they_are_told(told: str) -> None:
     """Zero: as at σ = 0, at any σ, wherever it is asked: as a whole, in two parts, with padding, by a fused loss."""
-    run = Run(model=Model("reference", 16, 1, 2, told=told, parameterization="mean"), objective="t-dce").resolved()
+    run = RunConfig(
+        model=ModelConfig("reference", 16, 1, 2, time_conditioning=told, parameterization="mean"), objective="t-dce"
+    ).resolved()
     made = factory.parts(run, 5)
-    network = factory.run_network(run, made)
+    network = factory.build_network(run, made)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
-    model = factory.run_model(run, network, made)
-    assert network.timed == (told != "nothing")
+    model = factory.build_model(run, network, made)
+    assert network.timed == (told != "none")
     assert model.timed == (told == "sigma")
     x, sigma = torch.tensor([[5, 1, 5, 2]] * 2), torch.tensor([0.3, 2.0])
     valid = torch.tensor([[True, True, True, False]] * 2)

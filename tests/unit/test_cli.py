@@ -133,6 +133,15 @@ def test_too_little_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys
         run(torch.OutOfMemoryError("tried to allocate 3 GiB"))
     assert left.value.code == 1
     said = capsys.readouterr().err
-    assert all(word in said for word in ("loop.accumulate", "loop.recompute", "loop.record", "--batch", "3 GiB"))
+    assert all(
+        word in said
+        for word in (
+            "train.grad_accumulation",
+            "train.activation_checkpointing",
+            "train.cuda_graphs",
+            "--batch",
+            "3 GiB",
+        )
+    )
     with pytest.raises(RuntimeError, match="a bug"):
         run(RuntimeError("a bug"))

@@ -568,7 +568,7 @@ assert "torch" not in sys.modules, "preparing data needs no torch"
 def test_the_command_prepares(tmp_path: Path) -> None:
     """As JSON, as a line, and not twice into the same folder; without torch, which takes long to import."""
     file = write(tmp_path / "a.csv", table(".csv", {"id": ["1", "2"], "SMILES": ["CCO", "c1ccccc1"]}))
-    words = ["data", "prepare", str(file), "--tokenizer", "chars", "--records", "lines", "--out"]
+    words = ["data", "prepare", str(file), "--tokenizer", "chars", "--packing", "lines", "--out"]
     one, two = f"{tmp_path}/one", f"{tmp_path}/two"
     calls = json.dumps([[*words, one, "--json"], [*words, two], [*words, two]])
     done = subprocess.run([sys.executable, "-c", THRICE, calls], capture_output=True, text=True, check=False)

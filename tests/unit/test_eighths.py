@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sedd import factory
-from sedd.config import Run
+from sedd.config import RunConfig
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import fp8, unknown_rows
 from sedd.runtime import device
@@ -107,6 +107,6 @@ def test_who_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "compute capability 8.9" in str(fp8.refusal("cuda", 64))
     assert fp8.refusal("cpu", 64) is None
     with pytest.raises(ValueError, match="float8"):
-        Run.from_dict({"loop": {"precision": "float4"}}).resolved()
+        RunConfig.from_dict({"loop": {"precision": "float4"}}).resolved()
     with pytest.raises(ValueError, match="choose one of float32, bfloat16"):
         factory.served(networks(Reference, 32)[0], "cpu", "float8")

@@ -12,7 +12,7 @@ from hypothesis import given as over
 from hypothesis import strategies as st
 
 from sedd import data, evaluation, factory, tokenizer
-from sedd.config import Data, Model, Run
+from sedd.config import DataConfig, ModelConfig, RunConfig
 from sedd.data import readers
 from sedd.evaluation import detokenize
 from sedd.evaluation.packing import Batches, Stream, Whole
@@ -118,14 +118,16 @@ def test_batches_as_published(rows: list[np.ndarray], length: int, shards: int, 
 # Files --------------------------------------------------------------------------------------------------------
 
 
-def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> factory.Loaded:
+def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> factory.LoadedModel:
     """A model as far as files are concerned: a tokenizer, a length, how it reads records."""
-    config = Run(data=Data(**options), model=Model(length=length)).resolved()
+    config = RunConfig(data=DataConfig(**options), model=ModelConfig(seq_len=length)).resolved()
     parts = factory.parts(config, made.vocab_size)
-    return factory.Loaded(None, None, *parts, made, config, Path("none"))
+    return factory.LoadedModel(None, None, *parts, made, config, Path("none"))
 
 
-def read(path: Path, protocol: Protocol | str, model: factory.Loaded, dataset: str | None = None) -> evaluation.Corpus:
+def read(
+    path: Path, protocol: Protocol | str, model: factory.LoadedModel, dataset: str | None = None
+) -> evaluation.Corpus:
     chosen = evaluation.protocol(protocol) if isinstance(protocol, str) else protocol
     return evaluation.given(str(path), chosen, model, dataset, None)
 

@@ -9,7 +9,7 @@ import torch
 from sedd import exact
 from sedd.diffusion.process import Absorbing, Process, Uniform
 
-LAW = exact.Law(torch.tensor([[0.4, 0.1], [0.2, 0.3]]))
+LAW = exact.Distribution(torch.tensor([[0.4, 0.1], [0.2, 0.3]]))
 
 
 def test_entropy_and_log_prob() -> None:

@@ -107,7 +107,7 @@ def test_fused_is_the_definition(case: str, padded: bool, style: type[Transforme
     pairs = zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True)
     for got, want in pairs:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
-    assert loss.beyond == 0
+    assert loss.overflow_count == 0
 
 
 @pytest.mark.parametrize("t", [0.0, 1.0])
@@ -315,7 +315,7 @@ def test_scores_too_large_are_counted() -> None:
         cost = dataclasses.replace(case.cost, weight=case.cost.weight.clone())
         cost.weight[4] = 0
         loss = ops.linear_loss(*leaves, cost, block=10)
-        assert loss.beyond == reach.sum() > 0
+        assert loss.overflow_count == reach.sum() > 0
         assert loss.total == torch.inf
         assert loss.rows[4] == 0
         assert (loss.rows.isinf() == (reach & (cost.weight > 0))).all()

@@ -40,20 +40,20 @@ def test_what_is_no_template_is_refused(text: str, refuses: Refuses) -> None:
 
 def test_rows_of_different_lengths_end_where_they_end() -> None:
     rows = [template.ids(text, BYTES) for text in ("ab{2}", "{1}c")]
-    canvas = template.canvas(rows, 8, 256)
-    assert canvas.given.tolist() == [[97, 98, -1, -1], [-1, 99, 0, 0]]
-    assert canvas.valid.tolist() == [[True] * 4, [True, True, False, False]]
-    assert canvas.lengths.tolist() == [4, 2]
-    assert template.canvas(rows[:1], 8, 256).valid is None
-    whole = template.canvas(rows, 5, 257, pad=256)  # records: padding is given behind them
+    prompt = template.prompt(rows, 8, 256)
+    assert prompt.given.tolist() == [[97, 98, -1, -1], [-1, 99, 0, 0]]
+    assert prompt.valid.tolist() == [[True] * 4, [True, True, False, False]]
+    assert prompt.lengths.tolist() == [4, 2]
+    assert template.prompt(rows[:1], 8, 256).valid is None
+    whole = template.prompt(rows, 5, 257, pad=256)  # records: padding is given behind them
     assert whole.given.tolist() == [[97, 98, -1, -1, 256], [-1, 99, 256, 256, 256]]
     assert whole.valid is None
 
 
 def test_rows_that_do_not_fit_are_refused(refuses: Refuses) -> None:
-    refuses(lambda: template.canvas([[1, -1, -1]], 2, 5), "3 tokens", "up to 2")
-    refuses(lambda: template.canvas([[1, 7, -1]], 8, 5), "token 7", "0..4")
-    refuses(lambda: template.canvas([[5, -1]], 8, 5), "token 5", "the mask")
+    refuses(lambda: template.prompt([[1, -1, -1]], 2, 5), "3 tokens", "up to 2")
+    refuses(lambda: template.prompt([[1, 7, -1]], 8, 5), "token 7", "0..4")
+    refuses(lambda: template.prompt([[5, -1]], 8, 5), "token 5", "the mask")
 
 
 def small(parameterization: type, kind: type, timed: bool = True) -> tuple[object, process.Process]:
@@ -72,7 +72,7 @@ CASES = [
     for parameterization in (Score, Mean)
     for kind in (process.Absorbing, process.Uniform)
     for name in (
-        ["exact", "tweedie", "euler", "theta", "remask", "ordered", "confidence", "entropy"]
+        ["first-hitting", "tweedie", "euler", "theta", "remask", "ordered", "confidence", "entropy"]
         if kind is process.Absorbing
         else ["tweedie", "euler", "theta", "gibbs"]
     )
@@ -84,17 +84,17 @@ def test_a_network_draws_the_same_row_in_any_batch(parameterization: type, kind:
     """Through hidden and head, padded beside longer rows or alone: batch mates change nothing."""
     model, noise = small(parameterization, kind)
     rows = [[-1] * 9, [3, -1, -1, 5], [-1, -1, -1, -1, -1, 2], [1, 2, -1]]
-    settings = generate.Settings(sampler=name, steps=6, seed=3)
+    settings = generate.SamplingSettings(sampler=name, steps=6, seed=3)
 
-    def job() -> generate.Job:
-        return generate.Job(model, noise, schedule.LogLinear(), settings)
+    def job() -> generate.SamplingRun:
+        return generate.SamplingRun(model, noise, schedule.LogLinear(), settings)
 
-    together = generate.sample(job(), template.canvas(rows, 9, 11))
+    together = generate.sample(job(), template.prompt(rows, 9, 11))
     alone = []
     for i, row in enumerate(rows):
-        canvas = template.canvas([row], 9, 11)
-        *_, last = job().states(canvas, first=i)
-        alone += generate.finished(last, canvas)
+        prompt = template.prompt([row], 9, 11)
+        *_, last = job().states(prompt, first=i)
+        alone += generate.finished(last, prompt)
     assert together == alone
     for row, filled in zip(rows, together, strict=True):
         assert len(filled.ids) == len(row)
@@ -136,7 +136,9 @@ def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type
     made = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
     model = parameterization(made.eval().requires_grad_(False), noise)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once, not one after another
-    job = generate.Job(model, noise, schedule.LogLinear(), generate.Settings(name, steps=2, options=options))
+    job = generate.SamplingRun(
+        model, noise, schedule.LogLinear(), generate.SamplingSettings(name, steps=2, options=options)
+    )
     with Largest() as largest:
         *_, last = job.states(sampling.empty(batch, length))
     assert (last.x < vocabulary).all()
@@ -145,7 +147,7 @@ def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type
 
 def test_the_default_is_the_best_known_for_the_model() -> None:
     for parameterization, kind, expected in (
-        (Mean, process.Absorbing, sampling.Exact),
+        (Mean, process.Absorbing, sampling.FirstHitting),
         (Mean, process.Uniform, sampling.Ancestral),
         (Score, process.Absorbing, sampling.Tweedie),
         (Score, process.Uniform, sampling.Tweedie),
@@ -192,7 +194,7 @@ class Page(HTMLParser):
 
 def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
     text = '<script>alert("x")</script>&'
-    row = generate.Filled(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
+    row = generate.GeneratedSequence(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
     page = Page(trace.html([trace.tokens(BYTES, row)], "a <b>title</b>", "about"))
     assert page.steps == list(range(1, len(text) - 7))
     assert page.given == 8
@@ -202,7 +204,7 @@ def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
 
 
 def test_a_picture_is_a_png(tmp_path: Path) -> None:
-    row = generate.Filled(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
+    row = generate.GeneratedSequence(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
     trace.png([trace.tokens(BYTES, row)], "title", tmp_path / "trace.png")
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     placed, lines = trace._lines([trace.tokens(BYTES, row)])

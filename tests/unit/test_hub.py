@@ -69,7 +69,7 @@ def model(tmp_path: Path, kind: publications.Kind = SEDD, name: str = "model") -
     return convert.save(found, Characters(alphabet="abcdefghijk"), tmp_path / name, "owner/published")
 
 
-def scores(loaded: factory.Loaded) -> torch.Tensor:
+def scores(loaded: factory.LoadedModel) -> torch.Tensor:
     x = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(0))
     return loaded.model(x, torch.tensor([0.1, 1.0, 4.0]))
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sedd import data, factory
-from sedd.config import Data, Loop, Model, Run
-from sedd.diffusion.parameterization import Trunk
+from sedd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from sedd.diffusion.parameterization import Backbone
 from sedd.nn.labels import Labelled
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
@@ -104,9 +104,9 @@ def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[...
     refuses(attempt(many), "more than 65535 labels")
     assert not (tmp_path / "shards").exists()
     with pytest.raises(ValueError, match="packed text has no records"):
-        Data(label="mood")
+        DataConfig(label="mood")
     with pytest.raises(ValueError, match=r"\[0, 1\)"):
-        Data(label_dropout=1.0)
+        DataConfig(label_dropout=1.0)
 
 
 # What a network is told ------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_a_label_is_one_row_more_of_one_matrix_and_moves_every_position(style: s
 def test_a_labelled_network_is_a_network_in_two_parts() -> None:
     net, label = network("modern", True, 3), torch.tensor(2)
     bound = Labelled(net, label)
-    assert isinstance(bound, Trunk)
+    assert isinstance(bound, Backbone)
     x, sigma = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([0.3, 2.0], dtype=torch.float64)
     valid = torch.tensor([[True, True, False], [True, True, True]])
     right = net(x, sigma, valid, label=label.expand(2))
@@ -152,7 +152,7 @@ def test_a_labelled_network_is_a_network_in_two_parts() -> None:
 
 
 def batches(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> Batches:
-    parts = factory.parts(Run(), 3)
+    parts = factory.parts(RunConfig(), 3)
     return Batches(data.Blocks.open(folder, 2, "all"), parts.objective, parts.process, size, seed, ranks, dropout)
 
 
@@ -174,10 +174,10 @@ def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:
 
 
 def trainer(folder: Path) -> Trainer:
-    config = Run(
-        data=Data(records="lines", label="mood", pad="model"),
-        model=Model(width=16, depth=1, heads=2, cond=8, length=2),
-        loop=Loop(batch=8, eval_sequences=8, accumulate=2),
+    config = RunConfig(
+        data=DataConfig(packing="lines", label="mood", pad="model"),
+        model=ModelConfig(width=16, depth=1, heads=2, cond_dim=8, seq_len=2),
+        train=TrainConfig(batch_size=8, eval_sequences=8, grad_accumulation=2),
     ).resolved()
     made = Trainer(config, *(data.Blocks.open(folder, 2, split, 0.4) for split in ("train", "validation")), ALONE)
     for net in (made.network, made.average):

@@ -15,7 +15,7 @@ from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import LogLinear
 from sedd.nn.labels import Labelled
 from sedd.nn.transformer import Modern, Reference, Transformer
-from sedd.ops import Rows, take, unknown_rows
+from sedd.ops import PackedTokens, take, unknown_rows
 from sedd.training.loss import Fused
 
 N, B, L, H = 11, 5, 7, 12
@@ -66,7 +66,7 @@ def far(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max(((a - b).norm() / (b.norm() + 1e-300)).item() for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("recompute", ["nothing", "cheap", "blocks"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("masked", MASKED)
 @pytest.mark.parametrize("timed", [True, False])
@@ -119,7 +119,7 @@ def test_a_mutant_is_seen(style: type[Transformer], monkeypatch: pytest.MonkeyPa
         made = network(style, timed)
         right = stepped(made, MASKED["some"])
         with monkeypatch.context() as patch:
-            patch.setattr(Rows, "which", property(lambda rows: (rows.kept // L + 1) % B))
+            patch.setattr(PackedTokens, "which", property(lambda rows: (rows.kept // L + 1) % B))
             assert (far(stepped(made, MASKED["some"]), right) > 1e-3) == timed
 
 

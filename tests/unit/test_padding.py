@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sedd import data, likelihood
-from sedd.config import Data, Loop, Model, Noise, Run
+from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.diffusion.schedule import Times
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
@@ -36,11 +36,13 @@ def folder(tmp_path: Path) -> Path:
 def trainer(folder: Path, kind: tuple[str, str, str], style: str) -> Trainer:
     """In float64, and with no weight at 0, so that nothing hides."""
     process, parameterization, objective = kind
-    config = Run(
-        data=Data(records="lines", pad="ignore"),
-        noise=Noise(process),
-        model=Model(style, width=16, depth=2, heads=2, cond=8, length=LENGTH, parameterization=parameterization),
-        loop=Loop(batch=8, eval_sequences=12),
+    config = RunConfig(
+        data=DataConfig(packing="lines", pad="ignore"),
+        noise=NoiseConfig(process),
+        model=ModelConfig(
+            style, width=16, depth=2, heads=2, cond_dim=8, seq_len=LENGTH, parameterization=parameterization
+        ),
+        train=TrainConfig(batch_size=8, eval_sequences=12),
         objective=objective,
     ).resolved()
     blocks = [data.Blocks.open(folder, LENGTH, split, 0.4) for split in ("train", "validation")]
@@ -105,7 +107,7 @@ def test_the_gradient_counts_valid_tokens_alone(folder: Path, kind: tuple[str, s
     torch.testing.assert_close(made.gradients(batch).loss.double(), single / batch.valid.sum(), rtol=1e-5, atol=1e-5)
     whole = [parameter.grad.clone() for parameter in made.network.parameters()]
     made.mover.forget()
-    made.config.loop.accumulate = 4
+    made.config.train.grad_accumulation = 4
     made.gradients(batch)
     torch.testing.assert_close([p.grad for p in made.network.parameters()], whole, rtol=1e-8, atol=1e-10)
 

@@ -10,13 +10,13 @@ from sedd import exact
 from sedd.diffusion.process import Absorbing, Process, Uniform, log_odds
 from sedd.diffusion.schedule import (
     Cosine,
-    Early,
-    Even,
     Geometric,
-    Importance,
+    ImportanceTimes,
     LogLinear,
+    LowNoiseTimes,
     Polynomial,
     Schedule,
+    UniformTimes,
     stratified,
 )
 
@@ -114,11 +114,11 @@ def test_odds_far_below_rounding() -> None:
 def test_even_early_and_fitted_times_cover_what_they_weigh() -> None:
     u = (torch.arange(100_000).double() + 0.5) / 100_000
     for t_min in (0.0, 0.2):
-        even = Even()(u, t_min)
+        even = UniformTimes()(u, t_min)
         assert even.t.min() < t_min + 1e-4
         assert even.t.max() > 1 - 1e-4
-        clock = Importance.fit(even.t, 1 / even.t, parts=8, t_min=t_min)
-        early, fitted = Early()(u, t_min), clock(u, t_min)
+        time_sampler = ImportanceTimes.fit(even.t, 1 / even.t, parts=8, t_min=t_min)
+        early, fitted = LowNoiseTimes()(u, t_min), time_sampler(u, t_min)
         for times in (even, early, fitted):  # ∫ 3t² dt = 1 − t_min³
             assert math.isclose((times.weight * 3 * times.t**2).mean(), 1 - t_min**3, rel_tol=1e-4)
         for times in (early, fitted):  # more than its eighth: the loss is largest there
@@ -129,9 +129,9 @@ def test_even_early_and_fitted_times_cover_what_they_weigh() -> None:
 
 def test_fitting_needs_no_graph_and_no_losses() -> None:
     t = torch.rand(64, dtype=torch.float64)
-    clock = Importance.fit(t, torch.rand(64, requires_grad=True) * 2)
-    assert not clock.masses.requires_grad
-    assert torch.equal(Importance.fit(t, torch.zeros(64), parts=4).masses, torch.full((4,), 0.25).double())
+    time_sampler = ImportanceTimes.fit(t, torch.rand(64, requires_grad=True) * 2)
+    assert not time_sampler.masses.requires_grad
+    assert torch.equal(ImportanceTimes.fit(t, torch.zeros(64), parts=4).masses, torch.full((4,), 0.25).double())
 
 
 @pytest.mark.parametrize(

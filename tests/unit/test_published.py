@@ -119,7 +119,7 @@ def test_weights_that_do_not_fit_are_refused(
         (SEDD, {"model": {"n_blocks": 3}}, ["lacks blocks.2.adaLN_modulation.bias"]),
         (SEDD, {"model": {"n_blocks": 1}}, ["has unknown blocks.1.adaLN_modulation.bias"]),
         (SEDD, {"model": {"n_blocks": 10**9}}, ["n_blocks", "1000000000"]),
-        (SEDD, {"model": {"length": 0}}, ["model.length is 0"]),
+        (SEDD, {"model": {"length": 0}}, ["model.seq_len is 0"]),
         (SEDD, {"model": {"dropout": 2}}, ["dropout is 2.0"]),
         (SEDD, {"model": {"scale_by_sigma": False}}, ["scale_by_sigma is False"]),
         (UNIFORM, {"model": {"scale_by_sigma": True}}, ["scale_by_sigma is True"]),

@@ -287,11 +287,13 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
     for name in ("invert", "step"):
         whole = getattr(categorical, name)
         monkeypatch.setattr(categorical, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
-    law = exact.Law(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
+    law = exact.Distribution(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
     for noise in (process.Absorbing(2), process.Uniform(2)):
         for kind in factory.SAMPLERS:
             try:
-                job = generate.Job(exact.Score(law, noise), noise, schedule.LogLinear(), generate.Settings(kind, 4))
+                job = generate.SamplingRun(
+                    exact.Score(law, noise), noise, schedule.LogLinear(), generate.SamplingSettings(kind, 4)
+                )
                 generate.sample(job, sampling.empty(8, 2))
                 assert job.facts()["sampler"] == kind
                 used.add(kind)
@@ -299,7 +301,7 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
                 continue  # a sampler of the other noise
     assert used == set(factory.SAMPLERS)
     assert seen == {getattr(torch, rng.PRECISION)} == {torch.float64}
-    u = rng.Chance(0, torch.arange(64))(64).double()
+    u = rng.CounterRNG(0, torch.arange(64))(64).double()
     assert not torch.equal(u.float().double(), u)
     assert job.facts()["draw_precision"] == "float64"
 
@@ -397,14 +399,14 @@ def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setti
 
 
 def test_sweeps() -> None:
-    base = sweep.Way(generate.Settings(seed=3))
+    base = sweep.Way(generate.SamplingSettings(seed=3))
     assert sweep.ways(base, []) == [base]
     found = sweep.ways(base, ["steps=4,inf", "temperature=0.5,1"])
-    said = [(way.settings.steps, way.settings.sharpness.temperature, way.settings.seed) for way in found]
+    said = [(way.settings.steps, way.settings.warping.temperature, way.settings.seed) for way in found]
     assert said == [(4, 0.5, 3), (4, 1.0, 3), (None, 0.5, 3), (None, 1.0, 3)]
     (way,) = sweep.ways(base, ["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
     assert (way.settings.sampler, way.settings.options, way.length) == ("remask", {"eta": 0.1}, 5)
-    assert (way.settings.sharpness.top_k, sweep.names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
+    assert (way.settings.warping.top_k, sweep.names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ def test_sweeps() -> None:
 )
 def test_bad_sweeps(spec: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        sweep.ways(sweep.Way(generate.Settings()), [spec])
+        sweep.ways(sweep.Way(generate.SamplingSettings()), [spec])
 
 
 def test_mauve_is_near_one_for_one_law_and_near_nothing_for_two(judge: Judge) -> None:

@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 import torch
 
-from sedd.diffusion.rng import Chance, philox
+from sedd.diffusion.rng import CounterRNG, philox
 
 FALSE_ALARM = 1e-6
 
@@ -27,33 +27,33 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, int], expected:
 
 
 def test_a_row_keeps_its_draws_in_any_company() -> None:
-    chance = Chance(5, torch.arange(10))
-    alone = Chance(5, torch.tensor([7]))(12, step=3, event=1)
+    chance = CounterRNG(5, torch.arange(10))
+    alone = CounterRNG(5, torch.tensor([7]))(12, step=3, event=1)
     assert torch.equal(chance(12, step=3, event=1)[7:8], alone)
     assert torch.equal(chance[torch.tensor([2, 7])](12, step=3, event=1)[1:], alone)
     assert torch.equal(chance(20, step=3, event=1)[7:8, :12], alone)  # nor does its length matter
 
 
 def test_everything_in_the_key_counts() -> None:
-    base = Chance(5, torch.tensor([0, 1]))(8)
+    base = CounterRNG(5, torch.tensor([0, 1]))(8)
     assert len(base.unique()) == base.numel()
     for other in (
-        Chance(6, torch.tensor([0, 1]))(8),
-        Chance(5 + 2**32, torch.tensor([0, 1]))(8),
-        Chance(5, torch.tensor([2, 3]))(8),
-        Chance(5, torch.tensor([0, 1]))(8, step=1),
-        Chance(5, torch.tensor([0, 1]))(8, event=1),
+        CounterRNG(6, torch.tensor([0, 1]))(8),
+        CounterRNG(5 + 2**32, torch.tensor([0, 1]))(8),
+        CounterRNG(5, torch.tensor([2, 3]))(8),
+        CounterRNG(5, torch.tensor([0, 1]))(8, step=1),
+        CounterRNG(5, torch.tensor([0, 1]))(8, event=1),
     ):
         assert not (other == base).any()
 
 
 def test_uniform_inside_and_independent_between_neighbours() -> None:
     """200,000 uniforms against the uniform law, and neighbours along every coordinate against correlation 0."""
-    u = Chance(0, torch.arange(200))(500)
+    u = CounterRNG(0, torch.arange(200))(500)
     assert ((u > 0) & (u < 1)).all()
     assert ((u * 2**24) % 1 != 0).float().mean() > 0.99  # more than 24 bits
     assert scipy.stats.kstest(u.flatten().numpy(), "uniform").pvalue > FALSE_ALARM
-    later = Chance(0, torch.arange(200))(500, step=1)
+    later = CounterRNG(0, torch.arange(200))(500, step=1)
     pairs = [(u[1:], u[:-1]), (u[:, 1:], u[:, :-1]), (u[..., :1], u[..., 1:]), (u, later)]
     for a, b in pairs:
         r = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item()
@@ -61,4 +61,4 @@ def test_uniform_inside_and_independent_between_neighbours() -> None:
 
 
 def test_a_bad_seed_is_refused(refuses: object) -> None:
-    refuses(lambda: Chance(-1, torch.arange(2)), "seed is -1", "2^63")
+    refuses(lambda: CounterRNG(-1, torch.arange(2)), "seed is -1", "2^63")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sedd import factory
-from sedd.config import Optim
+from sedd.config import OptimConfig
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.training import ema
 from sedd.training import optimizer as optim
@@ -45,8 +45,8 @@ def gone_through(made: Transformer, name: str) -> tuple[list[Tensor], int]:
 def test_gradients_stay_and_memory_falls(style: type[Transformer], timed: bool) -> None:
     """Dropout included: what was dropped on the way forwards is dropped again."""
     made = network(style, timed)
-    plain, most = gone_through(made, "nothing")
-    for name in ("cheap", "blocks"):
+    plain, most = gone_through(made, "none")
+    for name in ("selective", "full"):
         again, less = gone_through(made, name)
         for a, b in zip(again, plain, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
@@ -54,7 +54,7 @@ def test_gradients_stay_and_memory_falls(style: type[Transformer], timed: bool) 
 
 
 def test_names_of_recompute(refuses: object) -> None:
-    with pytest.raises(ValueError, match="nothing, cheap, blocks"):
+    with pytest.raises(ValueError, match="none, selective, full"):
         factory.recompute("some")
 
 
@@ -91,7 +91,7 @@ def test_a_fused_step_asks_the_device() -> None:
     weight.grad = torch.ones(3)
     optim.step([optimizer], torch.tensor(True).as_subclass(Watched))
     assert not asked
-    assert optim.make(Modern(states=3, width=4, depth=1, heads=1), Optim())[0].defaults["fused"] is False
+    assert optim.make(Modern(states=3, width=4, depth=1, heads=1), OptimConfig())[0].defaults["fused"] is False
 
 
 def test_the_average_in_one_launch_is_the_average() -> None:

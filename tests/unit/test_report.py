@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sedd import data, factory, training
-from sedd.config import Budget, Data, Loop, Model, Run
+from sedd.config import BudgetConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
 from sedd.evaluation import report
 from sedd.runtime import run_log
 
@@ -31,7 +31,7 @@ def bound(step: int) -> dict[str, float]:
 def write(folder: Path, records: list[dict[str, Any]], tail: str = "", **data_options: Any) -> Path:
     """The folder of a run that logged ``records``."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = Run(data=Data(**data_options), budget=Budget(steps=300)).resolved()
+    config = RunConfig(data=DataConfig(**data_options), budget=BudgetConfig(steps=300)).resolved()
     (folder / "config.json").write_text(json.dumps(config.as_dict()))
     (folder / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records) + tail)
     return folder
@@ -141,7 +141,7 @@ def test_loss_by_time_is_a_mean_over_thirds() -> None:
     ("records", "tail", "says"),
     [
         (RECORDS, '{"step": 310, "tok', "300 of 300"),  # killed in the middle of a line
-        ([record(10)], "", "None was logged; loop.eval_every"),
+        ([record(10)], "", "None was logged; train.eval_every"),
         ([{"step": 50, "tokens": 5000, **bound(50)}], "", "No loss was logged"),
         ([record(10, seconds=1.0), record(20, seconds=2.0) | {"loss": float("nan")}], "", "20 of 300"),
         ([record(10, seconds=4e4)], "", "hours of training"),
@@ -188,14 +188,16 @@ def test_samples_come_from_the_newest_checkpoint(tmp_path: Path, objective: str)
     (tmp_path / "text.txt").write_text("one two buckle my shoe\n" * 60)
     tokenizer = factory.tokenizer("chars", lambda: data.documents([tmp_path / "text.txt"]))
     data.prepare([tmp_path / "text.txt"], tmp_path / "shards", tokenizer)
-    config = Run(
-        data=Data([str(tmp_path / "text.txt")], tokenizer="chars"),
-        model=Model(width=16, depth=1, heads=2, length=12),
-        budget=Budget(steps=2),
-        loop=Loop(batch=10, log_every=1, eval_every=1, eval_sequences=8),
+    config = RunConfig(
+        data=DataConfig([str(tmp_path / "text.txt")], tokenizer="chars"),
+        model=ModelConfig(width=16, depth=1, heads=2, seq_len=12),
+        budget=BudgetConfig(steps=2),
+        train=TrainConfig(batch_size=10, log_every=1, eval_every=1, eval_sequences=8),
         objective=objective,
     ).resolved()
-    training.run(config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, hear=lambda kind, record: None)
+    training.run(
+        config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, on_event=lambda kind, record: None
+    )
     story = report.read(tmp_path / "run")
     drawn = report.samples(story, 3, seed=1)
     assert drawn == report.samples(story, 3, seed=1)

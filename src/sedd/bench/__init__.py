@@ -5,7 +5,7 @@ that is shown with it, over what the same machine reaches in one large matrix pr
 """
 
 from sedd.bench.loss import LOSS_FLOPS, LossSetting, loss
-from sedd.bench.measure import Clocked, Machine, Place, Row, ceiling, clock, forget, machine, place
+from sedd.bench.measure import Clocked, Machine, PositionEmbedding, Row, ceiling, clock, forget, machine, place
 from sedd.bench.sample import SAMPLE_FLOPS, SampleSetting, sample
 from sedd.bench.train import TRAIN_FLOPS, Batch, Steps, TrainSetting, batch, train
 
@@ -17,7 +17,7 @@ __all__ = [
     "Clocked",
     "LossSetting",
     "Machine",
-    "Place",
+    "PositionEmbedding",
     "Row",
     "SampleSetting",
     "Steps",

@@ -11,7 +11,7 @@ from sedd import factory
 from sedd.bench.measure import Machine, Row, forget, row
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import every_entry
-from sedd.ops import Rows, take
+from sedd.ops import PackedTokens, take
 from sedd.training.loss import Fused
 
 LOSS_FLOPS = "6 · rows that count · width · vocabulary"
@@ -56,7 +56,7 @@ class _Head(nn.Module):
         sigma: Tensor,
         valid: Tensor | None = None,
         read: Callable[[Tensor, Linear], Any] = every_entry,
-        rows: Rows | None = None,
+        rows: PackedTokens | None = None,
     ) -> Any:
         with torch.autocast(self.states.device.type, torch.bfloat16, enabled=self.halved):
             return read(take(self.states, rows), self.linear)

@@ -53,7 +53,7 @@ def machine(device: str, precision: str) -> Machine:
     return Machine(device, name, torch.__version__, commit or "unknown", precision, ceiling(device, precision) / 1e12)
 
 
-class Place(NamedTuple):
+class PositionEmbedding(NamedTuple):
     """A kind of device, and what is worth measuring on it."""
 
     device: str
@@ -65,13 +65,13 @@ class Place(NamedTuple):
     vocab_size: int
 
 
-def place(device: str | None) -> Place:
+def place(device: str | None) -> PositionEmbedding:
     """An accelerator with the sizes of published models, or a CPU with ones that take seconds."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and torch.cuda.is_available():
-        return Place("cuda", "bfloat16", "small", 64, 65_536, 768, 50_257)
+        return PositionEmbedding("cuda", "bfloat16", "small", 64, 65_536, 768, 50_257)
     if device == "cpu":
-        return Place("cpu", "float32", "tiny", 8, 1024, 128, 4096)
+        return PositionEmbedding("cpu", "float32", "tiny", 8, 1024, 128, 4096)
     raise ValueError(f"device is {device!r}; it must be cpu, or cuda where there is a GPU")
 
 

@@ -10,7 +10,7 @@ from sedd import factory
 from sedd import sampling as sampler
 from sedd.bench.measure import Machine, Row, forget, row
 from sedd.bench.train import TrainSetting
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 
 SAMPLE_FLOPS = (
     "a token of a row that is asked about: 24 · depth · width² + 4 · depth · length · width; heads not counted"
@@ -47,26 +47,26 @@ class Samples:
     def __init__(self, s: SampleSetting, swift: bool) -> None:
         run = TrainSetting(s.recipe, s.process, s.objective, length=s.length).run()
         parts = factory.parts(run, s.vocab_size)
-        network = factory.run_network(run, parts)
+        network = factory.build_network(run, parts)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in network.parameters():  # a head that says nothing is easier to read than one that does
                 parameter.normal_(0, 0.02, generator=generator)
         network = factory.served(network, s.device, s.precision)
-        model: Any = factory.run_model(run, factory.replayed(network) if swift else network, parts)
+        model: Any = factory.build_model(run, factory.replayed(network) if swift else network, parts)
         self.sampler = factory.sampler(s.sampler, model, parts.process, parts.schedule)
         self.times = factory.grid("uniform", s.steps).to(s.device)
-        self.canvas = sampler.empty(s.batch, run.model.length, s.device)
+        self.prompt = sampler.empty(s.batch, run.model.seq_len, s.device)
         self.swift, self.seed, self.asked = swift, 0, sampler.Asked(model)
         m = run.model
-        self.flops = m.length * m.depth * (24.0 * m.width**2 + 4 * m.length * m.width)
+        self.flops = m.seq_len * m.depth * (24.0 * m.width**2 + 4 * m.seq_len * m.width)
 
     @torch.no_grad()
     def __call__(self) -> torch.Tensor:
         """The samples."""
         self.asked = sampler.Asked(self.sampler.model, swift=None if self.swift else False)  # type: ignore[arg-type]
-        rows = Chance(self.seed, torch.arange(len(self.canvas.given), device=self.canvas.given.device))
-        *_, last = self.sampler.run(self.canvas, self.times, rows, self.asked)
+        rows = CounterRNG(self.seed, torch.arange(len(self.prompt.given), device=self.prompt.given.device))
+        *_, last = self.sampler.run(self.prompt, self.times, rows, self.asked)
         self.seed += 1
         return last.x
 
@@ -78,5 +78,5 @@ def sample(s: SampleSetting, on: Machine) -> Iterator[Row]:
         forget(s.device)
         samples = make()
         samples()
-        tokens, flops = samples.canvas.given.numel(), samples.flops * samples.asked.rows
+        tokens, flops = samples.prompt.given.numel(), samples.flops * samples.asked.rows
         yield row(way, samples, on, s.repeats, tokens, flops, s.steps, warmup=0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sedd import factory
 from sedd.bench.measure import Machine, Row, forget, row
-from sedd.config import Run
+from sedd.config import RunConfig
 from sedd.diffusion.schedule import stratified
 from sedd.recipes import RECIPES
 from sedd.training import optimizer
@@ -37,16 +37,16 @@ class TrainSetting:
     device: str = "cuda"
     compile: bool = False
     record: bool = True
-    recompute: str = "nothing"
+    recompute: str = "none"
     repeats: int = 20
 
-    def run(self) -> Run:
+    def run(self) -> RunConfig:
         """The configuration of such a run."""
         if self.recipe not in RECIPES:
             raise ValueError(f"recipe is {self.recipe!r}; choose one of {', '.join(RECIPES)}")
-        run = Run.from_dict(RECIPES[self.recipe] | {"objective": self.objective})
+        run = RunConfig.from_dict(RECIPES[self.recipe] | {"objective": self.objective})
         run.noise.process, run.model.parameterization = self.process, self.parameterization
-        run.model.length = self.length or run.model.length
+        run.model.seq_len = self.length or run.model.seq_len
         return run.resolved()
 
 
@@ -64,13 +64,13 @@ def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
     run = s.run()
     parts = factory.parts(run, s.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    made = [batch(parts, s, run.model.length, generator) for _ in range(4)]
+    made = [batch(parts, s, run.model.seq_len, generator) for _ in range(4)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
     batches = [Batch(*(a.to(s.device) for a in b)) for b in made]
-    tokens = s.batch * run.model.length
+    tokens = s.batch * run.model.seq_len
     m, share = run.model, sum(counts) / len(counts) / tokens
     blocks = m.depth - 0.75 * (1 - share)  # of the last one, three quarters are for the rows that count alone
-    each = 72 * blocks * m.width**2 + 12 * m.depth * m.length * m.width + 6 * share * m.width * s.vocab_size
+    each = 72 * blocks * m.width**2 + 12 * m.depth * m.seq_len * m.width + 6 * share * m.width * s.vocab_size
     for way in ("fused", "plain"):
         forget(s.device)
         yield row(way, Steps(run, parts, s, way == "fused", batches, counts), on, s.repeats, tokens, each * tokens)
@@ -88,10 +88,16 @@ class Steps:
     """A network in training; every call is a step on the next of a few batches."""
 
     def __init__(
-        self, run: Run, parts: factory.Parts, s: TrainSetting, small: bool, batches: list[Batch], counts: list[int]
+        self,
+        run: RunConfig,
+        parts: factory.Parts,
+        s: TrainSetting,
+        small: bool,
+        batches: list[Batch],
+        counts: list[int],
     ) -> None:
         self.batches, self.counts, self.done = batches, counts, 0
-        self.network, self.average = (factory.run_network(run, parts).to(s.device) for _ in range(2))
+        self.network, self.average = (factory.build_network(run, parts).to(s.device) for _ in range(2))
         self.average.requires_grad_(False)
         self.mover = optimizer.mover(self.network, self.average, run.optim)
         if s.precision != "float32":
@@ -99,7 +105,7 @@ class Steps:
             self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
         if s.precision == "float8":
             self.network.narrow()
-        model = factory.run_model(run, self.network, parts)
+        model = factory.build_model(run, self.network, parts)
         if small:
             self.network.pass_through = factory.recompute(s.recompute)
             if s.compile:

@@ -44,8 +44,8 @@ __all__ = [
 
 
 MEMORY = (
-    "the GPU has too little memory for this. To train, cut a step into parts (--set loop.accumulate=4), compute more "
-    "again (--set loop.recompute=cheap) or record nothing (--set loop.record=false); else take less at once (--batch)"
+    "the GPU has too little memory for this. To train, cut a step into parts (--set train.grad_accumulation=4), compute more "
+    "again (--set train.activation_checkpointing=selective) or record nothing (--set train.cuda_graphs=false); else take less at once (--batch)"
 )
 
 

@@ -71,7 +71,7 @@ def bench_train(
     precision: TrainPrecision = None,
     compile: Annotated[bool, typer.Option("--compile", help="Let torch compile the trunk instead.")] = False,
     record: Annotated[bool, typer.Option(help="Replay the launches of blocks on a GPU, where they can be.")] = True,
-    recompute: Annotated[str, typer.Option(help="On the way back: nothing, cheap, or blocks.")] = "nothing",
+    recompute: Annotated[str, typer.Option(help="Activation checkpointing: none, selective or full.")] = "none",
     device: Device = None,
     repeats: Repeats = 20,
     as_json: AsJson = False,

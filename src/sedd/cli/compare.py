@@ -40,9 +40,9 @@ def compare(
         texts = [text for model in models for text in corpora(model, data, chosen)]
         comparison.same_data([str(run) for run in runs], texts)
         for run, model, corpus in zip(runs, models, texts, strict=True):
-            with watched(str(run), shown=ranks.first) as hear:
+            with watched(str(run), shown=ranks.first) as on_progress:
                 record = evaluation.evaluate(
-                    model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, hear=hear
+                    model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
                 )
             rows.append(comparison.row(run, model, record))
         first = ranks.first

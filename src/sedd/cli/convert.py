@@ -45,7 +45,7 @@ def bring(
         "entries": len(found.weights["ema"]),
         "vocab_size": found.vocab_size,
         "process": found.config.noise.process,
-        "told": found.config.told,
+        "time_conditioning": found.config.time_conditioning,
         "tokenizer": "ints" if tokens is None else tokens.kind,
         "weights": " and ".join(found.weights),
         "bytes": (folder / "ema.safetensors").stat().st_size,

@@ -17,8 +17,8 @@ from sedd.cli.root import AsJson, app
 
 if TYPE_CHECKING:
     from sedd.evaluation import Corpus, Protocol
-    from sedd.factory import Loaded
-    from sedd.likelihood.estimate import Hear
+    from sedd.factory import LoadedModel
+    from sedd.likelihood.estimate import OnProgress
 
 ModelFolder = Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")]
 ProtocolName = Annotated[
@@ -38,7 +38,7 @@ LabelName = Annotated[
 
 
 @contextmanager
-def watched(label: str, shown: bool) -> "Iterator[Hear]":
+def watched(label: str, shown: bool) -> "Iterator[OnProgress]":
     """A progress bar on stderr, for what is told how far it is."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
@@ -87,8 +87,8 @@ def evaluate(
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char alone", file=sys.stderr)
         records = []
         for corpus in corpora(loaded, data, chosen, suite, dataset, column):
-            with watched(corpus.dataset or "evaluating", shown=ranks.first) as hear:
-                records.append(look(loaded, corpus, chosen, ranks, hear=hear))
+            with watched(corpus.dataset or "evaluating", shown=ranks.first) as on_progress:
+                records.append(look(loaded, corpus, chosen, ranks, on_progress=on_progress))
         first = ranks.first
     if first:
         if out is not None:
@@ -97,7 +97,7 @@ def evaluate(
 
 
 def corpora(
-    loaded: "Loaded",
+    loaded: "LoadedModel",
     data: str | None,
     protocol: "Protocol",
     suite: str | None = None,

@@ -22,12 +22,12 @@ def info(
         "folder": str(loaded.folder),
         "parameters": sum(p.numel() for p in loaded.network.parameters()),
         "vocab_size": loaded.process.vocab_size,
-        "length": loaded.config.model.length,
+        "length": loaded.config.model.seq_len,
         "process": loaded.config.noise.process,
         "schedule": str(loaded.schedule),
         "objective": loaded.config.objective,
         "parameterization": loaded.config.model.parameterization,
-        "style": loaded.config.model.style,
+        "style": loaded.config.model.architecture,
         "tokenizer": loaded.tokenizer.kind,
         **({"labels": ", ".join(loaded.labels)} if loaded.labels else {}),
         "step": state["step"],
@@ -35,7 +35,7 @@ def info(
         "best_bound": None if state["best"] is None else f"{state['best']:.4f} nats a token",
     }
     if record["best_bound"] is None and not as_json:
-        every = loaded.config.loop.eval_every
-        when = f"the run looks every {every:,} steps" if every else "the run never looked, loop.eval_every is 0"
+        every = loaded.config.train.eval_every
+        when = f"the run looks every {every:,} steps" if every else "the run never looked, train.eval_every is 0"
         record["best_bound"] = f"none so far ({when}); sedd eval {model} finds the bound"
     show(record, as_json)

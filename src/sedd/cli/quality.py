@@ -33,8 +33,8 @@ from sedd.cli.sample import (
 if TYPE_CHECKING:
     from sedd.evaluation.quality import Samples
     from sedd.evaluation.quality.sweep import Way
-    from sedd.generate import Job
-    from sedd.sampling import Canvas
+    from sedd.generate import SamplingRun
+    from sedd.sampling import Prompt
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
 Record = dict[str, Any]
@@ -171,12 +171,12 @@ class _Plan:
         from sedd.evaluation.quality import samples as given
 
         loaded = factory.load(path, device=self.device)
-        jobs = [generate.Job.of(loaded, way.settings) for way in self.ways]
+        jobs = [generate.SamplingRun.of(loaded, way.settings) for way in self.ways]
         canvases = [generate.blank(loaded, self.count, way.length) for way in self.ways]
 
-        def draw(job: "Job", canvas: "Canvas") -> "Samples":
-            with watched(f"sampling {path}", shown=True) as hear:
-                return given.draw(loaded, job, canvas, self.batch, str(path), hear)
+        def draw(job: "SamplingRun", prompt: "Prompt") -> "Samples":
+            with watched(f"sampling {path}", shown=True) as on_progress:
+                return given.draw(loaded, job, prompt, self.batch, str(path), on_progress)
 
         return map(draw, jobs, canvases)
 
@@ -206,8 +206,10 @@ def _judge(
     reference = None if texts is None else Reference(texts, judge, batch)
 
     def look(samples: "Samples") -> Record:
-        with watched(f"judging {samples.source}", shown=True) as hear:
-            return judged(samples, judge, by_ids=ids, truncate=truncate, reference=reference, batch=batch, hear=hear)
+        with watched(f"judging {samples.source}", shown=True) as on_progress:
+            return judged(
+                samples, judge, by_ids=ids, truncate=truncate, reference=reference, batch=batch, on_progress=on_progress
+            )
 
     return look
 

@@ -18,9 +18,9 @@ from rich.text import Text
 from sedd.cli.root import app
 
 if TYPE_CHECKING:
-    from sedd.factory import Loaded
-    from sedd.generate import Filled, Job, Settings
-    from sedd.sampling import Canvas, State
+    from sedd.factory import LoadedModel
+    from sedd.generate import GeneratedSequence, SamplingRun, SamplingSettings
+    from sedd.sampling import Prompt, State
 
 ModelFolder = Annotated[
     Path, typer.Argument(help="The folder of a run, or one of its checkpoints.", show_default=False)
@@ -167,8 +167,8 @@ def trace(
         raise ValueError(f"count is {count}; ask for at least 1 text")
     how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
     loaded, job = _job(model, device, precision, how)
-    canvas = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
-    rows = [generate.trace.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, canvas, 16, loaded, False)]
+    prompt = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
+    rows = [generate.trace.tokens(loaded.tokenizer, row) for row, _, _ in _rows(job, prompt, 16, loaded, False)]
     name = type(job.sampler).__name__.lower()
     title = f"{len(rows)} texts of {model.name}" if len(rows) > 1 else f"A text of {model.name}"
     about = f"Sampler {name}, {steps} steps, seed {seed}."
@@ -184,11 +184,13 @@ def trace(
 # What the three share --------------------------------------------------------------------------------------
 
 
-def _job(model: Path, device: str | None, precision: str | None, how: "Settings") -> tuple["Loaded", "Job"]:
+def _job(
+    model: Path, device: str | None, precision: str | None, how: "SamplingSettings"
+) -> tuple["LoadedModel", "SamplingRun"]:
     from sedd import factory, generate
 
     loaded = factory.load(model, device=device or best_device(), precision=precision)
-    return loaded, generate.Job.of(loaded, how)
+    return loaded, generate.SamplingRun.of(loaded, how)
 
 
 def best_device() -> str:
@@ -209,17 +211,17 @@ def settings(
     options: list[str] | None,
     label: str | None = None,
     guidance: float = 1.0,
-) -> "Settings":
+) -> "SamplingSettings":
     """How to sample, as it was asked for."""
-    from sedd.generate import Settings, steps_of
-    from sedd.sampling import Sharpness
+    from sedd.generate import SamplingSettings, steps_of
+    from sedd.sampling import Warping
 
-    return Settings(
+    return SamplingSettings(
         sampler=sampler,
         steps=steps_of(steps),
         grid=grid,
         seed=seed,
-        sharpness=Sharpness(temperature, top_p, top_k),
+        warping=Warping(temperature, top_p, top_k),
         options=dict(_option(word) for word in options or []),
         label=label,
         guidance=guidance,
@@ -243,20 +245,20 @@ def _lines(file: Path) -> list[str]:
 
 
 def _rows(
-    job: "Job", canvas: "Canvas", batch: int, loaded: "Loaded", watch: bool
-) -> Iterator[tuple["Filled", int, dict[str, float]]]:
+    job: "SamplingRun", prompt: "Prompt", batch: int, loaded: "LoadedModel", watch: bool
+) -> Iterator[tuple["GeneratedSequence", int, dict[str, float]]]:
     """Finished rows with their numbers and what each cost, a batch at a time."""
     from sedd import generate
 
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be 1 or more")
     console, device = Console(stderr=True), loaded.device
-    total = len(canvas.given)
+    total = len(prompt.given)
     quiet = watch or not console.is_terminal
     with Progress(console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("sampling", total=total * max(1, len(job.times) - 1))
         for first in range(0, total, batch):
-            piece = canvas.rows(slice(first, first + batch)).to(device)
+            piece = prompt.rows(slice(first, first + batch)).to(device)
             before, began, states = job.tally.rows, job.tally.seconds, job.states(piece, first)
             if watch:
                 last = _watched(states, loaded, console)
@@ -271,11 +273,11 @@ def _rows(
                 yield row, first + i, spent
 
 
-def _share(state: "State", job: "Job") -> float:
+def _share(state: "State", job: "SamplingRun") -> float:
     return state.step / max(1, len(job.times) - 1, state.step)
 
 
-def _watched(states: Iterator["State"], loaded: "Loaded", console: Console) -> "State":
+def _watched(states: Iterator["State"], loaded: "LoadedModel", console: Console) -> "State":
     """Show the first text of a batch as it forms: live on a terminal, else a line now and then."""
     from sedd.diffusion.process import Absorbing
 
@@ -301,9 +303,9 @@ def _watched(states: Iterator["State"], loaded: "Loaded", console: Console) -> "
 
 
 def _deliver(
-    loaded: "Loaded",
-    job: "Job",
-    canvas: "Canvas",
+    loaded: "LoadedModel",
+    job: "SamplingRun",
+    prompt: "Prompt",
     named: Sequence[str | None],
     watch: bool,
     as_json: bool,
@@ -313,7 +315,7 @@ def _deliver(
     """Print or write every text as it is done, then what it cost."""
     as_json = as_json or (out is not None and out.suffix == ".jsonl")
     with _sink(out) as put:
-        for row, number, spent in _rows(job, canvas, batch, loaded, watch):
+        for row, number, spent in _rows(job, prompt, batch, loaded, watch):
             text = loaded.tokenizer.decode(row.ids)
             if not as_json:
                 put(text)
@@ -342,7 +344,7 @@ def written(out: Path) -> Iterator[None]:
         raise ValueError(f"{out} cannot be written ({error.strerror}); choose another --out") from None
 
 
-def _cost(job: "Job") -> None:
+def _cost(job: "SamplingRun") -> None:
     """What was foreseen, what it took."""
     done = job.tally
     made, foreseen = done.rows / done.samples, done.expected / done.samples

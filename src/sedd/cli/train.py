@@ -11,7 +11,7 @@ import typer
 from sedd.cli.root import AsJson, app, show
 
 if TYPE_CHECKING:
-    from sedd.config import Run
+    from sedd.config import RunConfig
 
 Sources = Annotated[
     list[str] | None,
@@ -32,7 +32,7 @@ Objective = Annotated[str | None, typer.Option(help="What is made small: score-e
 TokenizerSpec = Annotated[
     str | None, typer.Option("--tokenizer", help="bytes (default), chars, bpe:4096, gpt2, ints, or a tokenizer.json.")
 ]
-Records = Annotated[
+Packing = Annotated[
     str | None, typer.Option(help="packed (default): one stream, cut into blocks; lines: a record a line or row.")
 ]
 LabelColumn = Annotated[
@@ -42,7 +42,7 @@ Steps = Annotated[int | None, typer.Option(help="Stop after this many steps.")]
 Minutes = Annotated[float | None, typer.Option(help="Stop after this many minutes of training.")]
 
 
-def _configured(words: dict[str, Any], out: Path | None = None) -> "Run":
+def _configured(words: dict[str, Any], out: Path | None = None) -> "RunConfig":
     """The configuration that the words of a command ask for; with ``out``, of the run that goes on there."""
     from sedd.training import overrides
 
@@ -63,7 +63,7 @@ def train(
     parameterization: Parameterization = None,
     objective: Objective = None,
     tokenizer: TokenizerSpec = None,
-    records: Records = None,
+    packing: Packing = None,
     label: LabelColumn = None,
     steps: Steps = None,
     minutes: Minutes = None,
@@ -73,9 +73,7 @@ def train(
     sets: Sets = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
     compile: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Compile the network.")] = None,
-    shard: Annotated[
-        bool | None, typer.Option("--shard/--no-shard", help="Cut weights over processes (FSDP2).")
-    ] = None,
+    fsdp: Annotated[bool | None, typer.Option("--fsdp/--no-fsdp", help="Cut weights over processes (FSDP2).")] = None,
     on_nonfinite: Annotated[
         str | None, typer.Option(help="stop (default) or skip, at a loss that is no number.")
     ] = None,
@@ -91,9 +89,9 @@ def train(
 
     chosen = _configured(context.params, out if resume else None)
     training.writable(out)
-    with training.watched() as (hear, preparing):
+    with training.watched() as (on_event, preparing):
         try:
-            end = training.run(chosen, lambda: training.prepared(chosen, preparing), out, resume, hear)
+            end = training.run(chosen, lambda: training.prepared(chosen, preparing), out, resume, on_event)
         except training.NonFiniteError as error:
             print(f"sedd: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -119,7 +117,7 @@ def plan(
     parameterization: Parameterization = None,
     objective: Objective = None,
     tokenizer: TokenizerSpec = None,
-    records: Records = None,
+    packing: Packing = None,
     label: LabelColumn = None,
     steps: Steps = None,
     minutes: Minutes = None,

@@ -40,7 +40,7 @@ def rows(vocab_size: int, length: int, seed: int) -> Iterator[Row]:
     for process_name in factory.PROCESSES:
         for schedule_name in factory.SCHEDULES:
             process, schedule = factory.process(process_name, vocab_size), factory.schedule(schedule_name)
-            law = exact.Law.random(vocab_size, length, torch.Generator().manual_seed(seed))
+            law = exact.Distribution.random(vocab_size, length, torch.Generator().manual_seed(seed))
             score = exact.Score(law, process)
             terms = exact.bound(score, law, process, schedule, true_base=True, nodes=96)
             yield Row(

@@ -37,13 +37,13 @@ def true_log_ratios(states: int, seed: int) -> Float[Tensor, "n n"]:
     return log_ratio[:, 0]
 
 
-def _law(states: int, seed: int) -> exact.Law:
+def _law(states: int, seed: int) -> exact.Distribution:
     check.vocabulary(states)
     if states > MOST_STATES:
         raise ValueError(
             f"states is {states}; a matrix of more than {MOST_STATES} by {MOST_STATES} cannot be looked at"
         )
-    return exact.Law.random(states, 1, torch.Generator().manual_seed(seed))
+    return exact.Distribution.random(states, 1, torch.Generator().manual_seed(seed))
 
 
 def learn(states: int, steps: int, seed: int) -> Iterator[Learnt]:

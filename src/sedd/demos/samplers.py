@@ -63,7 +63,7 @@ def errors(vocab_size: int, length: int, schedule_name: str, most: int, seed: in
                 yield Error(process_name, name, steps, _error(law, process_name, schedule_name, name, steps))
 
 
-def _error(law: exact.Law, process_name: str, schedule_name: str, name: str, steps: int) -> float:
+def _error(law: exact.Distribution, process_name: str, schedule_name: str, name: str, steps: int) -> float:
     process, schedule = factory.process(process_name, law.vocab_size), factory.schedule(schedule_name)
     score, x = exact.Score(law, process), exact.every(process.num_states, law.length)
     chosen, blank = SAMPLERS[name](score, process, schedule), torch.ones(law.length, dtype=torch.bool)
@@ -75,9 +75,9 @@ def _error(law: exact.Law, process_name: str, schedule_name: str, name: str, ste
     return (p - law.at(process, torch.zeros_like(times[0]))).abs().sum().item() / 2
 
 
-def _law(vocab_size: int, length: int, seed: int) -> exact.Law:
+def _law(vocab_size: int, length: int, seed: int) -> exact.Distribution:
     normal = torch.randn((vocab_size,) * length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return exact.Law(torch.softmax(DEPENDENCE * normal.flatten(), 0).view(normal.shape))
+    return exact.Distribution(torch.softmax(DEPENDENCE * normal.flatten(), 0).view(normal.shape))
 
 
 def slope(curve: Sequence[Error]) -> float | None:
@@ -97,7 +97,7 @@ def curves(found: Sequence[Error]) -> dict[tuple[str, str], list[Error]]:
 def order(process_name: str, name: str) -> float:
     """The order that a sampler declares."""
     process = factory.process(process_name, 2)
-    score = exact.Score(exact.Law(torch.full((2,), 0.5)), process)
+    score = exact.Score(exact.Distribution(torch.full((2,), 0.5)), process)
     return SAMPLERS[name](score, process, factory.schedule("log-linear")).order
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd import exact, factory, generate, sampling
-from sedd.config import Optim
+from sedd.config import OptimConfig
 from sedd.diffusion import categorical
 from sedd.diffusion.objective import Objective
 from sedd.diffusion.parameterization import Mean
@@ -30,7 +30,7 @@ CORPUS = {
 """A hundred sentences. Who speaks says something about what is loved: the two words are not independent."""
 LENGTH = 4
 BATCH = 256
-_OPTIM = Optim(lr=3e-3, warmup=20, final=0.01)
+_OPTIM = OptimConfig(lr=3e-3, warmup_steps=20, final_lr_fraction=0.01)
 
 
 def read(text: str) -> list[int]:
@@ -54,11 +54,11 @@ def shares() -> Float[Tensor, " k"]:
     return counts / counts.sum()
 
 
-def law() -> exact.Law:
+def law() -> exact.Distribution:
     """The corpus as a law of all sequences of `LENGTH` words."""
     p = torch.zeros((len(WORDS),) * LENGTH, dtype=torch.float64)
     p[tuple(sentences().T)] = shares()
-    return exact.Law(p)
+    return exact.Distribution(p)
 
 
 def draw(count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
@@ -89,7 +89,7 @@ def fit(model: Mean, objective: Objective[Any], steps: int, generator: torch.Gen
         x_0 = draw(BATCH, generator)
         loss = objective(model, x_0, stratified(BATCH, generator), generator).sum(-1).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), _OPTIM.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _OPTIM.grad_clip)
         optim.set_rate(optimizers, _OPTIM.lr * optim.factor(_OPTIM, step, step / steps))
         for optimizer in optimizers:
             optimizer.step()
@@ -98,10 +98,12 @@ def fit(model: Mean, objective: Objective[Any], steps: int, generator: torch.Gen
 
 
 def sample(
-    model: Any, process: Process, schedule: Schedule, count: int, settings: generate.Settings
+    model: Any, process: Process, schedule: Schedule, count: int, settings: generate.SamplingSettings
 ) -> Int[Tensor, "count L"]:
     """``count`` sequences from noise."""
-    rows = generate.sample(generate.Job(model, process, schedule, settings), sampling.empty(count, LENGTH), count)
+    rows = generate.sample(
+        generate.SamplingRun(model, process, schedule, settings), sampling.empty(count, LENGTH), count
+    )
     return torch.tensor([row.ids for row in rows])
 
 

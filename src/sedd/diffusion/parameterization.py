@@ -76,7 +76,7 @@ class Speaker(Reader, Protocol):
 
 
 @runtime_checkable
-class Trunk(Protocol):
+class Backbone(Protocol):
     """A network in two parts: its output is ``head(hidden(x, sigma))``."""
 
     @property
@@ -148,13 +148,13 @@ class Untimed(nn.Module):
     @property
     def head(self) -> nn.Module:
         """The network's; of one that is not in two parts, nothing."""
-        return self.network.head if isinstance(self.network, Trunk) else nn.Identity()
+        return self.network.head if isinstance(self.network, Backbone) else nn.Identity()
 
     def hidden(
         self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L h"]:
         """What the head reads; of a network that is not in two parts, its output."""
-        network = self.network.hidden if isinstance(self.network, Trunk) else self.network
+        network = self.network.hidden if isinstance(self.network, Backbone) else self.network
         told = torch.zeros_like(sigma)
         hidden: Tensor = network(x, told) if valid is None else network(x, told, valid)
         return hidden
@@ -172,13 +172,13 @@ class _Wrapped(nn.Module, ABC):
     @property
     def timed(self) -> bool:
         """Whether `hidden` depends on the noise it is told: as far as is known, it does."""
-        return self.network.timed if isinstance(self.network, Trunk) else True
+        return self.network.timed if isinstance(self.network, Backbone) else True
 
     def hidden(
         self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
         """What the head reads; of a network that is not in two parts, its output."""
-        if not isinstance(self.network, Trunk):
+        if not isinstance(self.network, Backbone):
             return self.output(x_t, sigma, valid)
         check.states(x_t, self.process.num_states)
         check.noise(sigma)
@@ -195,7 +195,7 @@ class _Wrapped(nn.Module, ABC):
         return self.network.said(hidden) if isinstance(self.network, Voice) else self._headed(hidden)
 
     def _headed(self, hidden: Tensor) -> Tensor:
-        return at_least_float32(self.network.head(hidden) if isinstance(self.network, Trunk) else hidden)
+        return at_least_float32(self.network.head(hidden) if isinstance(self.network, Backbone) else hidden)
 
     @abstractmethod
     def log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
@@ -326,7 +326,7 @@ class Causal(nn.Module):
     ) -> Float[Tensor, "b L h"]:
         """What the head reads at i, of the tokens before i; of a network that is not in two parts, its output."""
         before, told = self._before(x_0)
-        network = self.network.hidden if isinstance(self.network, Trunk) else self.network
+        network = self.network.hidden if isinstance(self.network, Backbone) else self.network
         hidden: Tensor = network(before, told) if valid is None else network(before, told, valid)
         return hidden
 
@@ -334,7 +334,7 @@ class Causal(nn.Module):
         self, hidden: Float[Tensor, "k h"], x_0: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k vocab_size"]:
         """log p(x_i | x_1 … x_{i−1}) at positions of which `hidden` is given."""
-        return self._log_p(self.network.head(hidden) if isinstance(self.network, Trunk) else hidden)
+        return self._log_p(self.network.head(hidden) if isinstance(self.network, Backbone) else hidden)
 
     @property
     def timed(self) -> bool:

@@ -39,7 +39,7 @@ def _uniform(high: Tensor, low: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class Chance:
+class CounterRNG:
     """The draws of some rows under one seed; ``rows`` are their numbers among all rows ever drawn with it."""
 
     seed: int
@@ -57,6 +57,6 @@ class Chance:
         a, b, c, d = philox(words, (self.seed & _LOW, self.seed >> 32))
         return torch.stack([_uniform(a, b), _uniform(c, d)], -1)
 
-    def __getitem__(self, index: slice | Tensor) -> "Chance":
+    def __getitem__(self, index: slice | Tensor) -> "CounterRNG":
         """The draws of some of the rows."""
-        return Chance(self.seed, self.rows[index])
+        return CounterRNG(self.seed, self.rows[index])

@@ -190,7 +190,7 @@ def stratified(count: int, generator: torch.Generator) -> Float[Tensor, " count"
     return (order + uniforms((count,), generator)) / count
 
 
-class Clock(ABC):
+class TimeSampler(ABC):
     """A law of times on [t_min, 1], as a function of uniforms."""
 
     @abstractmethod
@@ -200,7 +200,7 @@ class Clock(ABC):
 
 @final
 @dataclass(frozen=True)
-class Even(Clock):
+class UniformTimes(TimeSampler):
     """Every time equally often."""
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
@@ -211,7 +211,7 @@ class Even(Clock):
 
 @final
 @dataclass(frozen=True)
-class Early(Clock):
+class LowNoiseTimes(TimeSampler):
     """More often early, where one unknown token weighs 1/t: of density 1/(2√t).
 
     Drawn evenly, the loss of a sequence has a variance that grows without end as t → 0; so drawn it has not.
@@ -224,7 +224,7 @@ class Early(Clock):
 
 
 @final
-class Importance(Clock):
+class ImportanceTimes(TimeSampler):
     """Times where the loss is large or varies: a density that is constant on equal parts of [t_min, 1].
 
     The weights undo it, so that the mean of a loss stays what it is; its variance is least when the masses are
@@ -239,7 +239,7 @@ class Importance(Clock):
     @classmethod
     def fit(
         cls, t: Float[Tensor, " n"], losses: Float[Tensor, " n"], parts: int = 32, t_min: float = 0.0
-    ) -> "Importance":
+    ) -> "ImportanceTimes":
         """Masses from losses at times t, without weights; no part gets less than a tenth of the average mass."""
         check.times(t)
         if parts < 1:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from sedd import checkpoint, plot
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.results import table
-from sedd.factory import Loaded
+from sedd.factory import LoadedModel
 from sedd.runtime import run_log
 
 COLUMNS = (
@@ -53,7 +53,7 @@ def same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
             )
 
 
-def row(run: Path, loaded: Loaded, record: dict[str, Any]) -> dict[str, Any]:
+def row(run: Path, loaded: LoadedModel, record: dict[str, Any]) -> dict[str, Any]:
     """What a run is, how far it was trained, and its record; bits are a character's, or a token's that is no text."""
     state, model = checkpoint.record(loaded.folder, "state"), loaded.config.model
     bits = record["bits_per_token"] if record["bits_per_char"] is None else record["bits_per_char"]

@@ -4,27 +4,27 @@ import torch
 
 from sedd import factory
 from sedd.diffusion.parameterization import Given
-from sedd.factory import Loaded
+from sedd.factory import LoadedModel
 from sedd.likelihood import Estimate, Terms, estimate
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 
 
-def running(loaded: Loaded) -> None:
+def running(loaded: LoadedModel) -> None:
     """Refuse a model of padded records: what follows a context there is a record's rest and its padding."""
-    if loaded.config.data.records == "lines" and loaded.config.data.pad == "model":
+    if loaded.config.data.packing == "lines" and loaded.config.data.pad == "model":
         raise ValueError(
             "this model was trained on padded records, and a continuation is running text; score whole records, as "
             "sedd score does, or train on packed text"
         )
 
 
-def split(context: str, continuation: str, loaded: Loaded) -> tuple[Ids, Ids]:
+def split(context: str, continuation: str, loaded: LoadedModel) -> tuple[Ids, Ids]:
     """The tokens of both, cut where those of the context end; a long context loses its beginning."""
     running(loaded)
     if not continuation:
         raise ValueError("a continuation is empty; there is nothing to score in it")
-    tokenizer, length = loaded.tokenizer, loaded.config.model.length
+    tokenizer, length = loaded.tokenizer, loaded.config.model.seq_len
     ids = tokenizer.encode(context + continuation)
     start = min(len(tokenizer.encode(context)), len(ids) - 1)  # BPE may have joined the two
     rest = ids[start:]
@@ -39,7 +39,7 @@ def split(context: str, continuation: str, loaded: Loaded) -> tuple[Ids, Ids]:
 def after(
     context: Ids,
     continuation: Ids,
-    loaded: Loaded,
+    loaded: LoadedModel,
     *,
     estimator: str | None = None,
     draws: int = 16,
@@ -51,7 +51,7 @@ def after(
     The bound is on what the model fills in behind a fixed context. For scores and denoisers of masks that is their
     conditional law; under uniform noise it is not (see `parameterization.Given`).
     """
-    length = loaded.config.model.length
+    length = loaded.config.model.seq_len
     if len(context) + len(continuation) > length:
         raise ValueError(
             f"the continuation has {len(continuation)} tokens and its context {len(context)}; the model was trained on "

@@ -11,7 +11,7 @@ import numpy as np
 from sedd.data import Blocks, Index, is_prepared
 from sedd.data.readers import Text, chunks, expand, several
 from sedd.evaluation.protocols import DATASETS, Eos, Protocol
-from sedd.factory import Loaded
+from sedd.factory import LoadedModel
 from sedd.tokenizer import Ids, Integers, Tokenizer
 
 
@@ -44,13 +44,13 @@ class Corpus:
 
 
 def given(
-    source: str, protocol: Protocol, loaded: Loaded, dataset: str | None = None, column: str | None = None
+    source: str, protocol: Protocol, loaded: LoadedModel, dataset: str | None = None, column: str | None = None
 ) -> Corpus:
     """A file, a folder or prepared data, as ``protocol`` reads it."""
     if is_prepared(source):
         return _prepared(Path(source), protocol, loaded)
     dataset = _benchmark(source, protocol, dataset)
-    if loaded.config.data.records == "lines":
+    if loaded.config.data.packing == "lines":
         return _lines(source, protocol, loaded, column)
     texts = _texts(source, column, "packed")
     if dataset is not None:
@@ -84,7 +84,7 @@ def _benchmark(source: str, protocol: Protocol, dataset: str | None) -> str | No
     return dataset
 
 
-def _lines(source: str, protocol: Protocol, loaded: Loaded, column: str | None) -> Corpus:
+def _lines(source: str, protocol: Protocol, loaded: LoadedModel, column: str | None) -> Corpus:
     """The records of a file, for a model that reads records."""
     if protocol.length or protocol.benchmarks:
         raise ValueError(
@@ -96,19 +96,19 @@ def _lines(source: str, protocol: Protocol, loaded: Loaded, column: str | None) 
     return Corpus(rows, *sizes, source, protocol.split, _hash(texts))
 
 
-def alone(texts: Sequence[str], loaded: Loaded) -> list[Corpus]:
+def alone(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
     """Every text by itself, none longer than the model was trained on."""
     if not texts or not all(texts):
         raise ValueError("a text is empty; there is nothing to score in it")
     rows = _encoded("the text", texts, loaded.tokenizer)
-    length = loaded.config.model.length
+    length = loaded.config.model.seq_len
     for text, row in zip(texts, rows, strict=True):
         if len(row) > length:
             raise ValueError(
                 f"the text {text[:40]!r} … has {len(row)} tokens and the model was trained on {length}; shorten it, or "
                 "put it into a file for sedd eval, whose protocol strict cuts it into windows"
             )
-    if loaded.config.data.records == "lines":
+    if loaded.config.data.packing == "lines":
         rows = _filled(rows, loaded)
     return [
         Corpus([row], *_sizes([text], len(row), loaded.tokenizer), "text", "this text", _hash([text]))
@@ -116,9 +116,9 @@ def alone(texts: Sequence[str], loaded: Loaded) -> list[Corpus]:
     ]
 
 
-def held_out(folder: Path, loaded: Loaded) -> Corpus:
+def held_out(folder: Path, loaded: LoadedModel) -> Corpus:
     """What a run kept from its training, as it reads it there; of a model that is told a label, what has that label."""
-    length, share = loaded.config.model.length, loaded.config.data.validation
+    length, share = loaded.config.model.seq_len, loaded.config.data.val_fraction
     blocks = Blocks.open(folder, length, "validation", share)
     _same_tokenizer(folder, blocks.index, loaded)
     sha256 = hashlib.sha256(f"{blocks.index.sha256} {length} {share}".encode()).hexdigest()
@@ -130,9 +130,9 @@ def held_out(folder: Path, loaded: Loaded) -> Corpus:
     )
 
 
-def length_of(protocol: Protocol, loaded: Loaded) -> int:
+def length_of(protocol: Protocol, loaded: LoadedModel) -> int:
     """Tokens in a sequence; what is longer than the model was trained on is refused."""
-    own = loaded.config.model.length
+    own = loaded.config.model.seq_len
     if protocol.length is not None and protocol.length > own:
         raise ValueError(
             f"protocol {protocol.name} scores sequences of {protocol.length} tokens, and the model was trained on "
@@ -141,20 +141,20 @@ def length_of(protocol: Protocol, loaded: Loaded) -> int:
     return protocol.length or own
 
 
-def _prepared(folder: Path, protocol: Protocol, loaded: Loaded) -> Corpus:
+def _prepared(folder: Path, protocol: Protocol, loaded: LoadedModel) -> Corpus:
     """All of a prepared folder."""
     if protocol.benchmarks or protocol.characters:
         raise ValueError(f"{folder} is prepared data, and protocol {protocol.name} starts from text; give that")
     index = Index.read(folder)
     _same_tokenizer(folder, index, loaded)
     packed = index.mode == "packed"
-    blocks = Blocks.open(folder, index.tokens if packed else loaded.config.model.length, "all", check=True)
+    blocks = Blocks.open(folder, index.tokens if packed else loaded.config.model.seq_len, "all", check=True)
     rows = _read(blocks)
     rows = protocol.packing(rows, length_of(protocol, loaded)) if packed else rows
     return Corpus(rows, *_known(blocks, loaded), str(folder), protocol.split, index.sha256)
 
 
-def _same_tokenizer(folder: Path, index: Index, loaded: Loaded) -> None:
+def _same_tokenizer(folder: Path, index: Index, loaded: LoadedModel) -> None:
     if index.tokenizer != loaded.tokenizer.fingerprint():
         raise ValueError(
             f"{folder} was prepared with another tokenizer than the model's ({loaded.tokenizer.kind}); "
@@ -171,7 +171,7 @@ def _read(blocks: Blocks, label: str | None = None) -> list[Ids]:
     return [row[: mask.sum()] for row, mask in zip(rows, valid, strict=True)]  # padding is at the end
 
 
-def _known(blocks: Blocks, loaded: Loaded) -> tuple[float | None, float | None]:
+def _known(blocks: Blocks, loaded: LoadedModel) -> tuple[float | None, float | None]:
     """Characters and bytes a token, where there are any."""
     if isinstance(loaded.tokenizer, Integers):
         return None, None
@@ -241,9 +241,9 @@ def _ended(rows: list[Ids], protocol: Protocol, tokenizer: Tokenizer) -> list[Id
     return ended if protocol.eos is Eos.AFTER else [*ended[:-1], rows[-1]]
 
 
-def _filled(rows: Iterable[Ids], loaded: Loaded) -> list[Ids]:
+def _filled(rows: Iterable[Ids], loaded: LoadedModel) -> list[Ids]:
     """Records as the model knows them: filled up, where it learned to fill them up."""
-    length, pad = loaded.config.model.length, loaded.tokenizer.pad
+    length, pad = loaded.config.model.seq_len, loaded.tokenizer.pad
     pad = pad if loaded.config.data.pad == "model" else None
     found = []
     for row in rows:

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.progress import track
 
 from sedd import evaluation, factory, generate
-from sedd.factory import Loaded
+from sedd.factory import LoadedModel
 from sedd.likelihood import Terms, estimate
 from sedd.runtime.distributed import Ranks
-from sedd.sampling import Canvas, Sharpness
+from sedd.sampling import Prompt, Warping
 
 LONGEST = 256
 """Tokens that are generated where a task does not say: the harness's own number, or half of what the model reads."""
@@ -43,7 +43,7 @@ class Sedd(LM):
 
     def __init__(
         self,
-        pretrained: str | Loaded,
+        pretrained: str | LoadedModel,
         draws: int = 16,
         seed: int = 0,
         steps: int = 128,
@@ -69,7 +69,7 @@ class Sedd(LM):
     @property
     def length(self) -> int:
         """Tokens that the model reads at once."""
-        return self.loaded.config.model.length
+        return self.loaded.config.model.seq_len
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness writes beside its results."""
@@ -140,13 +140,13 @@ class Sedd(LM):
         room = self.length - wanted.tokens
         given = self.loaded.tokenizer.encode(context)
         given = given[max(0, len(given) - room) :]
-        if wanted.sharpness is None:
+        if wanted.warping is None:
             ids = [token for _, token in sorted(generate.greedy(self.loaded, given, wanted.tokens))]
         else:
-            settings = generate.Settings(steps=self.steps, seed=self._seed_of(context), sharpness=wanted.sharpness)
-            job = generate.Job(self.loaded.model, self.loaded.process, self.loaded.schedule, settings)
+            settings = generate.SamplingSettings(steps=self.steps, seed=self._seed_of(context), warping=wanted.warping)
+            job = generate.SamplingRun(self.loaded.model, self.loaded.process, self.loaded.schedule, settings)
             row = torch.from_numpy(np.append(given, np.full(wanted.tokens, -1)))[None]
-            *_, last = job.states(Canvas(row.to(self.loaded.device)), first=number)
+            *_, last = job.states(Prompt(row.to(self.loaded.device)), first=number)
             ids = last.x[0, len(given) :].tolist()
         eos = self.loaded.tokenizer.eos
         return wanted.cut(self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids))
@@ -167,7 +167,7 @@ class Wanted:
 
     tokens: int
     stops: tuple[str, ...]
-    sharpness: Sharpness | None
+    warping: Warping | None
     """None: the likeliest tokens, nothing drawn."""
 
     @classmethod
@@ -185,7 +185,7 @@ class Wanted:
             logging.getLogger("sedd").warning("generation has no option %s; left out", ", ".join(sorted(left)))
         sampled = drawn is not False and temperature > 0
         stops = (until,) if isinstance(until, str) else tuple(stop for stop in until if stop)
-        return cls(tokens, stops, Sharpness(temperature, top_p, top_k or None) if sampled else None)
+        return cls(tokens, stops, Warping(temperature, top_p, top_k or None) if sampled else None)
 
     def cut(self, text: str) -> str:
         """``text`` up to the first stop string."""

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sedd import checkpoint, factory, generate, plot, sampling
-from sedd.config import Run
+from sedd.config import RunConfig
 from sedd.runtime import run_log
 
 MOST_POINTS = 300
@@ -31,7 +31,7 @@ class Story(NamedTuple):
 
     folder: Path
     records: Records
-    config: Run
+    config: RunConfig
     environment: dict[str, str] | None
     """Where it ran, if it took note."""
 
@@ -49,7 +49,7 @@ def read(folder: Path) -> Story:
     if not records:
         raise ValueError(f"{folder} has logged nothing yet; wait for its first record")
     noted = checkpoint.record(folder, "environment") if (folder / "environment.json").is_file() else None
-    return Story(folder, records, Run.from_dict(checkpoint.record(folder, "config")), noted)
+    return Story(folder, records, RunConfig.from_dict(checkpoint.record(folder, "config")), noted)
 
 
 # Samples ---------------------------------------------------------------------------------------------------
@@ -68,11 +68,13 @@ def samples(story: Story, count: int, seed: int) -> Samples:
     return Samples(_drawn(loaded, count, seed), f"Drawn from {loaded.folder.name}, averaged weights, seed {seed}.")
 
 
-def _drawn(loaded: factory.Loaded, count: int, seed: int, steps: int = 64) -> list[str]:
+def _drawn(loaded: factory.LoadedModel, count: int, seed: int, steps: int = 64) -> list[str]:
     """Texts of a loaded model."""
-    job = generate.Job(loaded.model, loaded.process, loaded.schedule, generate.Settings(steps=steps, seed=seed))
+    job = generate.SamplingRun(
+        loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=steps, seed=seed)
+    )
     device = next(loaded.network.parameters()).device
-    rows = generate.sample(job, sampling.empty(count, loaded.config.model.length, device))
+    rows = generate.sample(job, sampling.empty(count, loaded.config.model.seq_len, device))
     return [loaded.tokenizer.decode(row.ids) for row in rows]
 
 
@@ -219,12 +221,12 @@ def page(story: Story, samples: Samples) -> str:
     return _PAGE.format(title=name, about=escape(_about(story.config)), css=_CSS, body=body)
 
 
-def _about(run: Run) -> str:
+def _about(run: RunConfig) -> str:
     """The run in a line."""
     model, noise = run.model, run.noise
     return (
         f"A run of sedd: {run.objective} on {', '.join(run.data.sources)}; {noise.process} noise, {noise.schedule}; "
-        f"{model.style} network of {model.depth} blocks, width {model.width}, length {model.length}."
+        f"{model.architecture} network of {model.depth} blocks, width {model.width}, length {model.seq_len}."
     )
 
 
@@ -288,7 +290,7 @@ def _curves_part(records: Records) -> str:
 def _bound_part(records: Records) -> str:
     bounds = _having(records, "bound")
     if not bounds:
-        return _paragraph("None was logged; loop.eval_every says how often it is.")
+        return _paragraph("None was logged; train.eval_every says how often it is.")
     rows = (
         (
             f"{record['step']:,}",
@@ -314,7 +316,7 @@ def _time_part(story: Story) -> str:
         return _paragraph("None was logged.")
     parts = len(records[0]["loss_by_time"])
     caption = "Which noise is hard: the training loss in each part of time, on average over a third of the run."
-    if (batch := story.config.loop.batch) < parts:
+    if (batch := story.config.train.batch_size) < parts:
         caption += f" A batch of {batch} does not meet all {parts} parts, and one it does not meet counts as 0."
     says = "Training loss by time, from data at 0 to noise at 1, for the first, middle and last third of the run."
     return _picture(by_time(records), "by-time", says, caption, "narrow")

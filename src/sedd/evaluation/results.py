@@ -10,9 +10,9 @@ from typing import Any
 from sedd import factory
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol
-from sedd.factory import Loaded
+from sedd.factory import LoadedModel
 from sedd.likelihood import Estimate, Estimator, Terms, estimate
-from sedd.likelihood.estimate import Hear
+from sedd.likelihood.estimate import OnProgress
 from sedd.runtime.distributed import Ranks
 
 DIGITS = 5
@@ -22,7 +22,7 @@ SAME = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "l
 
 
 def evaluate(
-    loaded: Loaded,
+    loaded: LoadedModel,
     corpus: Corpus,
     protocol: Protocol,
     ranks: Ranks,
@@ -31,12 +31,14 @@ def evaluate(
     draws: int | None = None,
     batch: int = 16,
     seed: int = 0,
-    hear: Hear = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
     """The likelihood of ``corpus``, as it is stored and printed."""
     by = factory.estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
-    found = estimate(loaded.model, by, corpus.rows, draws=draws, seed=seed, batch=batch, ranks=ranks, hear=hear)
+    found = estimate(
+        loaded.model, by, corpus.rows, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
+    )
     return {
         **_numbers(found, corpus, by),
         "tokens": corpus.tokens,

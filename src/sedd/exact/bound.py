@@ -12,7 +12,7 @@ from sedd.diffusion import check
 from sedd.diffusion.process import Process, at_token
 from sedd.diffusion.schedule import Schedule
 from sedd.exact import objectives
-from sedd.exact.distribution import Law, every, transition_matrix
+from sedd.exact.distribution import Distribution, every, transition_matrix
 from sedd.exact.propagation import pairs
 
 
@@ -39,7 +39,7 @@ def integrate(f: Callable[[Tensor], Tensor], lo: float = 0.0, hi: float = 1.0, n
 
 def bound(
     model: Any,
-    law: Law,
+    law: Distribution,
     process: Process,
     schedule: Schedule,
     *,
@@ -66,7 +66,7 @@ def bound(
     )
 
 
-def _prior(law: Law, process: Process, sigma: Tensor, true_base: bool) -> Tensor:
+def _prior(law: Distribution, process: Process, sigma: Tensor, true_base: bool) -> Tensor:
     """E KL(p_{1|0}(·|x_0) ‖ base)."""
     x, P = every(process.num_states, law.length), transition_matrix(process, sigma)
     p_1 = P[x[:, None], law.sequences].prod(-1)  # x, x_0
@@ -76,7 +76,7 @@ def _prior(law: Law, process: Process, sigma: Tensor, true_base: bool) -> Tensor
     return (joint * ratio.log()).sum()
 
 
-def _reconstruction(model: Any, law: Law, process: Process, sigma: Tensor) -> Tensor:
+def _reconstruction(model: Any, law: Distribution, process: Process, sigma: Tensor) -> Tensor:
     """−E Σ_i log p(x_0 at i | x_t) of the last denoising step: p(y) ∝ [exp(−σQ) s]_y · P_σ(x_t, y)."""
     if not sigma > 0:
         return torch.zeros((), dtype=torch.float64)

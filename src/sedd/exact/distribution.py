@@ -50,7 +50,7 @@ def transition_matrix(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Ten
 
 
 @final
-class Law:
+class Distribution:
     """The probability of every sequence of ``length`` tokens, as a tensor with one axis a position."""
 
     def __init__(self, probabilities: Float[Tensor, "..."]) -> None:
@@ -67,7 +67,7 @@ class Law:
         self.sequences = every(self.vocab_size, self.length)
 
     @classmethod
-    def random(cls, vocab_size: int, length: int, generator: torch.Generator) -> "Law":
+    def random(cls, vocab_size: int, length: int, generator: torch.Generator) -> "Distribution":
         """A law drawn uniformly from all laws."""
         u = categorical.uniforms((vocab_size,) * length, generator)
         return cls(-u.log() / -u.log().sum())
@@ -96,7 +96,7 @@ class Law:
             p = torch.einsum("byx,blxr->blyr", P, p)
         return p.reshape(*sigma.shape, -1)
 
-    def given(self, fixed: Int[Tensor, " L"]) -> "Law":
+    def given(self, fixed: Int[Tensor, " L"]) -> "Distribution":
         """The conditional law of all positions given some: −1 in ``fixed`` leaves a position free."""
         if fixed.shape != (self.length,):
             raise ValueError(
@@ -106,7 +106,7 @@ class Law:
         p = self.probabilities * agrees
         if not p.sum() > 0:
             raise ValueError(f"the fixed tokens {fixed.tolist()} have probability 0, so nothing can be given them")
-        return Law((p / p.sum()).view((self.vocab_size,) * self.length))
+        return Distribution((p / p.sum()).view((self.vocab_size,) * self.length))
 
     def _fits(self, process: Process) -> None:
         if process.vocab_size != self.vocab_size:
@@ -123,7 +123,7 @@ class Score(nn.Module):
     `parameterization` do, so that every objective, sampler and bound can be run on it.
     """
 
-    def __init__(self, law: Law, process: Process) -> None:
+    def __init__(self, law: Distribution, process: Process) -> None:
         super().__init__()
         law._fits(process)
         self.law, self.process = law, process

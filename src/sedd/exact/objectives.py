@@ -12,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sedd.diffusion.process import Process, at_token
-from sedd.exact.distribution import Law, every, index_of, transition_matrix
+from sedd.exact.distribution import Distribution, every, index_of, transition_matrix
 from sedd.exact.propagation import pairs
 
 Scalar = Float[Tensor, ""]
 
 
-def _scores(model: Any, law: Law, process: Process, sigma: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _scores(model: Any, law: Distribution, process: Process, sigma: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x, p_σ(x), log s(x) and Q(x_i, y) without its diagonal, for every noisy sequence x."""
     x = every(process.num_states, law.length)
     rates = process.rate_matrix()
@@ -32,7 +32,7 @@ def _mean(p: Tensor, each: Tensor) -> Tensor:
     return torch.where(p > 0, p * each, 0).sum()
 
 
-def _true_ratios(law: Law, process: Process, sigma: Scalar) -> Tensor:
+def _true_ratios(law: Distribution, process: Process, sigma: Scalar) -> Tensor:
     """p_σ(x with x_i → y) / p_σ(x), for every x, i, y."""
     x, p = every(process.num_states, law.length), law.at(process, sigma)
     ratios = torch.empty(len(x), law.length, process.num_states, dtype=torch.float64)
@@ -47,21 +47,21 @@ def _score_entropy(log_s: Tensor, a: Tensor) -> Tensor:
     return log_s.exp() - torch.where(a > 0, a * log_s, 0) + torch.xlogy(a, a) - a
 
 
-def explicit_score_entropy(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def explicit_score_entropy(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a the true ratios."""
     _, p, log_s, rates = _scores(model, law, process, sigma)
     each = _score_entropy(log_s, _true_ratios(law, process, sigma))
     return _mean(p, torch.where(rates > 0, rates * each, 0))
 
 
-def explicit_concrete_score(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def explicit_concrete_score(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} Q(x_i, y)·½(s_y − a_y)², a the true ratios."""
     _, p, log_s, rates = _scores(model, law, process, sigma)
     each = (log_s.exp() - _true_ratios(law, process, sigma)) ** 2 / 2
     return _mean(p, torch.where(rates > 0, rates * each, 0))
 
 
-def implicit_score_entropy(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def implicit_score_entropy(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]: no ratio in it."""
     x, p, log_s, rates = _scores(model, law, process, sigma)
     Q = process.rate_matrix()
@@ -76,7 +76,7 @@ def implicit_score_entropy(model: Any, law: Law, process: Process, sigma: Scalar
     return total
 
 
-def _denoising(model: Any, law: Law, process: Process, sigma: Scalar, each: Any) -> Scalar:
+def _denoising(model: Any, law: Distribution, process: Process, sigma: Scalar, each: Any) -> Scalar:
     _, _, log_s, rates = _scores(model, law, process, sigma)
     x_t, x_0, weight = pairs(law, process, sigma)
     P, row = transition_matrix(process, sigma), index_of(x_t, process.num_states)
@@ -85,17 +85,17 @@ def _denoising(model: Any, law: Law, process: Process, sigma: Scalar, each: Any)
     return torch.einsum("p,piy->", weight, torch.where(rates > 0, rates * each(log_s, ratio), 0))
 
 
-def denoising_score_entropy(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def denoising_score_entropy(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a_y = P_σ(y, x_0)/P_σ(x_t, x_0)."""
     return _denoising(model, law, process, sigma, _score_entropy)
 
 
-def denoising_concrete_score(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def denoising_concrete_score(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """E Σ_i Σ_{y≠x_i} Q(x_i, y)·½(s_y − a_y)², a_y = P_σ(y, x_0)/P_σ(x_t, x_0)."""
     return _denoising(model, law, process, sigma, lambda log_s, a: (log_s.exp() - a) ** 2 / 2)
 
 
-def softmax_linear(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def softmax_linear(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """As the denoising score entropy, with s = softmax of the model's log-scores, and s in place of log s."""
 
     def each(log_s: Tensor, a: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def softmax_linear(model: Any, law: Law, process: Process, sigma: Scalar) -> Sca
     return _denoising(model, law, process, sigma, each)
 
 
-def ratio_matching(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def ratio_matching(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−Σ_x p(x) Σ_i log p(x_i | x_−i)."""
     x, p = every(process.num_states, law.length), law.at(process, sigma)
     log_c = at_token(model.log_conditional(x, sigma.expand(len(x))), x)
@@ -119,18 +119,18 @@ def _cross_entropy(model: Any, x_t: Tensor, x_0: Tensor, sigma: Tensor, process:
     return -torch.where(unknown, log_p, 0).sum(-1)
 
 
-def mean_cross_entropy(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def mean_cross_entropy(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−E Σ_i log p(x_0 at i | x_t), over positions that noise may have changed."""
     x_t, x_0, weight = pairs(law, process, sigma)
     return (weight * _cross_entropy(model, x_t, x_0, sigma, process)).sum()
 
 
-def t_dce(model: Any, law: Law, process: Process, sigma: Scalar) -> Scalar:
+def t_dce(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−E Σ_{masked} log p(x_0 at i | x_t) / (e^σ − 1)."""
     return mean_cross_entropy(model, law, process, sigma) / (sigma.exp() - 1)
 
 
-def d3pm(model: Any, law: Law, process: Process, sigma_s: Scalar, sigma_t: Scalar) -> Scalar:
+def d3pm(model: Any, law: Distribution, process: Process, sigma_s: Scalar, sigma_t: Scalar) -> Scalar:
     """E Σ_i KL(q(x_s | x_t, x_0) ‖ Σ_{x_0'} q(x_s | x_t, x_0')·p(x_0' | x_t)), q by Bayes' rule."""
     x_t, x_0, weight = pairs(law, process, sigma_t)
     P_s, P_t, step = (transition_matrix(process, s) for s in (sigma_s, sigma_t, sigma_t - sigma_s))
@@ -145,7 +145,7 @@ def d3pm(model: Any, law: Law, process: Process, sigma_s: Scalar, sigma_t: Scala
     return torch.einsum("p,pis->", weight, kl)
 
 
-def _masked(model: Any, law: Law, process: Process, hidden: tuple[int, ...]) -> Scalar:
+def _masked(model: Any, law: Distribution, process: Process, hidden: tuple[int, ...]) -> Scalar:
     """−E Σ_{i hidden} log p(x_0 at i | the rest)."""
     x_t = law.sequences.clone()
     x_t[:, list(hidden)] = process.num_states - 1
@@ -153,7 +153,7 @@ def _masked(model: Any, law: Law, process: Process, hidden: tuple[int, ...]) -> 
     return (law.probabilities * _cross_entropy(model, x_t, law.sequences, sigma, process)).sum()
 
 
-def lambda_dce(model: Any, law: Law, process: Process, masked: Scalar) -> Scalar:
+def lambda_dce(model: Any, law: Distribution, process: Process, masked: Scalar) -> Scalar:
     """−1/λ · E Σ_{masked} log p(x_0 at i | the rest), each position masked with probability λ."""
     total, length = torch.zeros((), dtype=torch.float64), law.length
     for k in range(1, length + 1):
@@ -163,14 +163,14 @@ def lambda_dce(model: Any, law: Law, process: Process, masked: Scalar) -> Scalar
     return total
 
 
-def any_order(model: Any, law: Law, process: Process, k: int) -> Scalar:
+def any_order(model: Any, law: Distribution, process: Process, k: int) -> Scalar:
     """−L/k · E Σ_{masked} log p(x_0 at i | the rest), exactly k positions masked."""
     subsets = list(itertools.combinations(range(law.length), k))
     losses = torch.stack([_masked(model, law, process, hidden) for hidden in subsets])
     return law.length / k * losses.mean()
 
 
-def autoregressive(model: Any, law: Law) -> Scalar:
+def autoregressive(model: Any, law: Distribution) -> Scalar:
     """−E Σ_i log p(x_i | x_1 … x_{i−1})."""
     log_p = at_token(model.log_next(law.sequences), law.sequences)
     return -(law.probabilities * log_p.sum(-1)).sum()

@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion.process import Process
-from sedd.exact.distribution import Law, every, transition_matrix
+from sedd.exact.distribution import Distribution, every, transition_matrix
 
 
 def expect(
-    f: Callable[[Tensor, Tensor], Tensor], law: Law, process: Process, sigma: Float[Tensor, ""]
+    f: Callable[[Tensor, Tensor], Tensor], law: Distribution, process: Process, sigma: Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
     """E f(x_t, x_0) over x_0 from the law and x_t from noise σ; f maps two (pairs, L) to (pairs,)."""
     x_t, x_0, weight = pairs(law, process, sigma)
@@ -19,7 +19,7 @@ def expect(
 
 
 def pairs(
-    law: Law, process: Process, sigma: Float[Tensor, ""]
+    law: Distribution, process: Process, sigma: Float[Tensor, ""]
 ) -> tuple[Int[Tensor, "p L"], Int[Tensor, "p L"], Float[Tensor, " p"]]:
     """Every (x_t, x_0) that can happen at noise σ, and its probability."""
     x_t = every(process.num_states, law.length)

@@ -2,13 +2,23 @@
 
 from sedd.generate import template, trace
 from sedd.generate.greedy import greedy
-from sedd.generate.run import Filled, Job, Settings, Tally, blank, finished, sample, steps_of, value_of
+from sedd.generate.run import (
+    GeneratedSequence,
+    SamplingRun,
+    SamplingSettings,
+    SamplingStats,
+    blank,
+    finished,
+    sample,
+    steps_of,
+    value_of,
+)
 
 __all__ = [
-    "Filled",
-    "Job",
-    "Settings",
-    "Tally",
+    "GeneratedSequence",
+    "SamplingRun",
+    "SamplingSettings",
+    "SamplingStats",
     "blank",
     "finished",
     "greedy",

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from sedd.diffusion.parameterization import Causal
 from sedd.diffusion.process import Absorbing
-from sedd.factory import Loaded
-from sedd.generate.run import Job, Settings
-from sedd.sampling import Asked, Canvas, Sharpness, noise_of
+from sedd.factory import LoadedModel
+from sedd.generate.run import SamplingRun, SamplingSettings
+from sedd.sampling import Asked, Prompt, Warping, noise_of
 from sedd.tokenizer import Ids
 
 
-def greedy(loaded: Loaded, context: Ids, length: int) -> Iterator[tuple[int, int]]:
+def greedy(loaded: LoadedModel, context: Ids, length: int) -> Iterator[tuple[int, int]]:
     """Places behind ``context`` and their tokens, in the order in which they are filled.
 
     From left to right by an autoregressive model; the surest place first under absorbing noise. Under uniform noise no
@@ -27,7 +27,7 @@ def greedy(loaded: Loaded, context: Ids, length: int) -> Iterator[tuple[int, int
 
 
 @torch.no_grad()
-def _in_turn(loaded: Loaded, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
+def _in_turn(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
     for place in range(length):
         x = torch.nn.functional.pad(x, (0, 1))  # what stands at the last place is not read
         x[-1] = loaded.model.log_next(x[None])[0, -1].argmax()  # type: ignore[operator]
@@ -35,7 +35,7 @@ def _in_turn(loaded: Loaded, x: Tensor, length: int) -> Iterator[tuple[int, int]
 
 
 @torch.no_grad()
-def _surest(loaded: Loaded, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
+def _surest(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
     process, asked, start = loaded.process, Asked(loaded.model), len(x)  # type: ignore[arg-type]
     x = torch.cat([x, process.limit(torch.zeros(length, device=x.device))])
     while len(masked := process.unknown(x).nonzero().squeeze(-1)):
@@ -47,8 +47,8 @@ def _surest(loaded: Loaded, x: Tensor, length: int) -> Iterator[tuple[int, int]]
         yield int(at) - start, int(token[best])
 
 
-def _at_last(loaded: Loaded, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
-    canvas = Canvas(torch.nn.functional.pad(x, (0, length), value=-1)[None])
-    job = Job(loaded.model, loaded.process, loaded.schedule, Settings(sharpness=Sharpness(top_k=1)))
-    *_, last = job.states(canvas)
+def _at_last(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
+    prompt = Prompt(torch.nn.functional.pad(x, (0, length), value=-1)[None])
+    job = SamplingRun(loaded.model, loaded.process, loaded.schedule, SamplingSettings(warping=Warping(top_k=1)))
+    *_, last = job.states(prompt)
     yield from enumerate(last.x[0, len(x) :].tolist())

@@ -9,13 +9,13 @@ import torch
 
 from sedd import factory
 from sedd.diffusion.process import Process
-from sedd.diffusion.rng import PRECISION, Chance
+from sedd.diffusion.rng import PRECISION, CounterRNG
 from sedd.diffusion.schedule import Schedule
-from sedd.sampling import Asked, Canvas, Sharpness, State, empty, passes
+from sedd.sampling import Asked, Prompt, State, Warping, empty, passes
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplingSettings:
     """How to sample."""
 
     sampler: str | None = None
@@ -24,7 +24,7 @@ class Settings:
     """None: without a grid, one position after another."""
     grid: str = "uniform"
     seed: int = 0
-    sharpness: Sharpness = field(default_factory=Sharpness)
+    warping: Warping = field(default_factory=Warping)
     options: dict[str, Any] = field(default_factory=dict)
     """Of the sampler."""
     label: str | None = None
@@ -50,7 +50,7 @@ def value_of(word: str) -> int | float | str:
 
 
 @dataclass
-class Tally:
+class SamplingStats:
     """What a job has cost so far."""
 
     samples: int = 0
@@ -65,7 +65,7 @@ class Tally:
     seconds: float = 0.0
 
 
-class Filled(NamedTuple):
+class GeneratedSequence(NamedTuple):
     """A finished row."""
 
     ids: list[int]
@@ -73,24 +73,24 @@ class Filled(NamedTuple):
     """The step at which each token took its value; 0: it was given."""
 
 
-class Job:
+class SamplingRun:
     """A model with its way of sampling; counts what it costs."""
 
-    def __init__(self, model: Any, process: Process, schedule: Schedule, settings: Settings) -> None:
-        self.settings, self.tally = settings, Tally()
-        chosen = settings.sharpness
+    def __init__(self, model: Any, process: Process, schedule: Schedule, settings: SamplingSettings) -> None:
+        self.settings, self.tally = settings, SamplingStats()
+        chosen = settings.warping
         self.sampler = factory.sampler(settings.sampler, model, process, schedule, chosen, **settings.options)
         self.times = factory.grid(settings.grid, settings.steps)
         if not len(self.times) and not self.sampler.endless:
             able = ", ".join(name for name, kind in factory.SAMPLERS.items() if kind.endless)
             raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
-        Chance(settings.seed, torch.zeros(0, dtype=torch.long))  # refuses a bad seed before any work
+        CounterRNG(settings.seed, torch.zeros(0, dtype=torch.long))  # refuses a bad seed before any work
 
     @staticmethod
-    def of(loaded: factory.Loaded, settings: Settings) -> "Job":
+    def of(loaded: factory.LoadedModel, settings: SamplingSettings) -> "SamplingRun":
         """The job of a loaded model, told the label that the settings name."""
         model = factory.guided(loaded, settings.label, settings.guidance)
-        return Job(model, loaded.process, loaded.schedule, settings)
+        return SamplingRun(model, loaded.process, loaded.schedule, settings)
 
     def facts(self) -> dict[str, Any]:
         """How it samples, for the record."""
@@ -100,55 +100,55 @@ class Job:
             "steps": "inf" if chosen.steps is None else chosen.steps,
             "grid": chosen.grid,
             "seed": chosen.seed,
-            **asdict(chosen.sharpness),
+            **asdict(chosen.warping),
             "options": chosen.options,
             "label": chosen.label,
             "guidance": chosen.guidance,
             "draw_precision": PRECISION,
         }
 
-    def expected_calls(self, canvas: Canvas) -> float:
+    def expected_calls(self, prompt: Prompt) -> float:
         """Network calls summed over rows, in the mean."""
-        asked = sum(self.sampler.expected_calls(self.times, count) for count in canvas.blank.sum(-1).tolist())
+        asked = sum(self.sampler.expected_calls(self.times, count) for count in prompt.blank.sum(-1).tolist())
         return passes(self.sampler.model) * asked
 
     @torch.no_grad()
-    def states(self, canvas: Canvas, first: int = 0) -> Iterator[State]:
+    def states(self, prompt: Prompt, first: int = 0) -> Iterator[State]:
         """The states of a batch whose rows are numbered from ``first``: their numbers decide what is drawn."""
         began = time.perf_counter()
-        numbers = first + torch.arange(len(canvas.given), device=canvas.given.device)
+        numbers = first + torch.arange(len(prompt.given), device=prompt.given.device)
         asked = Asked(self.sampler.model)  # type: ignore[arg-type]
-        times = self.times.to(canvas.given.device)
-        yield from self.sampler.run(canvas, times, Chance(self.settings.seed, numbers), asked)
+        times = self.times.to(prompt.given.device)
+        yield from self.sampler.run(prompt, times, CounterRNG(self.settings.seed, numbers), asked)
         done = self.tally
-        done.samples, done.tokens = done.samples + len(numbers), done.tokens + int(canvas.blank.sum())
-        done.expected += self.expected_calls(canvas)
+        done.samples, done.tokens = done.samples + len(numbers), done.tokens + int(prompt.blank.sum())
+        done.expected += self.expected_calls(prompt)
         done.rows, done.calls = done.rows + asked.rows, done.calls + asked.calls
         done.clamped += int(asked.clamped)
         done.seconds += time.perf_counter() - began
 
 
-def blank(loaded: factory.Loaded, count: int, length: int | None) -> Canvas:
+def blank(loaded: factory.LoadedModel, count: int, length: int | None) -> Prompt:
     """``count`` rows of nothing, ``length`` tokens each, or as many as the model was trained on."""
-    most = loaded.config.model.length
+    most = loaded.config.model.seq_len
     if length is not None and not 1 <= length <= most:
         raise ValueError(f"length is {length}; this model goes from 1 to {most}")
     return empty(count, length or most)
 
 
-def finished(last: State, canvas: Canvas) -> list[Filled]:
+def finished(last: State, prompt: Prompt) -> list[GeneratedSequence]:
     """The rows of a last state, each up to its end."""
-    columns = zip(last.x.tolist(), last.when.tolist(), canvas.lengths.tolist(), strict=True)
-    return [Filled(x[:length], when[:length]) for x, when, length in columns]
+    columns = zip(last.x.tolist(), last.when.tolist(), prompt.lengths.tolist(), strict=True)
+    return [GeneratedSequence(x[:length], when[:length]) for x, when, length in columns]
 
 
-def sample(job: Job, canvas: Canvas, batch: int = 64) -> list[Filled]:
+def sample(job: SamplingRun, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:
     """All rows of a canvas, a batch at a time."""
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be 1 or more")
-    rows: list[Filled] = []
-    for first in range(0, len(canvas.given), batch):
-        piece = canvas.rows(slice(first, first + batch))
+    rows: list[GeneratedSequence] = []
+    for first in range(0, len(prompt.given), batch):
+        piece = prompt.rows(slice(first, first + batch))
         *_, last = job.states(piece, first)
         rows += finished(last, piece)
     return rows

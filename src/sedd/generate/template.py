@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sedd.factory import Loaded
-from sedd.sampling import Canvas
+from sedd.factory import LoadedModel
+from sedd.sampling import Prompt
 from sedd.tokenizer import Tokenizer
 
 _PARTS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|[^{}]+")
@@ -43,15 +43,15 @@ def ids(template: str, tokenizer: Tokenizer) -> list[int]:
     return row
 
 
-def around(templates: Sequence[str], loaded: Loaded) -> Canvas:
+def around(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
     """Templates side by side, as a model reads them."""
     data, tokenizer = loaded.config.data, loaded.tokenizer
-    pad = tokenizer.pad if data.records == "lines" and data.pad == "model" else None
+    pad = tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
     rows = [ids(text, tokenizer) for text in templates]
-    return canvas(rows, loaded.config.model.length, loaded.process.vocab_size, pad)
+    return prompt(rows, loaded.config.model.seq_len, loaded.process.vocab_size, pad)
 
 
-def canvas(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> Canvas:
+def prompt(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> Prompt:
     """Rows of ids and −1 side by side.
 
     With ``pad`` a row is a whole record, and padding up to ``length`` is given behind it; else it ends where it ends.
@@ -68,4 +68,4 @@ def canvas(rows: list[list[int]], length: int, vocab_size: int, pad: int | None 
         given[i, : len(row)] = row
     lengths = torch.tensor([len(row) for row in rows])[:, None]
     whole = pad is not None or bool((lengths == width).all())
-    return Canvas(torch.from_numpy(given), None if whole else torch.arange(width) < lengths)
+    return Prompt(torch.from_numpy(given), None if whole else torch.arange(width) < lengths)

@@ -4,7 +4,7 @@ import html as escaping
 from pathlib import Path
 from typing import NamedTuple
 
-from sedd.generate.run import Filled
+from sedd.generate.run import GeneratedSequence
 from sedd.tokenizer import Tokenizer
 
 WIDTH = 140
@@ -24,7 +24,7 @@ class Token(NamedTuple):
         return self.text.endswith("\\n")
 
 
-def tokens(tokenizer: Tokenizer, row: Filled) -> list[Token]:
+def tokens(tokenizer: Tokenizer, row: GeneratedSequence) -> list[Token]:
     """The tokens of a finished row."""
     return [Token(text, step) for text, step in zip(tokenizer.tokens(row.ids), row.when, strict=True)]
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from sedd.factory import Loaded
+from sedd.factory import LoadedModel
 
 TEXTS = ("bytes", "chars", "bpe")
 """Kinds of tokenizers whose tokens are text."""
 
 
-def card(loaded: Loaded, name: str, results: Sequence[Mapping[str, Any]], origin: Mapping[str, Any] | None) -> str:
+def card(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any]], origin: Mapping[str, Any] | None) -> str:
     """The README.md of a model.
 
     ``results`` are records of `sedd eval`, or of the held-out bound of a run; ``origin`` says which published
@@ -27,7 +27,7 @@ def card(loaded: Loaded, name: str, results: Sequence[Mapping[str, Any]], origin
     return f"---\n{_metadata(loaded, name, results).to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
 
 
-def _metadata(loaded: Loaded, name: str, results: Sequence[Mapping[str, Any]]) -> ModelCardData:
+def _metadata(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any]]) -> ModelCardData:
     found = [
         EvalResult(
             task_type="text-generation",
@@ -48,9 +48,11 @@ def _metadata(loaded: Loaded, name: str, results: Sequence[Mapping[str, Any]]) -
     )
 
 
-def _what(loaded: Loaded, origin: Mapping[str, Any] | None) -> str:
+def _what(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
     run, parameters = loaded.config, sum(p.numel() for p in loaded.network.parameters())
-    told = {"sigma": "told the noise", "zero": "told no noise (σ = 0)", "nothing": "not told the noise"}[run.told]
+    told = {"sigma": "told the noise", "zero": "told no noise (σ = 0)", "none": "not told the noise"}[
+        run.time_conditioning
+    ]
     lines = [
         "A discrete diffusion model of sequences of tokens, made with `sedd`."
         if origin is None
@@ -60,8 +62,8 @@ def _what(loaded: Loaded, origin: Mapping[str, Any] | None) -> str:
         "| | |",
         "|---|---|",
         f"| parameters | {parameters:,} |",
-        f"| network | {run.model.style}, {run.model.depth} blocks, width {run.model.width}, {told} |",
-        f"| length | {run.model.length} tokens |",
+        f"| network | {run.model.architecture}, {run.model.depth} blocks, width {run.model.width}, {told} |",
+        f"| length | {run.model.seq_len} tokens |",
         f"| tokenizer | {loaded.tokenizer.kind}, {loaded.tokenizer.vocab_size:,} tokens |",
         *([f"| labels | {', '.join(loaded.labels)} |"] if loaded.labels else []),
         f"| noise | {run.noise.process}, {loaded.schedule} |",
@@ -70,7 +72,7 @@ def _what(loaded: Loaded, origin: Mapping[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
-def _use(loaded: Loaded, name: str) -> str:
+def _use(loaded: LoadedModel, name: str) -> str:
     given = "It was {12} the end." if loaded.tokenizer.kind in TEXTS else "0 1 {6} 2"
     return (
         "```python\n"
@@ -111,13 +113,13 @@ def _error_bar(record: Mapping[str, Any]) -> str:
     return f"{kind}{record['nats_per_token']} ± {record['stderr_nats_per_token']}"
 
 
-def _training(loaded: Loaded, origin: Mapping[str, Any] | None) -> str:
+def _training(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
     run = loaded.config
     if origin is not None:
         return f"By the authors of `{origin['source']}`; see there for data and licence."
     sources = ", ".join(run.data.sources) or "not recorded"
     return (
-        f"On {sources} ({run.data.records}), objective `{run.objective}`, {run.optim.name} at a learning rate of "
-        f"{run.optim.lr}, batches of {run.loop.batch} sequences, weights averaged with decay {run.optim.ema}, seed "
+        f"On {sources} ({run.data.packing}), objective `{run.objective}`, {run.optim.name} at a learning rate of "
+        f"{run.optim.lr}, batches of {run.train.batch_size} sequences, weights averaged with decay {run.optim.ema_decay}, seed "
         f"{run.seed}. All options are in `config.json`, how far it went in `state.json`."
     )

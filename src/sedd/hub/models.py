@@ -104,7 +104,7 @@ def _gpt2() -> Tokenizer:
 
 def from_pretrained(
     name: str | Path, revision: str | None = None, *, weights: str = "ema", device: str = "cpu"
-) -> factory.Loaded:
+) -> factory.LoadedModel:
     """A model by its name: a folder, or a repository on the Hub, ours or published."""
     return factory.load(fetch(name, revision), weights, device)
 

@@ -10,13 +10,13 @@ from sedd.diffusion import check
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import Model
 from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.schedule import Early, Schedule, Times
+from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
 from sedd.sampling import last_step
 
 
 def early_times(u: Float[Tensor, "*b"]) -> Times:
-    """t = u²: see `schedule.Early`."""
-    return Early()(u)
+    """t = u²: see `schedule.LowNoiseTimes`."""
+    return LowNoiseTimes()(u)
 
 
 def early_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) -> Times:

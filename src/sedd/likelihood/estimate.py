@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.likelihood.estimators import Drawn, Estimator
 from sedd.likelihood.variance_reduction import Design
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 
-Hear = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Told how many looks this process has made, and how many there are."""
 
 
@@ -43,7 +43,7 @@ def estimate(
     seed: int,
     batch: int,
     ranks: Ranks,
-    hear: Hear = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Estimate:
     """The likelihood of ``rows`` of tokens under ``model``, ``batch`` looks at a time, shared by all processes."""
     if batch < 1:
@@ -62,7 +62,7 @@ def estimate(
         found[torch.from_numpy(numbers), :3] = torch.stack(costs, -1).double().cpu()
         if isinstance(estimator, Drawn):
             found[torch.from_numpy(numbers), 3:] = estimator.luck(x_0, *shown).cpu()
-        hear(done := done + len(numbers), total)
+        on_progress(done := done + len(numbers), total)
     return _summary(ranks.total(found.to(ranks.device)).cpu().numpy(), looks)
 
 
@@ -93,7 +93,7 @@ class _Looks:
         rows = np.searchsorted(self.starts, numbers, side="right") - 1
         looks = numbers - self.starts[rows]
         x_0 = torch.from_numpy(np.stack([self.rows[row] for row in rows]))
-        chance = Chance(self.seed, torch.from_numpy(numbers))
+        chance = CounterRNG(self.seed, torch.from_numpy(numbers))
         return x_0, *self.estimator.show(x_0, torch.from_numpy(looks), torch.from_numpy(self.u[numbers]), chance)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from sedd.diffusion import check, objective
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.process import Absorbing, Process, at_token
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Schedule, Times, lost
 from sedd.likelihood.bound import Terms, early_noise, early_times, terms
 
@@ -36,7 +36,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
     ) -> tuple[Tensor, ...]:
         """What looks of these numbers show: times are made of ``u`` in (0, 1), noise of the chance of each row."""
 
@@ -110,7 +110,7 @@ class Bound(Drawn):
         return _excess(self.process, self.schedule, x_0, x_t, Times(t, weight))
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
     ) -> tuple[Tensor, ...]:
         """x_t, x at the schedule's first noise, and the time."""
         times = early_noise(u, self.schedule)
@@ -150,7 +150,7 @@ class Published(Drawn):
         return _excess(self.process, self.schedule, x_0, x_t, Times(t, weight))
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
     ) -> tuple[Tensor, ...]:
         """x_t and the time."""
         times = early_noise(u, self.schedule, self.t_min)
@@ -181,7 +181,7 @@ class AnyOrder(Drawn):
         return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
     ) -> tuple[Tensor, ...]:
         """x with exactly k tokens masked, and the time that picked k."""
         times, length = early_times(u), x_0.shape[-1]
@@ -215,7 +215,7 @@ class OneOrder(Estimator):
         return length
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
     ) -> tuple[Tensor, ...]:
         """x with what comes after masked, and the position that comes now."""
         order = self.order(x_0.shape[-1])
@@ -244,7 +244,7 @@ class LeftToRight(Estimator):
         return 1
 
     def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: Chance
+        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
     ) -> tuple[Tensor, ...]:
         """Nothing: the model reads x_0."""
         return ()

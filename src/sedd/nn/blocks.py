@@ -12,8 +12,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sedd import ops
-from sedd.nn.layers import RMS, Gain, LayerNorm, Linear, Norm, Shape, Sight, WideLinear, attend, working
-from sedd.ops import Branch, Change, Rows
+from sedd.nn.layers import (
+    RMS,
+    AttentionContext,
+    Float32Linear,
+    LayerNorm,
+    Linear,
+    Norm,
+    QKScale,
+    Shape,
+    attend,
+    working,
+)
+from sedd.ops import Modulation, PackedTokens, ResidualBranch
 
 
 class Parts(NamedTuple):
@@ -28,7 +39,7 @@ class Parts(NamedTuple):
     down: Linear
     bend: str
     """The activation."""
-    modulation: WideLinear | None
+    modulation: Float32Linear | None
     """What σ decides; None: nothing."""
 
 
@@ -49,11 +60,11 @@ class Block(nn.Module, ABC):
     def forward(
         self,
         x: Float[Tensor, "b L h"],
-        branch: Branch | None,
+        branch: ResidualBranch | None,
         c: Float[Tensor, "b cond"] | None,
-        sight: Sight,
-        rows: Rows | None = None,
-    ) -> tuple[Float[Tensor, "*s h"], Branch]:
+        sight: AttentionContext,
+        rows: PackedTokens | None = None,
+    ) -> tuple[Float[Tensor, "*s h"], ResidualBranch]:
         """The stream and what is still to be added to it: whoever reads next does that.
 
         With ``rows`` it goes no further than these: all are seen, and nobody reads the others. At the start, where the
@@ -75,21 +86,21 @@ class Block(nn.Module, ABC):
         return x, ops.branch(thought, second.gate, drop, bias)
 
 
-class Last(nn.Module, ABC):
+class FinalLayer(nn.Module, ABC):
     """Norm, modulation and head."""
 
     linear: Linear
 
     @abstractmethod
-    def parts(self) -> tuple[Norm, WideLinear | None]:
+    def parts(self) -> tuple[Norm, Float32Linear | None]:
         """The norm, and what σ decides of it."""
 
     def forward(
         self,
         x: Float[Tensor, "*s h"],
-        branch: Branch | None,
+        branch: ResidualBranch | None,
         c: Float[Tensor, "b cond"] | None,
-        rows: Rows | None = None,
+        rows: PackedTokens | None = None,
     ) -> Float[Tensor, "*s h"]:
         """What the head reads."""
         norm, modulation = self.parts()
@@ -100,21 +111,21 @@ class Last(nn.Module, ABC):
 class Told(NamedTuple):
     """What σ decides of a half of a block."""
 
-    change: Change | None
+    change: Modulation | None
     gate: Float[Tensor, "b h"] | None
 
 
-def _told(modulation: WideLinear | None, c: Tensor | None) -> tuple[Told, Told]:
+def _told(modulation: Float32Linear | None, c: Tensor | None) -> tuple[Told, Told]:
     """What σ decides of both halves of a block: shift, scale and gate of each, in this order."""
     if modulation is None or c is None:
         return Told(None, None), Told(None, None)
     shift1, scale1, gate1, shift2, scale2, gate2 = modulation(c).chunk(6, -1)
-    return Told(Change(shift1, scale1), gate1), Told(Change(shift2, scale2), gate2)
+    return Told(Modulation(shift1, scale1), gate1), Told(Modulation(shift2, scale2), gate2)
 
 
-def _changed(modulation: WideLinear | None, c: Tensor | None) -> Change | None:
+def _changed(modulation: Float32Linear | None, c: Tensor | None) -> Modulation | None:
     """What σ decides of the last norm."""
-    return None if modulation is None or c is None else Change(*modulation(c).chunk(2, -1))
+    return None if modulation is None or c is None else Modulation(*modulation(c).chunk(2, -1))
 
 
 # The published network -------------------------------------------------------------------------------------
@@ -135,7 +146,7 @@ class ReferenceBlock(Block):
         self.norm2 = LayerNorm(width, bias=not timed)
         mlp = nn.ModuleDict({"0": Linear(width, 4 * width), "2": Linear(4 * width, width)})  # GELU is between them
         self.mlp = mlp  # type: ignore[assignment]
-        self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, zero=True)
+        self.adaLN_modulation = None if shape.cond is None else Float32Linear(shape.cond, 6 * width, zero=True)
 
     def parts(self) -> Parts:
         """What it is made of."""
@@ -144,16 +155,16 @@ class ReferenceBlock(Block):
 
 
 @final
-class ReferenceLast(Last):
+class ReferenceFinalLayer(FinalLayer):
     """LayerNorm → modulate → projection with a bias."""
 
     def __init__(self, shape: Shape, outputs: int) -> None:
         super().__init__()
         self.norm_final = LayerNorm(shape.width, bias=shape.cond is None)
         self.linear = Linear(shape.width, outputs, zero=True)
-        self.adaLN_modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, zero=True)
+        self.adaLN_modulation = None if shape.cond is None else Float32Linear(shape.cond, 2 * shape.width, zero=True)
 
-    def parts(self) -> tuple[Norm, WideLinear | None]:
+    def parts(self) -> tuple[Norm, Float32Linear | None]:
         """The norm, and what σ decides of it."""
         return self.norm_final(), self.adaLN_modulation
 
@@ -170,10 +181,10 @@ class ModernBlock(Block):
         width = shape.width
         self.qkv = Linear(width, 3 * width, bias=False)
         self.out = Linear(width, width, bias=False)
-        self.q_norm, self.k_norm = Gain(shape.head_dim), Gain(shape.head_dim)
+        self.q_norm, self.k_norm = QKScale(shape.head_dim), QKScale(shape.head_dim)
         self.up = Linear(width, 4 * width, bias=False)
         self.down = Linear(4 * width, width, bias=False)
-        self.modulation = None if shape.cond is None else WideLinear(shape.cond, 6 * width, bias=False, zero=True)
+        self.modulation = None if shape.cond is None else Float32Linear(shape.cond, 6 * width, bias=False, zero=True)
 
     def parts(self) -> Parts:
         """What it is made of."""
@@ -182,14 +193,16 @@ class ModernBlock(Block):
 
 
 @final
-class ModernLast(Last):
+class ModernFinalLayer(FinalLayer):
     """RMSNorm → modulate → projection."""
 
     def __init__(self, shape: Shape, outputs: int) -> None:
         super().__init__()
         self.linear = Linear(shape.width, outputs, bias=False, zero=True)
-        self.modulation = None if shape.cond is None else WideLinear(shape.cond, 2 * shape.width, bias=False, zero=True)
+        self.modulation = (
+            None if shape.cond is None else Float32Linear(shape.cond, 2 * shape.width, bias=False, zero=True)
+        )
 
-    def parts(self) -> tuple[Norm, WideLinear | None]:
+    def parts(self) -> tuple[Norm, Float32Linear | None]:
         """The norm, and what σ decides of it."""
         return RMS, self.modulation

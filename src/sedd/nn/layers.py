@@ -71,7 +71,7 @@ class Part(nn.Module, ABC):
         """Draw the weights anew; None is torch's global generator."""
 
 
-class Affine(Part, ABC):
+class LinearBase(Part, ABC):
     """Wx + b, each entry of W and b drawn from U(−1/√inputs, 1/√inputs), or 0."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, zero: bool = False) -> None:
@@ -92,7 +92,7 @@ class Affine(Part, ABC):
 
 
 @final
-class Linear(Affine):
+class Linear(LinearBase):
     """Wx + b in the dtype of the weights, or of autocast: the trunk's."""
 
     def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
@@ -101,7 +101,7 @@ class Linear(Affine):
 
 
 @final
-class WideLinear(Affine):
+class Float32Linear(LinearBase):
     """Wx + b in float32 or better. For what σ decides: it costs one row a sequence, and every block reads it."""
 
     def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
@@ -158,7 +158,7 @@ class LayerNorm(Part):
 
 
 @final
-class Gain(Part):
+class QKScale(Part):
     """What a normed query or key is multiplied by, first 1: they are of a length that is learnt."""
 
     def __init__(self, head_dim: int) -> None:
@@ -195,7 +195,7 @@ class Embedding(Part):
 
 
 @final
-class Place(Part):
+class PositionEmbedding(Part):
     """gain·[cos(iω), sin(iω)] for position i, ω_k = 10⁴^(−2k/width): where a token stands, of any length.
 
     Rotary attention sees distances alone, so a sequence of masks looks the same from everywhere; records that begin
@@ -227,7 +227,7 @@ class NoiseEmbedding(nn.Module):
 
     def __init__(self, cond: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(WideLinear(256, cond), nn.SiLU(), WideLinear(cond, cond), nn.SiLU())
+        self.mlp = nn.Sequential(Float32Linear(256, cond), nn.SiLU(), Float32Linear(cond, cond), nn.SiLU())
 
     def forward(self, sigma: Float[Tensor, " b"]) -> Float[Tensor, "b cond"]:
         """The embedding c of the total noise σ, which is given in float32 or better."""
@@ -284,7 +284,7 @@ def rotate(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[Tensor,
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
-class Sight(NamedTuple):
+class AttentionContext(NamedTuple):
     """Where tokens stand and which of them see which."""
 
     rotation: Rotation
@@ -294,20 +294,23 @@ class Sight(NamedTuple):
     """Whether a token sees itself and those before it alone, where no mask says so."""
 
 
-def sight(rotation: Rotation, valid: Bool[Tensor, "b L"] | None, causal: bool) -> Sight:
+def sight(rotation: Rotation, valid: Bool[Tensor, "b L"] | None, causal: bool) -> AttentionContext:
     """Padding is seen by nobody valid; everybody sees somebody, for kernels differ on a softmax over no key."""
     if valid is None:
-        return Sight(rotation, None, causal)
+        return AttentionContext(rotation, None, causal)
     length = valid.shape[-1]
     if not causal:
-        return Sight(rotation, (valid | ~valid.any(-1, keepdim=True))[:, None, None], False)
+        return AttentionContext(rotation, (valid | ~valid.any(-1, keepdim=True))[:, None, None], False)
     past = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
     own = torch.eye(length, dtype=torch.bool, device=valid.device)
-    return Sight(rotation, (valid[:, None, None] & past) | own, False)
+    return AttentionContext(rotation, (valid[:, None, None] & past) | own, False)
 
 
 def attend(
-    q: Float[Tensor, "b L heads d"], k: Float[Tensor, "b L heads d"], v: Float[Tensor, "b L heads d"], sight: Sight
+    q: Float[Tensor, "b L heads d"],
+    k: Float[Tensor, "b L heads d"],
+    v: Float[Tensor, "b L heads d"],
+    sight: AttentionContext,
 ) -> Float[Tensor, "b L h"]:
     """softmax(q·k/√d) v over the keys each query sees, heads side by side; q and k stand turned to their positions."""
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # views: heads lie side by side in memory on both sides

@@ -15,23 +15,23 @@ from torch import Tensor, nn
 
 from sedd import ops
 from sedd.diffusion import check
-from sedd.nn.blocks import Block, Last, ModernBlock, ModernLast, ReferenceBlock, ReferenceLast
+from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
 from sedd.nn.layers import (
+    AttentionContext,
     Embedding,
     Linear,
     NoiseEmbedding,
     Part,
-    Place,
+    PositionEmbedding,
     Rotary,
     Rotation,
     Shape,
-    Sight,
     sight,
     wide,
     widened,
     working,
 )
-from sedd.ops import Branch, Rows, fp8
+from sedd.ops import PackedTokens, ResidualBranch, fp8
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.cuda_graphs import Recorded, Some
 
@@ -89,7 +89,7 @@ class Transformer(nn.Module, ABC):
             self.draw(generator)
 
     @abstractmethod
-    def _place(self, shape: Shape) -> Place | None:
+    def _place(self, shape: Shape) -> PositionEmbedding | None:
         """What is added to the embedding of a token for where it stands; None: nothing."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Transformer(nn.Module, ABC):
         """One block."""
 
     @abstractmethod
-    def _last(self, shape: Shape, outputs: int) -> Last:
+    def _last(self, shape: Shape, outputs: int) -> FinalLayer:
         """What comes after the blocks."""
 
     def draw(self, generator: torch.Generator | None = None) -> None:
@@ -121,7 +121,7 @@ class Transformer(nn.Module, ABC):
         x: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
         valid: Bool[Tensor, "*b L"] | None = None,
-        rows: Rows | None = None,
+        rows: PackedTokens | None = None,
         label: Int[Tensor, "*b"] | None = None,
     ) -> Float[Tensor, "*s width"]:
         """What the head reads, in the dtype of its weights or of autocast; see `forward`.
@@ -146,7 +146,7 @@ class Transformer(nn.Module, ABC):
         sigma: Float[Tensor, " b"],
         valid: Bool[Tensor, "b L"] | None,
         rotation: Rotation,
-        rows: Rows | None = None,
+        rows: PackedTokens | None = None,
     ) -> Float[Tensor, "*s width"]:
         """From the embedding of tokens to what the head reads: one graph, in which nothing depends on values.
 
@@ -163,19 +163,19 @@ class Transformer(nn.Module, ABC):
         last: Tensor = self.output_layer(h, branch, c, rows)
         return last
 
-    def _first(self, h: Tensor, c: Tensor | None, place: Sight) -> tuple[Tensor, Branch | None]:
+    def _first(self, h: Tensor, c: Tensor | None, place: AttentionContext) -> tuple[Tensor, ResidualBranch | None]:
         """All blocks but the last. What they say of c is summed apart, in the order of a recording."""
         c, branch = None if c is None else c.view_as(c), None
         for block in self.blocks[:-1]:
             h, branch = self.pass_through(block, h, branch, c, place)
         return h, branch
 
-    def _replayed(self, h: Tensor, c: Tensor | None, place: Sight) -> tuple[Tensor, Branch | None]:
+    def _replayed(self, h: Tensor, c: Tensor | None, place: AttentionContext) -> tuple[Tensor, ResidualBranch | None]:
         """The same, by a recording."""
         assert self.recorded is not None
         h, y, gate, seed, bias = self.recorded(self._tensors, h, c, place.mask, *place.rotation)
         rate: Any = self.blocks[-2].dropout
-        return h, Branch(y, gate, rate, seed, bias)
+        return h, ResidualBranch(y, gate, rate, seed, bias)
 
     def record(self) -> None:
         """From now on all blocks but the last are replayed in training: see `record.Recorded`.
@@ -189,7 +189,7 @@ class Transformer(nn.Module, ABC):
 
     def _tensors(self, h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor) -> Some:
         """`_first` of tensors alone."""
-        h, branch = self._first(h, c, Sight(Rotation(cos, sin), mask, self.causal and mask is None))
+        h, branch = self._first(h, c, AttentionContext(Rotation(cos, sin), mask, self.causal and mask is None))
         assert branch is not None
         return h, branch.y, branch.gate, branch.seed, branch.bias
 
@@ -222,7 +222,7 @@ class Transformer(nn.Module, ABC):
         sigma: Float[Tensor, "*b"],
         valid: Bool[Tensor, "*b L"] | None = None,
         read: Callable[[Tensor, Linear], Any] = every_entry,
-        rows: Rows | None = None,
+        rows: PackedTokens | None = None,
         label: Int[Tensor, "*b"] | None = None,
     ) -> Any:
         """An entry for every output, in float32 or better; or what ``read`` makes of the last states and the head.
@@ -250,28 +250,28 @@ class Reference(Transformer):
     Told σ, it has the layout of SEDD; with ``timed=False`` that of RADD, a plain pre-norm transformer.
     """
 
-    def _place(self, shape: Shape) -> Place | None:
+    def _place(self, shape: Shape) -> PositionEmbedding | None:
         return None
 
     def _block(self, shape: Shape) -> Block:
         return ReferenceBlock(shape)
 
-    def _last(self, shape: Shape, outputs: int) -> Last:
-        return ReferenceLast(shape, outputs)
+    def _last(self, shape: Shape, outputs: int) -> FinalLayer:
+        return ReferenceFinalLayer(shape, outputs)
 
 
 @final
 class Modern(Transformer):
     """RMSNorm, queries and keys normed with a gain, squared ReLU, no biases; gates that start at 0 if σ is told.
 
-    Tokens also know where they stand, not just how far apart: see `layers.Place`.
+    Tokens also know where they stand, not just how far apart: see `layers.PositionEmbedding`.
     """
 
-    def _place(self, shape: Shape) -> Place | None:
-        return Place(shape.width)
+    def _place(self, shape: Shape) -> PositionEmbedding | None:
+        return PositionEmbedding(shape.width)
 
     def _block(self, shape: Shape) -> Block:
         return ModernBlock(shape)
 
-    def _last(self, shape: Shape, outputs: int) -> Last:
-        return ModernLast(shape, outputs)
+    def _last(self, shape: Shape, outputs: int) -> FinalLayer:
+        return ModernFinalLayer(shape, outputs)

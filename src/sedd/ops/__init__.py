@@ -14,22 +14,22 @@ exists for a few thousand rows at a time, and is turned into its own gradient in
 the average, in one launch.
 """
 
-from sedd.ops.block_ops import Branch, Change, Glue, between, branch
+from sedd.ops.block_ops import BlockOps, Modulation, ResidualBranch, between, branch
 from sedd.ops.categorical import Choose, Drawn, Scores, choose, chosen, uniforms
 from sedd.ops.linear_loss import Loss, linear_loss
 from sedd.ops.loss_terms import Cost, CrossEntropy, ScoreEntropy
-from sedd.ops.packed_tokens import Rows, take, unknown_rows
+from sedd.ops.packed_tokens import PackedTokens, take, unknown_rows
 
 __all__ = [
-    "Branch",
-    "Change",
+    "BlockOps",
     "Choose",
     "Cost",
     "CrossEntropy",
     "Drawn",
-    "Glue",
     "Loss",
-    "Rows",
+    "Modulation",
+    "PackedTokens",
+    "ResidualBranch",
     "ScoreEntropy",
     "Scores",
     "between",

@@ -16,8 +16,8 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from sedd.nn.layers import HEAD_NORM, Norm, Rotation, normed, rotate, wide
 from sedd.ops import fp8
-from sedd.ops.fp8 import Eighths
-from sedd.ops.packed_tokens import Rows
+from sedd.ops.fp8 import Fp8Tensor
+from sedd.ops.packed_tokens import PackedTokens
 from sedd.runtime import device as card
 
 _LOW = 0xFFFFFFFF
@@ -25,14 +25,14 @@ Matrix = tuple[Tensor, Tensor | None]
 """A weight, and a bias if there is one."""
 
 
-class Change(NamedTuple):
+class Modulation(NamedTuple):
     """x·(1 + scale) + shift, for every sequence of a batch."""
 
     shift: Float[Tensor, "b h"]
     scale: Float[Tensor, "b h"]
 
 
-class Branch(NamedTuple):
+class ResidualBranch(NamedTuple):
     """What is to be added to the stream: gate·dropout(y + bias)."""
 
     y: Float[Tensor, "*s h"]
@@ -46,13 +46,13 @@ class Branch(NamedTuple):
 
 def branch(
     y: Float[Tensor, "*s h"], gate: Float[Tensor, "b h"] | None, rate: float, bias: Float[Tensor, " h"] | None = None
-) -> Branch:
+) -> ResidualBranch:
     """One with fresh dropout, drawn from torch's global generator of the device."""
-    return Branch(y, gate, rate, torch.randint(2**32, (2,), device=y.device) if rate else None, bias)
+    return ResidualBranch(y, gate, rate, torch.randint(2**32, (2,), device=y.device) if rate else None, bias)
 
 
 @runtime_checkable
-class Glue(Protocol):
+class BlockOps(Protocol):
     """This module, or `swift`."""
 
     def looked(self, x: Tensor, table: Tensor) -> Tensor:
@@ -62,13 +62,13 @@ class Glue(Protocol):
     def join(
         self,
         x: Tensor,
-        branch: Branch | None,
+        branch: ResidualBranch | None,
         norm: Norm,
-        change: Change | None,
+        change: Modulation | None,
         dtype: torch.dtype,
-        rows: Rows | None = None,
+        rows: PackedTokens | None = None,
         narrow: bool = False,
-    ) -> tuple[Tensor, Tensor, Eighths | None]:
+    ) -> tuple[Tensor, Tensor, Fp8Tensor | None]:
         """The stream with a branch added, and what the next block reads of it."""
         ...
 
@@ -79,12 +79,12 @@ class Glue(Protocol):
         heads: int,
         rotation: Rotation,
         gains: tuple[Tensor, Tensor] | None,
-        few: Eighths | None = None,
+        few: Fp8Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values."""
         ...
 
-    def thought(self, n: Tensor, up: Matrix, down: Tensor, bend: str, few: Eighths | None = None) -> Tensor:
+    def thought(self, n: Tensor, up: Matrix, down: Tensor, bend: str, few: Fp8Tensor | None = None) -> Tensor:
         """Two matrix products with an activation between them."""
         ...
 
@@ -93,7 +93,7 @@ class Glue(Protocol):
         ...
 
 
-def between(device: str, dtype: torch.dtype) -> Glue:
+def between(device: str, dtype: torch.dtype) -> BlockOps:
     """`swift` on CUDA, where Triton runs and float32 is exact enough; this, for whatever a compiler is to see."""
     if torch.compiler.is_compiling() or device != "cuda" or dtype == torch.float64 or not card.has_triton():
         return sys.modules[__name__]
@@ -109,13 +109,13 @@ def looked(x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tens
 
 def join(
     x: Float[Tensor, "*s h"],
-    branch: Branch | None,
+    branch: ResidualBranch | None,
     norm: Norm,
-    change: Change | None,
+    change: Modulation | None,
     dtype: torch.dtype,
-    rows: Rows | None = None,
+    rows: PackedTokens | None = None,
     narrow: bool = False,
-) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Eighths | None]:
+) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Fp8Tensor | None]:
     """The stream with a branch added, in the dtype it has, and what the next block reads of it, in ``dtype``.
 
     If that is ``narrow``, its eighths come with it. The stream is that of whole sequences, (b, L, h), or of some
@@ -164,7 +164,7 @@ def turned(
     heads: int,
     rotation: Rotation,
     gains: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
-    few: Eighths | None = None,
+    few: Fp8Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, (b, L, heads, d); queries and keys are turned to their positions.
 
@@ -180,7 +180,7 @@ def turned(
 
 
 def thought(
-    n: Float[Tensor, "*s h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str, few: Eighths | None = None
+    n: Float[Tensor, "*s h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str, few: Fp8Tensor | None = None
 ) -> Float[Tensor, "*s h"]:
     """Two matrix products with an activation between them: ``gelu`` in its tanh form, or ``relu2``, max(0, z)².
 

@@ -8,9 +8,9 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from sedd.nn.layers import HEAD_NORM, Norm, Rotation
 from sedd.ops import embedding_triton, fp8, fp8_triton, residual_norm_triton, rotary_triton
-from sedd.ops.block_ops import Branch, Change, Matrix
-from sedd.ops.fp8 import Eighths
-from sedd.ops.packed_tokens import Rows
+from sedd.ops.block_ops import Matrix, Modulation, ResidualBranch
+from sedd.ops.fp8 import Fp8Tensor
+from sedd.ops.packed_tokens import PackedTokens
 
 
 def looked(x: Tensor, table: Tensor) -> Tensor:
@@ -34,19 +34,19 @@ class _Looked(torch.autograd.Function):
 
 def join(
     x: Tensor,
-    branch: Branch | None,
+    branch: ResidualBranch | None,
     norm: Norm,
-    change: Change | None,
+    change: Modulation | None,
     dtype: torch.dtype,
-    rows: Rows | None = None,
+    rows: PackedTokens | None = None,
     narrow: bool = False,
-) -> tuple[Tensor, Tensor, Eighths | None]:
+) -> tuple[Tensor, Tensor, Fp8Tensor | None]:
     """See `glue.join`."""
     shift, scale = (None, None) if change is None else change
     y, gate, rate, seed, bias = branch or (None, None, 0.0, None, None)
     given = y, bias, gate, norm.weight, norm.bias, shift, scale
     total, n, *few = _Join.apply(x, *given, _Rest(norm, rate, seed, dtype, rows, narrow))  # type: ignore[no-untyped-call]
-    return x if branch is None else total, n, Eighths(*few) if narrow else None
+    return x if branch is None else total, n, Fp8Tensor(*few) if narrow else None
 
 
 class _Rest(NamedTuple):
@@ -56,7 +56,7 @@ class _Rest(NamedTuple):
     rate: float
     seed: Tensor | None
     dtype: torch.dtype
-    rows: Rows | None
+    rows: PackedTokens | None
     narrow: bool
 
 
@@ -108,7 +108,7 @@ def turned(
     heads: int,
     rotation: Rotation,
     gains: tuple[Tensor, Tensor] | None,
-    few: Eighths | None = None,
+    few: Fp8Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `glue.turned`."""
     q, k, v = _Turned.apply(n, weight, heads, *rotation, *(gains or (None, None)), few)  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ class _Turned(torch.autograd.Function):
         sin: Tensor,
         q_gain: Tensor | None,
         k_gain: Tensor | None,
-        few: Eighths | None,
+        few: Fp8Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         gains = None if q_gain is None or k_gain is None else rotary_triton.Gains(q_gain, k_gain)
         flat, ctx.dtype = n.reshape(-1, n.shape[-1]), weight.dtype
@@ -160,7 +160,7 @@ def _of_weight(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return (dy.t() @ x).to(dtype)
 
 
-def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, few: Eighths | None = None) -> Tensor:
+def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, few: Fp8Tensor | None = None) -> Tensor:
     """See `glue.thought`."""
     if few is not None or torch.is_grad_enabled():
         said: Tensor = _Thought.apply(n, *up, down, bend, few)  # type: ignore[no-untyped-call]
@@ -177,7 +177,7 @@ def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, few: Eighths | None 
 class _Thought(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str, few: Eighths | None
+        ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str, few: Fp8Tensor | None
     ) -> Tensor:
         flat, dtype = n.reshape(-1, n.shape[-1]), n.dtype
         ctx.bend, ctx.narrow, ctx.dtypes = bend, few is not None, [None if a is None else a.dtype for a in (w1, b1, w2)]

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical
-from sedd.diffusion.process import Affine
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.process import AffineWeights
+from sedd.diffusion.rng import CounterRNG
 from sedd.runtime import device as card
 
 
@@ -36,7 +36,7 @@ class Scores(NamedTuple):
 class Choose(Protocol):
     """`choose`, here or in `picks`."""
 
-    def __call__(self, said: Scores, x: Tensor, law: Affine, u: Tensor) -> Drawn:
+    def __call__(self, said: Scores, x: Tensor, law: AffineWeights, u: Tensor) -> Drawn:
         """The next token of every row."""
         ...
 
@@ -50,7 +50,7 @@ def chosen(device: str) -> Choose:
     return choose
 
 
-def uniforms(chance: Chance, length: int, step: int, event: int) -> Float[Tensor, "b length 2"]:
+def uniforms(chance: CounterRNG, length: int, step: int, event: int) -> Float[Tensor, "b length 2"]:
     """``chance(length, step, event)``, on CUDA by one kernel."""
     if chance.rows.device.type == "cuda" and card.has_triton():
         from sedd.ops import philox_triton
@@ -59,7 +59,7 @@ def uniforms(chance: Chance, length: int, step: int, event: int) -> Float[Tensor
     return chance(length, step, event)
 
 
-def choose(said: Scores, x: Int[Tensor, " k"], law: Affine, u: Float[Tensor, "k 2"]) -> Drawn:
+def choose(said: Scores, x: Int[Tensor, " k"], law: AffineWeights, u: Float[Tensor, "k 2"]) -> Drawn:
     """The first uniform of a row decides whether it moves, the second where to."""
     states = max(said.vocab_size, int(x.max()) + 1) if len(x) else said.vocab_size
     weights = weigh(said, x, law, states)
@@ -68,7 +68,7 @@ def choose(said: Scores, x: Int[Tensor, " k"], law: Affine, u: Float[Tensor, "k 
     return Drawn(categorical.step(x, weights.clamp_min(0), u), clamped.sum())
 
 
-def weigh(said: Scores, x: Int[Tensor, " k"], law: Affine, states: int) -> Float[Tensor, "k states"]:
+def weigh(said: Scores, x: Int[Tensor, " k"], law: AffineWeights, states: int) -> Float[Tensor, "k states"]:
     """The weights of all ``states``, entries below 0 kept."""
     log_s = said.z[:, : said.vocab_size].double() + said.scale[:, None].double()
     token = (x < said.vocab_size)[:, None]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.diffusion.process import Affine
+from sedd.diffusion.process import AffineWeights
 from sedd.ops.categorical import Drawn, Scores
 
 COLUMNS, WARPS = 2048, 8
@@ -17,7 +17,7 @@ MOST: tl.constexpr = tl.constexpr(70.0)
 """Scores beyond e^70 are taken for e^70: fifty thousand of them are still a number, and whoever stays has no chance."""
 
 
-def choose(said: Scores, x: Tensor, law: Affine, u: Tensor) -> Drawn:
+def choose(said: Scores, x: Tensor, law: AffineWeights, u: Tensor) -> Drawn:
     """See `choice.choose`."""
     y, clamped = torch.empty_like(x), torch.empty_like(x, dtype=torch.int32)
     if not len(x):

@@ -20,20 +20,20 @@ LEAST = 1e-30
 """A row whose largest entry is less is taken for zeros."""
 
 
-class Eighths(NamedTuple):
+class Fp8Tensor(NamedTuple):
     """A matrix, rounded: values·scale, row by row."""
 
     values: Tensor
     scale: Float[Tensor, "m 1"]
 
 
-def eighths(x: Float[Tensor, "m k"]) -> Eighths:
+def eighths(x: Float[Tensor, "m k"]) -> Fp8Tensor:
     """The nearest."""
     scale = wide(x).abs().amax(-1, keepdim=True).clamp_min(LEAST).float() / LARGEST
-    return Eighths((wide(x) / scale).to(torch.float8_e4m3fn).contiguous(), scale)
+    return Fp8Tensor((wide(x) / scale).to(torch.float8_e4m3fn).contiguous(), scale)
 
 
-def product(a: Eighths, b: Eighths, dtype: torch.dtype, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
+def product(a: Fp8Tensor, b: Fp8Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
     """a bᵀ + bias: both are read along their rows."""
     if a.values.is_cuda:
         return torch._scaled_mm(
@@ -51,7 +51,7 @@ def product(a: Eighths, b: Eighths, dtype: torch.dtype, bias: Tensor | None = No
 
 def linear(
     x: Float[Tensor, "*s k"],
-    few: Eighths,
+    few: Fp8Tensor,
     weight: Float[Tensor, "n k"],
     bias: Float[Tensor, " n"] | None,
     back: bool,
@@ -68,7 +68,7 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.back, ctx.biased = back, bias is not None
-        return product(Eighths(values, scale), eighths(weight), x.dtype, bias)
+        return product(Fp8Tensor(values, scale), eighths(weight), x.dtype, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

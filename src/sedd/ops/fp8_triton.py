@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.ops.fp8 import LARGEST, LEAST, Eighths
+from sedd.ops.fp8 import LARGEST, LEAST, Fp8Tensor
 from sedd.ops.rotary_triton import BENDS, _bent
 from sedd.runtime.launch_sizes import cuts, power
 
@@ -17,10 +17,10 @@ STRIP, WARPS = 4, 4
 """Rows a program, and its warps."""
 
 
-def empty(x: Tensor) -> Eighths:
+def empty(x: Tensor) -> Fp8Tensor:
     """Room for those of a matrix."""
     values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    return Eighths(values, x.new_empty(len(x), 1, dtype=torch.float32))
+    return Fp8Tensor(values, x.new_empty(len(x), 1, dtype=torch.float32))
 
 
 def _sizes(width: int) -> dict[str, float]:
@@ -28,7 +28,7 @@ def _sizes(width: int) -> dict[str, float]:
     return {"LARGEST": LARGEST, "LEAST": LEAST, "C": columns, "N": cuts(width, columns)}
 
 
-def press(x: Tensor) -> Eighths:
+def press(x: Tensor) -> Fp8Tensor:
     """See `eighths.eighths`."""
     m, k = x.shape
     out = empty(x)
@@ -36,7 +36,7 @@ def press(x: Tensor) -> Eighths:
     return out
 
 
-def bend(z: Tensor, kind: str) -> Eighths:
+def bend(z: Tensor, kind: str) -> Fp8Tensor:
     """The eighths of what `strips.bend` gives, before that is rounded."""
     m, k = z.shape
     out = empty(z)

@@ -23,7 +23,7 @@ class Loss(NamedTuple):
     total: Float[Tensor, ""]
     """The sum over rows: the only one of the three with a gradient."""
     rows: Float[Tensor, " n"]
-    beyond: Int[Tensor, ""]
+    overflow_count: Int[Tensor, ""]
     """How many scores were beyond `definition.GUARD`. Their rows' losses are infinite, as they should be."""
 
 
@@ -77,7 +77,7 @@ class _LinearLoss(torch.autograd.Function):
         ctx.dtypes = [None if a is None else a.dtype for a in (hidden, weight, bias)]
         hidden = hidden.to(dtype)
         loss = hidden.new_empty(len(hidden), dtype=exact)
-        beyond = hidden.new_zeros((), dtype=torch.long)
+        overflow_count = hidden.new_zeros((), dtype=torch.long)
         most = block or max(LANES, ENTRIES["cuda" if hidden.is_cuda else "cpu"] // head.width)
         blocks = _blocks(len(hidden), most)
         output = hidden.new_empty(max((b.stop - b.start for b in blocks), default=0), head.width)  # of one at a time
@@ -87,13 +87,13 @@ class _LinearLoss(torch.autograd.Function):
             torch.mm(hidden[rows], head.weight.t(), out=z)
             part = cost.part(rows).form_(z, head.bias, twin)
             loss[rows] = part.loss
-            beyond += part.beyond.sum()
+            overflow_count += part.overflow_count.sum()
             if gradients is not None:
                 gradients.add(rows, z, part.columns)
         if gradients is not None:
             ctx.save_for_backward(*gradients.whole(len(weight)))
-        ctx.mark_non_differentiable(loss, beyond)
-        return loss.sum(), loss, beyond
+        ctx.mark_non_differentiable(loss, overflow_count)
+        return loss.sum(), loss, overflow_count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:

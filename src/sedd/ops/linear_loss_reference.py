@@ -36,7 +36,7 @@ class Sums(NamedTuple):
     """Of D, a row each."""
     columns: Tensor
     """Of weight·slope, an entry each."""
-    beyond: Tensor
+    overflow_count: Tensor
     """How many scores were beyond the guard, a row each."""
 
 
@@ -46,9 +46,9 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
     log_s = z[:, : e.states].to(torch.promote_types(z.dtype, torch.float32), copy=True)
     log_s += e.scale[:, None] if e.bias is None else e.bias + e.scale[:, None]
     out = torch.stack([e.data, e.data if e.skip is None else e.skip], -1)
-    beyond = log_s > GUARD
+    overflow_count = log_s > GUARD
     if e.skip is not None:
-        beyond.scatter_(-1, e.skip[:, None], False)
+        overflow_count.scatter_(-1, e.skip[:, None], False)
     log_s.clamp_max_(GUARD)
     value, slope = _entropy(log_s, None if e.log_rest is None else e.log_rest[:, None])
     values = value.scatter_(-1, out, 0).sum(-1)
@@ -57,7 +57,7 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
         slope.scatter_(-1, e.skip[:, None], 0)
     z[:, : e.states] = slope
     z[:, e.states :] = 0
-    return Sums(values, slope.sum(0), beyond.sum(-1))
+    return Sums(values, slope.sum(0), overflow_count.sum(-1))
 
 
 def _entropy(log_s: Tensor, log_a: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
     grid = cuts(width, size), cuts(n, strip)
     values = z.new_empty(grid[0], n, dtype=torch.float32)
     columns = z.new_empty(grid[1], entries.states, dtype=torch.float32)
-    beyond = z.new_empty(grid[0], n, dtype=torch.int16)
+    overflow_count = z.new_empty(grid[0], n, dtype=torch.int16)
     e = entries
     absent = e.scale  # stands for a pointer that is never followed
     _slopes[grid](
@@ -49,7 +49,7 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
         absent if e.log_rest is None else e.log_rest,
         values,
         columns,
-        beyond,
+        overflow_count,
         n,
         e.states,
         width,
@@ -63,7 +63,7 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
         STAGES=stages,
         num_warps=1,
     )
-    return Sums(values.sum(0), columns.sum(0), beyond.sum(0))
+    return Sums(values.sum(0), columns.sum(0), overflow_count.sum(0))
 
 
 def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
@@ -119,7 +119,7 @@ def _slopes(
     log_rest,
     values,
     columns,
-    beyond,
+    overflow_count,
     n,
     states,
     width,
@@ -175,7 +175,7 @@ def _slopes(
         tl.store(place, slope.to(z.dtype.element_ty), mask=col < width)
         at = tl.program_id(0) * n + row
         tl.store(values + at, sums)
-        tl.store(beyond + at, far.to(tl.int16))
+        tl.store(overflow_count + at, far.to(tl.int16))
         total += slope
     tl.store(columns + tl.program_id(1).to(tl.int64) * states + col, total, mask=counts)
 

@@ -33,7 +33,7 @@ class Formed(NamedTuple):
 
     loss: Tensor
     columns: Tensor
-    beyond: Tensor
+    overflow_count: Tensor
 
 
 class Cost(ABC):
@@ -90,8 +90,8 @@ class ScoreEntropy(Cost):
         )
         sums = twin.slopes_(z, entries)
         each = sums.values + away * score_entropy.value(log_s, log_data)
-        each = torch.where(sums.beyond > 0, torch.inf, each)
-        return Formed(torch.where(self.weight == 0, 0, self.weight * each), sums.columns, sums.beyond)
+        each = torch.where(sums.overflow_count > 0, torch.inf, each)
+        return Formed(torch.where(self.weight == 0, 0, self.weight * each), sums.columns, sums.overflow_count)
 
 
 @final
@@ -113,7 +113,7 @@ class CrossEntropy(Cost):
         log_p = _at(z, bias, self.x_0) - total
         at_data = self.weight * torch.expm1(log_p)
         sums = twin.slopes_(z, Entries(self.states, bias, -total, self.weight, self.x_0, at_data))
-        return Formed(torch.where(self.weight == 0, 0, -self.weight * log_p), sums.columns, sums.beyond)
+        return Formed(torch.where(self.weight == 0, 0, -self.weight * log_p), sums.columns, sums.overflow_count)
 
 
 def _at(z: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:

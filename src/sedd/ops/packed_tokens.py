@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 
-class Rows(NamedTuple):
+class PackedTokens(NamedTuple):
     """The positions that count, in order, and the way back."""
 
     kept: Int[Tensor, " n"]
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
         return self.kept // self.length
 
 
-def unknown_rows(unknown: Bool[Tensor, "*b L"], count: int | None = None) -> Rows:
+def unknown_rows(unknown: Bool[Tensor, "*b L"], count: int | None = None) -> PackedTokens:
     """The positions where ``unknown`` is true, of which there are ``count``.
 
     Whoever made the batch on the CPU knows how many there are. Without ``count`` it is asked of the device, and an
@@ -38,10 +38,10 @@ def unknown_rows(unknown: Bool[Tensor, "*b L"], count: int | None = None) -> Row
     count = int(flat.sum()) if count is None else count
     kept = flat.to(torch.uint8).argsort(descending=True, stable=True)[:count]
     starts = F.pad(unknown.sum(-1).flatten().cumsum(0), (1, 0))
-    return Rows(kept, torch.where(flat, flat.cumsum(0) - 1, count), starts)
+    return PackedTokens(kept, torch.where(flat, flat.cumsum(0) - 1, count), starts)
 
 
-def take(hidden: Float[Tensor, "*b h"], rows: Rows | None) -> Float[Tensor, "*n h"]:
+def take(hidden: Float[Tensor, "*b h"], rows: PackedTokens | None) -> Float[Tensor, "*n h"]:
     """The rows that count, (n, h); None: all do, and stay as they are."""
     if rows is None:
         return hidden
@@ -51,7 +51,7 @@ def take(hidden: Float[Tensor, "*b h"], rows: Rows | None) -> Float[Tensor, "*n 
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, rows: Rows) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, rows: PackedTokens) -> Tensor:
         ctx.save_for_backward(rows.back)
         return hidden.index_select(0, rows.kept)
 

@@ -1,18 +1,18 @@
-"""The uniforms of `randomness.Chance` in Triton: the same numbers, in one launch instead of a hundred."""
+"""The uniforms of `randomness.CounterRNG` in Triton: the same numbers, in one launch instead of a hundred."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.runtime.launch_sizes import cuts
 
 SIZE = 1024
 
 
-def uniforms(chance: Chance, length: int, step: int, event: int) -> Tensor:
-    """See `Chance.__call__`."""
+def uniforms(chance: CounterRNG, length: int, step: int, event: int) -> Tensor:
+    """See `CounterRNG.__call__`."""
     count = len(chance.rows) * length
     u = torch.empty(len(chance.rows), length, 2, dtype=torch.float64, device=chance.rows.device)
     if count:

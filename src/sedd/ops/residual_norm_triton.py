@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sedd.ops.block_ops import threshold
-from sedd.ops.fp8 import LARGEST, LEAST, Eighths
+from sedd.ops.fp8 import LARGEST, LEAST, Fp8Tensor
 from sedd.runtime.launch_sizes import cuts, power
 
 # mypy: disable-error-code=assignment
@@ -89,7 +89,7 @@ def _sizes(width: int, most: int) -> dict[str, Any]:
 
 
 def join(
-    x: Tensor, parts: Parts, plan: Join, dtype: torch.dtype, few: Eighths | None = None
+    x: Tensor, parts: Parts, plan: Join, dtype: torch.dtype, few: Fp8Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The stream with the branch, what the next block reads, and mean and 1/spread of every row.
 

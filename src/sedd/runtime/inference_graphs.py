@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.diffusion.parameterization import Trunk
+from sedd.diffusion.parameterization import Backbone
 from sedd.nn.layers import Linear
 from sedd.runtime.cuda_graphs import aside
 
@@ -50,7 +50,7 @@ class Replayed(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        if not isinstance(network, Trunk):
+        if not isinstance(network, Backbone):
             raise ValueError(f"{type(network).__name__} is not a network in two parts; there is nothing to record")
         self.network: Any = network
         self._head = _aligned(network.head) if isinstance(network.head, Linear) else None

@@ -1,6 +1,6 @@
 """Samplers: from noise to data.  [§9]
 
-A sampler takes a `Canvas` with blanks through `State`s that the same seed repeats, whatever the batch. Each declares
+A sampler takes a `Prompt` with blanks through `State`s that the same seed repeats, whatever the batch. Each declares
 the order at which the law of its samples approaches the model's, and what it assumes. Those that move every position by
 itself have a ``table``, the law of one step: `exact.propagate` makes of it the law of the samples, without drawing any.
 """
@@ -8,11 +8,11 @@ itself have a ``table``, the law of one step: `exact.propagate` makes of it the 
 from sedd.diffusion.reverse import analytic_step, denoised, last_step, law_of
 from sedd.sampling.autoregressive import LeftToRight
 from sedd.sampling.base import (
-    Canvas,
+    Prompt,
     Sampler,
     State,
+    StepContext,
     Stepper,
-    Turn,
     cosine_grid,
     empty,
     given_grid,
@@ -21,19 +21,18 @@ from sedd.sampling.base import (
 )
 from sedd.sampling.caching import Asked
 from sedd.sampling.confidence import Confident, EntropyBounded
-from sedd.sampling.first_hitting import Exact, Ordered, Plan
+from sedd.sampling.first_hitting import FirstHitting, Ordered, Plan
 from sedd.sampling.grid import Ancestral, Euler, Gibbs, Remask, Theta, Tweedie
 from sedd.sampling.guidance import Guided, GuidedMean, GuidedScore, guided, passes
-from sedd.sampling.warping import Sharpness, Tempered
+from sedd.sampling.warping import Tempered, Warping
 
 __all__ = [
     "Ancestral",
     "Asked",
-    "Canvas",
     "Confident",
     "EntropyBounded",
     "Euler",
-    "Exact",
+    "FirstHitting",
     "Gibbs",
     "Guided",
     "GuidedMean",
@@ -41,15 +40,16 @@ __all__ = [
     "LeftToRight",
     "Ordered",
     "Plan",
+    "Prompt",
     "Remask",
     "Sampler",
-    "Sharpness",
     "State",
+    "StepContext",
     "Stepper",
     "Tempered",
     "Theta",
-    "Turn",
     "Tweedie",
+    "Warping",
     "analytic_step",
     "cosine_grid",
     "denoised",

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from sedd import exact
 from sedd.diffusion import categorical
-from sedd.diffusion.rng import Chance
-from sedd.sampling.base import Canvas, Sampler, State
+from sedd.diffusion.rng import CounterRNG
+from sedd.sampling.base import Prompt, Sampler, State
 from sedd.sampling.caching import Asked
-from sedd.sampling.warping import Sharpness
+from sedd.sampling.warping import Warping
 
 
 @final
@@ -23,20 +23,20 @@ class LeftToRight(Sampler):
 
     assumes: ClassVar[str] = "an autoregressive model"
     endless: ClassVar[bool] = True
-    sharpness: Sharpness = field(default_factory=Sharpness)
+    warping: Warping = field(default_factory=Warping)
 
     @property
     def order(self) -> float:
         """Exact."""
         return torch.inf
 
-    def run(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance, asked: Asked) -> Iterator[State]:
+    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
         """A state for every token; the grid is not used."""
-        blank = canvas.blank
+        blank = prompt.blank
         before_text = blank[:, :-1] & ~blank[:, 1:]
-        if (before_text if canvas.valid is None else before_text & canvas.valid[:, 1:]).any():
+        if (before_text if prompt.valid is None else before_text & prompt.valid[:, 1:]).any():
             raise ValueError("an autoregressive model goes on from a beginning; it cannot fill a gap before a text")
-        x = torch.where(blank, 0, canvas.given)
+        x = torch.where(blank, 0, prompt.given)
         u, when = chance(x.shape[-1])[..., 0], torch.zeros_like(x)
         told = torch.zeros(len(x), device=x.device)
         yield State(x, when, 0)
@@ -44,7 +44,7 @@ class LeftToRight(Sampler):
             if not (here := blank[:, i]).any():
                 continue
             hidden = asked.fresh(x[:, : i + 1], told)[:, i]
-            p = self.sharpness(asked.model.read(hidden, x[:, i], told)).exp()
+            p = self.warping(asked.model.read(hidden, x[:, i], told)).exp()
             x, when = x.clone(), when.clone()
             x[:, i] = torch.where(here, categorical.invert(p, u[:, i]), x[:, i])
             when[:, i] = torch.where(here, i + 1, 0)
@@ -54,7 +54,7 @@ class LeftToRight(Sampler):
         """Π p(x_i | x_1 … x_{i−1}) over what is not given."""
         x = exact.every(self.process.vocab_size, len(given))
         log_p = self.model.log_next(x).flatten(0, 1)  # type: ignore[attr-defined]
-        p = self.sharpness(log_p).exp().view(*x.shape, -1).gather(-1, x[..., None]).squeeze(-1)
+        p = self.warping(log_p).exp().view(*x.shape, -1).gather(-1, x[..., None]).squeeze(-1)
         return torch.where(given < 0, p, (x == given).to(p.dtype)).prod(-1)
 
     def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:

@@ -14,8 +14,8 @@ from torch import Tensor
 from sedd import ops
 from sedd.diffusion import categorical
 from sedd.diffusion.parameterization import Model, Reader
-from sedd.diffusion.process import Absorbing, Affine, Process
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.process import Absorbing, AffineWeights, Process
+from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Schedule
 from sedd.sampling import enumeration
 from sedd.sampling.caching import Asked, Sites, Spoken, per_position, show, to_show
@@ -24,7 +24,7 @@ START, STEP, MIDDLE, SITE = range(4)
 """What uniforms are drawn for: the first noise, a step's moves, those of its first half, the choice of a site."""
 
 
-class Canvas(NamedTuple):
+class Prompt(NamedTuple):
     """What is given and what is to be filled, row by row."""
 
     given: Int[Tensor, "b L"]
@@ -43,18 +43,18 @@ class Canvas(NamedTuple):
         whole = torch.ones_like(self.blank) if self.valid is None else self.valid
         return whole.sum(-1)
 
-    def to(self, device: torch.device | str) -> "Canvas":
+    def to(self, device: torch.device | str) -> "Prompt":
         """The same on a device."""
-        return Canvas(self.given.to(device), None if self.valid is None else self.valid.to(device))
+        return Prompt(self.given.to(device), None if self.valid is None else self.valid.to(device))
 
-    def rows(self, index: slice | Tensor) -> "Canvas":
+    def rows(self, index: slice | Tensor) -> "Prompt":
         """Some of the rows."""
-        return Canvas(self.given[index], None if self.valid is None else self.valid[index])
+        return Prompt(self.given[index], None if self.valid is None else self.valid[index])
 
 
-def empty(count: int, length: int, device: torch.device | str = "cpu") -> Canvas:
+def empty(count: int, length: int, device: torch.device | str = "cpu") -> Prompt:
     """Nothing given."""
-    return Canvas(torch.full((count, length), -1, device=device))
+    return Prompt(torch.full((count, length), -1, device=device))
 
 
 class State(NamedTuple):
@@ -81,13 +81,13 @@ def noise_of(masks: Float[Tensor, "*s"], schedule: Schedule) -> Float[Tensor, "*
     return torch.minimum(torch.maximum(sigma, ends[0]), ends[1])
 
 
-class Turn(NamedTuple):
+class StepContext(NamedTuple):
     """What a step needs besides its state."""
 
     free: Bool[Tensor, "b L"]
     """Where tokens may change."""
     valid: Bool[Tensor, "b L"] | None
-    chance: Chance
+    chance: CounterRNG
     asked: Asked
     step: int
 
@@ -114,7 +114,7 @@ class Sampler(ABC):
         """How fast the law of the samples approaches the model's."""
 
     @abstractmethod
-    def run(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance, asked: Asked) -> Iterator[State]:
+    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
         """The states from noise to data; the last one holds tokens only."""
 
     @abstractmethod
@@ -125,10 +125,10 @@ class Sampler(ABC):
     def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
         """How often the network runs on a row with so many blanks, in the mean; NaN: nobody knows beforehand."""
 
-    def start(self, canvas: Canvas, chance: Chance) -> State:
+    def start(self, prompt: Prompt, chance: CounterRNG) -> State:
         """Noise around what is given."""
-        noise = self.process.limit(chance(canvas.given.shape[-1], event=START)[..., 0])
-        x = torch.where(canvas.blank, noise, canvas.given)
+        noise = self.process.limit(chance(prompt.given.shape[-1], event=START)[..., 0])
+        x = torch.where(prompt.blank, noise, prompt.given)
         return State(x, torch.zeros_like(x), 0)
 
 
@@ -141,7 +141,9 @@ class Stepper(Sampler, ABC):
         """Network calls a step."""
 
     @abstractmethod
-    def draw(self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], turn: Turn) -> Tensor:
+    def draw(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Tensor:
         """The state at time s, given that at time t."""
 
     @abstractmethod
@@ -151,9 +153,9 @@ class Stepper(Sampler, ABC):
         """The law that `draw` makes of a law, by enumeration."""
 
     @final
-    def run(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance, asked: Asked) -> Iterator[State]:
+    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
         """A state for every time of the grid."""
-        yield from walk(self, self.draw, canvas, times, chance, asked)
+        yield from walk(self, self.draw, prompt, times, chance, asked)
 
     @final
     def law(self, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
@@ -166,36 +168,42 @@ class Stepper(Sampler, ABC):
         return float(self.stages * (len(times) - 2) + 1) if blanks else 0.0
 
 
-Draw = Callable[[Tensor, Tensor, Tensor, Turn], Tensor]
+Draw = Callable[[Tensor, Tensor, Tensor, StepContext], Tensor]
 
 
 def walk(
-    sampler: Sampler, draw: Draw, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance, asked: Asked
+    sampler: Sampler, draw: Draw, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked
 ) -> Iterator[State]:
     """A state for every time of the grid; the last step draws whatever is still noise from p(x_0 | x)."""
-    state = sampler.start(canvas, chance)
+    state = sampler.start(prompt, chance)
     yield state
     for step, (t, s) in enumerate(pairwise(times), 1):
-        turn = Turn(canvas.blank, canvas.valid, chance, asked, step)
+        context = StepContext(prompt.blank, prompt.valid, chance, asked, step)
         rows = len(state.x)
         if step < len(times) - 1:
-            x = draw(state.x, t.expand(rows), s.expand(rows), turn)
+            x = draw(state.x, t.expand(rows), s.expand(rows), context)
         else:
-            noise = turn.free & sampler.process.unknown(state.x)
-            x = reveal(sampler.process, state.x, sampler.schedule.sigma(t).expand(rows), noise, turn)
+            noise = context.free & sampler.process.unknown(state.x)
+            x = reveal(sampler.process, state.x, sampler.schedule.sigma(t).expand(rows), noise, context)
         state = State(x, torch.where(x != state.x, step, state.when), step)
         yield state
 
 
 def reveal(
-    process: Process, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], where: Bool[Tensor, "b L"], turn: Turn
+    process: Process,
+    x: Int[Tensor, "b L"],
+    sigma: Float[Tensor, " b"],
+    where: Bool[Tensor, "b L"],
+    context: StepContext,
 ) -> Int[Tensor, "b L"]:
     """Draw the chosen positions from p(x_0 | x). Rows without any are not asked about."""
     rows = where.any(-1).nonzero().squeeze(-1)
     if not len(rows):
         return x
-    some = Turn(turn.free[rows], None if turn.valid is None else turn.valid[rows], turn.chance[rows], *turn[3:])
-    hidden = turn.asked.fresh(x[rows], sigma[rows], some.valid)
+    some = StepContext(
+        context.free[rows], None if context.valid is None else context.valid[rows], context.chance[rows], *context[3:]
+    )
+    hidden = context.asked.fresh(x[rows], sigma[rows], some.valid)
     return x.index_put((rows,), fill(process, hidden, x[rows], sigma[rows], where[rows], some))
 
 
@@ -205,14 +213,14 @@ def fill(
     x: Int[Tensor, "b L"],
     sigma: Float[Tensor, " b"],
     where: Bool[Tensor, "b L"],
-    turn: Turn,
+    context: StepContext,
 ) -> Int[Tensor, "b L"]:
     """Draw the chosen positions from p(x_0 | x), of which the head reads ``hidden``: drawn, never the likeliest."""
-    u = ops.uniforms(turn.chance, x.shape[-1], turn.step, STEP).flatten(0, 1)
+    u = ops.uniforms(context.chance, x.shape[-1], context.step, STEP).flatten(0, 1)
     y, rows = x.flatten().clone(), hidden.flatten(0, 1)
-    for at in turn.asked.pieces(where, process.num_states):
-        sites = to_show(process, y[at], per_position(sigma, x.shape[-1], at), u[at], turn.asked)
-        y[at] = show(process, rows[at], sites, turn.asked)
+    for at in context.asked.pieces(where, process.num_states):
+        sites = to_show(process, y[at], per_position(sigma, x.shape[-1], at), u[at], context.asked)
+        y[at] = show(process, rows[at], sites, context.asked)
     return y.view_as(x)
 
 
@@ -249,7 +257,7 @@ class Product(Stepper, ABC):
         """The law of the next token, unnormalised, at some positions; entries below 0 are the caller's to clamp."""
 
     @abstractmethod
-    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> Affine:
+    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """The same law, in terms of what a `Speaker` says."""
 
     @final
@@ -271,13 +279,15 @@ class Product(Stepper, ABC):
         return enumeration.step(law, self.table(x, t, s), x, blank.expand(x.shape))
 
     @final
-    def draw(self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], turn: Turn) -> Tensor:
+    def draw(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Tensor:
         """The step's draw: whether a position moves is decided first, where to only for those that do."""
-        asked, length, y = turn.asked, x.shape[-1], x.flatten().clone()
+        asked, length, y = context.asked, x.shape[-1], x.flatten().clone()
         sigma = self.schedule.sigma(t)
-        hidden = asked.hidden(x, sigma, turn.valid).flatten(0, 1)
-        u = ops.uniforms(turn.chance, length, turn.step, STEP).flatten(0, 1)
-        for at in asked.pieces(turn.free & self.process.unknown(x), self.process.num_states):
+        hidden = asked.hidden(x, sigma, context.valid).flatten(0, 1)
+        u = ops.uniforms(context.chance, length, context.step, STEP).flatten(0, 1)
+        for at in asked.pieces(context.free & self.process.unknown(x), self.process.num_states):
             now, told, before, after = y[at], *(per_position(a, length, at) for a in (sigma, t, s))
             if (speaker := asked.speaker(x.device)) and speaker.relative == self.relative:
                 spoken = Spoken(self.affine(before, after), speaker.scale(told).float())

@@ -10,7 +10,7 @@ from torch import Tensor
 from sedd import ops
 from sedd.diffusion import categorical
 from sedd.diffusion.parameterization import MeanReader, Reader, Speaker
-from sedd.diffusion.process import Affine, Process
+from sedd.diffusion.process import AffineWeights, Process
 from sedd.diffusion.reverse import denoised
 from sedd.sampling.guidance import passes
 
@@ -88,7 +88,7 @@ class Asked:
 class Spoken(NamedTuple):
     """How a speaker's words are to be taken."""
 
-    law: Affine
+    law: AffineWeights
     scale: Float[Tensor, " k"]
 
 
@@ -106,7 +106,7 @@ class Sites(NamedTuple):
         """Some of them."""
         spoken = self.spoken
         if spoken is not None:
-            law = Affine._make(None if a is None else a[some] for a in spoken.law)
+            law = AffineWeights._make(None if a is None else a[some] for a in spoken.law)
             spoken = Spoken(law, spoken.scale[some])
         return Sites(self.x[some], self.sigma[some], self.u[some], spoken)
 
@@ -135,7 +135,7 @@ def show(process: Process, hidden: Float[Tensor, "k h"], at: Sites, asked: Asked
     return categorical.step(at.x, torch.nn.functional.pad(p, (0, process.num_states - process.vocab_size)), at.u)
 
 
-def _plain(sigma: Float[Tensor, " k"]) -> Affine:
+def _plain(sigma: Float[Tensor, " k"]) -> AffineWeights:
     """The law that is said, x itself among the rest."""
     ones = torch.ones_like(sigma)
-    return Affine(ones, ones, torch.zeros_like(sigma))
+    return AffineWeights(ones, ones, torch.zeros_like(sigma))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sedd import exact
 from sedd.diffusion.reverse import last_step
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import lost
 from sedd.sampling import enumeration
-from sedd.sampling.base import Canvas, Sampler, State, Turn, check_absorbing, fill, noise_of, walk
+from sedd.sampling.base import Prompt, Sampler, State, StepContext, check_absorbing, fill, noise_of, walk
 from sedd.sampling.caching import Asked, per_position
 
 
@@ -39,12 +39,12 @@ class Chosen(Sampler, ABC):
 
     @final
     def doubts(
-        self, hidden: Float[Tensor, "b L h"], x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], turn: Turn
+        self, hidden: Float[Tensor, "b L h"], x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], context: StepContext
     ) -> Float[Tensor, "b L"]:
         """The doubt at masks; ∞ elsewhere."""
-        length, asked, rows = x.shape[-1], turn.asked, hidden.flatten(0, 1)
+        length, asked, rows = x.shape[-1], context.asked, hidden.flatten(0, 1)
         doubts = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
-        for at in asked.pieces(turn.free & self.process.unknown(x), self.process.num_states):
+        for at in asked.pieces(context.free & self.process.unknown(x), self.process.num_states):
             p = asked.clean(rows[at], x.flatten()[at], per_position(sigma, length, at), self.process)
             doubts[at] = self.doubt(p).double()
         return doubts.view_as(x)
@@ -92,18 +92,18 @@ class Confident(Chosen):
 
         return enumeration.walk(self.model, self.process, self.schedule, after, given, times)
 
-    def run(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance, asked: Asked) -> Iterator[State]:
+    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
         """A state for every time of the grid."""
 
-        def draw(x: Tensor, t: Tensor, s: Tensor, turn: Turn) -> Tensor:
-            sigma, left = self.schedule.sigma(t), self.left(canvas.blank.sum(-1), s)
-            if ((canvas.blank & self.process.unknown(x)).sum(-1) <= left).all():
+        def draw(x: Tensor, t: Tensor, s: Tensor, context: StepContext) -> Tensor:
+            sigma, left = self.schedule.sigma(t), self.left(prompt.blank.sum(-1), s)
+            if ((prompt.blank & self.process.unknown(x)).sum(-1) <= left).all():
                 return x
-            hidden = asked.hidden(x, sigma, turn.valid)
-            chosen = self.choose(self.doubts(hidden, x, sigma, turn), left)
-            return fill(self.process, hidden, x, sigma, chosen, turn)
+            hidden = asked.hidden(x, sigma, context.valid)
+            chosen = self.choose(self.doubts(hidden, x, sigma, context), left)
+            return fill(self.process, hidden, x, sigma, chosen, context)
 
-        yield from walk(self, draw, canvas, times, chance, asked)
+        yield from walk(self, draw, prompt, times, chance, asked)
 
     def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
         """One a step; fewer, if rows that have not changed need not be asked."""
@@ -154,16 +154,16 @@ class EntropyBounded(Chosen):
             law = enumeration.step(law, table, x, chosen)
         return law
 
-    def run(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance, asked: Asked) -> Iterator[State]:
+    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
         """A state for every call; the grid is not used."""
-        state = self.start(canvas, chance)
+        state = self.start(prompt, chance)
         yield state
-        while (masks := canvas.blank & self.process.unknown(state.x)).any():
-            turn = Turn(masks, canvas.valid, chance, asked, 0)
-            sigma = noise_of(masks.sum(-1) / canvas.lengths, self.schedule)
-            hidden = asked.hidden(state.x, sigma, canvas.valid)
-            chosen = self.choose(self.doubts(hidden, state.x, sigma, turn))
-            x = fill(self.process, hidden, state.x, sigma, chosen, turn)
+        while (masks := prompt.blank & self.process.unknown(state.x)).any():
+            context = StepContext(masks, prompt.valid, chance, asked, 0)
+            sigma = noise_of(masks.sum(-1) / prompt.lengths, self.schedule)
+            hidden = asked.hidden(state.x, sigma, prompt.valid)
+            chosen = self.choose(self.doubts(hidden, state.x, sigma, context))
+            x = fill(self.process, hidden, state.x, sigma, chosen, context)
             state = State(x, torch.where(chosen, state.step + 1, state.when), state.step + 1)
             yield state
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sedd import exact
 from sedd.diffusion.reverse import last_step
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import lost
 from sedd.sampling import enumeration
-from sedd.sampling.base import SITE, STEP, Canvas, Sampler, State, check_absorbing, noise_of
+from sedd.sampling.base import SITE, STEP, Prompt, Sampler, State, check_absorbing, noise_of
 from sedd.sampling.caching import Asked, show, to_show
 
 
@@ -73,18 +73,18 @@ class Planned(Sampler, ABC):
         check_absorbing(self.process)
 
     @abstractmethod
-    def plan(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance) -> Plan:
+    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG) -> Plan:
         """Who is revealed when."""
 
     @final
-    def run(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance, asked: Asked) -> Iterator[State]:
+    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
         """A state for every event."""
-        state, plan = self.start(canvas, chance), self.plan(canvas, times, chance)
+        state, plan = self.start(prompt, chance), self.plan(prompt, times, chance)
         yield state
         # tokens are drawn with the uniforms of step 0, which nothing else uses: a position is revealed once
-        u = chance(canvas.given.shape[-1], 0, STEP)
-        when, order = torch.where(canvas.blank, plan.when, 0), plan.order()
-        x, valid = state.x[order.rows], None if canvas.valid is None else canvas.valid[order.rows]
+        u = chance(prompt.given.shape[-1], 0, STEP)
+        when, order = torch.where(prompt.blank, plan.when, 0), plan.order()
+        x, valid = state.x[order.rows], None if prompt.valid is None else prompt.valid[order.rows]
         flat, told = x.flatten(), plan.sigma[order.rows]
         event = plan.event[order.rows].flatten()[order.at]
         sigma = told.flatten()[order.at // x.shape[-1] * told.shape[-1] + event]
@@ -102,7 +102,7 @@ class Planned(Sampler, ABC):
 
 @final
 @dataclass(frozen=True)
-class Exact(Planned):
+class FirstHitting(Planned):
     """The samples of Tweedie's sampler on a denoiser, without the steps in which nothing happens.
 
     A mask is revealed in the step from t to s with probability (α_s − α_t)/(1 − α_t), α = e^−σ, whatever the network
@@ -124,16 +124,16 @@ class Exact(Planned):
         gone = torch.cat([gone[:-1], gone.new_zeros(1)])  # the last step removes what is left
         return -gone.diff() / gone[0]
 
-    def plan(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance) -> Plan:
+    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG) -> Plan:
         """The step of each position by inversion, then the order of the steps in which something happens."""
-        u = chance(canvas.given.shape[-1])[..., 0]
+        u = chance(prompt.given.shape[-1])[..., 0]
         if not len(times):
-            return self._endless(canvas, u)
+            return self._endless(prompt, u)
         sigma, ends = self.schedule.sigma(times), self.shares(times).cumsum(0)
         step = torch.searchsorted(ends, u.contiguous(), right=True).clamp_max(
             len(times) - 2
         )  # rounding may pass the end
-        event, first = _ranked(torch.where(canvas.blank, step, len(times)), canvas.blank)
+        event, first = _ranked(torch.where(prompt.blank, step, len(times)), prompt.blank)
         return Plan(event, sigma[first.clamp_max(len(times) - 2)], step + 1)
 
     def law(self, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
@@ -151,11 +151,11 @@ class Exact(Planned):
 
         return enumeration.walk(self.model, self.process, self.schedule, after, given, times)
 
-    def _endless(self, canvas: Canvas, u: Tensor) -> Plan:
+    def _endless(self, prompt: Prompt, u: Tensor) -> Plan:
         """Position i is revealed when the share of noise left falls below 1 − u_i."""
         top = lost(self.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
-        order = torch.where(canvas.blank, u, math.inf).sort(-1)
-        event = torch.where(canvas.blank, order.indices.argsort(-1), -1)
+        order = torch.where(prompt.blank, u, math.inf).sort(-1)
+        event = torch.where(prompt.blank, order.indices.argsort(-1), -1)
         left = (1 - order.values.clamp_max(1)) * top
         return Plan(event, -torch.log1p(-left), event + 1)
 
@@ -196,19 +196,19 @@ class Ordered(Planned):
         """Exact where a call reveals one position; of the first order in the number of calls else."""
         return 1.0
 
-    def plan(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance) -> Plan:
+    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG) -> Plan:
         """The rank of each blank among those of its row, in as many groups as there are steps."""
-        length = canvas.given.shape[-1]
-        place = torch.arange(length, device=canvas.given.device, dtype=torch.float64).expand(canvas.given.shape)
+        length = prompt.given.shape[-1]
+        place = torch.arange(length, device=prompt.given.device, dtype=torch.float64).expand(prompt.given.shape)
         key = {"random": chance(length, event=SITE)[..., 0], "forward": place, "backward": -place}[self.direction]
-        rank = torch.where(canvas.blank, key, math.inf).argsort(-1).argsort(-1)
-        count = canvas.blank.sum(-1, keepdim=True)
+        rank = torch.where(prompt.blank, key, math.inf).argsort(-1).argsort(-1)
+        count = prompt.blank.sum(-1, keepdim=True)
         groups = count.clamp_max(len(times) - 1) if len(times) else count
-        event = torch.where(canvas.blank, rank * groups // count.clamp_min(1), -1)
+        event = torch.where(prompt.blank, rank * groups // count.clamp_min(1), -1)
         # the first rank of group g is ⌈g·count/groups⌉
         group = torch.arange(int(groups.max()), device=rank.device)
         done = (group * count + groups - 1) // groups.clamp_min(1)
-        masks = (count - done).clamp_min(0) / canvas.lengths[:, None]
+        masks = (count - done).clamp_min(0) / prompt.lengths[:, None]
         return Plan(event, noise_of(masks, self.schedule), event + 1)
 
     def law(self, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:

@@ -11,22 +11,22 @@ from torch import Tensor
 from sedd import exact
 from sedd.diffusion import categorical
 from sedd.diffusion.parameterization import MeanReader, Reader
-from sedd.diffusion.process import Absorbing, Affine, Uniform, at_token
+from sedd.diffusion.process import Absorbing, AffineWeights, Uniform, at_token
 from sedd.diffusion.reverse import analytic, denoised, into, law_of
-from sedd.diffusion.rng import Chance
+from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import lost
 from sedd.sampling import enumeration
 from sedd.sampling.base import (
     MIDDLE,
     SITE,
     STEP,
-    Canvas,
     Product,
+    Prompt,
     Sampler,
     Scored,
     State,
+    StepContext,
     Stepper,
-    Turn,
     reveal,
     walk,
 )
@@ -47,7 +47,7 @@ class Tweedie(Scored):
         sigma_t, sigma_s = self.schedule.sigma(t), self.schedule.sigma(s)
         return analytic(self.process, said[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
 
-    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> Affine:
+    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """The same law."""
         return self.process.analytic_law(self.schedule.sigma(t) - self.schedule.sigma(s))
 
@@ -69,10 +69,10 @@ class Euler(Scored):
         go = go.scatter(-1, x[:, None], 0)
         return go.scatter(-1, x[:, None], 1 - go.sum(-1, keepdim=True))
 
-    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> Affine:
+    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """The same law."""
         pace = (t - s) * self.schedule.rate(t) * self.process.into_rate
-        return Affine(pace, torch.ones_like(pace), -pace)
+        return AffineWeights(pace, torch.ones_like(pace), -pace)
 
 
 @final
@@ -107,7 +107,7 @@ class Ancestral(Product):
         sigma_s, sigma_t = self.schedule.sigma(s), self.schedule.sigma(t)
         return self.process.log_posterior(said[:, None], x[:, None], sigma_s, sigma_t)[:, 0].exp()
 
-    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> Affine:
+    def affine(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """The same law."""
         return self.process.posterior_law(self.schedule.sigma(s), self.schedule.sigma(t))
 
@@ -185,21 +185,23 @@ class Theta(Stepper):
         second = law_of(self.second(before[start], now[middle], x[middle], t[start], s[start]))
         return exact.propagate(weight, torch.where(free[middle, :, None], second, stays[middle]))
 
-    def draw(self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], turn: Turn) -> Tensor:
+    def draw(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Tensor:
         """Two draws: to ρ, and on to s."""
-        asked, length, n = turn.asked, x.shape[-1], self.process.num_states
+        asked, length, n = context.asked, x.shape[-1], self.process.num_states
         sigma_t, sigma_m = self.schedule.sigma(t), self.schedule.sigma(self.middle(t, s))
         start, y = x.flatten(), x.flatten().clone()
-        before = asked.hidden(x, sigma_t, turn.valid).flatten(0, 1)
-        u = [turn.chance(length, turn.step, half).flatten(0, 1) for half in (MIDDLE, STEP)]
-        for at in asked.pieces(turn.free & self.process.unknown(x), n):
+        before = asked.hidden(x, sigma_t, context.valid).flatten(0, 1)
+        u = [context.chance(length, context.step, half).flatten(0, 1) for half in (MIDDLE, STEP)]
+        for at in asked.pieces(context.free & self.process.unknown(x), n):
             told, a, b = (per_position(v, length, at) for v in (sigma_t, t, s))
             log_score = asked.model.read(before[at], start[at], told)
             raw = self.first(log_score[:, None], start[at, None], a, b)[:, 0]
             y[at] = categorical.step(start[at], asked.law(raw), u[0][at])
         middle = y.clone()
-        now = asked.hidden(middle.view_as(x), sigma_m, turn.valid).flatten(0, 1)
-        for at in asked.pieces(turn.free & self.process.unknown(middle.view_as(x)), n):
+        now = asked.hidden(middle.view_as(x), sigma_m, context.valid).flatten(0, 1)
+        for at in asked.pieces(context.free & self.process.unknown(middle.view_as(x)), n):
             told_t, told_m, a, b = (per_position(v, length, at) for v in (sigma_t, sigma_m, t, s))
             said = (
                 asked.model.read(before[at], start[at], told_t)[:, None],
@@ -254,18 +256,20 @@ class Gibbs(Stepper):
             law = torch.stack([enumeration.step(law, table, x, one.expand(x.shape)) for one in site]).mean(0)
         return law
 
-    def draw(self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], turn: Turn) -> Tensor:
+    def draw(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Tensor:
         """The step and its corrections."""
-        x = self.step.draw(x, t, s, turn)
+        x = self.step.draw(x, t, s, context)
         sigma, rows = self.schedule.sigma(s), torch.arange(len(x), device=x.device)
         for k in range(self.sites):
-            u = turn.chance(x.shape[-1], turn.step * self.sites + k, SITE)
-            keys = torch.where(turn.free, u[..., 0], -1.0)
+            u = context.chance(x.shape[-1], context.step * self.sites + k, SITE)
+            keys = torch.where(context.free, u[..., 0], -1.0)
             site = keys.argmax(-1)  # the free position with the largest of independent uniforms is a random one
-            hidden = turn.asked.hidden(x, sigma, turn.valid)[rows, site]
-            score = turn.asked.model.read(hidden, x[rows, site], sigma).exp()
+            hidden = context.asked.hidden(x, sigma, context.valid)[rows, site]
+            score = context.asked.model.read(hidden, x[rows, site], sigma).exp()
             fresh = categorical.invert(score, u[rows, site, 1])
-            x = x.index_put((rows, site), torch.where(turn.free[rows, site], fresh, x[rows, site]))
+            x = x.index_put((rows, site), torch.where(context.free[rows, site], fresh, x[rows, site]))
         return x
 
 
@@ -331,18 +335,20 @@ class Remask(Sampler):
         shown = revealed * torch.nn.functional.pad(clean, (0, 1)) + (1 - revealed) * mask
         return torch.where(self.process.unknown(x)[..., None], shown, (1 - masked) * token + masked * mask)
 
-    def draw(self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], turn: Turn) -> Tensor:
+    def draw(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Tensor:
         """Mask some tokens, reveal some masks."""
         masked, revealed = self.rates(t, s)
-        u, hidden = turn.chance(x.shape[-1], turn.step, STEP)[..., 0], self.process.unknown(x)
-        chosen = turn.free & hidden & (u < revealed[:, None])
-        taken = turn.free & ~hidden & (u < masked[:, None])
-        shown = reveal(self.process, x, self.schedule.sigma(t), chosen, turn)
+        u, hidden = context.chance(x.shape[-1], context.step, STEP)[..., 0], self.process.unknown(x)
+        chosen = context.free & hidden & (u < revealed[:, None])
+        taken = context.free & ~hidden & (u < masked[:, None])
+        shown = reveal(self.process, x, self.schedule.sigma(t), chosen, context)
         return torch.where(taken, self.process.limit(u), shown)
 
-    def run(self, canvas: Canvas, times: Float[Tensor, " n"], chance: Chance, asked: Asked) -> Iterator[State]:
+    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
         """A state for every time of the grid."""
-        yield from walk(self, self.draw, canvas, self.clock(times), chance, asked)
+        yield from walk(self, self.draw, prompt, self.clock(times), chance, asked)
 
     def law(self, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
         """The law of the samples."""

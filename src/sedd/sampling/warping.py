@@ -15,7 +15,7 @@ from sedd.diffusion.reverse import denoised
 
 @final
 @dataclass(frozen=True)
-class Sharpness:
+class Warping:
     """How a law of tokens is sharpened: temperature first, then top-k, then top-p."""
 
     temperature: float = 1.0
@@ -33,7 +33,7 @@ class Sharpness:
     @property
     def none(self) -> bool:
         """Whether a law is left as it is."""
-        return self == Sharpness()
+        return self == Warping()
 
     def __call__(self, log_p: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
         """log p^(1/temperature), of the k likeliest tokens, and of the fewest whose share reaches top_p."""
@@ -59,7 +59,7 @@ class Tempered:
 
     model: Reader
     process: Process
-    sharpness: Sharpness
+    warping: Warping
 
     @property
     def timed(self) -> bool:
@@ -77,9 +77,9 @@ class Tempered:
     ) -> Float[Tensor, "k N"]:
         """The tempered law of the clean token."""
         if isinstance(self.model, MeanReader):
-            return self.sharpness(self.model.read_mean(hidden, x_t, sigma))
+            return self.warping(self.model.read_mean(hidden, x_t, sigma))
         log_score = self.model.read(hidden, x_t, sigma)
-        return self.sharpness(denoised(self.process, log_score[:, None], x_t[:, None], sigma)[:, 0].log())
+        return self.warping(denoised(self.process, log_score[:, None], x_t[:, None], sigma)[:, 0].log())
 
     def read(
         self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]

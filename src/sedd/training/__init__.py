@@ -7,7 +7,7 @@ does.
 
 from sedd.training.batches import Batch, Batches, seeded
 from sedd.training.dry_run import plan
-from sedd.training.loop import Hear, NonFiniteError, Outcome, run, writable
+from sedd.training.loop import NonFiniteError, OnEvent, Outcome, run, writable
 from sedd.training.overrides import configured, stored
 from sedd.training.progress import watched
 from sedd.training.sources import prepared
@@ -17,8 +17,8 @@ __all__ = [
     "Batch",
     "Batches",
     "Gradient",
-    "Hear",
     "NonFiniteError",
+    "OnEvent",
     "Outcome",
     "Progress",
     "Trainer",

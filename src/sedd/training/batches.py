@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sedd import data
-from sedd.config import Run
+from sedd.config import RunConfig
 from sedd.diffusion.objective import Objective
 from sedd.diffusion.process import Process
 from sedd.diffusion.schedule import stratified
@@ -92,11 +92,11 @@ def _sent(a: Tensor, device: torch.device) -> Tensor:
     return a.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else a.to(device)
 
 
-def open_data(config: Run, prepare: Callable[[], Path], ranks: Ranks) -> tuple[data.Blocks, data.Blocks]:
+def open_data(config: RunConfig, prepare: Callable[[], Path], ranks: Ranks) -> tuple[data.Blocks, data.Blocks]:
     """Training and held-out rows; one process of each machine prepares and checks them, the others wait."""
 
     def blocks(folder: Path, split: str, check: bool = False) -> data.Blocks:
-        return data.Blocks.open(folder, config.model.length, split, config.data.validation, check)
+        return data.Blocks.open(folder, config.model.seq_len, split, config.data.val_fraction, check)
 
     folder = ranks.once_a_machine(lambda: blocks(prepare(), "train", check=True).folder)
     return blocks(folder, "train"), blocks(folder, "validation")

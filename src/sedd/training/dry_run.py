@@ -8,13 +8,13 @@ from statistics import median
 
 import torch
 
-from sedd.config import Budget, Run
+from sedd.config import BudgetConfig, RunConfig
 from sedd.runtime import cuda_graphs, distributed
 from sedd.training.batches import open_data
 from sedd.training.trainer import Trainer
 
 
-def plan(config: Run, prepare: Callable[[], Path], steps: int = 20) -> dict[str, float | int]:
+def plan(config: RunConfig, prepare: Callable[[], Path], steps: int = 20) -> dict[str, float | int]:
     """What a run would cost on this machine, measured over ``steps`` steps."""
     with distributed.group() as ranks:
         blocks, held_out = open_data(config, prepare, ranks)
@@ -25,7 +25,7 @@ def plan(config: Run, prepare: Callable[[], Path], steps: int = 20) -> dict[str,
         peak = cuda_graphs.peak() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {
             "parameters": parameters,
-            "training_tokens_at_hand": len(blocks) * config.model.length,
+            "training_tokens_at_hand": len(blocks) * config.model.seq_len,
             "tokens_a_step": tokens,
             "weights_and_moments_MiB": parameters * 4 * 5 / 2**20,  # weights, gradients, two moments, average
             "peak_memory_MiB": peak / 2**20,
@@ -53,7 +53,7 @@ def _measured(trainer: Trainer, steps: int) -> tuple[float, int]:
     return median(seconds[1:]), int(median(tokens[1:]))
 
 
-def _minutes(budget: Budget, seconds_a_step: float, tokens_a_step: int) -> float:
+def _minutes(budget: BudgetConfig, seconds_a_step: float, tokens_a_step: int) -> float:
     """Until the first limit of the budget is reached."""
     steps = [budget.steps, None if budget.tokens is None else budget.tokens / tokens_a_step]
     limits = [count * seconds_a_step / 60 for count in steps if count is not None]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sedd import checkpoint
-from sedd.config import Loop, Run
+from sedd.config import RunConfig, TrainConfig
 from sedd.runtime import distributed, run_log
 from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer
@@ -23,7 +23,7 @@ from sedd.training.trainer import Gradient, Moved, Progress, Trainer
 
 SAVES = "checkpoints"
 Record = dict[str, Any]
-Hear = Callable[[str, Record], None]
+OnEvent = Callable[[str, Record], None]
 """Told what happens, by the first process alone: ("log", record), ("note", {"text": …}).
 
 The record of a step has ``spent``, the share of the budget that is used up, and what was measured there.
@@ -44,10 +44,10 @@ class Outcome(NamedTuple):
     """On held-out data, at the end; empty where a signal came first."""
 
 
-def run(config: Run, prepare: Callable[[], Path], out: Path, resume: bool, hear: Hear) -> Outcome:
+def run(config: RunConfig, prepare: Callable[[], Path], out: Path, resume: bool, on_event: OnEvent) -> Outcome:
     """Run ``config`` on what ``prepare`` makes, from its last checkpoint or the start, to the end of its budget."""
-    with distributed.group() as ranks, _deterministic(config.loop.deterministic):
-        tell = hear if ranks.first else _unheard
+    with distributed.group() as ranks, _deterministic(config.train.deterministic):
+        tell = on_event if ranks.first else _unheard
         blocks, held_out = open_data(config, prepare, ranks)
         trainer = Trainer(config, blocks, held_out, ranks)
         _start(trainer, out, resume, tell)
@@ -82,10 +82,10 @@ def writable(folder: Path) -> None:
 
 
 def _loop(
-    trainer: Trainer, out: Path, stopped: Callable[[], int | None], write: Callable[[Record], None], tell: Hear
+    trainer: Trainer, out: Path, stopped: Callable[[], int | None], write: Callable[[Record], None], tell: OnEvent
 ) -> dict[str, float]:
     """Step until the budget is spent or a signal came; the held-out bound at the end."""
-    config, loop, ranks, done = trainer.config, trainer.config.loop, trainer.ranks, trainer.progress
+    config, options, ranks, done = trainer.config, trainer.config.train, trainer.ranks, trainer.progress
     bound: dict[str, float] = {}
     speed, spent, ending = _Speed(done), _spent(config, done, ranks), False
     began = time.perf_counter()
@@ -96,25 +96,25 @@ def _loop(
         found = _step(trainer, batch, rate, out, tell)
         done.seconds += time.perf_counter() - began  # with the wait for the batch: where a GPU is late, it is there
         spent, ending = _spent(config, done, ranks), ranks.any(stopped() is not None)
-        if ending or spent >= 1 or _looked_at(loop, done):
+        if ending or spent >= 1 or _looked_at(options, done):
             _settle(trainer, out, tell)  # else while the next step runs: a GPU is not waited for
 
-        bound = trainer.held_out_bound() if _due(done, loop.eval_every) else {}
+        bound = trainer.held_out_bound() if _due(done, options.eval_every) else {}
         best = bool(bound) and done.improves(bound["bound"])
-        record = (_measured(trainer, found, rate) | speed.read() if _due(done, loop.log_every) else {}) | bound
-        if _due(done, loop.sample_every):
+        record = (_measured(trainer, found, rate) | speed.read() if _due(done, options.log_every) else {}) | bound
+        if _due(done, options.sample_every):
             record["samples"] = trainer.samples(4)
             tell("note", {"text": f"step {done.step}: {record['samples'][0]!r}"})
         if record:
             write({"step": done.step, "tokens": done.tokens, **record})
         tell("log", {"step": done.step, "tokens": done.tokens, "spent": min(spent, 1.0), **record})
-        if ending or spent >= 1 or _due(done, loop.save_every) or (best and loop.save_every):
+        if ending or spent >= 1 or _due(done, options.save_every) or (best and options.save_every):
             trainer.save(out / SAVES)
         began = time.perf_counter()
     return bound if bound or ending else trainer.held_out_bound()
 
 
-def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: Hear) -> Gradient:
+def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: OnEvent) -> Gradient:
     """One batch; the weights move, unless its loss or gradient is no number."""
     done, seed = trainer.progress, trainer.config.seed
     torch.manual_seed(seeded(seed, done.step, 3, trainer.ranks.rank).initial_seed())  # dropout
@@ -128,22 +128,24 @@ def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: Hear) ->
     return found
 
 
-def _settle(trainer: Trainer, out: Path, tell: Hear) -> None:
+def _settle(trainer: Trainer, out: Path, tell: OnEvent) -> None:
     """What is left of the last step: its average, or what to do if its loss or gradient was no number."""
     if (refused := trainer.settle()) is not None:
         _refuse(trainer, refused, out, tell)
 
 
-def _looked_at(loop: Loop, done: Progress) -> bool:
+def _looked_at(options: TrainConfig, done: Progress) -> bool:
     """Whether the average or the log is wanted after this step."""
-    return any(_due(done, every) for every in (loop.log_every, loop.eval_every, loop.sample_every, loop.save_every))
+    return any(
+        _due(done, every) for every in (options.log_every, options.eval_every, options.sample_every, options.save_every)
+    )
 
 
 def _due(done: Progress, every: int) -> bool:
     return every > 0 and done.step % every == 0
 
 
-def _spent(config: Run, done: Progress, ranks: Ranks) -> float:
+def _spent(config: RunConfig, done: Progress, ranks: Ranks) -> float:
     """The share of the budget that is used up, by the limit that is nearest; the same for all processes."""
     budget = config.budget
     shares = [0.0]
@@ -243,7 +245,7 @@ def _raised_once() -> Iterator[None]:
         threading.excepthook = before
 
 
-def _start(trainer: Trainer, out: Path, resume: bool, tell: Hear) -> None:
+def _start(trainer: Trainer, out: Path, resume: bool, tell: OnEvent) -> None:
     """Load the newest whole checkpoint when asked to; refuse to write over a run when not."""
     saves = out / SAVES
     if not resume and checkpoint.steps(saves):
@@ -259,19 +261,19 @@ def _start(trainer: Trainer, out: Path, resume: bool, tell: Hear) -> None:
         trainer.prune(saves)
 
 
-def _refuse(trainer: Trainer, refused: Moved, out: Path, tell: Hear) -> None:
+def _refuse(trainer: Trainer, refused: Moved, out: Path, tell: OnEvent) -> None:
     """Keep the batch for replay; then stop, or go on without it as long as that is rare."""
-    loop, done = trainer.config.loop, trainer.progress
+    options, done = trainer.config.train, trainer.progress
     path = out / "nonfinite" / f"step-{refused.step:08d}-rank-{trainer.ranks.rank}.safetensors"
     checkpoint.write_tensors(path, refused.batch._asdict())
     done.skipped += 1
-    if loop.on_nonfinite == "skip" and done.skipped <= loop.max_skips:
+    if options.on_nonfinite == "skip" and done.skipped <= options.max_skips:
         so_far = f"skipped ({done.skipped} so far), kept in {path}"
         tell("note", {"text": f"step {refused.step}: loss or gradient is not finite; {so_far}"})
         return
     done.step, done.tokens = refused.step, refused.tokens
     trainer.save(out / SAVES)
-    again = "" if loop.on_nonfinite == "stop" else f" {done.skipped} times, more than loop.max_skips allows"
+    again = "" if options.on_nonfinite == "stop" else f" {done.skipped} times, more than train.max_skips allows"
     raise NonFiniteError(
         f"at step {refused.step} the loss or its gradient is not finite{again}; weights from before it are saved, "
         f"and the batch is in {path}. Try a lower optim.lr, or --on-nonfinite skip"

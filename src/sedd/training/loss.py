@@ -26,16 +26,16 @@ from sedd.diffusion.objective import (
 from sedd.diffusion.parameterization import Mean, Score
 from sedd.diffusion.process import Absorbing, Process, Ratio
 from sedd.nn.layers import Linear, widened
-from sedd.ops import Rows
+from sedd.ops import PackedTokens
 
 
-class Weighed(NamedTuple):
+class LossOutput(NamedTuple):
     """The weighted losses of a batch, in nats."""
 
     total: Float[Tensor, ""]
     """Their sum: the only one of the three with a gradient."""
     positions: Float[Tensor, "b L"]
-    beyond: Int[Tensor, ""]
+    overflow_count: Int[Tensor, ""]
     """How many scores were too large for an exponential; `positions` is infinite there."""
 
 
@@ -77,7 +77,7 @@ class Fused:
         weight: Float[Tensor, " b"],
         valid: Bool[Tensor, "b L"] | None = None,
         count: int | None = None,
-    ) -> Weighed:
+    ) -> LossOutput:
         """Losses of the positions that are valid, each row times its weight.
 
         ``count`` is how many of them the process may have changed: masked ones, or all. Whoever has x_t on the CPU
@@ -95,20 +95,20 @@ class Fused:
 
         told = self.asks.sigma(x_t, x_0, t).float()
         loss: ops.Loss = self.network(x_t, told, valid, read, rows)
-        return Weighed(loss.total, _spread(loss.rows, rows).view(x_t.shape), loss.beyond)
+        return LossOutput(loss.total, _spread(loss.rows, rows).view(x_t.shape), loss.overflow_count)
 
-    def _rows(self, x_t: Tensor, valid: Tensor | None, count: int | None) -> Rows | None:
+    def _rows(self, x_t: Tensor, valid: Tensor | None, count: int | None) -> PackedTokens | None:
         if valid is None and not isinstance(self.process, Absorbing):
             return None
         unknown = self.process.unknown(x_t)
         return ops.unknown_rows(unknown if valid is None else unknown & valid, count)
 
 
-def _spread(each: Tensor, rows: Rows | None) -> Tensor:
+def _spread(each: Tensor, rows: PackedTokens | None) -> Tensor:
     return each if rows is None else torch.cat([each, each.new_zeros(1)])[rows.back]
 
 
-def _packed(each: Tensor, like: Tensor, rows: Rows | None) -> Tensor:
+def _packed(each: Tensor, like: Tensor, rows: PackedTokens | None) -> Tensor:
     """A value for every row of a batch or every position, at the positions that count."""
     flat = each.expand(like.shape).flatten()
     return flat if rows is None else flat[rows.kept]
@@ -124,7 +124,7 @@ class _Scored:
         return self.objective.schedule.sigma(t)
 
     def cost(
-        self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, exact: torch.dtype, rows: Rows | None
+        self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, exact: torch.dtype, rows: PackedTokens | None
     ) -> ops.Cost:
         process = self.objective.process
         sigma, rate = (a.to(exact) for a in self.objective.schedule(t))
@@ -148,14 +148,14 @@ class _Predicted:
 
     def __init__(self, objective: Objective[Any], process: Process) -> None:
         if isinstance(objective, DenoisingScoreEntropy):  # the same integrand  [§7]
-            objective = TimeDCE(process, objective.schedule, t_min=objective.t_min, clock=objective.clock)
+            objective = TimeDCE(process, objective.schedule, t_min=objective.t_min, time_sampler=objective.time_sampler)
         self.objective, self.process = objective, process
 
     def sigma(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> Tensor:
         return self._ask(x_t, x_0, t)[0]
 
     def cost(
-        self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, exact: torch.dtype, rows: Rows | None
+        self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, exact: torch.dtype, rows: PackedTokens | None
     ) -> ops.Cost:
         each = (weight[:, None] * self._ask(x_t, x_0, t)[1]).to(exact)
         states = self.process.vocab_size

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sedd.config import Optim
+from sedd.config import OptimConfig
 from sedd.runtime import device
 from sedd.training import ema
 
@@ -19,7 +19,7 @@ def _is_hidden(name: str, weight: Tensor) -> bool:
     return weight.ndim == 2 and not any(word in name for word in outside)
 
 
-def make(network: nn.Module, config: Optim) -> list[torch.optim.Optimizer]:
+def make(network: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for hidden matrices and AdamW for the rest. Vectors are never decayed."""
     named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
     hidden = [w for n, w in named if config.name == "muon" and _is_hidden(n, w)]
@@ -50,16 +50,16 @@ def _fused(weights: Iterable[Tensor]) -> bool:
     return all(w.is_cuda for w in weights)
 
 
-def factor(config: Optim, step: int, progress: float) -> float:
+def factor(config: OptimConfig, step: int, progress: float) -> float:
     """The share of the learning rate at ``step``, with ``progress`` in [0, 1] of the budget spent."""
-    warm = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     progress = min(max(progress, 0.0), 1.0)
     fall = {
         "constant": 1.0,
-        "linear": 1 - (1 - config.final) * progress,
-        "cosine": config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2,
+        "linear": 1 - (1 - config.final_lr_fraction) * progress,
+        "cosine": config.final_lr_fraction + (1 - config.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2,
     }
-    return warm * fall[config.decay]
+    return warm * fall[config.lr_schedule]
 
 
 def step(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> None:
@@ -85,7 +85,7 @@ def set_rate(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
 class Mover(ABC):
     """Moves a network and the average after it, by the gradients that lie at its parameters."""
 
-    def __init__(self, network: nn.Module, average: nn.Module, config: Optim) -> None:
+    def __init__(self, network: nn.Module, average: nn.Module, config: OptimConfig) -> None:
         self.network, self.average, self.config = network, average, config
         self.optimizers = make(network, config)
         self.weights = list(network.parameters())  # to look for them takes as long as a launch for each
@@ -115,7 +115,7 @@ class PlainMover(Mover):
 
     def norm(self) -> Tensor:
         """Clips."""
-        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.config.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.config.grad_clip)
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
@@ -125,7 +125,7 @@ class PlainMover(Mover):
 
     def follow(self, number: int) -> None:
         """All of it."""
-        ema.update(self.average, self.network, ema.decay_at(number, self.config.ema))
+        ema.update(self.average, self.network, ema.decay_at(number, self.config.ema_decay))
 
 
 @final
@@ -135,7 +135,7 @@ class SwiftMover(Mover):
     The optimizer holds the moments, as its own step would have left them.
     """
 
-    def __init__(self, network: nn.Module, average: nn.Module, config: Optim) -> None:
+    def __init__(self, network: nn.Module, average: nn.Module, config: OptimConfig) -> None:
         super().__init__(network, average, config)
         self.buffers = list(zip(average.buffers(), network.buffers(), strict=True))
 
@@ -148,14 +148,14 @@ class SwiftMover(Mover):
         """The average too: the device knows whether there is a step."""
         from sedd.ops import adamw_ema_triton
 
-        group, share = self.optimizers[0].param_groups[0], 1 - ema.decay_at(number, self.config.ema)
+        group, share = self.optimizers[0].param_groups[0], 1 - ema.decay_at(number, self.config.ema_decay)
         averages: dict[Tensor, Tensor] = dict(zip(self.weights, self.averages, strict=True))
         weights = [
             adamw_ema_triton.Weight(w, g, m, v, averages.pop(w), steps, d) for w, g, m, v, steps, d in self._moments()
         ]
         beta1, beta2 = group["betas"]
         rule = adamw_ema_triton.Rule(group["lr"], beta1, beta2, group["eps"], share)
-        adamw_ema_triton.move(weights, rule, (self.config.clip / (norm + 1e-6)).clamp(max=1), finite)
+        adamw_ema_triton.move(weights, rule, (self.config.grad_clip / (norm + 1e-6)).clamp(max=1), finite)
         for weight, average in averages.items():  # those without a gradient
             average.lerp_(weight, share * finite)
 
@@ -180,7 +180,7 @@ class SwiftMover(Mover):
             kept.copy_(buffer)
 
 
-def mover(network: nn.Module, average: nn.Module, config: Optim) -> Mover:
+def mover(network: nn.Module, average: nn.Module, config: OptimConfig) -> Mover:
     """What moves these weights: one launch, if AdamW alone moves whole tensors on a device that can do it."""
     tensors = [*network.parameters(), *average.parameters()]
     swift = config.name == "adamw" and device.has_triton() and all(map(_plain, tensors))

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sedd import checkpoint
-from sedd.config import Run
+from sedd.config import RunConfig
 from sedd.recipes import RECIPES
 
 PATHS = {
@@ -18,15 +18,15 @@ PATHS = {
     "parameterization": "model.parameterization",
     "objective": "objective",
     "tokenizer": "data.tokenizer",
-    "records": "data.records",
+    "packing": "data.packing",
     "label": "data.label",
     "steps": "budget.steps",
     "minutes": "budget.minutes",
-    "save_every": "loop.save_every",
+    "save_every": "train.save_every",
     "seed": "seed",
-    "compile": "loop.compile",
-    "shard": "loop.shard",
-    "on_nonfinite": "loop.on_nonfinite",
+    "compile": "train.compile",
+    "fsdp": "train.fsdp",
+    "on_nonfinite": "train.on_nonfinite",
     "sources": "data.sources",
 }
 """Which option of a run a word sets."""
@@ -39,7 +39,7 @@ def configured(
     recipe: str | None = None,
     file: Path | None = None,
     sets: Sequence[str] = (),
-) -> Run:
+) -> RunConfig:
     """Defaults, then what a run stored, a recipe, a file, words, and ``sets`` as in optim.lr=1e-4: the later wins.
 
     A word is one of `PATHS`, the path of an option, or the name of a section with a mapping; None says nothing.
@@ -49,7 +49,7 @@ def configured(
     said = [f"{PATHS.get(name, name)}={json.dumps(value)}" for name, value in words.items() if value is not None]
     try:
         merged = OmegaConf.merge(
-            OmegaConf.structured(Run),
+            OmegaConf.structured(RunConfig),
             OmegaConf.create(dict(stored or {})),
             OmegaConf.create(RECIPES[recipe] if recipe else {}),
             OmegaConf.load(file) if file else {},
@@ -59,7 +59,7 @@ def configured(
         config = OmegaConf.to_object(merged)
     except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
         raise ValueError(f"the options do not fit: {str(error).splitlines()[0]}") from None
-    assert isinstance(config, Run)
+    assert isinstance(config, RunConfig)
     return config.resolved()
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from sedd.training.loop import Hear
+from sedd.training.loop import OnEvent
 
 
 @contextmanager
-def watched() -> Iterator[tuple[Hear, Callable[[int, int], None]]]:
+def watched() -> Iterator[tuple[OnEvent, Callable[[int, int], None]]]:
     """Who hears of a run, and who of the data that are prepared for it: (done, total)."""
     columns = (
         TextColumn("{task.description}"),
@@ -31,10 +31,10 @@ def _preparing(bar: Progress) -> Callable[[int, int], None]:
     return lambda done, total: bar.update(task, completed=done, total=total or None, visible=done != total)
 
 
-def _hearing(bar: Progress) -> Hear:
+def _hearing(bar: Progress) -> OnEvent:
     task = bar.add_task("training", total=1.0, visible=False, note="")
 
-    def hear(kind: str, record: dict[str, Any]) -> None:
+    def on_event(kind: str, record: dict[str, Any]) -> None:
         if kind == "note":
             bar.console.print(record["text"], markup=False, highlight=False)
             return
@@ -46,4 +46,4 @@ def _hearing(bar: Progress) -> Hear:
             bound = f"held-out bound {record['bound_bits_per_char']:.3f} bits/char"
             bar.console.print(f"step {record['step']}: {bound}", markup=False, highlight=False)
 
-    return hear
+    return on_event

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sedd import data, factory
-from sedd.config import Run
+from sedd.config import RunConfig
 
 
-def prepared(config: Run, progress: Callable[[int, int], None] | None = None) -> Path:
+def prepared(config: RunConfig, progress: Callable[[int, int], None] | None = None) -> Path:
     """The shards of a run: made once for each content and kept in a cache, or a folder of them as it is."""
     chosen = config.data
     if not chosen.sources:
@@ -22,12 +22,12 @@ def prepared(config: Run, progress: Callable[[int, int], None] | None = None) ->
         chosen.sources,
         chosen.tokenizer,
         lambda: factory.tokenizer(
-            chosen.tokenizer, lambda: data.documents(chosen.sources, chosen.column, chosen.records)
+            chosen.tokenizer, lambda: data.documents(chosen.sources, chosen.column, chosen.packing)
         ),
         cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",
-        records=chosen.records,
-        length=config.model.length if chosen.records == "lines" else None,
-        pad=chosen.pad if chosen.records == "lines" else None,
+        records=chosen.packing,
+        length=config.model.seq_len if chosen.packing == "lines" else None,
+        pad=chosen.pad if chosen.packing == "lines" else None,
         column=chosen.column,
         label=chosen.label,
         progress=progress,

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from sedd import checkpoint, data, factory, generate, sampling, tokenizer
-from sedd.config import Run
+from sedd.config import RunConfig
 from sedd.diffusion.objective import AnyOrder
 from sedd.diffusion.parameterization import Padded
 from sedd.nn.labels import Labelled
@@ -115,8 +115,8 @@ class _Whole(nn.Module):
 class Trainer:
     """Model, average, optimizers, data, and where the run stands."""
 
-    def __init__(self, config: Run, blocks: data.Blocks, held_out: data.Blocks, ranks: Ranks) -> None:
-        ranks.share(config.loop.batch, config.loop.accumulate)
+    def __init__(self, config: RunConfig, blocks: data.Blocks, held_out: data.Blocks, ranks: Ranks) -> None:
+        ranks.share(config.train.batch_size, config.train.grad_accumulation)
         self.config, self.blocks, self.held_out, self.ranks = config, blocks, held_out, ranks
         self.parts = factory.parts(config, blocks.vocab_size)
         self.padded = blocks.index.pad == "ignore"  # told of the data, not of a batch: a compiled graph sees one case
@@ -126,41 +126,41 @@ class Trainer:
             )
         dropout = config.data.label_dropout if blocks.labels else 0.0
         objective, process = self.parts.objective, self.parts.process
-        self.batches = Batches(blocks, objective, process, config.loop.batch, config.seed, ranks, dropout)
-        made = (factory.run_network(config, self.parts, len(blocks.labels)) for _ in range(2))
+        self.batches = Batches(blocks, objective, process, config.train.batch_size, config.seed, ranks, dropout)
+        made = (factory.build_network(config, self.parts, len(blocks.labels)) for _ in range(2))
         self.network, self.average = map(self._place, made)
         self.average.requires_grad_(False).eval()
         self.mover = optimizer.mover(self.network, self.average, config.optim)
         self.seen: nn.Module = self.network
-        if ranks.world > 1 and not config.loop.shard:
+        if ranks.world > 1 and not config.train.fsdp:
             self.seen = nn.parallel.DistributedDataParallel(self.network)
-        if config.loop.precision == "float8":  # the average, which is evaluated, stays in bfloat16
+        if config.train.precision == "float8":  # the average, which is evaluated, stays in bfloat16
             self.network.narrow()
-        self.network.pass_through = factory.recompute(config.loop.recompute)
-        if config.loop.compile:  # the average is not: it is asked seldom, for rows of several shapes
-            if config.loop.shard:  # where weights are gathered the graph of a whole trunk would break
+        self.network.pass_through = factory.recompute(config.train.activation_checkpointing)
+        if config.train.compile:  # the average is not: it is asked seldom, for rows of several shapes
+            if config.train.fsdp:  # where weights are gathered the graph of a whole trunk would break
                 self.network.compile_blocks()
             else:
                 self.network.compile_trunk()
-        if config.loop.record and ranks.world == 1:  # several send gradients while the way back still goes on
+        if config.train.cuda_graphs and ranks.world == 1:  # several send gradients while the way back still goes on
             self.network.record()
         # a sharded network gathers its weights when it is called as a whole, not when a part of it is
-        self.seen_average: nn.Module = _Whole(self.average) if config.loop.shard else self.average
+        self.seen_average: nn.Module = _Whole(self.average) if config.train.fsdp else self.average
         self.progress = Progress()
         self.moved: Moved | None = None
 
     def _place(self, network: Transformer) -> Transformer:
         """On the device, in the precision of the run, cut into shards if asked."""
         network = network.to(self.ranks.device)
-        if self.config.loop.shard:
+        if self.config.train.fsdp:
             from torch.distributed.fsdp import fully_shard
 
             if self.ranks.world == 1:
-                raise ValueError("loop.shard cuts the model over processes, and there is one; start it with torchrun")
+                raise ValueError("train.fsdp cuts the model over processes, and there is one; start it with torchrun")
             for block in network.blocks:
                 fully_shard(block)
             fully_shard(network, reshard_after_forward=True)  # or an evaluation leaves it whole
-        if self.config.loop.precision != "float32":
+        if self.config.train.precision != "float32":
             half = torch.autocast(self.ranks.device.type, torch.bfloat16)
             network.forward = half(network.forward)  # type: ignore[method-assign]
         return network
@@ -169,7 +169,7 @@ class Trainer:
 
     def model(self, network: nn.Module, label: Tensor) -> nn.Module:
         """The model of rows with these labels."""
-        return factory.run_model(self.config, Labelled(network, label) if self.blocks.labels else network, self.parts)
+        return factory.build_model(self.config, Labelled(network, label) if self.blocks.labels else network, self.parts)
 
     def told(self, network: nn.Module, valid: Tensor, label: Tensor) -> Any:
         """The same, told also where rows end."""
@@ -196,7 +196,7 @@ class Trainer:
         """Fill the gradients."""
         self.network.train()
         by_time = torch.zeros(2, NOISE_PARTS, device=self.ranks.device)
-        *_, last = parts = batch.parts(self.config.loop.accumulate)
+        *_, last = parts = batch.parts(self.config.train.grad_accumulation)
         for part in parts:
             with self._no_sync(last=part is last):
                 total, rows = self._total(part)
@@ -209,7 +209,7 @@ class Trainer:
 
     @contextmanager
     def _no_sync(self, last: bool) -> Iterator[None]:
-        if self.config.loop.shard:
+        if self.config.train.fsdp:
             self.network.set_requires_gradient_sync(last)  # type: ignore[operator]
         wait = isinstance(self.seen, nn.parallel.DistributedDataParallel) and not last
         with self.seen.no_sync() if wait else nullcontext():  # type: ignore[operator]
@@ -237,24 +237,24 @@ class Trainer:
 
         Rows that have labels are scored given them.
         """
-        loop, ranks = self.config.loop, self.ranks
-        size = loop.batch // ranks.world // loop.accumulate
+        options, ranks = self.config.train, self.ranks
+        size = options.batch_size // ranks.world // options.grad_accumulation
         return evaluation.bound(
             partial(self.told, self.seen_average),
             self.parts,
             self.held_out,
             ranks,
-            count=loop.eval_sequences,
+            count=options.eval_sequences,
             size=size,
             seed=self.config.seed,
         )
 
     def samples(self, count: int, steps: int = 64) -> list[str]:
         """Texts of the averaged model."""
-        settings = generate.Settings(steps=steps, seed=self.config.seed)
-        model = factory.run_model(self.config, self.seen_average, self.parts)
-        job = generate.Job(model, self.parts.process, self.parts.schedule, settings)
-        rows = generate.sample(job, sampling.empty(count, self.config.model.length, self.ranks.device))
+        settings = generate.SamplingSettings(steps=steps, seed=self.config.seed)
+        model = factory.build_model(self.config, self.seen_average, self.parts)
+        job = generate.SamplingRun(model, self.parts.process, self.parts.schedule, settings)
+        rows = generate.sample(job, sampling.empty(count, self.config.model.seq_len, self.ranks.device))
         return [self.blocks.tokenizer.decode(row.ids) for row in rows]
 
     # Saving and resuming -----------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Trainer:
     def prune(self, root: Path) -> None:
         """Remove all checkpoints but the last few and the best."""
         best = self.progress.best_step
-        checkpoint.prune(root, self.config.loop.keep, None if best is None else _name(best))
+        checkpoint.prune(root, self.config.train.keep_checkpoints, None if best is None else _name(best))
 
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint, at any number of processes."""
@@ -312,7 +312,7 @@ class Trainer:
             )
         if tokenizer.load(folder) != self.blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
-        stored = Run.from_dict(
+        stored = RunConfig.from_dict(
             {key: value for key, value in stored.items() if key not in ("vocab_size", "labels")}
         ).as_dict()
         for part in ("model", "noise", "objective"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd.diffusion import check
 from sedd.diffusion.process import Absorbing, Process
-from sedd.diffusion.schedule import Clock, Even, Schedule, Times
+from sedd.diffusion.schedule import Schedule, Times, TimeSampler, UniformTimes
 
 M = TypeVar("M")
 
@@ -95,15 +95,15 @@ class Integral(Noised[M], ABC):
 
     _: KW_ONLY
     t_min: float = 0.0
-    clock: Clock = field(default_factory=Even)
-    """`schedule.Even` or, to importance-sample the times, `schedule.Importance`."""
+    time_sampler: TimeSampler = field(default_factory=UniformTimes)
+    """`schedule.UniformTimes` or, to importance-sample the times, `schedule.ImportanceTimes`."""
 
     def __post_init__(self) -> None:
         check.t_min(self.t_min)
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """Times in [t_min, 1]."""
-        return self.clock(u, self.t_min)
+        return self.time_sampler(u, self.t_min)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Masked(Objective[M], ABC):
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """``u`` itself, which picks how much is masked."""
-        return Even()(u)
+        return UniformTimes()(u)
 
     def _tokens(self) -> int:
         return self.process.vocab_size

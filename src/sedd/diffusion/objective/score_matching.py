@@ -12,7 +12,7 @@ from sedd.diffusion import divergence
 from sedd.diffusion.objective.base import Integral, weighed
 from sedd.diffusion.parameterization import Conditioner, Model
 from sedd.diffusion.process import at_token
-from sedd.exact import Law, Score
+from sedd.exact import Distribution, Score
 
 
 @final
@@ -73,7 +73,7 @@ class SoftmaxLinear(Integral[Model]):
 class Explicit(Integral[Model], ABC):
     """A loss against the true ratios of a law that is written down."""
 
-    law: Law
+    law: Distribution
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from sedd.diffusion import categorical, check
 from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, only_absorbing, weighed
 from sedd.diffusion.parameterization import Denoiser, Predictor
 from sedd.diffusion.process import at_token, log_odds
-from sedd.diffusion.schedule import Even, Times
+from sedd.diffusion.schedule import Times, UniformTimes
 
 
 @final
@@ -153,7 +153,7 @@ class Autoregressive(Objective[Predictor]):
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """There is no time; any will do."""
-        return Even()(u)
+        return UniformTimes()(u)
 
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator

@@ -8,7 +8,17 @@ Shapes: token ids are ``(*b, L)``, the total noise ``sigma`` is ``(*b,)``, score
 """
 
 from sedd.diffusion.process.absorbing import Absorbing
-from sedd.diffusion.process.base import Affine, Process, Ratio, at_least_float32, at_token, between, log_odds
+from sedd.diffusion.process.base import AffineWeights, Process, Ratio, at_least_float32, at_token, between, log_odds
 from sedd.diffusion.process.uniform import Uniform
 
-__all__ = ["Absorbing", "Affine", "Process", "Ratio", "Uniform", "at_least_float32", "at_token", "between", "log_odds"]
+__all__ = [
+    "Absorbing",
+    "AffineWeights",
+    "Process",
+    "Ratio",
+    "Uniform",
+    "at_least_float32",
+    "at_token",
+    "between",
+    "log_odds",
+]

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical, check
-from sedd.diffusion.process.base import Affine, Process, Ratio, at_token, between, log_odds
+from sedd.diffusion.process.base import AffineWeights, Process, Ratio, at_token, between, log_odds
 from sedd.diffusion.schedule import lost
 
 
@@ -131,18 +131,18 @@ class Absorbing(Process):
         mask = mask - torch.expm1(dsigma) * tokens.sum(-1, keepdim=True)
         return torch.cat([torch.exp(dsigma) * tokens, mask], -1)
 
-    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> Affine:
+    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask becomes y with weight (e^Δσ − 1)·s_y and stays with 1 − (e^Δσ − 1)·S."""
         e = torch.expm1(dsigma)
-        return Affine(e, torch.ones_like(e), -e)
+        return AffineWeights(e, torch.ones_like(e), -e)
 
-    def last_law(self, sigma: Float[Tensor, "*s"]) -> Affine:
+    def last_law(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask becomes y in the proportion of the scores."""
-        return Affine(torch.ones_like(sigma))
+        return AffineWeights(torch.ones_like(sigma))
 
-    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> Affine:
+    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask is revealed with probability ρ."""
-        return Affine(self.reveal(sigma_s, sigma_t), torch.zeros_like(sigma_s), lost(sigma_s) / lost(sigma_t))
+        return AffineWeights(self.reveal(sigma_s, sigma_t), torch.zeros_like(sigma_s), lost(sigma_s) / lost(sigma_t))
 
     def reveal(self, sigma_s: Float[Tensor, "*b"], sigma_t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """P(a mask at σ_t is a token at σ_s) = (e^Δσ − 1)/(e^σ_t − 1): the network has no say in it.  [§9]"""

@@ -21,7 +21,7 @@ class Ratio(NamedTuple):
     """None: they are 0."""
 
 
-class Affine(NamedTuple):
+class AffineWeights(NamedTuple):
     """The law of one position's next token, unnormalised and up to the rounding of a zero, in terms of scores.
 
     With S = Σ_{y≠x} s_y over tokens: w_y = max(0, go·s_y + by_sum·S + by_own·s_x) for tokens y ≠ x, and staying at x
@@ -196,15 +196,15 @@ class Process(ABC):
         """exp(−Δσ Q) s: ratios at the earlier noise σ − Δσ to the probability at σ.  [§9]"""
 
     @abstractmethod
-    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> Affine:
+    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y), of a score with s_x = 1."""
 
     @abstractmethod
-    def last_law(self, sigma: Float[Tensor, "*s"]) -> Affine:
+    def last_law(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
         """The same with Δσ = σ, in which no mask is left."""
 
     @abstractmethod
-    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> Affine:
+    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x), where s is p(· | x) up to a factor; of a mask it is 0."""
 
     def score_entropy(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd.diffusion import check
 from sedd.diffusion.divergence import score_entropy
-from sedd.diffusion.process.base import Affine, Process, Ratio, at_token, between, log_odds, sum_by_value
+from sedd.diffusion.process.base import AffineWeights, Process, Ratio, at_token, between, log_odds, sum_by_value
 from sedd.diffusion.schedule import lost
 
 
@@ -127,24 +127,26 @@ class Uniform(Process):
         dsigma = dsigma[..., None, None]
         return torch.exp(dsigma) * score - torch.expm1(dsigma) * score.mean(-1, keepdim=True)
 
-    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> Affine:
+    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """P_Δσ(x, y)·(e^Δσ·s_y − (e^Δσ − 1)/N·(S + s_x))."""
         each = torch.expm1(dsigma) / self.vocab_size
         go = lost(dsigma) / self.vocab_size
         stay = torch.exp(-dsigma) + go
-        return Affine(go * torch.exp(dsigma), stay * (torch.exp(dsigma) - each), -stay * each, -go * each, -go * each)
+        return AffineWeights(
+            go * torch.exp(dsigma), stay * (torch.exp(dsigma) - each), -stay * each, -go * each, -go * each
+        )
 
-    def last_law(self, sigma: Float[Tensor, "*s"]) -> Affine:
+    def last_law(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
         """The same, to no noise at all."""
         return self.analytic_law(sigma)
 
-    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> Affine:
+    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
         """P_Δ(x, y)·Σ_{x_0} P_s(y, x_0)·s_{x_0}/P_t(x, x_0)."""
         (stay_s, go_s), (stay_t, go_t), (stay, go) = (
             (torch.exp(self._log_stay(a)), torch.exp(self._log_go(a))) for a in (sigma_s, sigma_t, sigma_t - sigma_s)
         )
         here = torch.exp(-sigma_s)
-        return Affine(
+        return AffineWeights(
             go * here / go_t, stay * stay_s / stay_t, stay * go_s / go_t, go * go_s / go_t, go * go_s / stay_t
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sedd.tokenizer import Ids
 
-Hear = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Told how many rows are done, and how many there are."""
 
 
@@ -57,13 +57,15 @@ class Scored(NamedTuple):
 
 
 @torch.no_grad()
-def score(judge: Judge, rows: Sequence[Ids], batch: int = 8, hear: Hear = lambda done, total: None) -> list[Scored]:
+def score(
+    judge: Judge, rows: Sequence[Ids], batch: int = 8, on_progress: OnProgress = lambda done, total: None
+) -> list[Scored]:
     """What each row costs; neither its mates nor the size of a batch matter, but for the last bits."""
     nats, done = np.zeros(len(rows)), 0
     for numbers, x, valid in _batches(rows, batch):
         costs = torch.where(valid, judge.costs(x, valid), 0).double().sum(-1)
         nats[numbers] = costs.cpu().numpy()
-        hear(done := done + len(numbers), len(rows))
+        on_progress(done := done + len(numbers), len(rows))
     return [Scored(row, float(n), len(row) - judge.skips_first) for row, n in zip(rows, nats, strict=True)]
 
 

@@ -14,7 +14,7 @@ from sedd import checkpoint
 from sedd.diffusion.parameterization import Causal
 from sedd.diffusion.process import at_token
 from sedd.evaluation.quality.judge import Judge
-from sedd.factory import Loaded
+from sedd.factory import LoadedModel
 from sedd.tokenizer import Ids
 
 
@@ -22,7 +22,7 @@ from sedd.tokenizer import Ids
 class Own(Judge):
     """A run whose objective was autoregressive. It starts a text with a token of its own, so all are counted."""
 
-    def __init__(self, loaded: Loaded, name: str, skips_first: bool = False) -> None:
+    def __init__(self, loaded: LoadedModel, name: str, skips_first: bool = False) -> None:
         if not isinstance(loaded.model, Causal):
             raise ValueError(
                 f"judge {name} was trained with objective {loaded.config.objective}, which tells no cost of a token "
@@ -31,12 +31,12 @@ class Own(Judge):
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self._device = next(loaded.network.parameters()).device
         self.name, self.skips_first, self.precision = name, skips_first, "float32"
-        self.vocab_size, self.length = loaded.tokenizer.vocab_size, loaded.config.model.length
+        self.vocab_size, self.length = loaded.tokenizer.vocab_size, loaded.config.model.seq_len
         self.context = self.length
         weights, tokens = checkpoint.sha256(loaded.folder / "ema.safetensors"), loaded.tokenizer.fingerprint()
         self.sha256 = hashlib.sha256(f"{weights} {tokens}".encode()).hexdigest()
         records = loaded.config.data
-        self._pad = loaded.tokenizer.pad if records.records == "lines" and records.pad == "model" else None
+        self._pad = loaded.tokenizer.pad if records.packing == "lines" and records.pad == "model" else None
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """The tokens of the run."""

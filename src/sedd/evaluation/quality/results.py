@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sedd.evaluation.quality import samples as given
-from sedd.evaluation.quality.judge import Hear, Judge, score
+from sedd.evaluation.quality.judge import Judge, OnProgress, score
 from sedd.evaluation.quality.mauve import Reference
 from sedd.evaluation.quality.metrics import GRAMS, REPEATED, Mean, Quality, measure
 from sedd.evaluation.quality.samples import Samples
@@ -25,13 +25,13 @@ def judged(
     truncate: bool = False,
     reference: Reference | None = None,
     batch: int = 8,
-    hear: Hear = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
     """What ``samples`` are worth to ``judge``, as it is stored and printed."""
     if batch < 1:
         raise ValueError(f"judge-batch is {batch}; it must be 1 or more")
     read = given.rows(samples, judge, by_ids=by_ids, truncate=truncate)
-    quality = measure(score(judge, read.ids, batch, hear))
+    quality = measure(score(judge, read.ids, batch, on_progress))
     return {
         "source": samples.source,
         **_numbers(quality),

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from sedd import checkpoint, generate
-from sedd.evaluation.quality.judge import Hear, Judge
-from sedd.factory import Loaded
-from sedd.sampling import Canvas
+from sedd.evaluation.quality.judge import Judge, OnProgress
+from sedd.factory import LoadedModel
+from sedd.sampling import Prompt
 from sedd.tokenizer import Ids
 
 CARRIED = (
     *("sampler", "steps", "grid", "seed", "temperature", "top_p", "top_k", "options", "label", "guidance"),
     *("draw_precision", "length", "model", "model_sha256"),
 )
-"""How samples were drawn: what `generate.Job.facts` says, and of which model."""
+"""How samples were drawn: what `generate.SamplingRun.facts` says, and of which model."""
 
 
 class Sample(NamedTuple):
@@ -55,15 +55,17 @@ class Samples:
         return self
 
 
-def draw(loaded: Loaded, job: generate.Job, canvas: Canvas, batch: int, source: str, hear: Hear) -> Samples:
+def draw(
+    loaded: LoadedModel, job: generate.SamplingRun, prompt: Prompt, batch: int, source: str, on_progress: OnProgress
+) -> Samples:
     """Samples of a model, as many as the canvas has rows."""
     rows: list[Sample] = []
-    (count, length), device = canvas.given.shape, next(loaded.network.parameters()).device
+    (count, length), device = prompt.given.shape, next(loaded.network.parameters()).device
     steps = len(job.times) - 1 if len(job.times) else length
     for first in range(0, count, batch):
-        piece = canvas.rows(slice(first, first + batch)).to(device)
+        piece = prompt.rows(slice(first, first + batch)).to(device)
         for last in job.states(piece, first):
-            hear(first * steps + len(piece.given) * min(last.step, steps), count * steps)
+            on_progress(first * steps + len(piece.given) * min(last.step, steps), count * steps)
         rows += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.finished(last, piece))
     facts = {"model": str(loaded.folder), "model_sha256": checkpoint.sha256(loaded.folder / "ema.safetensors")}
     done = job.tally

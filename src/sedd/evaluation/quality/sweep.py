@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any, final
 
 from sedd import factory
-from sedd.generate import Settings, steps_of, value_of
+from sedd.generate import SamplingSettings, steps_of, value_of
 
 
 @final
@@ -14,7 +14,7 @@ from sedd.generate import Settings, steps_of, value_of
 class Way:
     """How to sample, and how long texts."""
 
-    settings: Settings
+    settings: SamplingSettings
     length: int | None = None
 
 
@@ -24,9 +24,7 @@ def _setting(name: str, of: Callable[[str], Any]) -> Callable[[Way, str], Way]:
 
 def _sharpness(name: str, of: Callable[[str], Any]) -> Callable[[Way, str], Way]:
     def vary(way: Way, word: str) -> Way:
-        return replace(
-            way, settings=replace(way.settings, sharpness=replace(way.settings.sharpness, **{name: of(word)}))
-        )
+        return replace(way, settings=replace(way.settings, warping=replace(way.settings.warping, **{name: of(word)})))
 
     return vary
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sedd import checkpoint, factory
-from sedd.config import Run
+from sedd.config import RunConfig
 from sedd.hub.convert import files
 from sedd.hub.convert.layout import LAYOUTS, ROTARY, Layout, Sizes, fitting, recognised
 from sedd.tokenizer import Integers, Tokenizer
@@ -25,7 +25,7 @@ class Published(NamedTuple):
     """A published checkpoint, every entry of it looked at."""
 
     layout: Layout
-    config: Run
+    config: RunConfig
     vocab_size: int
     weights: Mapping[str, Mapping[str, Tensor]]
     """By the names of `transformer.Reference`: ``ema``, and ``model`` where the ones not averaged are there too."""
@@ -108,7 +108,7 @@ def free(out: Path) -> Path:
     return out.absolute()
 
 
-def _as_it_was(layout: Layout, folder: Path, run: Run, weights: Mapping[str, Tensor]) -> dict[str, Any] | None:
+def _as_it_was(layout: Layout, folder: Path, run: RunConfig, weights: Mapping[str, Tensor]) -> dict[str, Any] | None:
     """The configuration a model was published with, where it still describes the model."""
     if not (folder / f"{RECORD}.json").is_file():
         return None
@@ -120,10 +120,10 @@ def _as_it_was(layout: Layout, folder: Path, run: Run, weights: Mapping[str, Ten
     return original if same else None
 
 
-def _shapes(run: Run, vocab_size: int) -> dict[str, torch.Size]:
+def _shapes(run: RunConfig, vocab_size: int) -> dict[str, torch.Size]:
     """Names and shapes of the network that a run describes."""
     with torch.device("meta"):
-        network = factory.run_network(run, factory.parts(run, vocab_size))
+        network = factory.build_network(run, factory.parts(run, vocab_size))
     return {name: value.shape for name, value in network.state_dict().items()}
 
 

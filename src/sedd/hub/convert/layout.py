@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar, final
 
-from sedd.config import Data, Model, Noise, Run
+from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig
 
 ROTARY = "rotary_emb.inv_freq"
 PROCESSES = {"absorb": "absorbing", "uniform": "uniform"}
@@ -35,15 +35,15 @@ class Layout(ABC):
     """What stands before the names of weights."""
 
     @abstractmethod
-    def fits(self, run: Run) -> bool:
+    def fits(self, run: RunConfig) -> bool:
         """Whether a model of the reference network can be said in this layout."""
 
     @abstractmethod
-    def understood(self, config: Config, sizes: Sizes) -> tuple[Run, int]:
+    def understood(self, config: Config, sizes: Sizes) -> tuple[RunConfig, int]:
         """The model that a configuration describes, and its vocabulary."""
 
     @abstractmethod
-    def described(self, run: Run, vocab_size: int) -> dict[str, Any]:
+    def described(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
         """The configuration that describes a model."""
 
 
@@ -53,11 +53,11 @@ class Sedd(Layout):
 
     name = "sedd"
 
-    def fits(self, run: Run) -> bool:
+    def fits(self, run: RunConfig) -> bool:
         """A score that hears σ."""
-        return run.model.parameterization == "score" and run.told == "sigma"
+        return run.model.parameterization == "score" and run.time_conditioning == "sigma"
 
-    def understood(self, config: Config, sizes: Sizes) -> tuple[Run, int]:
+    def understood(self, config: Config, sizes: Sizes) -> tuple[RunConfig, int]:
         """From ``tokens``, ``graph``, ``noise`` and ``model``."""
         process = _chosen(config, "graph.type", PROCESSES)
         scaled = _given(config, "model.scale_by_sigma", bool, process == "absorbing")
@@ -66,11 +66,11 @@ class Sedd(Layout):
                 f"model.scale_by_sigma is {scaled} and graph.type {process}: a published score is scaled by σ under "
                 "absorbing noise, and there alone"
             )
-        noise = Noise(process, *_schedule(config))
+        noise = NoiseConfig(process, *_schedule(config))
         model = _model(config, sizes, parameterization="score", dropout=0.1)
         return _run(noise, model, "score-entropy"), _tokens(config, sizes, masks=process == "absorbing")
 
-    def described(self, run: Run, vocab_size: int) -> dict[str, Any]:
+    def described(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
         """As the nested configuration of a run."""
         masks = run.noise.process == "absorbing"
         nested = _nested(run, vocab_size)
@@ -84,19 +84,19 @@ class Radd(Layout):
 
     name = "radd"
 
-    def fits(self, run: Run) -> bool:
+    def fits(self, run: RunConfig) -> bool:
         """A denoiser of masks, free of time."""
-        return _denoises_masks(run) and run.told == "nothing"
+        return _denoises_masks(run) and run.time_conditioning == "none"
 
-    def understood(self, config: Config, sizes: Sizes) -> tuple[Run, int]:
+    def understood(self, config: Config, sizes: Sizes) -> tuple[RunConfig, int]:
         """From ``tokens``, ``noise``, ``model`` and the loss that was trained."""
         _chosen(config, "graph.type", {"absorb": "absorbing"}, "absorb")
-        noise = Noise("absorbing", *_schedule(config))
-        model = _model(config, sizes, parameterization="mean", dropout=0.02, told="nothing")
+        noise = NoiseConfig("absorbing", *_schedule(config))
+        model = _model(config, sizes, parameterization="mean", dropout=0.02, time_conditioning="none")
         objective = _chosen(config, "training.loss_type", LOSSES, "lambda_DCE")
         return _run(noise, model, objective), _tokens(config, sizes, masks=True)
 
-    def described(self, run: Run, vocab_size: int) -> dict[str, Any]:
+    def described(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
         """As the nested configuration of a run, with what its code asks for."""
         nested = _nested(run, vocab_size)
         nested["model"] |= {"use_checkpoint": False, "dtype": "float32"}
@@ -111,32 +111,32 @@ class Mdlm(Layout):
     name = "mdlm"
     prefix = "backbone."
 
-    def fits(self, run: Run) -> bool:
+    def fits(self, run: RunConfig) -> bool:
         """A denoiser of masks with an embedding of σ, whatever that hears; the layout has one schedule."""
         plain = run.noise.schedule == "log-linear" and run.noise.options.get("eps", EPS) == EPS
-        return _denoises_masks(run) and run.told != "nothing" and plain
+        return _denoises_masks(run) and run.time_conditioning != "none" and plain
 
-    def understood(self, config: Config, sizes: Sizes) -> tuple[Run, int]:
+    def understood(self, config: Config, sizes: Sizes) -> tuple[RunConfig, int]:
         """From the flat configuration of the Hub, or the nested one of a run; both may be missing."""
         _chosen(config, "parameterization", {"subs": "mean"}, "subs")
         told = "sigma" if _given(config, "time_conditioning", bool, False) else "zero"
-        noise = Noise("absorbing", *_schedule(config))
-        model = _model(config, sizes, parameterization="mean", dropout=0.1, told=told)
+        noise = NoiseConfig("absorbing", *_schedule(config))
+        model = _model(config, sizes, parameterization="mean", dropout=0.1, time_conditioning=told)
         return _run(noise, model, "t-dce"), _tokens(config, sizes, masks=True)
 
-    def described(self, run: Run, vocab_size: int) -> dict[str, Any]:
+    def described(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
         """As the flat configuration of the Hub."""
         m = run.model
         return {
             "model_type": "mdlm",
             "vocab_size": vocab_size + 1,
-            "model_length": m.length,
+            "model_length": m.seq_len,
             "hidden_dim": m.width,
-            "cond_dim": m.cond,
+            "cond_dim": m.cond_dim,
             "n_blocks": m.depth,
             "n_heads": m.heads,
             "dropout": m.dropout,
-            "time_conditioning": run.told == "sigma",
+            "time_conditioning": run.time_conditioning == "sigma",
         }
 
 
@@ -158,17 +158,17 @@ def recognised(names: Mapping[str, Any]) -> Layout:
     )
 
 
-def fitting(run: Run, name: str | None) -> Layout:
+def fitting(run: RunConfig, name: str | None) -> Layout:
     """The layout called ``name``, or the first that can say the model."""
     if name is not None and name not in LAYOUTS:
         raise ValueError(f"format is {name!r}; choose one of {', '.join(LAYOUTS)}")
-    able = [layout for layout in LAYOUTS.values() if run.model.style == "reference" and layout.fits(run)]
+    able = [layout for layout in LAYOUTS.values() if run.model.architecture == "reference" and layout.fits(run)]
     chosen = [layout for layout in able if name in (None, layout.name)]
     if not chosen:
         instead = f"its format is {able[0].name}" if able else "no published format has such models"
         raise ValueError(
-            f"a {run.model.style} network with parameterization {run.model.parameterization}, {run.noise.process} "
-            f"noise, schedule {run.noise.schedule} and told {run.told} is no {name or 'published'} model; {instead}"
+            f"a {run.model.architecture} network with parameterization {run.model.parameterization}, {run.noise.process} "
+            f"noise, schedule {run.noise.schedule} and told {run.time_conditioning} is no {name or 'published'} model; {instead}"
         )
     return chosen[0]
 
@@ -176,12 +176,12 @@ def fitting(run: Run, name: str | None) -> Layout:
 # Words of configurations -----------------------------------------------------------------------------------
 
 
-def _denoises_masks(run: Run) -> bool:
+def _denoises_masks(run: RunConfig) -> bool:
     return run.model.parameterization == "mean" and run.noise.process == "absorbing"
 
 
-def _run(noise: Noise, model: Model, objective: str) -> Run:
-    return Run(data=Data(tokenizer="gpt2"), noise=noise, model=model, objective=objective).resolved()
+def _run(noise: NoiseConfig, model: ModelConfig, objective: str) -> RunConfig:
+    return RunConfig(data=DataConfig(tokenizer="gpt2"), noise=noise, model=model, objective=objective).resolved()
 
 
 def _look(config: Config, path: str) -> Any:
@@ -235,7 +235,7 @@ def _size(config: Config, name: str, default: int) -> int:
     return default
 
 
-def _model(config: Config, sizes: Sizes, **options: Any) -> Model:
+def _model(config: Config, sizes: Sizes, **options: Any) -> ModelConfig:
     """The network, of the sizes that the configuration says and the weights have."""
     for name in ("width", "heads", *([] if sizes.cond is None else ["cond"])):
         measured = getattr(sizes, name)
@@ -247,13 +247,13 @@ def _model(config: Config, sizes: Sizes, **options: Any) -> Model:
     if not 0 < depth < 2 * sizes.depth + 2:  # of fewer that are there, those that lack are named
         raise ValueError(f"the configuration says {PLACES['depth'][0]} is {depth}; the weights have {sizes.depth}")
     options["dropout"] = _given(config, "dropout", float, _given(config, "model.dropout", float, options["dropout"]))
-    return Model(
-        style="reference",
+    return ModelConfig(
+        architecture="reference",
         width=sizes.width,
         depth=depth,
         heads=sizes.heads,
-        cond=sizes.cond or _size(config, "cond", 128),
-        length=_size(config, "length", 1024),
+        cond_dim=sizes.cond or _size(config, "cond", 128),
+        seq_len=_size(config, "length", 1024),
         **options,
     )
 
@@ -267,7 +267,7 @@ def _tokens(config: Config, sizes: Sizes, masks: bool) -> int:
     return tokens
 
 
-def _nested(run: Run, vocab_size: int) -> dict[str, Any]:
+def _nested(run: RunConfig, vocab_size: int) -> dict[str, Any]:
     """What SEDD and RADD have in common."""
     m, schedule = run.model, run.noise.schedule
     kind = [name for name, ours in SCHEDULES.items() if ours == schedule]
@@ -281,8 +281,8 @@ def _nested(run: Run, vocab_size: int) -> dict[str, Any]:
         "noise": {"type": kind[0], **ends, **eps},
         "model": {
             "hidden_size": m.width,
-            "cond_dim": m.cond,
-            "length": m.length,
+            "cond_dim": m.cond_dim,
+            "length": m.seq_len,
             "n_blocks": m.depth,
             "n_heads": m.heads,
             "dropout": m.dropout,
