@@ -49,7 +49,7 @@ def trained(way: str, seed: int, file: str, recipe: str, steps: int, batch: int,
         "seed": seed,
         "model": {"style": "reference"},
         "optim": {"warmup": steps // 10, "decay": "cosine"},
-        "loop": {"precision": way.split(",")[0], "batch": batch, **quiet},
+        "train": {"precision": way.split(",")[0], "batch_size": batch, **quiet},
     }
     config = training.configured(words, recipe=recipe)
     losses: list[float] = []

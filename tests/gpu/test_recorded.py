@@ -282,7 +282,7 @@ def test_a_run_is_the_same_run(accumulate: int, tmp_path: Path, made: list[int])
     ends = []
     for recorded in (True, False):
         loop = {"record": recorded, "accumulate": accumulate, "precision": "bfloat16", "deterministic": True}
-        words = {"sources": [text], "steps": 30, "loop": {**loop, "log_every": 1, "eval_every": 10}}
+        words = {"sources": [text], "steps": 30, "train": {**loop, "log_every": 1, "eval_every": 10}}
         losses: list[float] = []
 
         def on_progress(kind: str, said: dict[str, Any], losses: list[float] = losses) -> None:

@@ -13,7 +13,7 @@ import sedd
 from sedd import api, evaluation, factory
 from sedd.runtime.distributed import Ranks
 
-TINY = {"width": 32, "depth": 1, "heads": 2, "length": 32}
+TINY = {"width": 32, "depth": 1, "heads": 2, "seq_len": 32}
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_what_cannot_be_done_is_a_sentence(
 def test_a_run_goes_on(model: sedd.Model, tmp_path: Path) -> None:
     """From Python as from the command line, and what happens is told to who asks."""
     (tmp_path / "abc.txt").write_text("abcabcdefdef " * 300)
-    small = {"model": TINY, "loop": {"batch": 4, "eval_sequences": 4, "log_every": 1}, "tokenizer": "chars"}
+    small = {"model": TINY, "train": {"batch_size": 4, "eval_sequences": 4, "log_every": 1}, "tokenizer": "chars"}
     told: list[str] = []
     sedd.train(
         [tmp_path / "abc.txt"], out=tmp_path / "run", steps=1, **small, on_event=lambda kind, record: told.append(kind)

@@ -73,7 +73,7 @@ def test_the_clock_of_a_run_reaches_its_objective(refuses: Callable[..., None]) 
         lambda: factory.parts(
             RunConfig(objective="lambda-dce", train=TrainConfig(time_sampling="low-noise")).resolved(), 4
         ),
-        "no option clock",
+        "no option time_sampler",
     )
     refuses(lambda: TrainConfig(time_sampling="late"), "'late'", "uniform, low-noise")
 

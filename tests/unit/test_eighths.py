@@ -107,6 +107,6 @@ def test_who_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "compute capability 8.9" in str(fp8.refusal("cuda", 64))
     assert fp8.refusal("cpu", 64) is None
     with pytest.raises(ValueError, match="float8"):
-        RunConfig.from_dict({"loop": {"precision": "float4"}}).resolved()
+        RunConfig.from_dict({"train": {"precision": "float4"}}).resolved()
     with pytest.raises(ValueError, match="choose one of float32, bfloat16"):
         factory.served(networks(Reference, 32)[0], "cpu", "float8")
