@@ -51,7 +51,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_mathematics_on_a_law() -> None:
     """What it prints is stored in it, to the letter."""
-    names, stored = run("law.ipynb")
+    names, stored = run("toy_distribution.ipynb")
     assert stored == 7
     assert names["curve"][-1][1] < names["law"].entropy() + 0.2  # it has learned: nats a sentence, 5.4 at first
 
