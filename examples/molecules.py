@@ -1,4 +1,4 @@
-"""Molecules: learn SMILES, draw new ones, and have RDKit say how many are molecules (pip install 'sedd[molecules]').
+"""Molecules: learn SMILES, draw new ones, and have RDKit say how many are molecules (pip install -e '.[molecules]').
 
 Without a file of your own, the molecules are made here: chains and rings with groups on them. ``--data FILE`` takes a
 table with a column of SMILES, or a molecule a line.

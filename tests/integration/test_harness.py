@@ -15,6 +15,7 @@ from runs import SMALL, Sedd, ok
 from sedd import evaluation, factory
 from sedd.evaluation.lm_eval import Sedd as Model
 from sedd.evaluation.lm_eval import Wanted
+from sedd.extras import install_hint
 
 KINDS = {"diffusion": ["--parameterization", "mean"], "autoregressive": ["--objective", "autoregressive"]}
 DOCUMENTS = [
@@ -242,10 +243,10 @@ def test_the_command_line_is_the_harness_s_own(sedd: Sedd, models: Callable[[str
         "import functools, lm_eval.tasks\n"
         "lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)"
     )
-    done = sedd("harness", *words, "--tasks", "tiny_choices", "--include_path", tasks, before=ours_alone)
+    done = sedd("lm-eval", *words, "--tasks", "tiny_choices", "--include_path", tasks, before=ours_alone)
     ok(done)
     assert "tiny_choices" in done.stdout
     assert "acc_norm" in done.stdout
-    missing = sedd("harness", "ls", before="sys.modules['lm_eval.__main__'] = None")
+    missing = sedd("lm-eval", "ls", before="sys.modules['lm_eval.__main__'] = None")
     assert missing.returncode == 2
-    assert "pip install 'sedd[harness]'" in missing.stderr
+    assert install_hint("lm-eval") in missing.stderr

@@ -15,6 +15,7 @@ from sedd.evaluation import quality
 from sedd.evaluation.quality import judges, samples, score
 from sedd.evaluation.quality.judge import features
 from sedd.exact import every
+from sedd.extras import install_hint
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
@@ -204,9 +205,9 @@ def test_packages_that_are_not_installed(sedd: Sedd, models: Callable[[str], Pat
     (tmp_path / "a.txt").write_text("the cat\nthe mat\n")
     without = "sys.modules['transformers'] = sys.modules['mauve'] = None"
     words = ["quality", tmp_path / "a.txt", "--judge"]
-    refused(sedd(*words, "gpt2", before=without), "pip install 'sedd[judge]'")
+    refused(sedd(*words, "gpt2", before=without), install_hint("judge"))
     mauve = ["--mauve", tmp_path / "a.txt"]
-    refused(sedd(*words, models("ar"), *mauve, before=without), "pip install 'sedd[mauve]'")
+    refused(sedd(*words, models("ar"), *mauve, before=without), install_hint("mauve"))
     ok(sedd(*words, models("ar"), before=without))  # a judge of ours needs neither
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from sedd import data, factory
 from sedd.data import Blocks, Index, cached, documents, order, prepare, readers, shards
+from sedd.extras import install_hint
 from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load
 
 Refuses = Callable[..., None]
@@ -229,7 +230,7 @@ def test_data_sets_of_the_hub(monkeypatch: pytest.MonkeyPatch, refuses: Refuses)
     refuses(lambda: list(documents(["hf:nobody"])), "hf:nobody", "no such data set")
     refuses(lambda: list(documents(["hf:owner/far"])), "hf:owner/far", "the line is dead")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refuses(lambda: list(documents(["hf:owner/name"])), "datasets", "sedd[data]")
+    refuses(lambda: list(documents(["hf:owner/name"])), "datasets", install_hint("data"))
 
 
 # ---- writing

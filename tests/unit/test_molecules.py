@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sedd.evaluation import molecules
+from sedd.extras import install_hint
 
 Refuses = Callable[..., None]
 
@@ -29,4 +30,4 @@ def test_refusals_are_quiet(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_without_rdkit_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
     monkeypatch.setitem(sys.modules, "rdkit", None)
-    refuses(lambda: molecules.canonical("C"), "pip install 'sedd[molecules]'")
+    refuses(lambda: molecules.canonical("C"), install_hint("molecules"))

@@ -1,24 +1,26 @@
-"""``sedd harness``."""
+"""``sedd lm-eval``."""
 
 import sys
 
 import typer
 
 from sedd.cli.root import app
+from sedd.extras import install_hint
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def harness(context: typer.Context) -> None:
-    """The Language Model Evaluation Harness with our models in it; all words go to its own command line, lm_eval.
+@app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run_lm_eval(context: typer.Context) -> None:
+    """Run EleutherAI's Language Model Evaluation Harness (lm_eval) with the model type `sedd` registered.
 
-    Example: `sedd harness --model sedd --model_args pretrained=run,draws=16 --tasks lambada_openai`, and
-    `sedd harness ls tasks`. Log-probabilities of diffusion models are bounds. Needs `pip install 'sedd[harness]'`.
+    All arguments are passed on to lm_eval's own command line, for example
+    `sedd lm-eval --model sedd --model_args pretrained=run,draws=16 --tasks lambada_openai`, or `sedd lm-eval ls tasks`.
+    Log-probabilities of diffusion models are lower bounds. Needs the extra `lm-eval`.
     """
     try:
         from lm_eval.__main__ import cli_evaluate
     except ImportError:
-        raise ValueError("the harness is not installed; install it with: pip install 'sedd[harness]'") from None
-    from sedd.evaluation import lm_eval as registered  # noqa: F401  its model puts itself into the harness's registry
+        raise ValueError(f"lm_eval is not installed; install it: {install_hint('lm-eval')}") from None
+    from sedd.evaluation import lm_eval as registered  # noqa: F401  importing it registers the model type
 
     sys.argv = ["lm_eval", *context.args]
     cli_evaluate()

@@ -13,6 +13,8 @@ from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import Any, final
 
+from sedd.extras import install_hint
+
 BLOCK = 1 << 17  # bytes at a time
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 
@@ -69,7 +71,7 @@ def extra(module: str, source: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise ValueError(
-            f"{source} needs the package {module.partition('.')[0]}; install it with pip install 'sedd[data]'"
+            f"{source} needs the package {module.partition('.')[0]}; install it: {install_hint('data')}"
         ) from None
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
+from sedd.extras import install_hint
+
 
 class Quality(NamedTuple):
     """How many of some texts are molecules, how many different ones, and how many of those were not known."""
@@ -32,5 +34,5 @@ def _rdkit() -> tuple[ModuleType, ModuleType]:
     try:
         from rdkit import Chem, rdBase
     except ImportError:
-        raise ValueError("RDKit, which knows molecules, is not installed; pip install 'sedd[molecules]'") from None
+        raise ValueError(f"RDKit is not installed; install it: {install_hint('molecules')}") from None
     return Chem, rdBase

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sedd.evaluation.quality.judge import Judge
+from sedd.extras import install_hint
 from sedd.hub import client
 from sedd.tokenizer import Ids
 
@@ -87,7 +88,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         raise ValueError(
-            "this judge is no run of ours and needs transformers; install it: pip install 'sedd[judge]'"
+            f"this judge is not a sedd run and needs transformers; install it: {install_hint('judge')}"
         ) from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

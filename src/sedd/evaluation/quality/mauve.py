@@ -5,6 +5,7 @@ from typing import Any, final
 from sedd.evaluation.quality import samples as given
 from sedd.evaluation.quality.judge import Judge, features
 from sedd.evaluation.quality.samples import Samples
+from sedd.extras import install_hint
 from sedd.tokenizer import Ids
 
 FEW = 100
@@ -15,7 +16,7 @@ def _mauve() -> Any:
     try:
         import mauve
     except ImportError:
-        raise ValueError("MAUVE needs the package mauve-text; install it: pip install 'sedd[mauve]'") from None
+        raise ValueError(f"MAUVE needs the package mauve-text; install it: {install_hint('mauve')}") from None
     return mauve
 
 
