@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
 import test_sampler_laws as laws
 
 from sedd import exact, factory, sampling
+from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import Mean, Score
-from sedd.diffusion.process import Absorbing, AffineWeights
+from sedd.diffusion.process import Absorbing
 from sedd.diffusion.rng import CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import Scores, categorical_triton, chosen

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sedd import bench, factory, ops
-from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
+from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.nn.labels import Labelled
 from sedd.ops import block_ops, linear_loss, linear_loss_reference, linear_loss_triton
 from sedd.training import optimizer
@@ -41,9 +41,9 @@ def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], ops.C
 
         return leaves, ops.CrossEntropy(N, x_0[:, 0], each), cross_entropy
     log_data, log_rest = process.ratios(x_t, x_0, noise)
-    ratio = Ratio(log_data[:, 0], None if log_rest is None else log_rest[:, 0])
+    log_data, log_rest = log_data[:, 0], None if log_rest is None else log_rest[:, 0]
     seen = x_t[:, 0] if kind == "uniform" else None
-    cost = ops.ScoreEntropy(N, seen, x_0[:, 0], process.log_scale(noise), ratio, each)
+    cost = ops.ScoreEntropy(N, seen, x_0[:, 0], process.log_scale(noise), log_data, log_rest, each)
 
     def score_entropy(z: Tensor) -> Tensor:
         log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from sedd import ops
-from sedd.diffusion.process import Absorbing, AffineWeights, Process, Uniform
+from sedd.diffusion.categorical import AffineWeights
+from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.rng import CounterRNG
 from sedd.ops import block_ops, block_ops_triton, categorical, categorical_triton, philox_triton
 from sedd.ops.categorical import Scores

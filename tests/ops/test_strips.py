@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from sedd.nn import transformer
-from sedd.nn.layers import RMS, Norm, Rotary
+from sedd.nn.layers import Rotary
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import block_ops, block_ops_triton, fp8, fp8_triton, residual_norm_triton
-from sedd.ops.block_ops import Modulation, ResidualBranch
+from sedd.ops.block_ops import RMS_NORM, Modulation, NormSpec, ResidualBranch
 from sedd.ops.packed_tokens import PackedTokens, unknown_rows
 
 
@@ -43,7 +43,7 @@ def joining(
     x, y, weight, bias = (draw(*shape, seed=i, device=device) for i, shape in enumerate((size, size, (h,), (h,))))
     table = draw(b, 3 * h, seed=5, device=device)  # gates and changes are columns of a wider table
     gate, shift, scale = table.chunk(3, -1)
-    norm = {"timed": Norm(1e-5, True, weight), "untimed": Norm(1e-5, True, weight, bias)}.get(kind, RMS)
+    norm = {"timed": NormSpec(1e-5, True, weight), "untimed": NormSpec(1e-5, True, weight, bias)}.get(kind, RMS_NORM)
     told, centred = kind in ("timed", "modern"), kind in ("timed", "untimed")
     lift = draw(h, seed=6, device=device) if centred else None
     leaves = [x, y, *([table] if told else []), *(a for a in (norm.weight, norm.bias, lift) if a is not None)]
@@ -104,7 +104,7 @@ def test_a_mutant_of_rows_is_seen(device: str) -> None:
 def test_join_of_nothing_and_at_the_end(device: str) -> None:
     """Without a branch the stream is the same tensor; at the end nobody asks for the stream."""
     x, y, weight = draw(2, 5, 24, device=device), draw(2, 5, 24, seed=1, device=device), draw(24, seed=2, device=device)
-    norm = Norm(1e-5, True, weight)
+    norm = NormSpec(1e-5, True, weight)
     assert block_ops_triton.join(x, None, norm, None, torch.float32)[0] is x
     close(*both(lambda twin: twin.join(x, None, norm, None, torch.float32)[:2], [x, weight]))
     close(*both(lambda twin: twin.join(x, ResidualBranch(y, None), norm, None, torch.float32)[1:2], [x, y, weight]))
@@ -174,7 +174,7 @@ def test_a_mutant_is_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = draw(2, 5, 24, device=device), draw(2, 5, 24, seed=1, device=device)
     right = residual_norm_triton.join_back
     monkeypatch.setattr(residual_norm_triton, "join_back", lambda *given: right(*given[:-1], None))
-    ours, theirs = both(lambda twin: twin.join(x, ResidualBranch(y, None), RMS, None, torch.float32)[:2], [x, y])
+    ours, theirs = both(lambda twin: twin.join(x, ResidualBranch(y, None), RMS_NORM, None, torch.float32)[:2], [x, y])
     with pytest.raises(AssertionError):
         close(ours, theirs)
 
@@ -211,8 +211,8 @@ def test_pressed(size: tuple[int, int], device: str) -> None:
 @pytest.mark.parametrize("size", [(2, 9, 48), (1, 3, 272)])
 def test_a_join_presses_what_it_gives(size: tuple[int, int, int], device: str) -> None:
     x, y = halves((size, size), device)
-    _, n, few = block_ops_triton.join(x, ResidualBranch(y, None), RMS, None, x.dtype, None, True)
-    theirs = block_ops.join(x, ResidualBranch(y, None), RMS, None, x.dtype, None, True)[2]
+    _, n, few = block_ops_triton.join(x, ResidualBranch(y, None), RMS_NORM, None, x.dtype, None, True)
+    theirs = block_ops.join(x, ResidualBranch(y, None), RMS_NORM, None, x.dtype, None, True)[2]
     assert few is not None
     assert theirs is not None
     torch.testing.assert_close(few.scale, theirs.scale, rtol=2**-8, atol=0)

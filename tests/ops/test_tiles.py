@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sedd import ops
-from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
+from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.ops import linear_loss, linear_loss_reference, linear_loss_triton
 from sedd.ops.linear_loss_reference import Entries
 
@@ -148,7 +148,8 @@ def head(kind: str, device: str) -> tuple[list[Tensor], ops.Cost]:
             x_t=x_t[:, 0].to(device) if kind == "uniform" else None,
             x_0=x_0[:, 0].to(device),
             scale=process.log_scale(noise).to(device),
-            ratio=Ratio(log_data[:, 0].to(device), None if log_rest is None else log_rest[:, 0].to(device)),
+            log_data=log_data[:, 0].to(device),
+            log_rest=None if log_rest is None else log_rest[:, 0].to(device),
             weight=weight.to(device),
         )
     shapes = ((n, width), (process.num_states, width), (process.num_states,))

@@ -23,7 +23,7 @@ from sedd.diffusion.objective import (
     TimeDCE,
 )
 from sedd.diffusion.parameterization import Mean, Padded, Score
-from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
+from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import linear_loss, linear_loss_reference
@@ -185,12 +185,12 @@ def rows_of(kind: str, n: int = 37, states: int = 150, width: int = 16, sigma: f
     if kind == "mean":
         cost: ops.Cost = ops.CrossEntropy(states, x_0, each.float())
         return Case(hidden, weight, bias, cost, lambda z: -each.to(z.dtype) * _log_softmax(z[:, :states], x_0))
-    ratio = Ratio(
-        *(None if a is None else a.squeeze(-1).float() for a in process.ratios(x_t[:, None], x_0[:, None], noise))
+    log_data, log_rest = (
+        None if a is None else a.squeeze(-1).float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
     )
-    cost = ops.ScoreEntropy(
-        states, x_t if kind == "uniform" else None, x_0, process.log_scale(noise).float(), ratio, each.float()
-    )
+    assert log_data is not None
+    scale = process.log_scale(noise).float()
+    cost = ops.ScoreEntropy(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, each.float())
 
     def plain(z: Tensor) -> Tensor:
         log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
@@ -350,8 +350,9 @@ def test_float32_near_the_minimum() -> None:
         x[:, 0],
         x_0[:, 0],
         0 * one,
-        Ratio(*(a[:, 0].float() for a in ratio)),
-        one,  # type: ignore[union-attr]
+        ratio.log_data[:, 0].float(),
+        ratio.log_rest[:, 0].float(),
+        one,
     )
     loss = ops.linear_loss(hidden.float(), weight.float(), None, cost)
     rest = (truth - loss.rows).abs() / truth

@@ -14,8 +14,9 @@ from sedd.diffusion.objective import DenoisingScoreEntropy, LambdaDCE
 from sedd.diffusion.parameterization import Causal, Mean, Score
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, lost
-from sedd.nn.layers import Rotary, rotate, sight
+from sedd.nn.layers import Rotary, sight
 from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.ops.block_ops import apply_rotary
 
 STYLES = [Reference, Modern]
 styles = pytest.mark.parametrize("style", STYLES)
@@ -282,7 +283,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
     rotary = Rotary(8).double()
     rotary.draw(None)
     rotation = rotary(50)
-    rows = (rotate(x.expand(1, 50, 1, 8), rotation)[0, :, 0] for x in (q, k))
+    rows = (apply_rotary(x.expand(1, 50, 1, 8), rotation)[0, :, 0] for x in (q, k))
     q, k = rows
     scores = q @ k.T
     for distance in (-20, 0, 1, 20):

@@ -7,12 +7,29 @@ rows at a time: no float64 tensor of the size of the input is made on the way.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion import check
+
+
+class AffineWeights(NamedTuple):
+    """The law of one position's next token, unnormalised and up to the rounding of a zero, in terms of scores.
+
+    With S = Σ_{y≠x} s_y over tokens: w_y = max(0, go·s_y + by_sum·S + by_own·s_x) for tokens y ≠ x, and staying at x
+    weighs max(0, stay·s_x + stay_sum·S). All are of the first degree, so scores may have any common factor.
+    """
+
+    go: Float[Tensor, "*s"]
+    stay: Float[Tensor, "*s"] | None = None
+    """None: nobody stays, and ``stay_sum`` is 0 as well."""
+    stay_sum: Float[Tensor, "*s"] | None = None
+    by_sum: Float[Tensor, "*s"] | None = None
+    """None: 0, and so is ``by_own``."""
+    by_own: Float[Tensor, "*s"] | None = None
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor, "..."]:

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd.diffusion import check
-from sedd.diffusion.process import Process, at_least_float32
+from sedd.diffusion.precision import upcast
+from sedd.diffusion.process import Process
 
 
 @runtime_checkable
@@ -195,7 +196,7 @@ class _Wrapped(nn.Module, ABC):
         return self.network.said(hidden) if isinstance(self.network, Voice) else self._headed(hidden)
 
     def _headed(self, hidden: Tensor) -> Tensor:
-        return at_least_float32(self.network.head(hidden) if isinstance(self.network, Backbone) else hidden)
+        return upcast(self.network.head(hidden) if isinstance(self.network, Backbone) else hidden)
 
     @abstractmethod
     def log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ class _Wrapped(nn.Module, ABC):
         told = sigma.float()  # times are drawn in float64; networks compute in less
         output: Tensor = self.network(x, told) if valid is None else self.network(x, told, valid)
         check.entries(output, self.process.num_states, "network's output")
-        return at_least_float32(output)
+        return upcast(output)
 
 
 @final
@@ -346,7 +347,7 @@ class Causal(nn.Module):
         return before, torch.zeros(x_0.shape[:-1], device=x_0.device)  # no noise
 
     def _log_p(self, output: Tensor) -> Tensor:
-        return at_least_float32(output)[..., : self.vocab_size].log_softmax(-1)
+        return upcast(output)[..., : self.vocab_size].log_softmax(-1)
 
 
 @final

@@ -12,25 +12,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sedd import ops
-from sedd.nn.layers import (
-    RMS,
-    AttentionContext,
-    Float32Linear,
-    LayerNorm,
-    Linear,
-    Norm,
-    QKScale,
-    Shape,
-    attend,
-    working,
-)
+from sedd.diffusion.precision import compute_dtype
+from sedd.nn.layers import AttentionContext, Float32Linear, LayerNorm, Linear, QKScale, Shape, attend
 from sedd.ops import Modulation, PackedTokens, ResidualBranch
+from sedd.ops.block_ops import RMS_NORM, NormSpec
 
 
 class Parts(NamedTuple):
     """What a block is made of: attention, then two matrices with an activation between them, a norm before each."""
 
-    norms: tuple[Norm, Norm]
+    norms: tuple[NormSpec, NormSpec]
     qkv: Linear
     gains: tuple[Tensor, Tensor] | None
     """Of normed queries and keys; None: they are not normed."""
@@ -71,7 +62,7 @@ class Block(nn.Module, ABC):
         modulation is 0, nothing is added if σ is told.
         """
         of = self.parts()
-        dtype = working(of.qkv.weight)
+        dtype = compute_dtype(of.qkv.weight)
         via, drop = ops.between(x.device.type, dtype), self.dropout if self.training else 0.0
         first, second = _told(of.modulation, c)
         x, n, few = via.join(x, branch, of.norms[0], first.change, dtype, None, self.narrow)
@@ -87,12 +78,12 @@ class Block(nn.Module, ABC):
 
 
 class FinalLayer(nn.Module, ABC):
-    """Norm, modulation and head."""
+    """NormSpec, modulation and head."""
 
     linear: Linear
 
     @abstractmethod
-    def parts(self) -> tuple[Norm, Float32Linear | None]:
+    def parts(self) -> tuple[NormSpec, Float32Linear | None]:
         """The norm, and what σ decides of it."""
 
     def forward(
@@ -104,7 +95,7 @@ class FinalLayer(nn.Module, ABC):
     ) -> Float[Tensor, "*s h"]:
         """What the head reads."""
         norm, modulation = self.parts()
-        dtype = working(self.linear.weight)
+        dtype = compute_dtype(self.linear.weight)
         return ops.between(x.device.type, dtype).join(x, branch, norm, _changed(modulation, c), dtype, rows)[1]
 
 
@@ -164,7 +155,7 @@ class ReferenceFinalLayer(FinalLayer):
         self.linear = Linear(shape.width, outputs, zero=True)
         self.adaLN_modulation = None if shape.cond is None else Float32Linear(shape.cond, 2 * shape.width, zero=True)
 
-    def parts(self) -> tuple[Norm, Float32Linear | None]:
+    def parts(self) -> tuple[NormSpec, Float32Linear | None]:
         """The norm, and what σ decides of it."""
         return self.norm_final(), self.adaLN_modulation
 
@@ -189,7 +180,7 @@ class ModernBlock(Block):
     def parts(self) -> Parts:
         """What it is made of."""
         gains = self.q_norm(), self.k_norm()
-        return Parts((RMS, RMS), self.qkv, gains, self.out, self.up, self.down, "relu2", self.modulation)
+        return Parts((RMS_NORM, RMS_NORM), self.qkv, gains, self.out, self.up, self.down, "relu2", self.modulation)
 
 
 @final
@@ -203,6 +194,6 @@ class ModernFinalLayer(FinalLayer):
             None if shape.cond is None else Float32Linear(shape.cond, 2 * shape.width, bias=False, zero=True)
         )
 
-    def parts(self) -> tuple[Norm, Float32Linear | None]:
+    def parts(self) -> tuple[NormSpec, Float32Linear | None]:
         """The norm, and what σ decides of it."""
-        return RMS, self.modulation
+        return RMS_NORM, self.modulation

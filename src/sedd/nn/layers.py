@@ -15,23 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """float32, or what is better."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Half precision raised to float32."""
-    return x.to(widened(x.dtype))
-
-
-def working(weight: Float[Tensor, "*s"]) -> torch.dtype:
-    """In what dtype a trunk multiplies by a weight: its own, or that of autocast."""
-    kind = weight.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return weight.dtype
+from sedd.diffusion.precision import upcast, upcast_dtype
+from sedd.ops.block_ops import NormSpec, Rotation
 
 
 @dataclass(frozen=True)
@@ -107,33 +92,12 @@ class Float32Linear(LinearBase):
     def forward(self, x: Float[Tensor, "*s inputs"]) -> Float[Tensor, "*s outputs"]:
         """Wx + b."""
         with _without_autocast(x):
-            return F.linear(x, wide(self.weight), None if self.bias is None else wide(self.bias))
+            return F.linear(x, upcast(self.weight), None if self.bias is None else upcast(self.bias))
 
 
 def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
     # the meta device has none, and asking for none is an error; so would be asking torch 2.11 in a compiled graph
     return contextlib.nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
-
-
-class Norm(NamedTuple):
-    """(x − mean)/√(variance + eps)·weight + bias over the last axis; without the mean if it is not ``centred``."""
-
-    eps: float
-    centred: bool
-    weight: Float[Tensor, " h"] | None = None
-    bias: Float[Tensor, " h"] | None = None
-
-
-HEAD_NORM = RMS = Norm(eps=1e-6, centred=False)
-"""x/√(mean x² + 1e-6); a matrix that follows holds any weight."""
-
-
-def normed(x: Float[Tensor, "*s h"], norm: Norm) -> Float[Tensor, "*s h"]:
-    """The norm, in float32 or better."""
-    weight, bias = (None if a is None else wide(a) for a in (norm.weight, norm.bias))
-    if norm.centred:
-        return F.layer_norm(wide(x), x.shape[-1:], weight, bias, eps=norm.eps)
-    return F.rms_norm(wide(x), x.shape[-1:], weight, eps=norm.eps)
 
 
 @final
@@ -152,9 +116,9 @@ class LayerNorm(Part):
         if self.bias is not None:
             self.bias.zero_()
 
-    def forward(self) -> Norm:
+    def forward(self) -> NormSpec:
         """What whoever norms is told."""
-        return Norm(1e-5, True, self.weight, self.bias)
+        return NormSpec(1e-5, True, self.weight, self.bias)
 
 
 @final
@@ -214,7 +178,7 @@ class PositionEmbedding(Part):
 
     def forward(self, length: int) -> Float[Tensor, "L width"]:
         """A row for every position, in float32 or better."""
-        gain = wide(self.gain)
+        gain = upcast(self.gain)
         k = torch.arange(0, self.width, 2, device=gain.device, dtype=gain.dtype)
         i = torch.arange(length, device=gain.device, dtype=gain.dtype)
         angle = i[:, None] * torch.exp(-math.log(1e4) / self.width * k)
@@ -237,13 +201,6 @@ class NoiseEmbedding(nn.Module):
         angle = sigma[:, None] * torch.exp(-math.log(1e4) / 128 * i)
         c: Tensor = self.mlp(torch.cat([angle.cos(), angle.sin()], -1))
         return c
-
-
-class Rotation(NamedTuple):
-    """The angle of every position and frequency, as its cosine and sine."""
-
-    cos: Float[Tensor, "L half"]
-    sin: Float[Tensor, "L half"]
 
 
 @final
@@ -273,15 +230,8 @@ class Rotary(Part):
         return Rotation(angle.cos(), angle.sin())
 
     def _frequencies(self, like: Tensor) -> Tensor:
-        i = torch.arange(0, self.head_dim, 2, device=like.device, dtype=widened(like.dtype))
+        i = torch.arange(0, self.head_dim, 2, device=like.device, dtype=upcast_dtype(like.dtype))
         return torch.exp(-math.log(1e4) / self.head_dim * i)
-
-
-def rotate(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[Tensor, "b L heads d"]:
-    """[a cos − b sin, a sin + b cos] of the halves a, b of every head."""
-    a, b = wide(x).chunk(2, -1)
-    cos, sin = (part[:, None] for part in rotation)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
 class AttentionContext(NamedTuple):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sedd import ops
 from sedd.diffusion import check
+from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
 from sedd.nn.layers import (
     AttentionContext,
@@ -24,21 +25,18 @@ from sedd.nn.layers import (
     Part,
     PositionEmbedding,
     Rotary,
-    Rotation,
     Shape,
     sight,
-    wide,
-    widened,
-    working,
 )
 from sedd.ops import PackedTokens, ResidualBranch, fp8
+from sedd.ops.block_ops import Rotation
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.cuda_graphs import Recorded, Some
 
 
 def every_entry(hidden: Float[Tensor, "*b L width"], head: Linear) -> Float[Tensor, "*b L outputs"]:
     """All that a head says, in float32 or better."""
-    return wide(head(hidden))
+    return upcast(head(hidden))
 
 
 class Transformer(nn.Module, ABC):
@@ -130,11 +128,11 @@ class Transformer(nn.Module, ABC):
         """
         check.states(x, self.states)
         b, length = sigma.numel(), x.shape[-1]
-        via = ops.between(x.device.type, working(self.head.weight))
-        h = wide(via.looked(x.reshape(b, length), self.vocab_embed()))
+        via = ops.between(x.device.type, compute_dtype(self.head.weight))
+        h = upcast(via.looked(x.reshape(b, length), self.vocab_embed()))
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
-            h = h + wide(via.looked(label[:, None], self.label_embed()))
+            h = h + upcast(via.looked(label[:, None], self.label_embed()))
         valid = None if valid is None else valid.reshape(b, length)
         within, after = (None, rows) if self.compiled else (rows, None)  # how many they are would be a shape of a graph
         last = ops.take(self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), within), after)
@@ -156,7 +154,7 @@ class Transformer(nn.Module, ABC):
         place = sight(rotation, valid, self.causal)
         c = self._condition(sigma)
         h = h if self.place is None else h + self.place(h.shape[1])
-        h = h.to(working(self.head.weight)) if self.blocks[0].narrow else h
+        h = h.to(compute_dtype(self.head.weight)) if self.blocks[0].narrow else h
         replays = self.recorded is not None and self.training and torch.is_grad_enabled() and h.is_cuda
         h, branch = self._replayed(h, c, place) if replays else self._first(h, c, place)
         h, branch = self.pass_through(self.blocks[-1], h, branch, c, place, rows)
@@ -239,7 +237,7 @@ class Transformer(nn.Module, ABC):
         if self.sigma_map is None:
             return None
         check.noise(sigma)
-        c: Tensor = self.sigma_map(sigma.to(widened(self.head.weight.dtype)))
+        c: Tensor = self.sigma_map(sigma.to(upcast_dtype(self.head.weight.dtype)))
         return c
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.nn.layers import HEAD_NORM, Norm, Rotation, normed, rotate, wide
+from sedd.diffusion.precision import upcast
 from sedd.ops import fp8
 from sedd.ops.fp8 import Fp8Tensor
 from sedd.ops.packed_tokens import PackedTokens
@@ -23,6 +23,26 @@ from sedd.runtime import device as card
 _LOW = 0xFFFFFFFF
 Matrix = tuple[Tensor, Tensor | None]
 """A weight, and a bias if there is one."""
+
+
+class NormSpec(NamedTuple):
+    """Layer normalization (x − mean)/√(variance + eps)·weight + bias; RMS normalization if not ``centred``."""
+
+    eps: float
+    centred: bool
+    weight: Float[Tensor, " h"] | None = None
+    bias: Float[Tensor, " h"] | None = None
+
+
+RMS_NORM = NormSpec(eps=1e-6, centred=False)
+"""x/√(mean x² + 1e-6), without a weight: the matrix that follows can hold it."""
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of the rotary angle of every position and frequency."""
+
+    cos: Float[Tensor, "L half"]
+    sin: Float[Tensor, "L half"]
 
 
 class Modulation(NamedTuple):
@@ -63,7 +83,7 @@ class BlockOps(Protocol):
         self,
         x: Tensor,
         branch: ResidualBranch | None,
-        norm: Norm,
+        norm: NormSpec,
         change: Modulation | None,
         dtype: torch.dtype,
         rows: PackedTokens | None = None,
@@ -110,7 +130,7 @@ def looked(x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tens
 def join(
     x: Float[Tensor, "*s h"],
     branch: ResidualBranch | None,
-    norm: Norm,
+    norm: NormSpec,
     change: Modulation | None,
     dtype: torch.dtype,
     rows: PackedTokens | None = None,
@@ -126,12 +146,12 @@ def join(
         return told[:, None] if rows is None else told[rows.which]
 
     if branch is not None:
-        y = wide(branch.y) if branch.bias is None else wide(branch.y) + wide(branch.bias)
+        y = upcast(branch.y) if branch.bias is None else upcast(branch.y) + upcast(branch.bias)
         if branch.seed is not None:
             kept = survivors(y.numel(), branch.rate, branch.seed).view(y.shape)
             y = torch.where(kept, y / (1 - branch.rate), 0)
-        x = (wide(x) + (y if branch.gate is None else each(branch.gate) * y)).to(x.dtype)
-    n = normed(x, norm)
+        x = (upcast(x) + (y if branch.gate is None else each(branch.gate) * y)).to(x.dtype)
+    n = normalize(x, norm)
     n = n if change is None else n * (1 + each(change.scale)) + each(change.shift)
     n = n.to(dtype)
     return x, n, fp8.eighths(n.detach().flatten(0, -2)) if narrow else None
@@ -175,8 +195,8 @@ def turned(
     said = F.linear(n, weight) if few is None else fp8.linear(n, few, weight, None, back=False)
     q, k, v = (part.unflatten(-1, (heads, -1)) for part in said.chunk(3, -1))
     if gains is not None:
-        q, k = (normed(a, HEAD_NORM._replace(weight=gain)).to(a.dtype) for a, gain in zip((q, k), gains, strict=True))
-    return rotate(q, rotation), rotate(k, rotation), v
+        q, k = (normalize(a, RMS_NORM._replace(weight=gain)).to(a.dtype) for a, gain in zip((q, k), gains, strict=True))
+    return apply_rotary(q, rotation), apply_rotary(k, rotation), v
 
 
 def thought(
@@ -201,3 +221,21 @@ def linear(x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tens
 def bent(z: Float[Tensor, "*s"], bend: str) -> Float[Tensor, "*s"]:
     """The activation."""
     return F.gelu(z, approximate="tanh") if bend == "gelu" else F.relu(z).square()
+
+
+def normalize(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"]:
+    """Normalize over the last dimension, in float32 or better."""
+    weight, bias = (None if a is None else upcast(a) for a in (norm.weight, norm.bias))
+    if norm.centred:
+        return F.layer_norm(upcast(x), x.shape[-1:], weight, bias, eps=norm.eps)
+    return F.rms_norm(upcast(x), x.shape[-1:], weight, eps=norm.eps)
+
+
+def apply_rotary(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[Tensor, "b L heads d"]:
+    """Rotate the halves a, b of every head: [a cos − b sin, a sin + b cos].
+
+    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+    """
+    a, b = upcast(x).chunk(2, -1)
+    cos, sin = (part[:, None] for part in rotation)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)

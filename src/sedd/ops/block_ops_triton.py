@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.nn.layers import HEAD_NORM, Norm, Rotation
 from sedd.ops import embedding_triton, fp8, fp8_triton, residual_norm_triton, rotary_triton
-from sedd.ops.block_ops import Matrix, Modulation, ResidualBranch
+from sedd.ops.block_ops import RMS_NORM, Matrix, Modulation, NormSpec, ResidualBranch, Rotation
 from sedd.ops.fp8 import Fp8Tensor
 from sedd.ops.packed_tokens import PackedTokens
 
@@ -35,7 +34,7 @@ class _Looked(torch.autograd.Function):
 def join(
     x: Tensor,
     branch: ResidualBranch | None,
-    norm: Norm,
+    norm: NormSpec,
     change: Modulation | None,
     dtype: torch.dtype,
     rows: PackedTokens | None = None,
@@ -52,7 +51,7 @@ def join(
 class _Rest(NamedTuple):
     """What a join is told besides tensors with gradients."""
 
-    norm: Norm
+    norm: NormSpec
     rate: float
     seed: Tensor | None
     dtype: torch.dtype
@@ -136,7 +135,7 @@ class _Turned(torch.autograd.Function):
         else:
             qkv = n.new_empty(len(flat), len(weight))
             torch.mm(flat, weight.t(), out=qkv)  # `recompute.cheap` must not keep what is changed
-        out = rotary_triton.turn(qkv, n.shape[1], heads, cos, sin, gains, HEAD_NORM.eps)
+        out = rotary_triton.turn(qkv, n.shape[1], heads, cos, sin, gains, RMS_NORM.eps)
         ctx.save_for_backward(n, weight, cos, sin, None if gains is None else qkv, q_gain, k_gain)
         width = len(weight) // 3
         parts = out[:, :width], out[:, width : 2 * width], qkv[:, 2 * width :]
@@ -147,7 +146,7 @@ class _Turned(torch.autograd.Function):
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         n, weight, cos, sin, qkv, q_gain, k_gain = ctx.saved_tensors
         gains = None if q_gain is None else rotary_triton.Gains(q_gain, k_gain)
-        dqkv, d_gains = rotary_triton.turn_back(dq, dk, dv, cos if qkv is None else qkv, cos, sin, gains, HEAD_NORM.eps)
+        dqkv, d_gains = rotary_triton.turn_back(dq, dk, dv, cos if qkv is None else qkv, cos, sin, gains, RMS_NORM.eps)
         of_gains = (None, None) if d_gains is None else d_gains
         d_weight = _of_weight(dqkv, n.reshape(-1, n.shape[-1]), ctx.dtype)
         return (dqkv @ weight).view(n.shape), d_weight, None, None, None, *of_gains, None

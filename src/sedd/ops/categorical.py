@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical
-from sedd.diffusion.process import AffineWeights
+from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.rng import CounterRNG
 from sedd.runtime import device as card
 

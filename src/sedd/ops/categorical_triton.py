@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.diffusion.process import AffineWeights
+from sedd.diffusion.categorical import AffineWeights
 from sedd.ops.categorical import Drawn, Scores
 
 COLUMNS, WARPS = 2048, 8

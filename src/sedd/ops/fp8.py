@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd.nn.layers import wide
+from sedd.diffusion.precision import upcast
 from sedd.runtime import device as card
 
 LARGEST = 448.0
@@ -29,8 +29,8 @@ class Fp8Tensor(NamedTuple):
 
 def eighths(x: Float[Tensor, "m k"]) -> Fp8Tensor:
     """The nearest."""
-    scale = wide(x).abs().amax(-1, keepdim=True).clamp_min(LEAST).float() / LARGEST
-    return Fp8Tensor((wide(x) / scale).to(torch.float8_e4m3fn).contiguous(), scale)
+    scale = upcast(x).abs().amax(-1, keepdim=True).clamp_min(LEAST).float() / LARGEST
+    return Fp8Tensor((upcast(x) / scale).to(torch.float8_e4m3fn).contiguous(), scale)
 
 
 def product(a: Fp8Tensor, b: Fp8Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Float[Tensor, "m n"]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sedd.diffusion.divergence import score_entropy
-from sedd.diffusion.process import at_least_float32
+from sedd.diffusion.precision import upcast
 
 GUARD = 80.0
 """Scores beyond e^80 are taken for e^80 and counted: their sums and gradients stay finite, and nobody is deceived."""
@@ -70,5 +70,5 @@ def _entropy(log_s: Tensor, log_a: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
     """log Σ_{y < states} e^(z_y + bias_y)."""
-    z = at_least_float32(z[:, :states])
+    z = upcast(z[:, :states])
     return (z if bias is None else z + bias).logsumexp(-1)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion.divergence import score_entropy
-from sedd.diffusion.process import Ratio, at_least_float32
+from sedd.diffusion.precision import upcast
 from sedd.ops.linear_loss_reference import GUARD, Entries, Sums
 
 _ZERO = -70.0  # the least logarithm of a ratio, as in `divergence`
@@ -63,20 +63,22 @@ class ScoreEntropy(Cost):
     """None: no entry is left out."""
     x_0: Int[Tensor, " n"]
     scale: Float[Tensor, " n"]
-    ratio: Ratio
+    log_data: Float[Tensor, " n"]
+    """log a at y = x_0."""
+    log_rest: Float[Tensor, " n"] | None
+    """log a at every other y; None: a = 0."""
     weight: Float[Tensor, " n"]
 
     def part(self, rows: slice) -> "ScoreEntropy":
         """The same for some of the rows."""
-        log_data, log_rest = self.ratio
-        ratio = Ratio(log_data[rows], None if log_rest is None else log_rest[rows])
-        x_t = None if self.x_t is None else self.x_t[rows]
-        return ScoreEntropy(self.states, x_t, self.x_0[rows], self.scale[rows], ratio, self.weight[rows])
+        x_t, log_rest = (None if a is None else a[rows] for a in (self.x_t, self.log_rest))
+        return ScoreEntropy(
+            self.states, x_t, self.x_0[rows], self.scale[rows], self.log_data[rows], log_rest, self.weight[rows]
+        )
 
     def form_(self, z: Tensor, bias: Tensor | None, twin: Twin) -> Formed:
         """The entry at x_0 is one a row, and computed here; the twin does the rest."""
         log_s = (_at(z, bias, self.x_0) + self.scale).clamp_max(GUARD)
-        log_data = self.ratio.log_data
         away = 1.0 if self.x_t is None else (self.x_t != self.x_0).to(log_s.dtype)
         entries = Entries(
             states=self.states,
@@ -84,12 +86,12 @@ class ScoreEntropy(Cost):
             scale=self.scale,
             weight=self.weight,
             data=self.x_0,
-            at_data=self.weight * away * score_entropy.slope(log_s, log_data),
+            at_data=self.weight * away * score_entropy.slope(log_s, self.log_data),
             skip=self.x_t,
-            log_rest=None if self.ratio.log_rest is None else self.ratio.log_rest.clamp_min(_ZERO),
+            log_rest=None if self.log_rest is None else self.log_rest.clamp_min(_ZERO),
         )
         sums = twin.slopes_(z, entries)
-        each = sums.values + away * score_entropy.value(log_s, log_data)
+        each = sums.values + away * score_entropy.value(log_s, self.log_data)
         each = torch.where(sums.overflow_count > 0, torch.inf, each)
         return Formed(torch.where(self.weight == 0, 0, self.weight * each), sums.columns, sums.overflow_count)
 
@@ -118,5 +120,5 @@ class CrossEntropy(Cost):
 
 def _at(z: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
     """The entry at y of every row, in float32 or better."""
-    at = at_least_float32(z.gather(-1, y[:, None]).squeeze(-1))
+    at = upcast(z.gather(-1, y[:, None]).squeeze(-1))
     return at if bias is None else at + bias[y]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from sedd.diffusion.parameterization import Backbone
-from sedd.nn.layers import Linear
 from sedd.runtime.cuda_graphs import aside
 
 MOST = 2**17
@@ -27,7 +26,7 @@ def rung(rows: int) -> int:
     return size
 
 
-def _aligned(head: Linear) -> tuple[Tensor, Tensor | None]:
+def _aligned(head: Any) -> tuple[Tensor, Tensor | None]:
     """Weight and bias with as many rows as matrix units like: 50,257 of them take several times longer."""
     missing = -len(head.weight) % 128
     weight = F.pad(head.weight.detach(), (0, 0, 0, missing))
@@ -53,7 +52,7 @@ class Replayed(nn.Module):
         if not isinstance(network, Backbone):
             raise ValueError(f"{type(network).__name__} is not a network in two parts; there is nothing to record")
         self.network: Any = network
-        self._head = _aligned(network.head) if isinstance(network.head, Linear) else None
+        self._head = _aligned(network.head) if hasattr(network.head, "weight") else None
         self._recordings: dict[tuple[int, int, bool], Recording] = {}
 
     @property

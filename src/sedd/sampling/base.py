@@ -13,8 +13,9 @@ from torch import Tensor
 
 from sedd import ops
 from sedd.diffusion import categorical
+from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import Model, Reader
-from sedd.diffusion.process import Absorbing, AffineWeights, Process
+from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Schedule
 from sedd.sampling import enumeration

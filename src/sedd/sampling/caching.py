@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sedd import ops
 from sedd.diffusion import categorical
+from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import MeanReader, Reader, Speaker
-from sedd.diffusion.process import AffineWeights, Process
+from sedd.diffusion.process import Process
 from sedd.diffusion.reverse import denoised
 from sedd.sampling.guidance import passes
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sedd import exact
 from sedd.diffusion import categorical
+from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import MeanReader, Reader
-from sedd.diffusion.process import Absorbing, AffineWeights, Uniform, at_token
+from sedd.diffusion.process import Absorbing, Uniform, at_token
 from sedd.diffusion.reverse import analytic, denoised, into, law_of
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import lost

@@ -24,8 +24,9 @@ from sedd.diffusion.objective import (
     TimeDCE,
 )
 from sedd.diffusion.parameterization import Mean, Score
-from sedd.diffusion.process import Absorbing, Process, Ratio
-from sedd.nn.layers import Linear, widened
+from sedd.diffusion.precision import upcast_dtype
+from sedd.diffusion.process import Absorbing, Process
+from sedd.nn.layers import Linear
 from sedd.ops import PackedTokens
 
 
@@ -86,7 +87,7 @@ class Fused:
         rows = self._rows(x_t, valid, count)
 
         def read(hidden: Tensor, head: Linear) -> ops.Loss:
-            kind, exact = hidden.device.type, widened(head.weight.dtype)
+            kind, exact = hidden.device.type, upcast_dtype(head.weight.dtype)
             half = torch.is_autocast_enabled(kind)
             with torch.autocast(kind, enabled=False):
                 cost = self.asks.cost(x_t, x_0, t, weight, exact, rows)
@@ -138,7 +139,8 @@ class _Scored:
             x_t=None if isinstance(process, Absorbing) else pack(x_t),  # the mask is no entry that counts
             x_0=pack(x_0),
             scale=pack(process.log_scale(sigma)[:, None]),
-            ratio=Ratio(pack(log_data), None if log_rest is None else pack(log_rest)),
+            log_data=pack(log_data),
+            log_rest=None if log_rest is None else pack(log_rest),
             weight=pack((process.into_rate * rate * weight.to(exact))[:, None]),
         )
 

@@ -8,16 +8,14 @@ Shapes: token ids are ``(*b, L)``, the total noise ``sigma`` is ``(*b,)``, score
 """
 
 from sedd.diffusion.process.absorbing import Absorbing
-from sedd.diffusion.process.base import AffineWeights, Process, Ratio, at_least_float32, at_token, between, log_odds
+from sedd.diffusion.process.base import Process, Ratio, at_token, between, log_odds
 from sedd.diffusion.process.uniform import Uniform
 
 __all__ = [
     "Absorbing",
-    "AffineWeights",
     "Process",
     "Ratio",
     "Uniform",
-    "at_least_float32",
     "at_token",
     "between",
     "log_odds",

@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical, check
-from sedd.diffusion.process.base import AffineWeights, Process, Ratio, at_token, between, log_odds
+from sedd.diffusion.categorical import AffineWeights
+from sedd.diffusion.process.base import Process, Ratio, at_token, between, log_odds
 from sedd.diffusion.schedule import lost
 
 

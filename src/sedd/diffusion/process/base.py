@@ -9,7 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical, check
+from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.divergence import Divergence, score_entropy
+from sedd.diffusion.precision import upcast
 from sedd.diffusion.schedule import lost
 
 
@@ -19,22 +21,6 @@ class Ratio(NamedTuple):
     log_data: Float[Tensor, "*s"]
     log_rest: Float[Tensor, "*s"] | None
     """None: they are 0."""
-
-
-class AffineWeights(NamedTuple):
-    """The law of one position's next token, unnormalised and up to the rounding of a zero, in terms of scores.
-
-    With S = Σ_{y≠x} s_y over tokens: w_y = max(0, go·s_y + by_sum·S + by_own·s_x) for tokens y ≠ x, and staying at x
-    weighs max(0, stay·s_x + stay_sum·S). All are of the first degree, so scores may have any common factor.
-    """
-
-    go: Float[Tensor, "*s"]
-    stay: Float[Tensor, "*s"] | None = None
-    """None: nobody stays, and ``stay_sum`` is 0 as well."""
-    stay_sum: Float[Tensor, "*s"] | None = None
-    by_sum: Float[Tensor, "*s"] | None = None
-    """None: 0, and so is ``by_own``."""
-    by_own: Float[Tensor, "*s"] | None = None
 
 
 def log_odds(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -51,11 +37,6 @@ def at_token(x: Float[Tensor, "*b L n"], y: Int[Tensor, "*b L"]) -> Float[Tensor
 def between(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
     """(1 − γ)·a + γ·b of logarithms, γ > 0; what b rules out stays ruled out."""
     return torch.where(b.isneginf(), b, torch.lerp(a, b, weight))
-
-
-def at_least_float32(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Half precision raised to float32, the least in which losses and scores are computed."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
@@ -230,7 +211,7 @@ class Process(ABC):
         check.states(x_t, self.num_states)
         check.clean(x_0, self.vocab_size)
         check.entries(log_score, self.num_states, "log-score")
-        log_score = at_least_float32(log_score)
+        log_score = upcast(log_score)
         ratio = self.ratios(x_t, x_0, sigma.to(log_score.dtype))
         total = sum_by_value(divergence, log_score, x_t, x_0, ratio)
         return torch.where(self.unknown(x_t), self.into_rate * total, 0)

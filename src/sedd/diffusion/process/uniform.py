@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion import check
+from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.divergence import score_entropy
-from sedd.diffusion.process.base import AffineWeights, Process, Ratio, at_token, between, log_odds, sum_by_value
+from sedd.diffusion.process.base import Process, Ratio, at_token, between, log_odds, sum_by_value
 from sedd.diffusion.schedule import lost
 
 
