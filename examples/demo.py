@@ -125,7 +125,7 @@ def main(out: Path, minutes: float) -> None:
 
 def plot(out: Path, entropy: float, own: float) -> None:
     """The bound against steps, what it can fall to, and the entropy that this is a sample of."""
-    records = [record for record in run_log.read(out / "run") if "bound" in record]
+    records = [record for record in run_log.read_log(out / "run") if "bound" in record]
     figure, axes = plt.subplots(figsize=(7, 4))
     steps, bounds = [r["step"] for r in records], [r["bound"] * LENGTH for r in records]
     axes.errorbar(steps, bounds, [r["bound_stderr"] * LENGTH for r in records], marker="o", label="held-out bound")

@@ -27,7 +27,7 @@ from sedd.diffusion import schedule as schedules
 from sedd.nn import transformer as transformers
 from sedd.nn.labels import Labelled
 from sedd.nn.layers import Linear
-from sedd.runtime import activation_checkpointing as recomputes
+from sedd.runtime import activation_checkpointing
 from sedd.runtime.inference_graphs import Replayed
 
 PROCESSES: Mapping[str, type[processes.Process]] = {
@@ -84,10 +84,10 @@ GRIDS: Mapping[str, Callable[[int], torch.Tensor]] = {
     "uniform": samplers.uniform_grid,
     "cosine": samplers.cosine_grid,
 }
-RECOMPUTES: Mapping[str, recomputes.Recompute] = {
-    "none": recomputes.nothing,
-    "selective": recomputes.cheap,
-    "full": recomputes.blocks,
+RECOMPUTES: Mapping[str, activation_checkpointing.ActivationCheckpointing] = {
+    "none": activation_checkpointing.none,
+    "selective": activation_checkpointing.selective,
+    "full": activation_checkpointing.full,
 }
 
 tokenizer = tokenizers.named
@@ -158,7 +158,7 @@ def _estimators(loaded: "LoadedModel", whole: bool, t_min: float, seed: int) -> 
     }
 
 
-def recompute(name: str) -> recomputes.Recompute:
+def recompute(name: str) -> activation_checkpointing.ActivationCheckpointing:
     """What blocks compute again on the way back: ``nothing``, all that is ``cheap``, or whole ``blocks``."""
     return _choose("activation_checkpointing", name, RECOMPUTES)
 

@@ -111,7 +111,7 @@ def test_a_pass_that_was_overwritten_cannot_go_back() -> None:
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):  # the last block knows already
         torch.autograd.grad(first, list(lesson.network.blocks[-1].parameters()))
     second.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="goes back once"):
+    with pytest.raises(RuntimeError, match="backward must run once"):
         second.backward()
 
 
@@ -167,7 +167,7 @@ def test_memory_of_recordings_is_counted() -> None:
         torch.cuda.reset_peak_memory_stats()
         lesson.gradient(1)
         counted.append(torch.cuda.max_memory_allocated())
-        peaks.append(cuda_graphs.peak())
+        peaks.append(cuda_graphs.peak_memory())
     assert counted[1] < counted[0] < peaks[1]
 
 
@@ -229,7 +229,7 @@ def test_shapes_take_turns() -> None:
         for size in (4, 2, 4, 2, 1, 3, 5, 6, 4):
             learn(network, size)
     alike(*made)
-    assert len(made[0].recorded._graphs) == cuda_graphs.MOST  # type: ignore[union-attr]
+    assert len(made[0].recorded._graphs) == cuda_graphs.MAX_GRAPHS  # type: ignore[union-attr]
 
 
 def test_gradients_that_are_set_to_0_and_weights_that_are_frozen_for_a_while() -> None:
@@ -252,7 +252,7 @@ def test_gradients_that_are_set_to_0_and_weights_that_are_frozen_for_a_while() -
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each recording that is made."""
     counted: list[int] = []
-    plain = cuda_graphs._record
+    plain = cuda_graphs._capture
     monkeypatch.setattr(cuda_graphs, "_record", lambda *told: counted.append(1) or plain(*told))  # type: ignore[func-returns-value]
     return counted
 
@@ -269,7 +269,7 @@ def test_what_a_run_would_cost(tmp_path: Path) -> None:
     config = training.configured({"sources": [a_text(tmp_path)], "steps": 30}, recipe="tiny")
     config.train.batch_size = 512
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_reserved(), cuda_graphs.peak()
+    before = torch.cuda.memory_reserved(), cuda_graphs.peak_memory()
     said = training.plan(config, lambda: training.prepared(config), steps=4)
     reserved, held = torch.cuda.max_memory_reserved() - before[0], said["peak_memory_MiB"] * 2**20 - before[1]
     assert 0.6 * reserved < held < 1.02 * reserved

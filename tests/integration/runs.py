@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from sedd.runtime.run_log import CLOCK
+from sedd.runtime.run_log import TIMING_FIELDS
 
 Sedd = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = [
@@ -20,7 +20,7 @@ SMALL = [
 
 def log(run: Path) -> list[dict[str, object]]:
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
+    return [{key: value for key, value in record.items() if key not in TIMING_FIELDS} for record in records]
 
 
 def same(a: Path, b: Path, step: int) -> None:

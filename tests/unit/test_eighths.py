@@ -103,7 +103,7 @@ def test_the_stream_of_a_narrow_network_is_that_of_its_trunk() -> None:
 def test_who_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="multiple of 16, and it is 24; use bfloat16"):
         networks(Reference, 24)
-    monkeypatch.setattr(device, "has_eighths", lambda: False)
+    monkeypatch.setattr(device, "has_fp8", lambda: False)
     assert "compute capability 8.9" in str(fp8.refusal("cuda", 64))
     assert fp8.refusal("cpu", 64) is None
     with pytest.raises(ValueError, match="float8"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sedd.nn.transformer import Modern
-from sedd.runtime.cuda_graphs import Graphs, Recorded
+from sedd.runtime.cuda_graphs import CapturedGraphs, GraphedFunction
 
 
 def network() -> Modern:
@@ -23,7 +23,7 @@ def test_a_cpu_records_nothing() -> None:
 
 def test_a_network_that_left_its_gpu_is_not_replayed() -> None:
     made = network()
-    made.recorded = Recorded(made.blocks[:-1].parameters())
+    made.recorded = GraphedFunction(made.blocks[:-1].parameters())
     made(torch.zeros(2, 4, dtype=torch.long), torch.ones(2)).sum().backward()
     assert made.recorded._graphs == {}
 
@@ -31,8 +31,8 @@ def test_a_network_that_left_its_gpu_is_not_replayed() -> None:
 def test_a_copy_is_recorded_anew() -> None:
     """With its own weights: graphs stay where they were made."""
     made = network()
-    made.recorded = Recorded(made.blocks[:-1].parameters())
-    made.recorded._graphs["made"] = Graphs(None, (), (), None, (), ())
+    made.recorded = GraphedFunction(made.blocks[:-1].parameters())
+    made.recorded._graphs["made"] = CapturedGraphs(None, (), (), None, (), ())
     copied = copy.deepcopy(made)
     assert copied.recorded is not None
     assert list(made.recorded._graphs) == ["made"]
@@ -43,7 +43,7 @@ def test_a_copy_is_recorded_anew() -> None:
 def test_nobody_holds_on_to_a_recorded_network() -> None:
     """Its memory on a GPU is back when it is gone, not when Python next looks for what refers to itself."""
     made = network()
-    made.recorded = Recorded(made.blocks[:-1].parameters())
+    made.recorded = GraphedFunction(made.blocks[:-1].parameters())
     gone = weakref.ref(made)
     gc.disable()
     try:
@@ -57,7 +57,7 @@ def test_what_learns_nothing_is_called_as_it_is() -> None:
     def doubled(a: torch.Tensor) -> tuple[torch.Tensor]:
         return (2 * a,)
 
-    (said,) = Recorded([torch.ones(2)])(doubled, torch.ones(3))
+    (said,) = GraphedFunction([torch.ones(2)])(doubled, torch.ones(3))
     assert said.tolist() == [2, 2, 2]
 
 

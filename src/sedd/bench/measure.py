@@ -120,7 +120,7 @@ def clock(work: Callable[[], object], device: str, repeats: int, warmup: int = 3
         mark.record()
     torch.cuda.synchronize()
     seconds = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
-    return Clocked(seconds, cuda_graphs.peak())
+    return Clocked(seconds, cuda_graphs.peak_memory())
 
 
 def row(

@@ -35,17 +35,17 @@ def compare(
 
     chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.plottable(plot), [comparison.curve(run) for run in runs], []
-    with distributed.group() as ranks:
+    with distributed.process_group() as ranks:
         models = [factory.load(run, device=str(ranks.device)) for run in runs]
         texts = [text for model in models for text in corpora(model, data, chosen)]
         comparison.same_data([str(run) for run in runs], texts)
         for run, model, corpus in zip(runs, models, texts, strict=True):
-            with watched(str(run), shown=ranks.first) as on_progress:
+            with watched(str(run), shown=ranks.is_main) as on_progress:
                 record = evaluation.evaluate(
                     model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
                 )
             rows.append(comparison.row(run, model, record))
-        first = ranks.first
+        first = ranks.is_main
     if first:
         comparison.draw(rows, curves, path)
         _print(rows, as_json)

@@ -80,16 +80,16 @@ def evaluate(
         raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
     chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
-    with distributed.group() as ranks:
+    with distributed.process_group() as ranks:
         loaded = factory.labelled(factory.load(model, device=str(ranks.device)), label)
-        if chosen.tokens not in (None, size := loaded.tokenizer.vocab_size) and ranks.first:
+        if chosen.tokens not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
             note = f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {chosen.tokens:,}"
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char alone", file=sys.stderr)
         records = []
         for corpus in corpora(loaded, data, chosen, suite, dataset, column):
-            with watched(corpus.dataset or "evaluating", shown=ranks.first) as on_progress:
+            with watched(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
                 records.append(look(loaded, corpus, chosen, ranks, on_progress=on_progress))
-        first = ranks.first
+        first = ranks.is_main
     if first:
         if out is not None:
             out.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -182,11 +182,11 @@ def score(
 
     given = _lines(texts, file)
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
-    with distributed.group() as ranks:
+    with distributed.process_group() as ranks:
         loaded = factory.labelled(factory.load(model, device=str(ranks.device)), label)
         for text, corpus in zip(given, evaluation.alone(given, loaded), strict=True):
             record = look(loaded, corpus, evaluation.ALONE, ranks)
-            if ranks.first:
+            if ranks.is_main:
                 _score_line({"text": text, **record}, as_json)
 
 

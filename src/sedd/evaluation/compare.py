@@ -32,7 +32,7 @@ class Curve(NamedTuple):
 
 def curve(run: Path) -> Curve:
     """The held-out bounds in the log of a run; seconds are written less often, and drawn straight in between."""
-    records = run_log.read(run)
+    records = run_log.read_log(run)
     timed = [record for record in records if "seconds" in record]
     looked = [record for record in records if "bound_bits_per_char" in record]
     tokens = np.array([record["tokens"] for record in looked])

@@ -45,7 +45,7 @@ class Samples(NamedTuple):
 
 def read(folder: Path) -> Story:
     """What is in the folder of a run, finished or not."""
-    records = run_log.read(folder)
+    records = run_log.read_log(folder)
     if not records:
         raise ValueError(f"{folder} has logged nothing yet; wait for its first record")
     noted = checkpoint.record(folder, "environment") if (folder / "environment.json").is_file() else None

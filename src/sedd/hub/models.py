@@ -135,7 +135,7 @@ def _held_out(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The bound that a run measured on its held-out data at the step that is saved, with its error."""
     if not (folder / "log.jsonl").is_file():
         return []
-    found = [r for r in run_log.read(folder) if r["step"] == state["step"] and "bound_stderr" in r]
+    found = [r for r in run_log.read_log(folder) if r["step"] == state["step"] and "bound_stderr" in r]
     return [
         {
             "data": "held-out part of its data",

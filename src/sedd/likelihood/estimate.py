@@ -53,7 +53,7 @@ def estimate(
     design = Design(len(rows), draws, seed) if isinstance(estimator, Drawn) else None
     looks = _Looks(estimator, rows, design, seed)
     found = torch.zeros(len(looks), 5, dtype=torch.float64)
-    mine = list(looks.batches(batch))[ranks.rank :: ranks.world]
+    mine = list(looks.batches(batch))[ranks.rank :: ranks.world_size]
     done, total = 0, sum(map(len, mine))
     for numbers in mine:
         x_0, *shown = (column.to(ranks.device) for column in looks.show(numbers))
@@ -63,7 +63,7 @@ def estimate(
         if isinstance(estimator, Drawn):
             found[torch.from_numpy(numbers), 3:] = estimator.luck(x_0, *shown).cpu()
         on_progress(done := done + len(numbers), total)
-    return _summary(ranks.total(found.to(ranks.device)).cpu().numpy(), looks)
+    return _summary(ranks.all_reduce_sum(found.to(ranks.device)).cpu().numpy(), looks)
 
 
 @final

@@ -31,7 +31,7 @@ from sedd.nn.layers import (
 from sedd.ops import PackedTokens, ResidualBranch, fp8
 from sedd.ops.block_ops import Rotation
 from sedd.runtime import activation_checkpointing
-from sedd.runtime.cuda_graphs import Recorded, Some
+from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
 
 
 def every_entry(hidden: Float[Tensor, "*b L width"], head: Linear) -> Float[Tensor, "*b L outputs"]:
@@ -48,7 +48,7 @@ class Transformer(nn.Module, ABC):
     added to every token's. Weights are drawn from ``generator``, or from torch's global one. No length is fixed.
     """
 
-    pass_through: activation_checkpointing.Recompute
+    pass_through: activation_checkpointing.ActivationCheckpointing
     """How a block is gone through: what it keeps for the way back and what it computes again."""
 
     def __init__(
@@ -74,8 +74,8 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
         self.states, self.causal, self.labels = states, causal, labels
-        self.pass_through, self.compiled = activation_checkpointing.nothing, False
-        self.recorded: Recorded | None = None
+        self.pass_through, self.compiled = activation_checkpointing.none, False
+        self.recorded: GraphedFunction | None = None
         self.vocab_embed = Embedding(states, width)
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last: no label
         self.sigma_map = NoiseEmbedding(cond) if timed else None
@@ -176,16 +176,16 @@ class Transformer(nn.Module, ABC):
         return h, ResidualBranch(y, gate, rate, seed, bias)
 
     def record(self) -> None:
-        """From now on all blocks but the last are replayed in training: see `record.Recorded`.
+        """From now on all blocks but the last are replayed in training: see `record.GraphedFunction`.
 
         On a GPU, that is, where there are several, not compiled and with nothing computed twice. Weights must be whole;
         if they become other tensors than those that are there now, it is to be called again.
         """
-        plain = self.pass_through is activation_checkpointing.nothing and not self.compiled
+        plain = self.pass_through is activation_checkpointing.none and not self.compiled
         if plain and len(self.blocks) > 1 and self.head.weight.is_cuda:
-            self.recorded = Recorded(self.blocks[:-1].parameters())
+            self.recorded = GraphedFunction(self.blocks[:-1].parameters())
 
-    def _tensors(self, h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor) -> Some:
+    def _tensors(self, h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor) -> OptionalTensors:
         """`_first` of tensors alone."""
         h, branch = self._first(h, c, AttentionContext(Rotation(cos, sin), mask, self.causal and mask is None))
         assert branch is not None

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.runtime.launch_sizes import cuts, power
+from sedd.runtime.device import cdiv, next_power_of_2
 
 PIECE, STRIP = 64, 256
 """Rows and columns a program, which is one warp. A piece of less than 4 rows makes no shorter list."""
@@ -21,11 +21,11 @@ def summed(rows: Tensor, keys: Tensor, count: int) -> Tensor:
     width = rows.shape[1]
     table = rows.new_zeros(count, width, dtype=torch.float32)
     keys, order = keys.int().sort(stable=True)
-    strip = min(STRIP, power(width))
+    strip = min(STRIP, next_power_of_2(width))
     while len(keys):
-        pieces = cuts(len(keys), PIECE)
+        pieces = cdiv(len(keys), PIECE)
         parts, ends = rows.new_empty(2 * pieces, width, dtype=torch.float32), keys.new_empty(2 * pieces)
-        _sums[(pieces, cuts(width, strip))](
+        _sums[(pieces, cdiv(width, strip))](
             rows, order, keys, table, parts, ends, len(keys), width,
             LAST=pieces == 1, PIECE=PIECE, STRIP=strip, num_warps=1,
         )  # fmt: skip

@@ -79,7 +79,7 @@ class _Linear(torch.autograd.Function):
 
 def refusal(device: str, *sizes: int) -> str | None:
     """Why a network cannot multiply in eighths; None: it can."""
-    if device == "cuda" and not card.has_eighths():
+    if device == "cuda" and not card.has_fp8():
         return "float8 needs a GPU of compute capability 8.9 or more with Triton; use bfloat16"
     if odd := [size for size in sizes if size % 16]:
         return f"float8 needs a width that is a multiple of 16, and it is {odd[0]}; use bfloat16"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sedd.ops.fp8 import LARGEST, LEAST, Fp8Tensor
 from sedd.ops.rotary_triton import BENDS, _bent
-from sedd.runtime.launch_sizes import cuts, power
+from sedd.runtime.device import cdiv, next_power_of_2
 
 # mypy: disable-error-code=assignment
 
@@ -24,15 +24,15 @@ def empty(x: Tensor) -> Fp8Tensor:
 
 
 def _sizes(width: int) -> dict[str, float]:
-    columns = min(COLUMNS, power(width))
-    return {"LARGEST": LARGEST, "LEAST": LEAST, "C": columns, "N": cuts(width, columns)}
+    columns = min(COLUMNS, next_power_of_2(width))
+    return {"LARGEST": LARGEST, "LEAST": LEAST, "C": columns, "N": cdiv(width, columns)}
 
 
 def press(x: Tensor) -> Fp8Tensor:
     """See `eighths.eighths`."""
     m, k = x.shape
     out = empty(x)
-    _press[(cuts(m, STRIP),)](x.contiguous(), *out, m, k, **_sizes(k), BEND=-1, STRIP=STRIP, num_warps=WARPS)
+    _press[(cdiv(m, STRIP),)](x.contiguous(), *out, m, k, **_sizes(k), BEND=-1, STRIP=STRIP, num_warps=WARPS)
     return out
 
 
@@ -40,7 +40,7 @@ def bend(z: Tensor, kind: str) -> Fp8Tensor:
     """The eighths of what `strips.bend` gives, before that is rounded."""
     m, k = z.shape
     out = empty(z)
-    _press[(cuts(m, STRIP),)](z, *out, m, k, **_sizes(k), BEND=BENDS[kind], STRIP=STRIP, num_warps=WARPS)
+    _press[(cdiv(m, STRIP),)](z, *out, m, k, **_sizes(k), BEND=BENDS[kind], STRIP=STRIP, num_warps=WARPS)
     return out
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sedd.ops.linear_loss_reference import GUARD, Entries, Sums
-from sedd.runtime.launch_sizes import cuts
+from sedd.runtime.device import cdiv
 
 SIZES = {False: (128, 512, 3), True: (64, 256, 1)}
 """Rows and columns of a program of `slopes_`, and loads under way; without ratios to compare with, and with."""
@@ -30,9 +30,9 @@ def slopes_(z: Tensor, entries: Entries) -> Sums:
     """See `definition.slopes_`."""
     n, width = z.shape
     strip, size, stages = SIZES[entries.log_rest is not None]
-    while cuts(n, strip) > MOST:
+    while cdiv(n, strip) > MOST:
         strip *= 2
-    grid = cuts(width, size), cuts(n, strip)
+    grid = cdiv(width, size), cdiv(n, strip)
     values = z.new_empty(grid[0], n, dtype=torch.float32)
     columns = z.new_empty(grid[1], entries.states, dtype=torch.float32)
     overflow_count = z.new_empty(grid[0], n, dtype=torch.int16)
@@ -70,7 +70,7 @@ def logsumexp(z: Tensor, states: int, bias: Tensor | None) -> Tensor:
     """See `definition.logsumexp`."""
     n, width = z.shape
     total = z.new_empty(n, dtype=torch.float32)
-    _logsumexp[(cuts(n, SUM_ROWS),)](
+    _logsumexp[(cdiv(n, SUM_ROWS),)](
         z,
         total if bias is None else bias,
         total,

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sedd.diffusion.rng import CounterRNG
-from sedd.runtime.launch_sizes import cuts
+from sedd.runtime.device import cdiv
 
 SIZE = 1024
 
@@ -17,7 +17,7 @@ def uniforms(chance: CounterRNG, length: int, step: int, event: int) -> Tensor:
     u = torch.empty(len(chance.rows), length, 2, dtype=torch.float64, device=chance.rows.device)
     if count:
         low, high = chance.seed & 0xFFFFFFFF, chance.seed >> 32
-        _uniforms[(cuts(count, SIZE),)](chance.rows, u, low, high, step, event, count, length, SIZE=SIZE)
+        _uniforms[(cdiv(count, SIZE),)](chance.rows, u, low, high, step, event, count, length, SIZE=SIZE)
     return u
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd.ops.block_ops import threshold
 from sedd.ops.fp8 import LARGEST, LEAST, Fp8Tensor
-from sedd.runtime.launch_sizes import cuts, power
+from sedd.runtime.device import cdiv, next_power_of_2
 
 # mypy: disable-error-code=assignment
 
@@ -81,11 +81,11 @@ class Parts(NamedTuple):
 @functools.cache
 def _sizes(width: int, most: int) -> dict[str, Any]:
     """How a row is cut, and by how many warps it is done."""
-    columns, warps = min(COLUMNS, power(width)), 1
-    while cuts(width, columns) > most * warps:
+    columns, warps = min(COLUMNS, next_power_of_2(width)), 1
+    while cdiv(width, columns) > most * warps:
         warps *= 2
     columns *= warps
-    return {"C": columns, "N": cuts(width, columns), "WHOLE": width % columns == 0, "num_warps": warps}
+    return {"C": columns, "N": cdiv(width, columns), "WHOLE": width % columns == 0, "num_warps": warps}
 
 
 def join(
@@ -100,7 +100,7 @@ def join(
     n = torch.empty_like(x, dtype=dtype)
     mean, spread = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
     strip = JOIN_STRIP if b * length >= 2**15 else 4 if b * length >= 2**12 else 1
-    _join[(cuts(length, strip), b)](
+    _join[(cdiv(length, strip), b)](
         x, *parts.pointers(x), total, n, mean, spread, *(few or (n, mean)), length, width, *parts.strides(),
         threshold(plan.rate), 1 / (1 - plan.rate), plan.eps, LARGEST=LARGEST, LEAST=LEAST, FEW=few is not None,
         STRIP=strip, STAGES=JOIN_STAGES, CENTRED=plan.centred,
@@ -130,7 +130,7 @@ def join_back(
     b, length, width = parts.sequences(total), plan.length, total.shape[-1]
     dx = torch.empty_like(total)
     dy = None if parts.y is None else torch.empty_like(parts.y)
-    strips, flags = cuts(length, BACK_STRIP), parts.flags(plan.rate > 0)
+    strips, flags = cdiv(length, BACK_STRIP), parts.flags(plan.rate > 0)
     sums = total.new_empty(4, b, strips, width, dtype=torch.float32)
     given = total if g is None else g.contiguous()
     _join_back[(strips, b)](
@@ -141,7 +141,7 @@ def join_back(
     told = total.new_empty(6, b, width, dtype=torch.float32)
     of = {name: flags[name] for name in ("Y_BIAS", "GATE", "WEIGHT", "BIAS", "CHANGE")}
     _, y_bias, gate, weight, bias, _, scale, *_ = parts.pointers(total)
-    _told_back[(b, cuts(width, SUM_COLUMNS))](
+    _told_back[(b, cdiv(width, SUM_COLUMNS))](
         sums, y_bias, gate, weight, bias, scale, told, strips, width, *parts.strides(), sums.stride(0), told.stride(0),
         **of, R=SUM_ROWS, C=SUM_COLUMNS, num_warps=4,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.runtime.launch_sizes import cuts, power
+from sedd.runtime.device import cdiv, next_power_of_2
 
 TURN_ROWS, TURN_STRIP, TURN_WARPS = 2, 4, 4
 BEND_ROWS, BEND_STRIP, BEND_COLUMNS, BEND_WARPS = 1, 64, 1024, 4
@@ -28,7 +28,7 @@ def turn(qkv: Tensor, length: int, heads: int, cos: Tensor, sin: Tensor, gains: 
     rows, width = qkv.shape[0], qkv.shape[1] // 3
     out = qkv if gains is None else qkv.new_empty(rows, 2 * width)
     q, k = (cos, cos) if gains is None else gains
-    _turn[(cuts(rows, TURN_ROWS),)](
+    _turn[(cdiv(rows, TURN_ROWS),)](
         qkv, out, cos, sin, q, k, rows, length, heads, out.shape[1], eps, **_sizes(width, heads),
         NORM=gains is not None, R=TURN_ROWS, num_warps=TURN_WARPS,
     )  # fmt: skip
@@ -37,7 +37,7 @@ def turn(qkv: Tensor, length: int, heads: int, cos: Tensor, sin: Tensor, gains: 
 
 def _sizes(width: int, heads: int) -> dict[str, int]:
     half = width // heads // 2
-    return {"HALF": half, "H": power(heads), "D": power(half)}
+    return {"HALF": half, "H": next_power_of_2(heads), "D": next_power_of_2(half)}
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def turn_back(
 ) -> TurnBack:
     """From the gradients of what was turned to those of what was given; without gains ``qkv`` is not read."""
     b, length, heads, d = dq.shape
-    rows, programs = b * length, cuts(b * length, TURN_STRIP)
+    rows, programs = b * length, cdiv(b * length, TURN_STRIP)
     back = dq.new_empty(rows, 3 * heads * d)
     parts = [part if part.stride(-1) == 1 else part.contiguous() for part in (dq, dk, dv)]
     strides = [s for part in parts for s in part.stride()[:3]]
@@ -150,7 +150,7 @@ def bend(z: Tensor, kind: str) -> Tensor:
     """The activation of every entry."""
     out = torch.empty_like(z)
     count, size = z.numel(), 4096
-    _bend[(cuts(count, size),)](z, out, count, BEND=BENDS[kind], SIZE=size, num_warps=8)
+    _bend[(cdiv(count, size),)](z, out, count, BEND=BENDS[kind], SIZE=size, num_warps=8)
     return out
 
 
@@ -182,9 +182,9 @@ def bend_back(z: Tensor, d_inner: Tensor, kind: str, summed: bool) -> tuple[Tens
     """What `bend` gave, the gradient of z in place of that of what it gave, and its sum over rows if asked."""
     rows, width = z.shape
     inner = torch.empty_like(z)
-    strips = cuts(rows, BEND_STRIP)
+    strips = cdiv(rows, BEND_STRIP)
     sums = z.new_empty(strips, width, dtype=torch.float32) if summed else None
-    _bend_back[(strips, cuts(width, BEND_COLUMNS))](
+    _bend_back[(strips, cdiv(width, BEND_COLUMNS))](
         z, d_inner, inner, d_inner if sums is None else sums, rows, width, BEND=BENDS[kind], SUMMED=summed,
         STRIP=BEND_STRIP, R=BEND_ROWS, C=BEND_COLUMNS, num_warps=BEND_WARPS,
     )  # fmt: skip

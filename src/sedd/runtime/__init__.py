@@ -1,1 +1,1 @@
-"""Devices, processes, CUDA graphs, activation checkpointing and run logs."""
+"""What depends on the machine: device capability, CUDA graphs, activation checkpointing, processes, the run log."""

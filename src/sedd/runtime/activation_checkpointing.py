@@ -1,7 +1,9 @@
-"""What a block keeps from the way forwards for the way back, and what it computes again instead.
+"""Activation checkpointing: which activations of a block are stored for the backward pass and which are recomputed.
 
-A block of a transformer makes a dozen tensors of the size of its input, and all of them are needed once more. Matrix
-products and attention are dear and their results small; norms, gates, rotations and activations are cheap to repeat.
+A transformer block makes a dozen tensors of the size of its input, and its backward pass needs all of them. Matrix
+products and attention are expensive to repeat; norms, gates, rotations and activations are cheap.
+
+Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 """
 
 import functools
@@ -12,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-Recompute = Callable[..., Any]
+ActivationCheckpointing = Callable[..., Any]
 """``(block, x, …) -> block(x, …)``."""
 
 _aten = torch.ops.aten
-DEAR = {
+SAVED_OPS = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
@@ -25,24 +27,24 @@ DEAR = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 }
-"""What `cheap` never computes twice. Products in float8 are not among them: queries are turned where they lie."""
+"""Operations whose outputs `selective` stores. Float8 products are excluded: queries are rotated in place."""
 
 
-def nothing(block: nn.Module, x: Tensor, *rest: Any) -> Any:
-    """Nothing is computed twice, but for what a compiler thinks better so."""
+def none(block: nn.Module, x: Tensor, *rest: Any) -> Any:
+    """Store every activation; a compiler may still choose to recompute some."""
     return block(x, *rest)
 
 
-def cheap(block: nn.Module, x: Tensor, *rest: Any) -> Any:
-    """All but matrix products and attention is computed twice."""
+def selective(block: nn.Module, x: Tensor, *rest: Any) -> Any:
+    """Store the outputs of `SAVED_OPS` and recompute everything else."""
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
     return checkpoint(block, x, *rest, use_reentrant=False, context_fn=contexts)
 
 
-def blocks(block: nn.Module, x: Tensor, *rest: Any) -> Any:
-    """All is computed twice, the dear parts too: a block keeps nothing but its input."""
+def full(block: nn.Module, x: Tensor, *rest: Any) -> Any:
+    """Store nothing but the input of the block and recompute the whole block."""
     return checkpoint(block, x, *rest, use_reentrant=False)
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE

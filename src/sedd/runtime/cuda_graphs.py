@@ -1,8 +1,12 @@
-"""A part of a network in training without the host: its launches, there and back, are recorded once and replayed.
+"""CUDA graphs: kernels are captured once per shape and launched together, in training and in inference.
 
-The blocks of a transformer are some hundreds of launches each way. Where a batch is small or a host slow, to say them
-one by one takes longer than to run them; a recording is one launch there and one back. It has memory of its own, where
-every tensor keeps its place: what goes in is copied there, and what comes out lies there until the next replay.
+The blocks of a transformer are some hundreds of kernel launches per pass. At small batches launching them one by one
+takes longer than running them; a captured graph is one launch. A graph has its own memory, in which every tensor stays
+in place: inputs are copied there, and outputs are valid until the next replay.
+
+Training does not use `torch.cuda.make_graphed_callables`: it captures in global mode, which fails while a prefetching
+thread uses CUDA; it refuses autocast's cache and arguments that are None; and it returns static gradients that become
+``weight.grad``, so that accumulating a second backward pass adds a buffer to itself.
 """
 
 import functools
@@ -11,163 +15,245 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeGuard, final
+from typing import Any, NamedTuple, TypeGuard, final
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Some = tuple[Tensor | None, ...]
-MOST = 4
-"""Recordings; each keeps the memory of a whole pass."""
+OptionalTensors = tuple[Tensor | None, ...]
+MAX_GRAPHS = 4
+"""Captures of a `GraphedFunction`; each holds the memory of a whole forward and backward pass."""
+MAX_TOKENS = 2**17
+"""Batches of more tokens than this run without a graph in inference: launches do not limit them."""
+
+# Training --------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Graphs:
-    """One each way, where they read and where they write."""
+class CapturedGraphs:
+    """The graphs of a forward and a backward pass, with their static inputs and outputs."""
 
-    forwards: Any
-    inputs: Some
-    outputs: Some
-    backwards: Any
-    sent: Some
-    """Gradients of the outputs that have one."""
-    gradients: Some
-    """Of inputs, then of weights."""
+    forward: Any
+    inputs: OptionalTensors
+    outputs: OptionalTensors
+    backward: Any
+    grad_outputs: OptionalTensors
+    """Gradients of the outputs; None for outputs that have none."""
+    grad_inputs: OptionalTensors
+    """Gradients of the inputs, then of the weights."""
     replays: int = 0
-    """Of either. Each writes over what the one before it left."""
+    """Replays of either graph; each overwrites what the one before it wrote."""
 
 
 @final
-class Recorded:
-    """Calls of functions of tensors and of ``weights``, replayed with their gradients in both.
+class GraphedFunction:
+    """A function of tensors and of ``weights`` that runs as CUDA graphs, differentiable in both.
 
-    There are graphs for every shape and precision, the last few of them, in the mode of the first call. What goes
-    forwards must have gone back, if it ever does, before the next goes forwards. Then its gradients are written over,
-    but for those that lie at weights.
+    The last `MAX_GRAPHS` combinations of shapes and precision stay captured, in the training mode of their first call.
+    The backward pass must run once before the next forward pass. Gradients are overwritten by that pass, except those
+    stored as ``weight.grad``.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         self.weights = tuple(weights)
-        self._graphs: dict[object, Graphs] = {}
+        self._graphs: dict[object, CapturedGraphs] = {}
 
-    def __call__(self, function: Callable[..., Some], *inputs: Tensor | None) -> tuple[Any, ...]:
-        """What the function, always the same, says of tensors on a GPU, any of which may be None."""
-        if not any(map(_learns, (*inputs, *self.weights))):
+    def __call__(self, function: Callable[..., OptionalTensors], *inputs: Tensor | None) -> tuple[Any, ...]:
+        """Return ``function(*inputs)`` for tensors on a GPU; every call must pass the same function."""
+        if not any(map(_requires_grad, (*inputs, *self.weights))):
             return function(*inputs)
-        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         shapes = (None if a is None else (a.shape, a.dtype, a.requires_grad) for a in inputs)
-        key = half, *shapes, *((w.data_ptr(), w.dtype, w.requires_grad) for w in self.weights)
+        key = autocast, *shapes, *((w.data_ptr(), w.dtype, w.requires_grad) for w in self.weights)
         if key not in self._graphs:
-            if len(self._graphs) == MOST:
+            if len(self._graphs) == MAX_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]  # the oldest
-            self._graphs[key] = _record(function, inputs, self.weights)
+            self._graphs[key] = _capture(function, inputs, self.weights)
         graphs = self._graphs[key]
-        for weight, place in zip(self.weights, graphs.gradients[len(inputs) :], strict=True):
-            if weight.grad is not None and place is not None and weight.grad.data_ptr() == place.data_ptr():
-                weight.grad = weight.grad.clone()  # of the last pass, to which this one will be added
-        said: Some = _Replay.apply(graphs, *inputs, *self.weights)  # type: ignore[no-untyped-call]
-        return said
+        for weight, buffer in zip(self.weights, graphs.grad_inputs[len(inputs) :], strict=True):
+            if weight.grad is not None and buffer is not None and weight.grad.data_ptr() == buffer.data_ptr():
+                weight.grad = weight.grad.clone()  # accumulated: this backward pass will overwrite the buffer
+        outputs: OptionalTensors = _Replay.apply(graphs, *inputs, *self.weights)  # type: ignore[no-untyped-call]
+        return outputs
 
     def __getstate__(self) -> dict[str, object]:
-        """A copy makes graphs of its own."""
+        """Leave the graphs out of copies: they refer to the weights of this one."""
         return vars(self) | {"_graphs": {}}
 
 
-def _record(function: Callable[..., Some], given: Some, weights: tuple[Tensor, ...]) -> Graphs:
+def _capture(
+    function: Callable[..., OptionalTensors], given: OptionalTensors, weights: tuple[Tensor, ...]
+) -> CapturedGraphs:
     inputs = tuple(None if a is None else a.detach().clone().requires_grad_(a.requires_grad) for a in given)
-    learnt = [a for a in (*inputs, *weights) if _learns(a)]
+    leaves = [a for a in (*inputs, *weights) if _requires_grad(a)]
 
     @torch.enable_grad()
-    def there() -> Some:
+    def run_forward() -> OptionalTensors:
         return function(*inputs)
 
-    def back(outputs: Some, sent: Some) -> Some:
-        ends, starts = [a for a in outputs if _learns(a)], [a for a in sent if a is not None]
-        with torch.autocast("cuda", enabled=False):  # of the way forwards alone
-            found = iter(torch.autograd.grad(ends, learnt, starts))
-        return tuple(next(found) if _learns(a) else None for a in (*inputs, *weights))
+    def run_backward(outputs: OptionalTensors, grad_outputs: OptionalTensors) -> OptionalTensors:
+        differentiable = [a for a in outputs if _requires_grad(a)]
+        with torch.autocast("cuda", enabled=False):  # autocast belongs to the forward pass
+            grads = iter(torch.autograd.grad(differentiable, leaves, [g for g in grad_outputs if g is not None]))
+        return tuple(next(grads) if _requires_grad(a) else None for a in (*inputs, *weights))
 
     device = next(a.device for a in inputs if a is not None)
-    torch.ones((), device=device, requires_grad=True).exp().backward()  # the way back may begin with a library's call
-    gc.collect()  # graphs of a network that is gone, which must not go while another is recorded
-    with aside(device) as stream:
+    torch.ones((), device=device, requires_grad=True).exp().backward()  # starts autograd's thread outside the capture
+    gc.collect()  # graphs of a deleted network must not be destroyed during the capture
+    with capture_stream(device) as stream:
         with torch.cuda.stream(stream), torch.random.fork_rng([device]):
-            outputs = there()  # libraries make their plans in the first calls, which cannot be recorded
-            sent = tuple(torch.zeros_like(a) if _learns(a) else None for a in outputs)
-            back(outputs, sent)
+            outputs = run_forward()  # libraries initialize in their first calls, which cannot be captured
+            grad_outputs = tuple(torch.zeros_like(a) if _requires_grad(a) else None for a in outputs)
+            run_backward(outputs, grad_outputs)
         del outputs
-        forwards, backwards, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(forwards, pool, stream, "thread_local"):  # other threads may be fetching batches
-            outputs = there()
-        with torch.cuda.graph(backwards, pool, stream, "thread_local"):
-            gradients = back(outputs, sent)
+        forward, backward, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(forward, pool, stream, "thread_local"):  # another thread may be copying batches
+            outputs = run_forward()
+        with torch.cuda.graph(backward, pool, stream, "thread_local"):
+            grad_inputs = run_backward(outputs, grad_outputs)
     outputs = tuple(None if a is None else a.detach() for a in outputs)
-    gc.collect()  # what is left of its autograd graph, or passes to come would have to wait for that stream
-    return Graphs(forwards, inputs, outputs, backwards, sent, gradients)
+    gc.collect()  # frees the autograd graph, for which later passes would wait on the capture stream
+    return CapturedGraphs(forward, inputs, outputs, backward, grad_outputs, grad_inputs)
 
 
-_LOCK = threading.Lock()
-
-
-@contextmanager
-def aside(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """Where one thread at a time records, after all that has been asked of this GPU.
-
-    It is one stream for all recordings, since libraries keep memory for each.
-    """
-    with _LOCK, torch.cuda.device(device):
-        stream = _aside(device)
-        stream.wait_stream(torch.cuda.current_stream())
-        yield stream
-
-
-@functools.cache
-def _aside(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-def _learns(a: Tensor | None) -> TypeGuard[Tensor]:
+def _requires_grad(a: Tensor | None) -> TypeGuard[Tensor]:
     return a is not None and a.requires_grad
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graphs: Graphs, *given: Tensor | None) -> Some:
-        _write(graphs.inputs, given)
-        graphs.forwards.replay()
+    def forward(ctx: Any, graphs: CapturedGraphs, *given: Tensor | None) -> OptionalTensors:
+        _copy(graphs.inputs, given)
+        graphs.forward.replay()
         graphs.replays += 1
         torch.autograd.graph.increment_version([a for a in graphs.outputs if a is not None])
         ctx.graphs, ctx.replays = graphs, graphs.replays
-        said = tuple(None if a is None else a.detach() for a in graphs.outputs)
-        pairs = zip(said, graphs.sent, strict=True)
+        outputs = tuple(None if a is None else a.detach() for a in graphs.outputs)
+        pairs = zip(outputs, graphs.grad_outputs, strict=True)
         ctx.mark_non_differentiable(*(a for a, g in pairs if a is not None and g is None))
-        return said
+        return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> Some:
-        graphs: Graphs = ctx.graphs
+    def backward(ctx: Any, *grads: Tensor | None) -> OptionalTensors:
+        graphs: CapturedGraphs = ctx.graphs
         if graphs.replays != ctx.replays:
-            raise RuntimeError("a recording goes back once, and before another batch goes forwards; do not record this")
-        _write(graphs.sent, grads)
-        graphs.backwards.replay()
+            raise RuntimeError("backward must run once, before the next forward pass; otherwise disable CUDA graphs")
+        _copy(graphs.grad_outputs, grads)
+        graphs.backward.replay()
         graphs.replays += 1
-        return None, *(None if a is None else a.detach() for a in graphs.gradients)
+        return None, *(None if a is None else a.detach() for a in graphs.grad_inputs)
 
 
-def _write(places: Some, given: Some) -> None:
+def _copy(buffers: OptionalTensors, given: OptionalTensors) -> None:
     with torch.no_grad():
-        for place, a in zip(places, given, strict=False):
-            if place is not None and a is not None:
-                place.copy_(a)
+        for buffer, a in zip(buffers, given, strict=False):
+            if buffer is not None and a is not None:
+                buffer.copy_(a)
 
 
-def peak() -> int:
-    """The most memory of a GPU since its peak was reset: what tensors held at once, and what graphs keep for their own.
+# Inference -------------------------------------------------------------------------------------------------
 
-    Nothing may have been recorded since then, when what graphs keep was held by tensors.
+
+def batch_bucket(rows: int) -> int:
+    """Return the least of 1, 2, 3, 4, 6, 8, 12, 16 … that is at least ``rows``.
+
+    Batches are padded to these sizes, so that few graphs serve all; padding adds at most half as many rows again.
+    """
+    size = 1
+    while size < rows:
+        size = size * 3 // 2 if size & (size - 1) == 0 and size > 1 else 1 << size.bit_length()
+    return size
+
+
+class _HiddenGraph(NamedTuple):
+    """A captured forward pass with its static inputs and output."""
+
+    graph: Any
+    x: Tensor
+    sigma: Tensor
+    valid: Tensor | None
+    hidden: Tensor
+
+
+@final
+class GraphedHidden:
+    """A network's ``hidden(x, sigma, valid)`` that runs as CUDA graphs, one per batch bucket; without gradients.
+
+    On a CPU, and for batches of more than `MAX_TOKENS` tokens, it calls the network directly.
+    """
+
+    def __init__(self, hidden: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
+        self.function = hidden
+        self._graphs: dict[tuple[int, int, bool], _HiddenGraph] = {}
+
+    @torch.no_grad()
+    def __call__(
+        self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """Return the hidden states that the head reads."""
+        rows, length = x.shape
+        if not x.is_cuda or batch_bucket(rows) * length > MAX_TOKENS:
+            return self.function(x, sigma, valid)
+        key = batch_bucket(rows), length, valid is not None
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(*key, x.device)
+        captured = self._graphs[key]
+        captured.x[:rows].copy_(x)
+        captured.sigma[:rows].copy_(sigma)
+        if captured.valid is not None and valid is not None:
+            captured.valid[:rows].copy_(valid)
+        captured.graph.replay()
+        return captured.hidden[:rows].clone()  # the next replay overwrites it
+
+    def _capture(self, rows: int, length: int, padded: bool, device: torch.device) -> _HiddenGraph:
+        x = torch.zeros(rows, length, dtype=torch.long, device=device)
+        sigma = torch.ones(rows, device=device)
+        valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
+        graph = torch.cuda.CUDAGraph()
+        pool = next((g.graph.pool() for g in self._graphs.values()), None)  # shared: one graph runs at a time
+        with capture_stream(device) as stream:
+            with torch.cuda.stream(stream):  # libraries initialize in their first calls, which cannot be captured
+                for _ in range(2):
+                    self.function(x, sigma, valid)
+            with torch.cuda.graph(graph, pool, stream, "thread_local"):  # another thread may be sampling
+                hidden = self.function(x, sigma, valid)
+        return _HiddenGraph(graph, x, sigma, valid, hidden)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the graphs out of copies: they refer to the weights of this one."""
+        return vars(self) | {"_graphs": {}}
+
+
+# Both ------------------------------------------------------------------------------------------------------
+
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def capture_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Enter the stream for captures on this GPU, one thread at a time, after all work queued so far.
+
+    All captures share one stream, since libraries allocate a workspace for each.
+    """
+    with _LOCK, torch.cuda.device(device):
+        stream = _capture_stream(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        yield stream
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def peak_memory() -> int:
+    """Return the peak memory of a GPU in bytes since it was reset: of tensors, and what the graphs' pools hold.
+
+    No graph may have been captured since the reset, when its pool would be counted twice.
     """
     pools = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) != (0, 0)]
-    kept: int = sum(part["total_size"] - part["allocated_size"] for part in pools)
-    return torch.cuda.max_memory_allocated() + kept
+    reserved: int = sum(part["total_size"] - part["allocated_size"] for part in pools)
+    return torch.cuda.max_memory_allocated() + reserved

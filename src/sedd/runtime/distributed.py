@@ -1,4 +1,4 @@
-"""One process or many: who we are, and averages over all of us. torchrun sets the rest."""
+"""Distributed training: this process among those that torchrun started, and reductions over all of them."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,71 +15,78 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among its peers."""
+    """The rank of this process, the number of processes, and its device."""
 
     rank: int
-    world: int
+    world_size: int
     device: torch.device
 
     @property
-    def first(self) -> bool:
-        """Whether this is the one that writes."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def share(self, count: int, parts: int = 1) -> slice:
-        """This process's part of ``count`` rows, which it will cut into ``parts``."""
-        if count % (self.world * parts):
-            cut = f", each in {parts} equal parts" if parts > 1 else ""
-            raise ValueError(f"a batch of {count} cannot be shared by {self.world} processes{cut}; make it a multiple")
-        part = count // self.world
-        return slice(self.rank * part, (self.rank + 1) * part)
+    def local_slice(self, batch_size: int, micro_batches: int = 1) -> slice:
+        """Return the rows of a batch that this process computes.
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
-        if self.world > 1:
+        Args:
+            batch_size: Rows of the batch over all processes.
+            micro_batches: Into how many equal parts each process will split its rows.
+        """
+        if batch_size % (self.world_size * micro_batches):
+            each = f", each in {micro_batches} equal parts" if micro_batches > 1 else ""
+            raise ValueError(
+                f"a batch of {batch_size} cannot be shared by {self.world_size} processes{each}; make it a multiple"
+            )
+        size = batch_size // self.world_size
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Return the sum of ``values`` over all processes."""
+        if self.world_size > 1:
             values = values.clone()
             dist.all_reduce(values)
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true of any process."""
-        return bool(self.total(torch.tensor(float(flag), device=self.device)) > 0)
+        """Return whether ``flag`` is true in any process."""
+        return bool(self.all_reduce_sum(torch.tensor(float(flag), device=self.device)) > 0)
 
-    def once_a_machine(self, make: Callable[[], T]) -> T:
-        """What ``make`` gives; one process of each machine calls it, and the others wait for it."""
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        every = [make()] if local == 0 else []
-        if self.world == 1:
-            return every[0]
-        gathered: list[list[T]] = [[] for _ in range(self.world)]
-        dist.all_gather_object(gathered, every)
-        return gathered[self.rank - local][0]
+    def once_per_node(self, make: Callable[[], T]) -> T:
+        """Call ``make`` in one process of each node and return its result in all of them."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        made = [make()] if local_rank == 0 else []
+        if self.world_size == 1:
+            return made[0]
+        gathered: list[list[T]] = [[] for _ in range(self.world_size)]
+        dist.all_gather_object(gathered, made)
+        return gathered[self.rank - local_rank][0]
 
-    def wait(self) -> None:
-        """Until all are here."""
-        if self.world > 1:
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.world_size > 1:
             dist.barrier()
 
 
-_KEPT: list[object] = []
-"""Groups of gloo: whoever drops the last of one waits for its threads, and they for the interpreter's lock he holds."""
+_GROUPS: list[object] = []
+"""References to gloo groups: destroying the last reference while holding the GIL deadlocks with gloo's threads."""
 
 
 @contextmanager
-def group() -> Iterator[Ranks]:
-    """The processes that torchrun started, or this one alone."""
-    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+def process_group() -> Iterator[Ranks]:
+    """Join the processes that torchrun started, or run alone without torchrun."""
+    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    if world == 1:
+    if world_size == 1:
         yield Ranks(0, 1, device)
         return
     dist.init_process_group("nccl" if cuda else "gloo")
-    _KEPT.append(dist.group.WORLD)
+    _GROUPS.append(dist.group.WORLD)
     try:
-        yield Ranks(rank, world, device)
-        dist.barrier()  # nobody leaves while another still talks
+        yield Ranks(rank, world_size, device)
+        dist.barrier()  # no process may leave while another still communicates
     finally:
         dist.destroy_process_group()

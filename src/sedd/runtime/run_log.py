@@ -1,4 +1,4 @@
-"""What a run leaves to read: one JSON record a line, TensorBoard where it is installed, a progress bar."""
+"""The log of a training run: JSON lines, TensorBoard where it is installed, and the environment it ran in."""
 
 import importlib.util
 import json
@@ -13,15 +13,18 @@ import numpy as np
 
 from sedd import __version__
 
-CLOCK = ("seconds", "tokens_per_second")
-"""Fields that depend on the machine and the day; all others are a function of the configuration."""
+TIMING_FIELDS = ("seconds", "tokens_per_second")
+"""Fields that depend on the machine; all others are a function of the configuration."""
 
 
-class Log:
-    """``log.jsonl`` of a run, and TensorBoard beside it."""
+class RunLog:
+    """Writer of a run's ``log.jsonl`` and of its TensorBoard events."""
 
     def __init__(self, folder: Path, after: int) -> None:
-        """Append to what is there, less what lies beyond step ``after``: a killed run wrote ahead of its save."""
+        """Open the log for appending and drop records after step ``after``.
+
+        A killed run may have logged steps that its last checkpoint does not contain.
+        """
         self.path = folder / "log.jsonl"
         kept = [line for line in self._lines() if json.loads(line)["step"] <= after]
         temporary = self.path.with_suffix(".writing")
@@ -34,14 +37,14 @@ class Log:
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1)
 
     def _lines(self) -> list[str]:
-        """Whole lines only: the last may have been cut off."""
+        """Return the complete lines: a killed run may have left half of the last one."""
         if not self.path.exists():
             return []
         text = self.path.read_text()
         return text[: text.rfind("\n") + 1].splitlines()
 
     def write(self, record: dict[str, Any]) -> None:
-        """One record, at its ``step``."""
+        """Append one record, which has a field ``step``."""
         clean = {key: value for key, value in record.items() if value is not None}
         with self.path.open("a") as file:
             file.write(json.dumps(clean) + "\n")
@@ -51,13 +54,13 @@ class Log:
                     self._board.add_scalar(key, value, clean["step"])
 
     def close(self) -> None:
-        """Flush what is not yet on the disk."""
+        """Flush TensorBoard's events to disk."""
         if self._board is not None:
             self._board.close()
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run, which may be going on or have been killed: a last line without its end is not read."""
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Read the records of a run, which may still be running: an incomplete last line is ignored."""
     path = folder / "log.jsonl"
     if not path.exists():
         raise ValueError(f"{folder} holds no log.jsonl; it is not the folder of a run")
@@ -67,12 +70,12 @@ def read(folder: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not all(isinstance(record, dict) and isinstance(record.get("step"), int) for record in records):
-        raise ValueError(f"{path} holds a line that is no record of a step; it is not the log of a run")
+        raise ValueError(f"{path} holds a line that is not a record of a step; it is not the log of a run")
     return records
 
 
 def environment() -> dict[str, str]:
-    """Where this runs: versions, commit, hardware."""
+    """Return versions, commit and hardware."""
     import torch
 
     cuda = range(torch.cuda.device_count())
@@ -89,15 +92,15 @@ def environment() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The processor by name, where the system tells it."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    """Return the name of the processor, from /proc where the system has it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:
-    """The commit of this source, where it is a checkout of its own and not a package in somebody else's."""
+    """Return the commit of this source tree, or None where it is not a git checkout of its own."""
 
     def git(*words: str) -> str | None:
         try:
@@ -106,4 +109,8 @@ def _commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    return git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") if git("ls-files", "logs.py") else None
+    return (
+        git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+        if git("ls-files", Path(__file__).name)
+        else None
+    )

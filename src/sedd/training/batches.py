@@ -66,7 +66,7 @@ class Batches:
         generator = seeded(self.seed, step, 1)
         times = self.objective.times(stratified(self.size, generator))
         x_t = torch.where(valid, self.objective.corrupt(x_0, times.t, generator), x_0)
-        rows, unknown = self.ranks.share(self.size), (self.process.unknown(x_t) & valid).sum(-1)
+        rows, unknown = self.ranks.local_slice(self.size), (self.process.unknown(x_t) & valid).sum(-1)
         columns = (x_0, x_t, *times, valid, self._labels(ids, step))
         mine = (_sent(a[rows], self.ranks.device) for a in columns)
         return Batch._make((*mine, unknown[rows], valid.sum()))
@@ -98,5 +98,5 @@ def open_data(config: RunConfig, prepare: Callable[[], Path], ranks: Ranks) -> t
     def blocks(folder: Path, split: str, check: bool = False) -> data.Blocks:
         return data.Blocks.open(folder, config.model.seq_len, split, config.data.val_fraction, check)
 
-    folder = ranks.once_a_machine(lambda: blocks(prepare(), "train", check=True).folder)
+    folder = ranks.once_per_node(lambda: blocks(prepare(), "train", check=True).folder)
     return blocks(folder, "train"), blocks(folder, "validation")

@@ -16,13 +16,13 @@ from sedd.training.trainer import Trainer
 
 def plan(config: RunConfig, prepare: Callable[[], Path], steps: int = 20) -> dict[str, float | int]:
     """What a run would cost on this machine, measured over ``steps`` steps."""
-    with distributed.group() as ranks:
+    with distributed.process_group() as ranks:
         blocks, held_out = open_data(config, prepare, ranks)
         trainer = Trainer(config, blocks, held_out, ranks)
         each, tokens = _measured(trainer, steps)
         parameters = sum(p.numel() for p in trainer.network.parameters())
         cuda = ranks.device.type == "cuda"
-        peak = cuda_graphs.peak() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = cuda_graphs.peak_memory() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {
             "parameters": parameters,
             "training_tokens_at_hand": len(blocks) * config.model.seq_len,

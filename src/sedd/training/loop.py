@@ -46,8 +46,8 @@ class Outcome(NamedTuple):
 
 def run(config: RunConfig, prepare: Callable[[], Path], out: Path, resume: bool, on_event: OnEvent) -> Outcome:
     """Run ``config`` on what ``prepare`` makes, from its last checkpoint or the start, to the end of its budget."""
-    with distributed.group() as ranks, _deterministic(config.train.deterministic):
-        tell = on_event if ranks.first else _unheard
+    with distributed.process_group() as ranks, _deterministic(config.train.deterministic):
+        tell = on_event if ranks.is_main else _unheard
         blocks, held_out = open_data(config, prepare, ranks)
         trainer = Trainer(config, blocks, held_out, ranks)
         _start(trainer, out, resume, tell)
@@ -154,7 +154,10 @@ def _spent(config: RunConfig, done: Progress, ranks: Ranks) -> float:
     if budget.tokens:
         shares.append(done.tokens / budget.tokens)
     if budget.minutes:
-        seconds = ranks.total(torch.tensor(done.seconds, dtype=torch.float64, device=ranks.device)) / ranks.world
+        seconds = (
+            ranks.all_reduce_sum(torch.tensor(done.seconds, dtype=torch.float64, device=ranks.device))
+            / ranks.world_size
+        )
         shares.append(seconds.item() / 60 / budget.minutes)
     return max(shares)
 
@@ -211,13 +214,13 @@ def _signals() -> Iterator[Callable[[], int | None]]:
 @contextmanager
 def _log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]:
     """Where records go: the log of the run, kept by the first process."""
-    if not trainer.ranks.first:
+    if not trainer.ranks.is_main:
         yield lambda record: None
         return
     checkpoint.write_json(out / "config.json", trainer.config.as_dict())
     checkpoint.write_json(out / "environment.json", run_log.environment())
     with checkpoint.written(out / "log.jsonl"):
-        log = run_log.Log(out, after=trainer.progress.step)
+        log = run_log.RunLog(out, after=trainer.progress.step)
 
     def write(record: Record) -> None:
         with checkpoint.written(log.path):
@@ -254,8 +257,8 @@ def _start(trainer: Trainer, out: Path, resume: bool, tell: OnEvent) -> None:
     if found:
         trainer.resume(found)
         tell("note", {"text": f"going on from {found.name}"})
-    trainer.ranks.wait()  # until all have looked
-    if trainer.ranks.first:
+    trainer.ranks.barrier()  # until all have looked
+    if trainer.ranks.is_main:
         out.mkdir(parents=True, exist_ok=True)
         checkpoint.set_aside(saves, found)
         trainer.prune(saves)

@@ -116,7 +116,7 @@ class Trainer:
     """Model, average, optimizers, data, and where the run stands."""
 
     def __init__(self, config: RunConfig, blocks: data.Blocks, held_out: data.Blocks, ranks: Ranks) -> None:
-        ranks.share(config.train.batch_size, config.train.grad_accumulation)
+        ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)
         self.config, self.blocks, self.held_out, self.ranks = config, blocks, held_out, ranks
         self.parts = factory.parts(config, blocks.vocab_size)
         self.padded = blocks.index.pad == "ignore"  # told of the data, not of a batch: a compiled graph sees one case
@@ -132,7 +132,7 @@ class Trainer:
         self.average.requires_grad_(False).eval()
         self.mover = optimizer.mover(self.network, self.average, config.optim)
         self.seen: nn.Module = self.network
-        if ranks.world > 1 and not config.train.fsdp:
+        if ranks.world_size > 1 and not config.train.fsdp:
             self.seen = nn.parallel.DistributedDataParallel(self.network)
         if config.train.precision == "float8":  # the average, which is evaluated, stays in bfloat16
             self.network.narrow()
@@ -142,7 +142,9 @@ class Trainer:
                 self.network.compile_blocks()
             else:
                 self.network.compile_trunk()
-        if config.train.cuda_graphs and ranks.world == 1:  # several send gradients while the way back still goes on
+        if (
+            config.train.cuda_graphs and ranks.world_size == 1
+        ):  # several send gradients while the way back still goes on
             self.network.record()
         # a sharded network gathers its weights when it is called as a whole, not when a part of it is
         self.seen_average: nn.Module = _Whole(self.average) if config.train.fsdp else self.average
@@ -155,7 +157,7 @@ class Trainer:
         if self.config.train.fsdp:
             from torch.distributed.fsdp import fully_shard
 
-            if self.ranks.world == 1:
+            if self.ranks.world_size == 1:
                 raise ValueError("train.fsdp cuts the model over processes, and there is one; start it with torchrun")
             for block in network.blocks:
                 fully_shard(block)
@@ -200,11 +202,11 @@ class Trainer:
         for part in parts:
             with self._no_sync(last=part is last):
                 total, rows = self._total(part)
-                (total / batch.tokens * self.ranks.world).backward()  # the average over processes is then the sum
+                (total / batch.tokens * self.ranks.world_size).backward()  # the average over processes is then the sum
             where = (part.t * NOISE_PARTS).long().clamp_max(NOISE_PARTS - 1)
             by_time[0].index_add_(0, where, rows.float())
             by_time[1].index_add_(0, where, part.valid.sum(-1).float())
-        norm, by_time = self.mover.norm(), self.ranks.total(by_time)
+        norm, by_time = self.mover.norm(), self.ranks.all_reduce_sum(by_time)
         return Gradient(by_time[0].sum() / batch.tokens, norm, by_time)
 
     @contextmanager
@@ -238,7 +240,7 @@ class Trainer:
         Rows that have labels are scored given them.
         """
         options, ranks = self.config.train, self.ranks
-        size = options.batch_size // ranks.world // options.grad_accumulation
+        size = options.batch_size // ranks.world_size // options.grad_accumulation
         return evaluation.bound(
             partial(self.told, self.seen_average),
             self.parts,
@@ -266,7 +268,7 @@ class Trainer:
             "ema": get_model_state_dict(self.average, options=_GATHER),
         }
         state: dict[str, Any] = get_optimizer_state_dict(self.network, self.mover.optimizers, options=_GATHER)
-        if self.ranks.first:
+        if self.ranks.is_main:
             done = self.progress
             moments = {f"{name}|{key}": v for name, values in state["state"].items() for key, v in values.items()}
             records = {
@@ -276,7 +278,7 @@ class Trainer:
             tensors = {**weights, "optimizer": moments}
             checkpoint.save(root, _name(done.step), tensors, records, extra=self.blocks.tokenizer.save)
             self.prune(root)
-        self.ranks.wait()
+        self.ranks.barrier()
 
     def prune(self, root: Path) -> None:
         """Remove all checkpoints but the last few and the best."""

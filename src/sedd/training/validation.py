@@ -32,13 +32,14 @@ def bound(
     ``told(valid, label)`` is the model of some rows: where they have labels, what is bounded is −log p(x | label).
     """
     rows = [
-        a[ranks.rank :: ranks.world].to(ranks.device) for a in _rows(parts, blocks, count, size * ranks.world, seed)
+        a[ranks.rank :: ranks.world_size].to(ranks.device)
+        for a in _rows(parts, blocks, count, size * ranks.world_size, seed)
     ]
     sums = torch.zeros(5, dtype=torch.float64, device=ranks.device)
     for piece in zip(*(a.split(size) for a in rows), strict=True):
         *shown, label = piece
         sums += _sums(told(shown[-1], label), parts, *shown)
-    *terms, squares, tokens = ranks.total(sums).tolist()
+    *terms, squares, tokens = ranks.all_reduce_sum(sums).tolist()
     nats = sum(terms) / tokens
     variance = max(0.0, squares / count - (sum(terms) / count) ** 2)
     return {
