@@ -18,7 +18,7 @@ import torch
 from sedd import evaluation, factory, generate, hub, training
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingSettings, SamplingStats, template, trace
-from sedd.sampling import Prompt, Warping
+from sedd.sampling import Prompt
 from sedd.tokenizer import Ids, Tokenizer
 
 
@@ -186,7 +186,7 @@ class Model:
         Of a model with labels, ``label`` is what they shall be, and ``guidance`` above 1 makes them more so.
         """
         _at_least_one(count)
-        how = SamplingSettings(sampler, steps, grid, seed, Warping(temperature, top_p, top_k), options, label, guidance)
+        how = SamplingSettings(sampler, steps, grid, seed, temperature, top_p, top_k, options, label, guidance)
         return self._written(generate.blank(self.loaded, count, length), [None] * count, how, batch)
 
     def infill(
@@ -211,7 +211,7 @@ class Model:
         What is given comes back as it is. Under uniform noise fillings are approximate.
         """
         _at_least_one(count)
-        how = SamplingSettings(sampler, steps, grid, seed, Warping(temperature, top_p, top_k), options, label, guidance)
+        how = SamplingSettings(sampler, steps, grid, seed, temperature, top_p, top_k, options, label, guidance)
         named = [text for text in _listed(templates, "template") for _ in range(count)]
         return self._written(template.around(named, self.loaded), named, how, batch)
 

@@ -178,9 +178,7 @@ def sampler(
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
         return samplers.LeftToRight(model, process, schedule, warping)
-    if name is None:
-        masks = isinstance(process, processes.Absorbing)
-        name = ("first-hitting" if masks else "ancestral") if denoiser else "tweedie"
+    name = name or default_sampler(model, process)
     if name == "ancestral" and not denoiser:
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
@@ -194,6 +192,15 @@ def sampler(
             raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {own[option].__name__}")
     used = model if warping.none else samplers.Tempered(model, process, warping)
     return kind(used, process, schedule, **options)
+
+
+def default_sampler(model: Any, process: processes.Process) -> str:
+    """The name of the best known sampler for a model."""
+    if isinstance(model, parameterizations.Causal):
+        return "left-to-right"
+    if not isinstance(model, parameterizations.MeanReader):
+        return "tweedie"
+    return "first-hitting" if isinstance(process, processes.Absorbing) else "ancestral"
 
 
 def grid(spec: str, steps: int | None) -> torch.Tensor:

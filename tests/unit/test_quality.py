@@ -402,17 +402,17 @@ def test_sweeps() -> None:
     base = sweep.Way(generate.SamplingSettings(seed=3))
     assert sweep.ways(base, []) == [base]
     found = sweep.ways(base, ["steps=4,inf", "temperature=0.5,1"])
-    said = [(way.settings.steps, way.settings.warping.temperature, way.settings.seed) for way in found]
+    said = [(way.settings.steps, way.settings.temperature, way.settings.seed) for way in found]
     assert said == [(4, 0.5, 3), (4, 1.0, 3), (None, 0.5, 3), (None, 1.0, 3)]
     (way,) = sweep.ways(base, ["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
     assert (way.settings.sampler, way.settings.options, way.length) == ("remask", {"eta": 0.1}, 5)
-    assert (way.settings.warping.top_k, sweep.names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
+    assert (way.settings.top_k, sweep.names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
 
 
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("stps=4", "what can be varied is steps, sampler"),
+        ("stps=4", "what can be varied is sampler, steps"),
         ("steps", "write it as name=value,value"),
         ("steps=4,,8", "write it as name=value,value"),
         ("steps=-4", "sweep of steps cannot take '-4'"),

@@ -213,28 +213,20 @@ def settings(
     guidance: float = 1.0,
 ) -> "SamplingSettings":
     """How to sample, as it was asked for."""
-    from sedd.generate import SamplingSettings, steps_of
-    from sedd.sampling import Warping
+    from sedd.generate.settings import SamplingSettings, parse_options, parse_steps
 
     return SamplingSettings(
         sampler=sampler,
-        steps=steps_of(steps),
+        steps=parse_steps(steps),
         grid=grid,
         seed=seed,
-        warping=Warping(temperature, top_p, top_k),
-        options=dict(_option(word) for word in options or []),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        options=parse_options(options),
         label=label,
         guidance=guidance,
     )
-
-
-def _option(word: str) -> tuple[str, str | int | float]:
-    from sedd.generate import value_of
-
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise ValueError(f"option is {word!r}; write it as name=value, as in theta=0.5")
-    return name, value_of(value)
 
 
 def _lines(file: Path) -> list[str]:

@@ -16,7 +16,6 @@ from sedd import factory, plot
 from sedd.demos import sentences
 from sedd.diffusion.parameterization import Mean
 from sedd.generate import SamplingSettings
-from sedd.sampling import Warping
 
 PROCESS = factory.process("absorbing", len(sentences.WORDS))
 SCHEDULE = factory.schedule("log-linear", eps=1e-6)
@@ -66,11 +65,10 @@ def refuse(steps: int, draws: int) -> None:
 def said(model: Mean, steps: int, draws: int, seed: int) -> Iterator[Said]:
     """What each way of sampling says, from all masks."""
     refuse(steps, draws)
-    certain = Warping(top_k=1)  # the likeliest word alone: the way that collapses
     ways = (
         SamplingSettings(steps=steps, seed=seed),
         SamplingSettings(steps=1, seed=seed),
-        SamplingSettings(None, steps, "uniform", seed, certain),
+        SamplingSettings(steps=steps, seed=seed, top_k=1),  # the likeliest word alone: the way that collapses
     )
     for way, settings in zip(WAYS, ways, strict=True):
         yield tally(way, sentences.sample(model, PROCESS, SCHEDULE, draws, settings))

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -143,7 +143,9 @@ class Sedd(LM):
         if wanted.warping is None:
             ids = [token for _, token in sorted(generate.greedy(self.loaded, given, wanted.tokens))]
         else:
-            settings = generate.SamplingSettings(steps=self.steps, seed=self._seed_of(context), warping=wanted.warping)
+            settings = generate.SamplingSettings(
+                steps=self.steps, seed=self._seed_of(context), **asdict(wanted.warping)
+            )
             job = generate.SamplingRun(self.loaded.model, self.loaded.process, self.loaded.schedule, settings)
             row = torch.from_numpy(np.append(given, np.full(wanted.tokens, -1)))[None]
             *_, last = job.states(Prompt(row.to(self.loaded.device)), first=number)

@@ -1,18 +1,14 @@
-"""From a model to texts: noise, around whatever is given, followed back to tokens."""
+"""From a model to texts: sampling runs, templates with gaps, greedy decoding, and pictures of how a text formed."""
 
-from sedd.generate import template, trace
-from sedd.generate.greedy import greedy
-from sedd.generate.run import (
-    GeneratedSequence,
-    SamplingRun,
-    SamplingSettings,
-    SamplingStats,
-    blank,
-    finished,
-    sample,
-    steps_of,
-    value_of,
-)
+from typing import TYPE_CHECKING
+
+from sedd.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from sedd.generate import settings, template, trace
+    from sedd.generate.greedy import greedy
+    from sedd.generate.run import GeneratedSequence, SamplingRun, SamplingStats, blank, finished, sample
+    from sedd.generate.settings import SamplingSettings
 
 __all__ = [
     "GeneratedSequence",
@@ -23,8 +19,18 @@ __all__ = [
     "finished",
     "greedy",
     "sample",
-    "steps_of",
+    "settings",
     "template",
     "trace",
-    "value_of",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "greedy": ["greedy"],
+        "run": ["GeneratedSequence", "SamplingRun", "SamplingStats", "blank", "finished", "sample"],
+        "settings": ["SamplingSettings"],
+        "template": [],
+        "trace": [],
+    },
+)

@@ -8,8 +8,9 @@ from torch import Tensor
 from sedd.diffusion.parameterization import Causal
 from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
-from sedd.generate.run import SamplingRun, SamplingSettings
-from sedd.sampling import Asked, Prompt, Warping, noise_of
+from sedd.generate.run import SamplingRun
+from sedd.generate.settings import SamplingSettings
+from sedd.sampling import Asked, Prompt, noise_of
 from sedd.tokenizer import Ids
 
 
@@ -49,6 +50,6 @@ def _surest(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, 
 
 def _at_last(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
     prompt = Prompt(torch.nn.functional.pad(x, (0, length), value=-1)[None])
-    job = SamplingRun(loaded.model, loaded.process, loaded.schedule, SamplingSettings(warping=Warping(top_k=1)))
+    job = SamplingRun(loaded.model, loaded.process, loaded.schedule, SamplingSettings(top_k=1))
     *_, last = job.states(prompt)
     yield from enumerate(last.x[0, len(x) :].tolist())

@@ -2,51 +2,17 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from sedd import factory
+from sedd import factory, registry
 from sedd.diffusion.process import Process
 from sedd.diffusion.rng import PRECISION, CounterRNG
 from sedd.diffusion.schedule import Schedule
+from sedd.generate.settings import SamplingSettings
 from sedd.sampling import Asked, Prompt, State, Warping, empty, passes
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How to sample."""
-
-    sampler: str | None = None
-    """By default exact for denoisers under absorbing noise, ancestral under uniform, tweedie for scores."""
-    steps: int | None = 128
-    """None: without a grid, one position after another."""
-    grid: str = "uniform"
-    seed: int = 0
-    warping: Warping = field(default_factory=Warping)
-    options: dict[str, Any] = field(default_factory=dict)
-    """Of the sampler."""
-    label: str | None = None
-    guidance: float = 1.0
-    """How far towards the label: 1 is its own law, 0 that without a label."""
-
-
-def steps_of(word: str) -> int | None:
-    """A number of steps, or None for ``inf``."""
-    if word != "inf" and not word.isdecimal():
-        raise ValueError(f"steps is {word!r}; give a number of 1 or more, or inf")
-    return None if word == "inf" else int(word)
-
-
-def value_of(word: str) -> int | float | str:
-    """What a word means as an option of a sampler: a number if it is one."""
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            continue
-    return word
 
 
 @dataclass
@@ -78,11 +44,12 @@ class SamplingRun:
 
     def __init__(self, model: Any, process: Process, schedule: Schedule, settings: SamplingSettings) -> None:
         self.settings, self.tally = settings, SamplingStats()
-        chosen = settings.warping
+        chosen = Warping(settings.temperature, settings.top_p, settings.top_k)
+        self.name = settings.sampler or factory.default_sampler(model, process)
         self.sampler = factory.sampler(settings.sampler, model, process, schedule, chosen, **settings.options)
         self.times = factory.grid(settings.grid, settings.steps)
         if not len(self.times) and not self.sampler.endless:
-            able = ", ".join(name for name, kind in factory.SAMPLERS.items() if kind.endless)
+            able = ", ".join(name for name in registry.SAMPLERS.built_in if registry.SAMPLERS.load(name).endless)
             raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
         CounterRNG(settings.seed, torch.zeros(0, dtype=torch.long))  # refuses a bad seed before any work
 
@@ -94,18 +61,8 @@ class SamplingRun:
 
     def facts(self) -> dict[str, Any]:
         """How it samples, for the record."""
-        chosen, names = self.settings, {kind: name for name, kind in factory.SAMPLERS.items()}
-        return {
-            "sampler": names.get(type(self.sampler), "left-to-right"),
-            "steps": "inf" if chosen.steps is None else chosen.steps,
-            "grid": chosen.grid,
-            "seed": chosen.seed,
-            **asdict(chosen.warping),
-            "options": chosen.options,
-            "label": chosen.label,
-            "guidance": chosen.guidance,
-            "draw_precision": PRECISION,
-        }
+        steps = "inf" if self.settings.steps is None else self.settings.steps
+        return {**asdict(self.settings), "sampler": self.name, "steps": steps, "draw_precision": PRECISION}
 
     def expected_calls(self, prompt: Prompt) -> float:
         """Network calls summed over rows, in the mean."""

@@ -1,12 +1,12 @@
 """Ways to sample that differ in named settings: ``steps=16,32,64``."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any, final
+from typing import final
 
-from sedd import factory
-from sedd.generate import SamplingSettings, steps_of, value_of
+from sedd import registry
+from sedd.generate.settings import SETTINGS, SamplingSettings, parse_setting, parse_value
 
 
 @final
@@ -16,31 +16,6 @@ class Way:
 
     settings: SamplingSettings
     length: int | None = None
-
-
-def _setting(name: str, of: Callable[[str], Any]) -> Callable[[Way, str], Way]:
-    return lambda way, word: replace(way, settings=replace(way.settings, **{name: of(word)}))
-
-
-def _sharpness(name: str, of: Callable[[str], Any]) -> Callable[[Way, str], Way]:
-    def vary(way: Way, word: str) -> Way:
-        return replace(way, settings=replace(way.settings, warping=replace(way.settings.warping, **{name: of(word)})))
-
-    return vary
-
-
-KEYS: Mapping[str, Callable[[Way, str], Way]] = {
-    "steps": _setting("steps", steps_of),
-    "sampler": _setting("sampler", str),
-    "grid": _setting("grid", str),
-    "seed": _setting("seed", int),
-    "temperature": _sharpness("temperature", float),
-    "top_p": _sharpness("top_p", float),
-    "top_k": _sharpness("top_k", int),
-    "label": _setting("label", str),
-    "guidance": _setting("guidance", float),
-    "length": lambda way, word: replace(way, length=int(word)),
-}
 
 
 def ways(base: Way, sweeps: Sequence[str]) -> list[Way]:
@@ -64,24 +39,31 @@ def _axis(spec: str) -> tuple[str, list[str]]:
     name, equals, values = spec.partition("=")
     name, words = name.replace("-", "_"), values.split(",")
     options = sorted(set(_options()))
-    if name not in (*KEYS, *options):
-        raise ValueError(f"sweep is {spec!r}; what can be varied is {', '.join([*KEYS, *options])}")
+    if name not in (known := [*SETTINGS, "length", *options]):
+        raise ValueError(f"sweep is {spec!r}; what can be varied is {', '.join(known)}")
     if not equals or not all(words):
         raise ValueError(f"sweep is {spec!r}; write it as name=value,value, as in steps=16,32,64")
     return name, words
 
 
 def _options() -> Iterator[str]:
-    """The options that samplers have of their own."""
+    """The options that samplers have of their own; a plugin that cannot be imported has none."""
     own = {"model", "process", "schedule"}
-    yield from (f.name for kind in factory.SAMPLERS.values() for f in fields(kind) if f.name not in own)
+    for name in registry.SAMPLERS.names:
+        try:
+            kind = registry.SAMPLERS.load(name)
+        except ValueError:
+            continue
+        yield from (f.name for f in fields(kind) if f.name not in own)
 
 
 def _varied(way: Way, name: str, word: str) -> Way:
     try:
-        if name in KEYS:
-            return KEYS[name](way, word)
         settings = way.settings
-        return replace(way, settings=replace(settings, options={**settings.options, name: value_of(word)}))
+        if name == "length":
+            return replace(way, length=int(word))
+        if name in SETTINGS:
+            return replace(way, settings=replace(settings, **{name: parse_setting(name, word)}))
+        return replace(way, settings=replace(settings, options={**settings.options, name: parse_value(word)}))
     except ValueError as error:
         raise ValueError(f"sweep of {name} cannot take {word!r}: {error}") from None

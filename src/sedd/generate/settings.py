@@ -1,0 +1,127 @@
+"""Sampling settings, declared once: the command line, the Python API and sweeps all derive their options from here.
+
+No torch here: ``--help`` shows these settings.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, final
+
+from sedd import registry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def parse_steps(text: str) -> int | None:
+    """Read a number of steps, or None from ``inf``."""
+    if text != "inf" and not text.isdecimal():
+        raise ValueError(f"steps is {text!r}; give a number of 1 or more, or inf")
+    return None if text == "inf" else int(text)
+
+
+def parse_value(text: str) -> int | float | str:
+    """Read the value of a sampler's option: a number where the text is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _setting(default: Any, parse: Callable[[str], Any], help: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "help": help})
+
+
+@final
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How to sample from a model.
+
+    Steps, grid, seed and options are checked by what they configure, when a `generate.SamplingRun` is made and before
+    anything is sampled; the rest is checked here.
+    """
+
+    sampler: str | None = _setting(
+        None,
+        str,
+        f"Sampler: {', '.join(registry.SAMPLERS.names)}. confidence and entropy do not sample the model's "
+        "distribution. Default: first-hitting for denoisers under absorbing noise, ancestral under uniform noise, tweedie for scores.",
+    )
+    steps: int | None = _setting(
+        128, parse_steps, "Sampling steps; inf (None in Python) reveals one token at a time, without a time grid."
+    )
+    grid: str = _setting("uniform", str, "Time grid: uniform, cosine, or times from 1 down to 0, as in 1,0.6,0.2,0.")
+    seed: int = _setting(0, int, "Random seed. A sample depends on the seed and its own number, not on the batch.")
+    temperature: float = _setting(
+        1.0, float, "Temperature of the distribution of the clean token; below 1 sharpens it."
+    )
+    top_p: float = _setting(
+        1.0, float, "Nucleus sampling: draw from the fewest tokens whose probabilities reach this sum."
+    )
+    top_k: int | None = _setting(None, int, "Draw from the k most probable tokens only.")
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the sampler itself, such as theta=0.5."""
+    label: str | None = _setting(None, str, "Label to condition on, for a model trained with labels.")
+    guidance: float = _setting(
+        1.0,
+        float,
+        "Classifier-free guidance weight: 0 ignores the label, 1 samples given the label, above 1 strengthens it.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.sampler is not None:
+            registry.SAMPLERS.check(self.sampler)
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it is a probability and must lie in (0, 1]")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; at least 1 token must be left to draw")
+        if not 0 <= self.guidance < math.inf:
+            raise ValueError(f"guidance is {self.guidance}; it must be 0 or more, where 1 samples given the label")
+        if self.label is None and self.guidance != 1:
+            raise ValueError(
+                f"guidance is {self.guidance}, and there is no label to guide to; give one, or leave guidance out"
+            )
+
+    @staticmethod
+    def of(**values: Any) -> "SamplingSettings":
+        """Make settings from keyword arguments; those that are not fields are options of the sampler."""
+        known = {name: values.pop(name) for name in SETTINGS if name in values}
+        return SamplingSettings(**known, options=values)
+
+
+SETTINGS = {f.name: f for f in fields(SamplingSettings) if "help" in f.metadata}
+"""The fields with a help text and a parser: all but ``options``."""
+
+
+def parse_setting(name: str, text: str) -> Any:
+    """Read the value of one setting from text, as a command line or a sweep gives it."""
+    return SETTINGS[name].metadata["parse"](text)
+
+
+def parse_options(texts: list[str] | None) -> dict[str, int | float | str]:
+    """Read options of a sampler from texts of the form ``name=value``."""
+    options = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"option is {text!r}; write it as name=value, as in theta=0.5")
+        options[name] = parse_value(value)
+    return options
+
+
+def shows_settings(function: F) -> F:
+    """Show the fields of `SamplingSettings` in the signature of a function that takes them as ``**settings``."""
+    signature = inspect.signature(function)
+    *own, rest = signature.parameters.values()
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for name, f in SETTINGS.items()
+    ]
+    parameters = [*own, *shown, rest.replace(name="options")]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function

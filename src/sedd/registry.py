@@ -1,0 +1,139 @@
+"""Names of schedules, processes, objectives, samplers and tokenizers, and where their classes are defined.
+
+A class is imported when its name is first used: listing the names imports nothing. Another package adds names through
+entry points, whose groups are ``sedd.schedules``, ``sedd.processes``, ``sedd.objectives``, ``sedd.samplers`` and
+``sedd.tokenizers``:
+
+    [project.entry-points."sedd.samplers"]
+    my-sampler = "my_package.samplers:MySampler"
+
+Such names are accepted wherever the built-in ones are. No torch here.
+"""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True)
+class Registry:
+    """Names of one kind, and the classes or functions that they stand for."""
+
+    kind: str
+    """What a name stands for, as error messages call it."""
+    built_in: Mapping[str, str]
+    """The names of this package, each with ``module:attribute``."""
+    group: str | None = None
+    """The entry-point group in which other packages add names; None: they cannot."""
+
+    @cached_property
+    def plugins(self) -> Mapping[str, list[EntryPoint]]:
+        """The entry points of other packages by their names."""
+        found: dict[str, list[EntryPoint]] = {}
+        for entry in entry_points(group=self.group) if self.group else ():
+            found.setdefault(entry.name, []).append(entry)
+        return found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, the built-in ones first; nothing is imported."""
+        return (*self.built_in, *(name for name in self.plugins if name not in self.built_in))
+
+    def check(self, name: str, what: str | None = None) -> None:
+        """Refuse an unknown name; ``what`` is what the message calls it, the kind by default."""
+        if name not in self.names:
+            raise ValueError(f"{what or self.kind} is {name!r}; choose one of {', '.join(self.names)}")
+
+    def load(self, name: str, what: str | None = None) -> Any:
+        """Import what ``name`` stands for."""
+        self.check(name, what)
+        plugins = self.plugins.get(name, [])
+        packages = " and ".join(_package(entry) for entry in plugins)
+        if name in self.built_in:
+            if plugins:
+                print(f"sedd: {self.kind} {name} is built in; that of {packages} is ignored", file=sys.stderr)
+            module, _, attribute = self.built_in[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        if len(plugins) > 1:
+            raise ValueError(f"{self.kind} {name} is defined by {packages}; uninstall all but one of them")
+        try:
+            return plugins[0].load()
+        except Exception as error:  # whatever goes wrong while another package is imported
+            raise ValueError(
+                f"{self.kind} {name} cannot be imported from {packages} ({plugins[0].value}): "
+                f"{type(error).__name__}: {error}; repair that package or uninstall it"
+            ) from error
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"the package {entry.dist.name}" if entry.dist else "a package without a name"
+
+
+SCHEDULES = Registry(
+    "schedule",
+    {
+        "log-linear": "sedd.diffusion.schedule:LogLinear",
+        "geometric": "sedd.diffusion.schedule:Geometric",
+        "cosine": "sedd.diffusion.schedule:Cosine",
+        "polynomial": "sedd.diffusion.schedule:Polynomial",
+    },
+    "sedd.schedules",
+)
+PROCESSES = Registry(
+    "process",
+    {
+        "absorbing": "sedd.diffusion.process.absorbing:Absorbing",
+        "uniform": "sedd.diffusion.process.uniform:Uniform",
+    },
+    "sedd.processes",
+)
+OBJECTIVES = Registry(
+    "objective",
+    {
+        "score-entropy": "sedd.diffusion.objective.score_matching:DenoisingScoreEntropy",
+        "explicit-score-entropy": "sedd.diffusion.objective.score_matching:ExplicitScoreEntropy",
+        "implicit-score-entropy": "sedd.diffusion.objective.score_matching:ImplicitScoreEntropy",
+        "concrete-score": "sedd.diffusion.objective.score_matching:DenoisingConcreteScore",
+        "explicit-concrete-score": "sedd.diffusion.objective.score_matching:ExplicitConcreteScore",
+        "ratio-matching": "sedd.diffusion.objective.score_matching:RatioMatching",
+        "mean": "sedd.diffusion.objective.x0_prediction:MeanCrossEntropy",
+        "d3pm": "sedd.diffusion.objective.x0_prediction:D3PM",
+        "t-dce": "sedd.diffusion.objective.x0_prediction:TimeDCE",
+        "lambda-dce": "sedd.diffusion.objective.x0_prediction:LambdaDCE",
+        "any-order": "sedd.diffusion.objective.x0_prediction:AnyOrder",
+        "softmax-linear": "sedd.diffusion.objective.score_matching:SoftmaxLinear",
+        "autoregressive": "sedd.diffusion.objective.x0_prediction:Autoregressive",
+    },
+    "sedd.objectives",
+)
+SAMPLERS = Registry(
+    "sampler",
+    {
+        "first-hitting": "sedd.sampling.first_hitting:FirstHitting",
+        "tweedie": "sedd.sampling.grid:Tweedie",
+        "euler": "sedd.sampling.grid:Euler",
+        "ancestral": "sedd.sampling.grid:Ancestral",
+        "theta": "sedd.sampling.grid:Theta",
+        "gibbs": "sedd.sampling.grid:Gibbs",
+        "remask": "sedd.sampling.grid:Remask",
+        "ordered": "sedd.sampling.first_hitting:Ordered",
+        "confidence": "sedd.sampling.confidence:Confident",
+        "entropy": "sedd.sampling.confidence:EntropyBounded",
+    },
+    "sedd.samplers",
+)
+TOKENIZERS = Registry(
+    "tokenizer",
+    {
+        "bytes": "sedd.tokenizer.basic:Bytes",
+        "chars": "sedd.tokenizer.basic:Characters",
+        "ints": "sedd.tokenizer.basic:Integers",
+        "bpe": "sedd.tokenizer.bpe:BPE",
+    },
+    "sedd.tokenizers",
+)
