@@ -1,11 +1,10 @@
-"""Preparing text on this machine: memory with a gigabyte of it, and speed beside the tokenizer's own.
+"""Data preparation: peak memory on a gigabyte of text, and speed compared with the tokenizer alone.
 
 .venv/bin/python benchmarks/data.py --text corpus.txt     a table; the corpus is repeated to a gigabyte
-.venv/bin/python benchmarks/data.py --text corpus.txt --json     a record, as kept in benchmarks/results/
+.venv/bin/python benchmarks/data.py --text corpus.txt --json     a JSON record, as in benchmarks/results/
 
-A tokenizer's own speed is `encode_batch` over the same pieces, already in memory, and nothing else. Speeds are
-megabytes of text for each second of processor time, so that they mean the same on a busy machine; ``busy`` says how
-many cores a measurement had.
+The speed of the tokenizer alone is `encode_batch` over the same pieces, already in memory. Speeds are megabytes of text
+per second of processor time, so that other processes do not distort them; ``busy`` is the number of cores used.
 """
 
 import argparse
@@ -25,20 +24,20 @@ from pathlib import Path
 import tokenizers
 
 from sedd import data
-from sedd.tokenizer import load, named
+from sedd.tokenizer import build_tokenizer, load_tokenizer
 
 
 def measured(work: Callable[[], object]) -> dict[str, float]:
-    """Seconds on the clock and of the processor, over all threads."""
+    """Measure wall-clock seconds, and processor seconds over all threads."""
     began, before = time.perf_counter(), time.process_time()
     work()
     wall, processor = time.perf_counter() - began, time.process_time() - before
     return {"seconds": wall, "processor_seconds": processor, "busy": processor / wall}
 
 
-def own(text: Path, tokenizer: Path) -> dict[str, float]:
-    """The tokenizer alone, each thread of a pool with a piece at a time, as `prepare` has it; over two seconds."""
-    pieces, made = list(data.documents([text])), load(tokenizer)
+def tokenize_only(text: Path, tokenizer: Path) -> dict[str, float]:
+    """Time the tokenizer alone, in a pool of threads as in `prepare`, for two processor seconds or more."""
+    pieces, made = list(data.read_documents([text])), load_tokenizer(tokenizer)
     passes: list[dict[str, float]] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         while sum(one["processor_seconds"] for one in passes) < 2:
@@ -46,21 +45,21 @@ def own(text: Path, tokenizer: Path) -> dict[str, float]:
     return {name: sum(one[name] for one in passes) / len(passes) for name in passes[0]}
 
 
-def prepared(text: Path, tokenizer: Path, out: Path) -> dict[str, float]:
-    """All of it: read, encoded, hashed, written; and the most memory the process held."""
-    found = measured(lambda: data.prepare([text], out, load(tokenizer)))
+def prepare_all(text: Path, tokenizer: Path, out: Path) -> dict[str, float]:
+    """Time reading, encoding, hashing and writing; and the peak memory of the process."""
+    found = measured(lambda: data.prepare([text], out, load_tokenizer(tokenizer)))
     return {**found, "peak_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def alone(work: Callable[..., dict[str, float]], *given: Path) -> dict[str, float]:
-    """In a process of its own."""
+def in_new_process(work: Callable[..., dict[str, float]], *given: Path) -> dict[str, float]:
+    """Run ``work`` in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *given).result()
 
 
 @contextmanager
 def corpus(text: Path, megabytes: int) -> Iterator[Path]:
-    """``text`` again and again, in a folder that goes."""
+    """Repeat ``text`` to the given size in a temporary file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.txt"
         content = text.read_bytes()
@@ -71,19 +70,19 @@ def corpus(text: Path, megabytes: int) -> Iterator[Path]:
 
 
 def compare(spec: str, text: Path, large: Path) -> dict[str, float]:
-    """One tokenizer."""
+    """Measure one tokenizer."""
     folder = large.parent
-    named(spec, lambda: data.documents([text])).save(folder / spec)
-    small = alone(own, text, folder / spec)
-    whole = alone(prepared, large, folder / spec, folder / f"{spec}-out")
+    build_tokenizer(spec, lambda: data.read_documents([text])).save(folder / spec)
+    small = in_new_process(tokenize_only, text, folder / spec)
+    whole = in_new_process(prepare_all, large, folder / spec, folder / f"{spec}-out")
     speed, whole_speed = (
         path.stat().st_size / 1e6 / found["processor_seconds"] for path, found in ((text, small), (large, whole))
     )
     return {
-        "own_MB_a_processor_second": round(speed, 2),
-        "prepare_MB_a_processor_second": round(whole_speed, 2),
-        "share_of_own_speed": round(whole_speed / speed, 3),
-        "busy_own": round(small["busy"], 2),
+        "tokenizer_MB_per_processor_second": round(speed, 2),
+        "prepare_MB_per_processor_second": round(whole_speed, 2),
+        "fraction_of_tokenizer_speed": round(whole_speed / speed, 3),
+        "busy_tokenizer": round(small["busy"], 2),
         "busy_prepare": round(whole["busy"], 2),
         "seconds": round(whole["seconds"], 1),
         "peak_MiB": round(whole["peak_MiB"]),
@@ -91,11 +90,11 @@ def compare(spec: str, text: Path, large: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure every tokenizer and print it."""
+    """Measure the tokenizers and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="UTF-8 text, some ten megabytes of it")
-    parser.add_argument("--megabytes", type=int, default=1000, help="how much of it to prepare")
-    parser.add_argument("--tokenizers", default="bytes,chars,bpe:4096", help="which, with commas; gpt2 needs its file")
+    parser.add_argument("--text", type=Path, required=True, help="UTF-8 text of about ten megabytes")
+    parser.add_argument("--megabytes", type=int, default=1000, help="size to repeat it to")
+    parser.add_argument("--tokenizers", default="bytes,chars,bpe:4096", help="comma-separated tokenizers")
     parser.add_argument("--json", action="store_true", help="print one JSON record")
     given = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)

@@ -48,7 +48,7 @@ def main(out: Path, steps: int) -> None:
         train=TrainConfig(batch_size=64, eval_every=0, eval_sequences=4000, save_every=0),
         objective="lambda-dce",
     ).resolved()
-    data.prepare(config.data.sources, out / "data", Integers(size=4), records="lines", length=16)
+    data.prepare(config.data.sources, out / "data", Integers(size=4), packing="lines", length=16)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(known)} grids, entropy {math.log(len(known)):.3f} nats")
     print(

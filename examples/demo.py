@@ -99,9 +99,9 @@ def main(out: Path, minutes: float) -> None:
         train=TrainConfig(batch_size=128, eval_every=60, eval_sequences=6_000, save_every=0, log_every=100),
     ).resolved()
     sources = config.data.sources
-    tokenizer = factory.tokenizer("bpe:420", lambda: data.documents(sources, records="lines"))
-    data.prepare(sources, out / "data", tokenizer, records="lines", length=LENGTH, pad="model")
-    held_out = data.Blocks.open(out / "data", LENGTH, "validation", config.data.val_fraction)
+    tokenizer = factory.tokenizer("bpe:420", lambda: data.read_documents(sources, packing="lines"))
+    data.prepare(sources, out / "data", tokenizer, packing="lines", length=LENGTH, pad="model")
+    held_out = data.TokenBlocks.open(out / "data", LENGTH, "validation", config.data.val_fraction)
     rows, _ = held_out.read(np.arange(len(held_out)))
     own = sum(nats_of(held_out.tokenizer.decode(row)) for row in rows) / len(rows)
     print(f"entropy: {entropy:.4f} nats a sentence")

@@ -58,8 +58,8 @@ def main(out: Path, steps: int) -> None:
         objective="lambda-dce",
     ).resolved()
     sources = config.data.sources
-    letters = factory.tokenizer("chars", lambda: data.documents(sources, records="lines"))
-    data.prepare(sources, out / "data", letters, records="lines", length=LENGTH)
+    letters = factory.tokenizer("chars", lambda: data.read_documents(sources, packing="lines"))
+    data.prepare(sources, out / "data", letters, packing="lines", length=LENGTH)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats a base")
     print(f"bound on what was held out {end.bound['bound']:.4f} ± {end.bound['bound_stderr']:.4f} nats a base")

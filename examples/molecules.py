@@ -33,10 +33,10 @@ def main(out: Path, source: Path | None, steps: int) -> None:
         draw, source = random.Random(0), out / "molecules.txt"
         short = [text for _ in range(MADE) if len(text := smiles(draw)) <= LONGEST]
         source.write_text("".join(f"{text}\n" for text in short))
-    known = list(data.documents([source], records="lines"))
+    known = list(data.read_documents([source], packing="lines"))
     letters = factory.tokenizer("chars", lambda: iter(known))
     length = max(map(len, known))
-    data.prepare([source], out / "data", letters, records="lines", length=length, pad="model")
+    data.prepare([source], out / "data", letters, packing="lines", length=length, pad="model")
     config = RunConfig(
         data=DataConfig([str(source)], tokenizer="chars", packing="lines"),
         model=ModelConfig(width=96, depth=3, heads=4, seq_len=length),

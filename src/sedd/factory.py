@@ -90,7 +90,7 @@ RECOMPUTES: Mapping[str, activation_checkpointing.ActivationCheckpointing] = {
     "full": activation_checkpointing.full,
 }
 
-tokenizer = tokenizers.named
+tokenizer = tokenizers.build_tokenizer
 
 T = TypeVar("T")
 
@@ -332,7 +332,7 @@ def load(
     half = config.train.precision != "float32" and device.startswith("cuda")  # float8 is for training alone
     net = served(net, device, precision or ("bfloat16" if half else "float32"))
     model = build_model(config, replayed(net), made)
-    return LoadedModel(model, net, *made, tokenizers.load(path), config, path, tuple(labels))
+    return LoadedModel(model, net, *made, tokenizers.load_tokenizer(path), config, path, tuple(labels))
 
 
 def labelled(loaded: LoadedModel, label: str | None) -> LoadedModel:

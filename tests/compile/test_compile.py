@@ -74,7 +74,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def prepared(folder: Path, pad: str | None) -> Path:
     """Records of several lengths, or the same text packed."""
     (folder / "a.txt").write_text("\n".join("abcdefgh"[: 1 + i % 8] for i in range(300)))
-    lines = {"records": "lines", "length": 8, "pad": pad} if pad else {}
+    lines = {"packing": "lines", "length": 8, "pad": pad} if pad else {}
     data.prepare([folder / "a.txt"], folder / "shards", Bytes(), **lines)  # type: ignore[arg-type]
     return folder / "shards"
 
@@ -113,7 +113,7 @@ def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict
 @pytest.mark.usefixtures("counted")
 def test_a_second_graph_is_noticed(tmp_path: Path) -> None:
     shards = prepared(tmp_path, None)
-    blocks = [data.Blocks.open(shards, 8, split) for split in ("train", "validation")]
+    blocks = [data.TokenBlocks.open(shards, 8, split) for split in ("train", "validation")]
     trainer = training.Trainer(configured(), *blocks, Ranks(0, 1, torch.device("cpu")))
     batch = trainer.batches[0]
     trainer.gradients(batch)

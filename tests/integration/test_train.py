@@ -15,7 +15,7 @@ from runs import SMALL, Sedd, log, ok
 from safetensors.torch import load_file
 
 from sedd import checkpoint
-from sedd.data import order
+from sedd.data import block_order
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -201,7 +201,7 @@ def test_records_of_several_lengths(sedd: Sedd, tmp_path: Path, pad: str, proces
     done = sedd("train", tmp_path / "records.txt", *SMALL, *words, "--out", tmp_path / "run", "--steps", 10, "--json")
     ok(done)
     found = json.loads(done.stdout)
-    seen = [len(records[i]) for i in order(0, 0, 80, 190).tolist()]  # of which 190 are for training
+    seen = [len(records[i]) for i in block_order(0, 0, 80, 190).tolist()]  # of which 190 are for training
     assert found["tokens"] == (sum(seen) if pad == "ignore" else 80 * 8)
     assert [record["step"] for record in log(tmp_path / "run") if "bound" in record] == [5, 10]
     vocabulary = {"ignore": 256, "model": 257}[pad]

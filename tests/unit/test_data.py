@@ -1,4 +1,4 @@
-"""Data: what is read is what was there, what is written is complete or absent, and the order is a law."""
+"""Datasets: readers return the exact text, prepared folders are complete or absent, the order is reproducible."""
 
 import bz2
 import csv
@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sedd import data, factory
-from sedd.data import Blocks, Index, cached, documents, order, prepare, readers, shards
+from sedd.data import Index, TokenBlocks, block_order, prepare, prepare_cached, read_documents, readers, shards
 from sedd.extras import install_hint
-from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load
+from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load_tokenizer
 
 Refuses = Callable[..., None]
 STORY = "".join(f"{i} once upon a time, naïvely, 漢字 🎉\n" + "\n" * (i % 3) for i in range(400))
@@ -32,14 +32,14 @@ ROWS = ["first text", "second, with a comma", 'third with "quotes"\nand a line',
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces and shards so small that everything crosses their borders."""
+    """Make pieces and shards so small that everything crosses their boundaries."""
     monkeypatch.setattr(readers, "PIECE", 101)
     monkeypatch.setattr(shards, "SHARD", 1000)
 
 
 def stream(folder: Path, split: str = "all") -> list[int]:
-    """All tokens of packed data, by blocks of one."""
-    blocks = Blocks.open(folder, 1, split)
+    """Read all tokens of a packed dataset in blocks of one."""
+    blocks = TokenBlocks.open(folder, 1, split)
     return blocks.read(np.arange(len(blocks)))[0].ravel().tolist()
 
 
@@ -50,7 +50,7 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def table(kind: str, columns: dict[str, list[str]]) -> bytes:
-    """A file of this kind."""
+    """Return the content of a table file of this kind."""
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if kind == ".jsonl":
         return "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -83,7 +83,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("compression", PACK)
 def test_pieces_join_to_the_text(tmp_path: Path, compression: str) -> None:
     file = write(tmp_path / f"a.txt{compression}", PACK[compression](STORY.encode()))
-    pieces = list(documents([file]))
+    pieces = list(read_documents([file]))
     assert "".join(pieces) == STORY
     assert len(pieces) > 10
     assert max(map(len, pieces)) <= 2 * readers.PIECE
@@ -95,21 +95,21 @@ def test_pieces_join_to_the_text(tmp_path: Path, compression: str) -> None:
 )
 def test_pieces_join_to_any_text(tmp_path: Path, text: str) -> None:
     file = write(tmp_path / "a.txt", text.encode())
-    assert "".join(documents([file])) == text
+    assert "".join(read_documents([file])) == text
 
 
 @pytest.mark.usefixtures("small")
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=600))
-def test_pieces_join_to_whatever_there_is(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_pieces_join_to_arbitrary_unicode(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = write(tmp_path_factory.mktemp("any") / "a.txt", b"\xef\xbb\xbf" + text.encode())
-    assert "".join(documents([file])) == text
+    assert "".join(read_documents([file])) == text
 
 
 @pytest.mark.usefixtures("small")
-def test_cuts_do_not_change_what_a_byte_level_bpe_sees(tmp_path: Path) -> None:
+def test_cuts_do_not_change_the_tokens_of_a_byte_level_bpe(tmp_path: Path) -> None:
     text = "".join(f"line {i} of it\n" for i in range(300))
     made = BPE.train(iter([text]), 300)
-    pieces = list(documents([write(tmp_path / "a.txt", text.encode())]))
+    pieces = list(read_documents([write(tmp_path / "a.txt", text.encode())]))
     assert np.concatenate(made.encode_batch(pieces)).tolist() == made.encode(text).tolist()
 
 
@@ -119,47 +119,51 @@ def test_cuts_do_not_change_what_a_byte_level_bpe_sees(tmp_path: Path) -> None:
 def test_tables_give_their_text_column(tmp_path: Path, kind: str, compression: str) -> None:
     content = table(kind, {"number": ["1", "2", "3", "4"], "text": ROWS, "name": ["a", "b", "c", "d"]})
     file = write(tmp_path / f"a{kind}{compression}", PACK[compression](content))
-    assert list(documents([file])) == ROWS
-    assert list(documents([file], "name")) == ["a", "b", "c", "d"]
+    assert list(read_documents([file])) == ROWS
+    assert list(read_documents([file], "name")) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
-def test_the_column_that_can_only_be_meant(tmp_path: Path, refuses: Refuses, kind: str) -> None:
+def test_the_text_column_is_chosen_if_it_is_unambiguous(tmp_path: Path, refuses: Refuses, kind: str) -> None:
     only = write(tmp_path / f"a{kind}", table(kind, {"words": ROWS}))
-    assert list(documents([only])) == ROWS
+    assert list(read_documents([only])) == ROWS
     obvious = write(tmp_path / f"b{kind}", table(kind, {"SPLIT": ["x"] * 4, "SMILES": ROWS}))
-    assert list(documents([obvious])) == ROWS
+    assert list(read_documents([obvious])) == ROWS
     unclear = write(tmp_path / f"c{kind}", table(kind, {"left": ROWS, "right": ROWS}))
-    refuses(lambda: list(documents([unclear])), "left, right", "column")
-    refuses(lambda: list(documents([only], "txt")), "'txt'", "words")
+    refuses(lambda: list(read_documents([unclear])), "left, right", "column")
+    refuses(lambda: list(read_documents([only], "txt")), "'txt'", "words")
 
 
 def test_missing_texts_are_skipped_and_other_values_refused(tmp_path: Path, refuses: Refuses) -> None:
     file = write(tmp_path / "a.jsonl", b'{"text": "a"}\n\n{"text": null}\n{"text": ""}\n{"other": 1}\n{"text": "b"}')
-    assert list(documents([file])) == ["a", "b"]
-    refuses(lambda: list(documents([write(tmp_path / "b.jsonl", b'{"text": "a"}\n{"text": 3}')])), "record 2", "int")
-    refuses(lambda: list(documents([write(tmp_path / "c.jsonl", b'{"text": "a"}\n{"te')])), "line 2", "no JSON")
-    refuses(lambda: list(documents([write(tmp_path / "d.jsonl", b"[1]")])), "line 1", "list")
-    refuses(lambda: list(documents([write(tmp_path / "e.csv", b'text\n"a" b\n')])), "e.csv", "no CSV")
-    refuses(lambda: list(documents([write(tmp_path / "f.parquet", b"PAR1 not")])), "f.parquet", "Parquet")
+    assert list(read_documents([file])) == ["a", "b"]
+    refuses(
+        lambda: list(read_documents([write(tmp_path / "b.jsonl", b'{"text": "a"}\n{"text": 3}')])), "record 2", "int"
+    )
+    refuses(lambda: list(read_documents([write(tmp_path / "c.jsonl", b'{"text": "a"}\n{"te')])), "line 2", "not JSON")
+    refuses(lambda: list(read_documents([write(tmp_path / "d.jsonl", b"[1]")])), "line 1", "list")
+    refuses(lambda: list(read_documents([write(tmp_path / "e.csv", b'text\n"a" b\n')])), "e.csv", "not CSV")
+    refuses(lambda: list(read_documents([write(tmp_path / "f.parquet", b"PAR1 not")])), "f.parquet", "Parquet")
     numbers = write(tmp_path / "g.jsonl", b'{"text": "a", "n": 1}')
-    refuses(lambda: list(documents([numbers], "n")), "record 1", "int")
+    refuses(lambda: list(read_documents([numbers], "n")), "record 1", "int")
 
 
-def test_lines_are_records_without_their_ends(tmp_path: Path) -> None:
+def test_lines_are_records_without_line_ends(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", b"ACGT\r\nAC\n\n  \nGT")
-    assert list(documents([file], records="lines")) == ["ACGT", "AC", "  ", "GT"]
+    assert list(read_documents([file], packing="lines")) == ["ACGT", "AC", "  ", "GT"]
 
 
 def test_folders_are_read_in_order_and_by_ending(tmp_path: Path) -> None:
     for name, text in {"b.txt": "2", "a/z.txt": "1", "c.jsonl.gz": "", "d.png": "no", "e": "no"}.items():
         content = gzip.compress(b'{"text": "3"}') if name.endswith("gz") else text.encode()
         write(tmp_path / name, content)
-    assert list(documents([tmp_path])) == ["1", "2", "3"]
+    assert list(read_documents([tmp_path])) == ["1", "2", "3"]
 
 
 def test_text_may_have_no_ending(tmp_path: Path) -> None:
-    assert list(documents([write(tmp_path / "text8", b"abc"), write(tmp_path / "b.xz", lzma.compress(b"de"))])) == [
+    assert list(
+        read_documents([write(tmp_path / "text8", b"abc"), write(tmp_path / "b.xz", lzma.compress(b"de"))])
+    ) == [
         "abc",
         "de",
     ]
@@ -174,21 +178,21 @@ def test_integers_of_arrays(tmp_path: Path, compression: str, dtype: str) -> Non
         sink = io.BytesIO()
         np.save(sink, array)
         file = write(tmp_path / f"{array.ndim}.npy{compression}", PACK[compression](sink.getvalue()))
-        made = factory.tokenizer("ints", lambda file=file: documents([file]))
+        made = factory.tokenizer("ints", lambda file=file: read_documents([file]))
         assert made.vocab_size == values.max() + 1
         prepare([file], tmp_path / f"packed{array.ndim}", made)
         assert stream(tmp_path / f"packed{array.ndim}") == values.ravel().tolist()
-    prepare([tmp_path / f"2.npy{compression}"], tmp_path / "lines", made, records="lines")
-    rows, valid = Blocks.open(tmp_path / "lines", None, "all").read(np.arange(60))
+    prepare([tmp_path / f"2.npy{compression}"], tmp_path / "lines", made, packing="lines")
+    rows, valid = TokenBlocks.open(tmp_path / "lines", None, "all").read(np.arange(60))
     assert (rows == values).all()
     assert valid.all()
 
 
 def test_sources_that_cannot_be_read(tmp_path: Path, refuses: Refuses) -> None:
     def read(path: Path | str, column: str | None = None) -> Callable[[], object]:
-        return lambda: list(documents([path], column))
+        return lambda: list(read_documents([path], column))
 
-    refuses(lambda: list(documents([])), "no source", ".jsonl")
+    refuses(lambda: list(read_documents([])), "no source", ".jsonl")
     refuses(read(tmp_path / "none.txt"), "none.txt does not exist")
     refuses(read(write(tmp_path / "a.png", b"x")), "ends in .png", ".txt", ".zst")
     refuses(read(write(tmp_path / "empty.txt", b"")), "empty.txt holds no text")
@@ -204,7 +208,7 @@ def test_sources_that_cannot_be_read(tmp_path: Path, refuses: Refuses) -> None:
         if compression:
             refuses(read(write(tmp_path / f"cut.txt{compression}", pack(STORY.encode())[:-30])), "cut.txt", "damaged")
             refuses(read(write(tmp_path / f"bad.txt{compression}", b"no such thing")), "bad.txt", "damaged")
-    refuses(read(write(tmp_path / "a.npy", b"no array")), "no .npy file")
+    refuses(read(write(tmp_path / "a.npy", b"no array")), "not an .npy file")
     for array, word in [
         (np.zeros(3), "float64"),
         (np.zeros((2, 2, 2), int), "(2, 2, 2)"),
@@ -216,21 +220,21 @@ def test_sources_that_cannot_be_read(tmp_path: Path, refuses: Refuses) -> None:
     refuses(read(write(tmp_path / "d.npy", (tmp_path / "c.npy").read_bytes()[:-8])), "missing", "damaged")
 
 
-def test_data_sets_of_the_hub(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
+def test_datasets_of_the_hub(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
     def load_dataset(path: str, *, split: str, streaming: bool) -> Iterator[dict[str, object]]:
-        if path == "nobody":
-            raise RuntimeError("no such data set")
+        if path == "owner/none":
+            raise RuntimeError("no such dataset")
         yield from ({"id": i, "text": f"{split} {text}"} for i, text in enumerate("ab"))
         if path == "owner/far":
-            raise ConnectionError("the line is dead")
+            raise ConnectionError("connection lost")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    assert list(documents(["hf:owner/name"])) == ["train a", "train b"]
-    assert list(documents(["hf:owner/name:test"])) == ["test a", "test b"]
-    refuses(lambda: list(documents(["hf:nobody"])), "hf:nobody", "no such data set")
-    refuses(lambda: list(documents(["hf:owner/far"])), "hf:owner/far", "the line is dead")
+    assert list(read_documents(["hf:owner/name"])) == ["train a", "train b"]
+    assert list(read_documents(["hf:owner/name:test"])) == ["test a", "test b"]
+    refuses(lambda: list(read_documents(["hf:owner/none"])), "hf:owner/none", "no such dataset")
+    refuses(lambda: list(read_documents(["hf:owner/far"])), "hf:owner/far", "connection lost")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refuses(lambda: list(documents(["hf:owner/name"])), "datasets", install_hint("data"))
+    refuses(lambda: list(read_documents(["hf:owner/name"])), "datasets", install_hint("data"))
 
 
 # ---- writing
@@ -239,16 +243,16 @@ def test_data_sets_of_the_hub(monkeypatch: pytest.MonkeyPatch, refuses: Refuses)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("spec", ["bytes", "chars", "bpe:300"])
 def test_windows_of_packed_data_join_to_the_text(tmp_path: Path, spec: str) -> None:
-    """Whatever the length of a block, and over the borders of pieces and shards."""
+    """For any block length, and across the boundaries of pieces and shards."""
     file = write(tmp_path / "a.txt", STORY.encode())
-    made = factory.tokenizer(spec, lambda: documents([file]))
+    made = factory.tokenizer(spec, lambda: read_documents([file]))
     index = prepare([file], tmp_path / "out", made)
     assert made.decode(stream(tmp_path / "out")) == STORY
     assert (index.characters, index.bytes, index.records) == (len(STORY), len(STORY.encode()), 1)
     assert len(index.shards) > 1
-    assert (index.vocab_size, load(tmp_path / "out")) == (made.vocab_size, made)
+    assert (index.vocab_size, load_tokenizer(tmp_path / "out")) == (made.vocab_size, made)
     for length in (1, 7, 333, 2500):
-        blocks = Blocks.open(tmp_path / "out", length, "all", check=True)
+        blocks = TokenBlocks.open(tmp_path / "out", length, "all", check=True)
         rows, valid = blocks.read(np.arange(len(blocks)))
         assert rows.shape == (index.tokens // length, length)
         assert rows.ravel().tolist() == stream(tmp_path / "out")[: rows.size]
@@ -258,12 +262,12 @@ def test_windows_of_packed_data_join_to_the_text(tmp_path: Path, spec: str) -> N
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("records", ["packed", "lines"])
-def test_the_number_of_workers_changes_nothing(tmp_path: Path, records: str) -> None:
+@pytest.mark.parametrize("packing", ["packed", "lines"])
+def test_the_number_of_workers_changes_nothing(tmp_path: Path, packing: str) -> None:
     file = write(tmp_path / "a.txt", STORY.encode())
-    made = BPE.train(documents([file]), 300)
+    made = BPE.train(read_documents([file]), 300)
     for workers in (1, 2, 5):
-        prepare([file, file], tmp_path / str(workers), made, records=records, workers=workers)
+        prepare([file, file], tmp_path / str(workers), made, packing=packing, workers=workers)
     contents = [{f.name: f.read_bytes() for f in (tmp_path / str(workers)).iterdir()} for workers in (1, 2, 5)]
     assert contents[0] == contents[1] == contents[2]
 
@@ -282,13 +286,13 @@ def test_end_of_text_stands_between_documents(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("pad", ["model", "ignore", None])
-def test_records_are_padded_as_was_asked(tmp_path: Path, pad: str | None) -> None:
+def test_records_are_padded(tmp_path: Path, pad: str | None) -> None:
     texts = ["A" * n for n in range(1, 60)]
     file = write(tmp_path / "a.txt", "\n".join(texts).encode())
-    index = prepare([file], tmp_path / "out", Characters.fit(["AC"]), records="lines", pad=pad)
+    index = prepare([file], tmp_path / "out", Characters.fit(["AC"]), packing="lines", pad=pad)
     assert (index.length, index.pad, index.records) == (59, pad or "model", 59)
     for length in (None, 59, 80):
-        blocks = Blocks.open(tmp_path / "out", length, "all")
+        blocks = TokenBlocks.open(tmp_path / "out", length, "all")
         rows, valid = blocks.read(np.arange(59))
         inside = np.arange(length or 59) < np.arange(1, 60)[:, None]
         assert (rows[inside] == 0).all()
@@ -301,9 +305,9 @@ def test_records_are_padded_as_was_asked(tmp_path: Path, pad: str | None) -> Non
 
 def test_records_of_one_length_need_no_padding(tmp_path: Path, refuses: Refuses) -> None:
     file = write(tmp_path / "a.txt", b"ACGT\nCCGT\n")
-    index = prepare([file], tmp_path / "out", Characters.fit(["ACGT"]), records="lines")
+    index = prepare([file], tmp_path / "out", Characters.fit(["ACGT"]), packing="lines")
     assert (index.vocab_size, index.pad, index.length) == (4, None, 4)
-    refuses(lambda: Blocks.open(tmp_path / "out", 5, "train"), "length is 5", "4, as they have no padding")
+    refuses(lambda: TokenBlocks.open(tmp_path / "out", 5, "train"), "length is 5", "4, as they have no padding")
 
 
 def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:
@@ -318,12 +322,12 @@ def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     files = [write(tmp_path / "a.txt", STORY.encode()), write(tmp_path / "b.jsonl.gz", gzip.compress(b'{"text":"a"}'))]
     seen: list[tuple[int, int]] = []
-    prepare(files, tmp_path / "out", Bytes(), progress=lambda done, total: seen.append((done, total)))
+    prepare(files, tmp_path / "out", Bytes(), on_progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1] == (sum(file.stat().st_size for file in files),) * 2
 
 
-def test_what_cannot_be_prepared_leaves_nothing(tmp_path: Path, refuses: Refuses) -> None:
+def test_failed_preparation_leaves_no_files(tmp_path: Path, refuses: Refuses) -> None:
     file = write(tmp_path / "in" / "a.txt", b"ACGT\nACGTACGT\nA")
     bad = write(tmp_path / "in" / "b.txt", b"ok\n\xff")
     np.save(tmp_path / "in" / "c.npy", np.arange(9))
@@ -335,17 +339,17 @@ def test_what_cannot_be_prepared_leaves_nothing(tmp_path: Path, refuses: Refuses
         refuses(lambda: prepare([source], at, made, **options), *words)  # type: ignore[arg-type]
         assert list(place.iterdir()) == []
 
-    refused(file, Bytes(), "record 2 of", "8 tokens", "length is 4", "choose 8", records="lines", length=4)
+    refused(file, Bytes(), "record 2 of", "8 tokens", "length is 4", "choose 8", packing="lines", length=4)
     refused(file, Characters.fit(["AC"]), "a.txt", "'G'", "position 2")
-    refused(file, Characters.fit(["ACG"]), "a.txt, from record 1 on", "'T'", records="lines")
+    refused(file, Characters.fit(["ACG"]), "a.txt, from record 1 on", "'T'", packing="lines")
     refused(bad, Bytes(), "b.txt", "not UTF-8")
     refused(tmp_path / "in" / "c.npy", Bytes(), "c.npy", "choose ints")
     refused(tmp_path / "in" / "c.npy", Integers(size=5), "c.npy", "0..4")
-    refused(file, Bytes(), "'rows'", "packed, lines", records="rows")
-    refused(file, Bytes(), "'left'", "model, ignore", records="lines", pad="left")
+    refused(file, Bytes(), "'rows'", "packed, lines", packing="rows")
+    refused(file, Bytes(), "'left'", "model, ignore", packing="lines", pad="left")
     refused(file, Bytes(), "pad was given", pad="model")
     refused(file, Bytes(), "length was given", length=3)
-    refused(file, Bytes(), "length is 0", records="lines", length=0)
+    refused(file, Bytes(), "length is 0", packing="lines", length=0)
     refused(file, Bytes(), "workers is 0", workers=0)
     refused(file, Bytes(), "could not be written", at=file / "out")
     write(tmp_path / "blank" / "a.txt", b" \n ")
@@ -370,7 +374,7 @@ main()
 """
 
 
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", b"text " * 600_000)
     place = tmp_path / "place"
     done = subprocess.run(
@@ -378,8 +382,8 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert (
-        done.stderr == f"sedd: {place / 'out'} could not be written: File too large; choose a folder that can be, "
-        "with room enough\n"
+        done.stderr == f"sedd: {place / 'out'} could not be written: File too large; choose a writable folder "
+        "with enough free space\n"
     )
     assert list(place.iterdir()) == []
 
@@ -388,11 +392,11 @@ KILLED = """
 import os, signal, sys
 from sedd.data import prepare
 from sedd.tokenizer import Bytes
-prepare([sys.argv[1]], sys.argv[2], Bytes(), progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL))
+prepare([sys.argv[1]], sys.argv[2], Bytes(), on_progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL))
 """
 
 
-def test_what_a_kill_leaves_is_removed_and_what_another_is_making_is_not(tmp_path: Path) -> None:
+def test_files_of_killed_processes_are_removed_and_those_of_running_ones_are_not(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", STORY.encode())
     place = tmp_path / "place"
     done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(place / "out")], check=False)
@@ -407,15 +411,15 @@ def test_what_a_kill_leaves_is_removed_and_what_another_is_making_is_not(tmp_pat
     assert list(place.iterdir()) == [place / "out"]
 
 
-def test_the_cache_knows_content_and_settings(tmp_path: Path) -> None:
+def test_the_cache_key_covers_content_and_options(tmp_path: Path) -> None:
     calls: list[str] = []
 
     def get(source: Path, spec: str = "bytes", **options: object) -> Path:
         def make() -> Tokenizer:
             calls.append(spec)
-            return factory.tokenizer(spec, lambda: documents([source]))
+            return factory.tokenizer(spec, lambda: read_documents([source]))
 
-        return cached([source], spec, make, cache=tmp_path / "cache", **options)  # type: ignore[arg-type]
+        return prepare_cached([source], spec, make, cache=tmp_path / "cache", **options)  # type: ignore[arg-type]
 
     file = write(tmp_path / "a.txt", b"one\ntwo\n")
     first = get(file)
@@ -423,7 +427,7 @@ def test_the_cache_knows_content_and_settings(tmp_path: Path) -> None:
     assert get(file) == first
     assert get(write(tmp_path / "elsewhere" / "a.txt", b"one\ntwo\n")) == first
     assert calls == ["bytes"]
-    others = {get(file, "chars"), get(file, records="lines"), get(file, records="lines", pad="ignore")}
+    others = {get(file, "chars"), get(file, packing="lines"), get(file, packing="lines", pad="ignore")}
     write(file, b"one\nsix\n")
     assert len({first, *others, get(file)}) == 5
     made = tmp_path / "mine"
@@ -444,17 +448,19 @@ def letters(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("length", "validation", "expected"), [(10, 0.05, 5), (10, 0.001, 1), (500, 0.9, 1), (10, 0.3, 30)]
+    ("length", "val_fraction", "expected"), [(10, 0.05, 5), (10, 0.001, 1), (500, 0.9, 1), (10, 0.3, 30)]
 )
-def test_validation_is_the_tail(letters: Path, length: int, validation: float, expected: int) -> None:
-    train, held, every = (Blocks.open(letters, length, split, validation) for split in ("train", "validation", "all"))
-    assert (len(held), len(train)) == (expected, len(every) - expected)
-    parts = [part.read(np.arange(len(part)))[0] for part in (train, held)]
+def test_validation_is_the_tail(letters: Path, length: int, val_fraction: float, expected: int) -> None:
+    train, validation, every = (
+        TokenBlocks.open(letters, length, split, val_fraction) for split in ("train", "validation", "all")
+    )
+    assert (len(validation), len(train)) == (expected, len(every) - expected)
+    parts = [part.read(np.arange(len(part)))[0] for part in (train, validation)]
     assert (np.concatenate(parts) == every.read(np.arange(len(every)))[0]).all()
 
 
-def test_blocks_come_as_they_are_asked_for(letters: Path, refuses: Refuses) -> None:
-    blocks = Blocks.open(letters, 3, "train")
+def test_blocks_are_read_by_index(letters: Path, refuses: Refuses) -> None:
+    blocks = TokenBlocks.open(letters, 3, "train")
     rows, _ = blocks.read(np.array([5, 0, 5]))
     assert [blocks.tokenizer.decode(row) for row in rows] == ["FGH", "ABC", "FGH"]
     assert blocks.read(np.zeros(0, int))[0].shape == (0, 3)
@@ -462,52 +468,52 @@ def test_blocks_come_as_they_are_asked_for(letters: Path, refuses: Refuses) -> N
         refuses(lambda number=number: blocks.read(np.array([number])), f"{number}..{number}", f"0..{len(blocks) - 1}")
 
 
-def test_blocks_that_cannot_be_had(letters: Path, refuses: Refuses, tmp_path: Path) -> None:
-    refuses(lambda: Blocks.open(letters, 501, "train"), "1000 tokens", "1 blocks", "500 at most")
-    refuses(lambda: Blocks.open(letters, 1001, "all"), "0 blocks")
-    assert len(Blocks.open(letters, 1000, "all")) == 1
-    refuses(lambda: Blocks.open(letters, None, "train"), "how long a block")
-    refuses(lambda: Blocks.open(letters, 0, "train"), "length is 0")
-    refuses(lambda: Blocks.open(letters, 10, "test"), "'test'", "train, validation, all")
-    refuses(lambda: Blocks.open(letters, 10, "train", 1.0), "validation is 1.0")
-    refuses(lambda: Blocks.open(tmp_path, 10, "train"), "no prepared data", "sedd data prepare")
-    prepare([write(tmp_path / "one.txt", b"a record")], tmp_path / "one", Bytes(), records="lines")
-    refuses(lambda: Blocks.open(tmp_path / "one", None, "train"), "add records")
-    refuses(lambda: Blocks.open(tmp_path / "one", 7, "all"), "length is 7", "need 8")
+def test_impossible_blocks_are_refused(letters: Path, refuses: Refuses, tmp_path: Path) -> None:
+    refuses(lambda: TokenBlocks.open(letters, 501, "train"), "1000 tokens", "1 blocks", "500 at most")
+    refuses(lambda: TokenBlocks.open(letters, 1001, "all"), "0 blocks")
+    assert len(TokenBlocks.open(letters, 1000, "all")) == 1
+    refuses(lambda: TokenBlocks.open(letters, None, "train"), "give the block length")
+    refuses(lambda: TokenBlocks.open(letters, 0, "train"), "length is 0")
+    refuses(lambda: TokenBlocks.open(letters, 10, "test"), "'test'", "train, validation, all")
+    refuses(lambda: TokenBlocks.open(letters, 10, "train", 1.0), "val_fraction is 1.0")
+    refuses(lambda: TokenBlocks.open(tmp_path, 10, "train"), "not a prepared dataset", "sedd data prepare")
+    prepare([write(tmp_path / "one.txt", b"a record")], tmp_path / "one", Bytes(), packing="lines")
+    refuses(lambda: TokenBlocks.open(tmp_path / "one", None, "train"), "add records")
+    refuses(lambda: TokenBlocks.open(tmp_path / "one", 7, "all"), "length is 7", "need 8")
 
 
 def test_damage_is_found_and_named(letters: Path, refuses: Refuses, tmp_path: Path) -> None:
     shard, index = letters / "tokens-00000.bin", letters / "index.json"
-    right, said = shard.read_bytes(), index.read_text()
-    write(shard, right[:-2])
-    refuses(lambda: Blocks.open(letters, 10, "train"), str(shard), "1998 bytes, not 2000")
+    content, entries = shard.read_bytes(), index.read_text()
+    write(shard, content[:-2])
+    refuses(lambda: TokenBlocks.open(letters, 10, "train"), str(shard), "1998 bytes, not 2000")
     shard.unlink()
-    refuses(lambda: Blocks.open(letters, 10, "train"), str(shard), "0 bytes")
-    write(shard, right[:-2] + b"\x01\x00")
-    blocks = Blocks.open(letters, 10, "train")
+    refuses(lambda: TokenBlocks.open(letters, 10, "train"), str(shard), "0 bytes")
+    write(shard, content[:-2] + b"\x01\x00")
+    blocks = TokenBlocks.open(letters, 10, "train")
     refuses(blocks.verify, str(shard), "SHA-256")
-    refuses(lambda: Blocks.open(letters, 10, "train", check=True), str(shard), "SHA-256")
-    write(shard, right)
+    refuses(lambda: TokenBlocks.open(letters, 10, "train", check=True), str(shard), "SHA-256")
+    write(shard, content)
     for old, new, word in [
-        ('"format": 1', '"format": 9', "format 9"),
+        ('"format": 2', '"format": 9', "format is 9"),
         ('"tokens": 1000', '"tokens": 999', "SHA-256"),
         ("{", "", "damaged"),
-        ('"mode"', '"mood"', "damaged"),
+        ('"packing"', '"mode"', "damaged"),
     ]:
-        index.write_text(said.replace(old, new, 1))
-        refuses(lambda: Blocks.open(letters, 10, "train"), str(index), word)
-    index.write_text(said)
+        index.write_text(entries.replace(old, new, 1))
+        refuses(lambda: TokenBlocks.open(letters, 10, "train"), str(index), word)
+    index.write_text(entries)
     Bytes().with_specials(True, False).save(letters)
-    refuses(lambda: Blocks.open(letters, 10, "train"), "tokenizer")
-    prepare([write(tmp_path / "b.txt", b"a\nbc\nd")], tmp_path / "b", Bytes(), records="lines")
+    refuses(lambda: TokenBlocks.open(letters, 10, "train"), "tokenizer")
+    prepare([write(tmp_path / "b.txt", b"a\nbc\nd")], tmp_path / "b", Bytes(), packing="lines")
     write(tmp_path / "b" / "lengths.bin", np.array([1, 1, 1], "<u4").tobytes())
-    refuses(lambda: Blocks.open(tmp_path / "b", None, "train"), "lengths.bin", "add up")
+    refuses(lambda: TokenBlocks.open(tmp_path / "b", None, "train"), "lengths.bin", "add up")
 
 
-def test_the_index_comes_back(letters: Path) -> None:
+def test_the_index_round_trips(letters: Path) -> None:
     index = Index.read(letters)
-    assert index.sha256 == index.content()
-    assert index == Blocks.open(letters, 10, "all").index
+    assert index.sha256 == index.content_hash()
+    assert index == TokenBlocks.open(letters, 10, "all").index
 
 
 # ---- order
@@ -515,39 +521,39 @@ def test_the_index_comes_back(letters: Path) -> None:
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 200), st.integers(1, 30), st.lists(st.integers(0, 40), max_size=6))
 def test_order_is_a_function_of_seed_and_sample_alone(seed: int, start: int, size: int, batches: list[int]) -> None:
-    """However the samples are cut into batches and wherever a run takes up again."""
-    whole = order(seed, start, sum(batches), size)
-    data.blocks._permutation.cache_clear()
+    """For any batch sizes, and wherever a run resumes."""
+    whole = block_order(seed, start, sum(batches), size)
+    data.packing._permutation.cache_clear()
     at, parts = start, [np.zeros(0, np.int64)]
     for count in batches:
-        parts.append(order(seed, at, count, size))
+        parts.append(block_order(seed, at, count, size))
         at += count
     assert np.concatenate(parts).tolist() == whole.tolist()
-    assert whole.tolist() == [int(order(seed, i, 1, size)[0]) for i in range(start, at)]
+    assert whole.tolist() == [int(block_order(seed, i, 1, size)[0]) for i in range(start, at)]
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 5), st.integers(1, 50))
-def test_every_epoch_sees_every_block_once(seed: int, epoch: int, size: int) -> None:
-    assert sorted(order(seed, epoch * size, size, size).tolist()) == list(range(size))
+def test_every_epoch_visits_every_block_once(seed: int, epoch: int, size: int) -> None:
+    assert sorted(block_order(seed, epoch * size, size, size).tolist()) == list(range(size))
 
 
-def test_orders_differ_by_seed_and_by_epoch_and_are_even() -> None:
+def test_orders_differ_by_seed_and_epoch_and_are_uniform() -> None:
     size = 1000
-    assert (order(0, 0, size, size) != order(1, 0, size, size)).mean() > 0.9
-    assert (order(0, 0, size, size) != order(0, size, size, size)).mean() > 0.9
+    assert (block_order(0, 0, size, size) != block_order(1, 0, size, size)).mean() > 0.9
+    assert (block_order(0, 0, size, size) != block_order(0, size, size, size)).mean() > 0.9
     # the first of 4 blocks over 4000 seeds: each 1000 ± 27.4; 5 deviations, false alarm 2e-6 and fixed anyway
-    counts = np.bincount([order(seed, 0, 1, 4)[0] for seed in range(4000)], minlength=4)
+    counts = np.bincount([block_order(seed, 0, 1, 4)[0] for seed in range(4000)], minlength=4)
     assert np.abs(counts - 1000).max() < 137
 
 
-def test_the_order_is_the_one_of_every_release() -> None:
-    assert order(7, 0, 12, 5).tolist() == [4, 1, 3, 2, 0, 3, 1, 2, 4, 0, 4, 0]
+def test_the_order_does_not_change_between_releases() -> None:
+    assert block_order(7, 0, 12, 5).tolist() == [4, 1, 3, 2, 0, 3, 1, 2, 4, 0, 4, 0]
 
 
-def test_orders_that_make_no_sense(refuses: Refuses) -> None:
-    refuses(lambda: order(-1, 0, 1, 1), "seed is -1")
-    refuses(lambda: order(0, 0, 1, 0), "size is 0")
-    refuses(lambda: order(0, -1, 1, 1), "start -1")
+def test_invalid_orders_are_refused(refuses: Refuses) -> None:
+    refuses(lambda: block_order(-1, 0, 1, 1), "seed is -1")
+    refuses(lambda: block_order(0, 0, 1, 0), "size is 0")
+    refuses(lambda: block_order(0, -1, 1, 1), "start -1")
 
 
 # ---- the command
@@ -562,12 +568,12 @@ for words in json.loads(sys.argv[1]):
         main()
     except SystemExit as end:
         print("code", end.code)
-assert "torch" not in sys.modules, "preparing data needs no torch"
+assert "torch" not in sys.modules, "preparing data must not import torch"
 """
 
 
 def test_the_command_prepares(tmp_path: Path) -> None:
-    """As JSON, as a line, and not twice into the same folder; without torch, which takes long to import."""
+    """As JSON, as a line, and not twice into the same folder; torch, slow to import, is not imported."""
     file = write(tmp_path / "a.csv", table(".csv", {"id": ["1", "2"], "SMILES": ["CCO", "c1ccccc1"]}))
     words = ["data", "prepare", str(file), "--tokenizer", "chars", "--packing", "lines", "--out"]
     one, two = f"{tmp_path}/one", f"{tmp_path}/two"
@@ -577,7 +583,7 @@ def test_the_command_prepares(tmp_path: Path) -> None:
     row = json.loads(record)
     assert (row["tokens"], row["records"], row["length"], row["pad"], row["vocab_size"]) == (11, 2, 8, "model", 5)
     assert row["sha256"] == Index.read(tmp_path / "one").sha256 == Index.read(tmp_path / "two").sha256
-    assert line == f"{two}: 11 tokens in 2 records, 1.0000 bytes a token, vocabulary of 5"
+    assert line == f"{two}: 11 tokens in 2 records, 1.0000 bytes per token, vocabulary of 5"
     assert (first, second, third) == ("code 0", "code 0", "code 2")
     assert done.stderr == f"sedd: {two} exists already; remove it or choose another folder\n"
     assert done.returncode == 0
@@ -589,8 +595,8 @@ def test_the_command_prepares(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("dna-encode-test.txt.xz", {"records": "lines"}, (4565, 4, 200, None)),
-        ("moses-test.csv.gz", {"records": "lines"}, (4999, 26, 50, "model")),
+        ("dna-encode-test.txt.xz", {"packing": "lines"}, (4565, 4, 200, None)),
+        ("moses-test.csv.gz", {"packing": "lines"}, (4999, 26, 50, "model")),
         ("tinyshakespeare.txt.xz", {}, (1, 65, None, None)),
     ],
 )
@@ -601,14 +607,14 @@ def test_corpora(
     if name.endswith("csv.gz"):  # a part is enough
         with gzip.open(file) as rows:
             file = write(tmp_path / name, gzip.compress(b"".join(islice(rows, 5000))))
-    records = options.get("records", "packed")
-    made = factory.tokenizer("chars", lambda: documents([file], records=records))
-    index = prepare([file], tmp_path / "out", made, records=records)
+    packing = options.get("packing", "packed")
+    made = factory.tokenizer("chars", lambda: read_documents([file], packing=packing))
+    index = prepare([file], tmp_path / "out", made, packing=packing)
     assert (index.records, index.vocab_size, index.length, index.pad) == expected
-    blocks = Blocks.open(tmp_path / "out", index.length or 256, "validation", check=True)
+    blocks = TokenBlocks.open(tmp_path / "out", index.length or 256, "validation", check=True)
     rows, _ = blocks.read(np.arange(len(blocks))[-2:])
-    whole = list(documents([file], records=records))
-    if records == "lines":
+    whole = list(read_documents([file], packing=packing))
+    if packing == "lines":
         assert [blocks.tokenizer.decode(row) for row in rows] == whole[-2:]
     else:
         assert "".join(whole).find(blocks.tokenizer.decode(rows.ravel())) == (index.tokens // 256 - 2) * 256
@@ -621,17 +627,17 @@ MEASURED = """
 import sys
 from pathlib import Path
 from sedd import data, tokenizer
-made = tokenizer.load(Path(sys.argv[3]))
+made = tokenizer.load_tokenizer(Path(sys.argv[3]))
 data.prepare([sys.argv[1]], sys.argv[2], made, workers=2)
 print(int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024)
 """
-"""Not `ru_maxrss`: a process inherits the peak of the one that started it, which may be long at work."""
+"""Not `ru_maxrss`, in which a process inherits the peak of its parent."""
 
 
 @pytest.mark.verify
 @pytest.mark.parametrize("spec", ["bytes", "bpe:1000"])
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, spec: str) -> None:
-    """300 MB of text take less than 500 MB, tokens, library and Python included."""
+    """300 MB of text need less than 500 MB of memory, Python and libraries included."""
     made = factory.tokenizer(spec, lambda: iter([STORY]))
     made.save(tmp_path / "tokenizer")
     with (tmp_path / "a.txt").open("w", encoding="utf-8") as file:

@@ -148,7 +148,7 @@ def test_strict_puts_end_of_text_between_documents_as_training_does(tmp_path: Pa
     made = tokenizer.Bytes().with_specials(eos=True, pad=False)
     corpus = read(path, "strict", loaded(made, 100))
     index = data.prepare([path], tmp_path / "shards", made)
-    trained = data.Blocks.open(tmp_path / "shards", index.tokens, "all").read(np.array([0]))[0]
+    trained = data.TokenBlocks.open(tmp_path / "shards", index.tokens, "all").read(np.array([0]))[0]
     np.testing.assert_array_equal(corpus.rows[0], trained[0])
     assert corpus.rows[0].tolist().count(256) == 2
 
@@ -227,13 +227,13 @@ def test_records_are_scored_as_records(tmp_path: Path, refuses: Callable[..., ob
     path = tmp_path / "records.txt"
     path.write_text("abc\nb\n\ncab\n")
     letters = tokenizer.Characters(alphabet="abc")
-    ignoring = read(path, "strict", loaded(letters, 4, records="lines", pad="ignore"))
+    ignoring = read(path, "strict", loaded(letters, 4, packing="lines", pad="ignore"))
     assert [row.tolist() for row in ignoring.rows] == [[0, 1, 2], [1], [2, 0, 1]]
-    filling = read(path, "strict", loaded(letters.with_specials(eos=False, pad=True), 4, records="lines"))
+    filling = read(path, "strict", loaded(letters.with_specials(eos=False, pad=True), 4, packing="lines"))
     assert [row.tolist() for row in filling.rows] == [[0, 1, 2, 3], [1, 3, 3, 3], [2, 0, 1, 3]]
     assert filling.characters_per_token == pytest.approx(7 / 12)
-    refuses(lambda: read(path, "strict", loaded(letters, 2, records="lines", pad="ignore")), "3 tokens", "trained on 2")
-    refuses(lambda: read(path, "sedd", loaded(letters, 4, records="lines"), "ptb"), "reads records", "strict")
+    refuses(lambda: read(path, "strict", loaded(letters, 2, packing="lines", pad="ignore")), "3 tokens", "trained on 2")
+    refuses(lambda: read(path, "sedd", loaded(letters, 4, packing="lines"), "ptb"), "reads records", "strict")
 
 
 def test_integers_have_no_characters(tmp_path: Path, refuses: Callable[..., object]) -> None:

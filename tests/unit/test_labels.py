@@ -42,7 +42,7 @@ def parquet(path: Path) -> Path:
 
 
 def prepared(source: Path, out: Path, **options: object) -> Path:
-    data.prepare([source], out, Characters.fit(["ab"]), **({"records": "lines", "label": "mood"} | options))
+    data.prepare([source], out, Characters.fit(["ab"]), **({"packing": "lines", "label": "mood"} | options))
     return out
 
 
@@ -57,10 +57,10 @@ def test_every_record_keeps_its_label(tmp_path: Path, write: Callable[[Path], Pa
     shards = prepared(write(tmp_path / name), tmp_path / "shards")
     seen = []
     for split in ("train", "validation"):
-        blocks = data.Blocks.open(shards, 2, split, 0.3, check=True)
+        blocks = data.TokenBlocks.open(shards, 2, split, 0.3, check=True)
         assert blocks.labels == NAMES
         numbers = np.arange(len(blocks))
-        known = [(*blocks.labels, None)[k] for k in blocks.label_of(numbers)]
+        known = [(*blocks.labels, None)[k] for k in blocks.label_ids(numbers)]
         texts = [blocks.tokenizer.decode(row) for row in blocks.read(numbers)[0]]
         seen += zip(texts, known, strict=True)
     assert seen == [(text, None if mood in ("", None) else str(mood)) for text, mood in KEPT]
@@ -71,22 +71,22 @@ def test_data_without_labels_are_what_they_were(tmp_path: Path) -> None:
     shards = prepared(jsonl(tmp_path / "rows.jsonl"), tmp_path / "shards", label=None)
     assert "labels" not in json.loads((shards / "index.json").read_text())
     assert not (shards / "labels.bin").exists()
-    blocks = data.Blocks.open(shards, 2, "all")
+    blocks = data.TokenBlocks.open(shards, 2, "all")
     assert blocks.labels == ()
-    assert not blocks.label_of(np.arange(5)).any()
+    assert not blocks.label_ids(np.arange(5)).any()
 
 
 def test_damaged_labels_are_noticed(folder: Path, refuses: Callable[..., None]) -> None:
     file = folder / "labels.bin"
     right = file.read_bytes()
     file.write_bytes(right[:2] + b"\x02\x00" + right[4:])
-    refuses(lambda: data.Blocks.open(folder, 2, "train", check=True), "labels.bin", "SHA-256 is wrong")
+    refuses(lambda: data.TokenBlocks.open(folder, 2, "train", check=True), "labels.bin", "SHA-256 is wrong")
     file.write_bytes(right[:-2])
-    refuses(lambda: data.Blocks.open(folder, 2, "train"), "labels.bin", "it has")
+    refuses(lambda: data.TokenBlocks.open(folder, 2, "train"), "labels.bin", "it has")
     index = json.loads((folder / "index.json").read_text())
     index["labels"]["names"][0] = "sideways"
     (folder / "index.json").write_text(json.dumps(index))
-    refuses(lambda: data.Blocks.open(folder, 2, "train"), "index.json is damaged")
+    refuses(lambda: data.TokenBlocks.open(folder, 2, "train"), "index.json is damaged")
 
 
 def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
@@ -97,7 +97,7 @@ def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[...
     lines.write_text("ab\nba\n")
     refuses(lambda: prepared(lines, tmp_path / "shards"), "label is 'mood'", "has no columns")
     refuses(attempt(ROWS, label="tone"), "label is 'tone'", "text, mood")
-    refuses(attempt(ROWS, records="packed"), "label was given", "lines")
+    refuses(attempt(ROWS, packing="packed"), "label was given", "lines")
     refuses(attempt([("ab", 0.5)]), "record 1", "float", "whole number")
     refuses(attempt([("ab", None), ("ba", "")]), "no record", "has a label")
     many = [("ab", number) for number in range(2**16)]
@@ -153,7 +153,7 @@ def test_a_labelled_network_is_a_network_in_two_parts() -> None:
 
 def batches(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> Batches:
     parts = factory.parts(RunConfig(), 3)
-    return Batches(data.Blocks.open(folder, 2, "all"), parts.objective, parts.process, size, seed, ranks, dropout)
+    return Batches(data.TokenBlocks.open(folder, 2, "all"), parts.objective, parts.process, size, seed, ranks, dropout)
 
 
 def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:
@@ -179,7 +179,7 @@ def trainer(folder: Path) -> Trainer:
         model=ModelConfig(width=16, depth=1, heads=2, cond_dim=8, seq_len=2),
         train=TrainConfig(batch_size=8, eval_sequences=8, grad_accumulation=2),
     ).resolved()
-    made = Trainer(config, *(data.Blocks.open(folder, 2, split, 0.4) for split in ("train", "validation")), ALONE)
+    made = Trainer(config, *(data.TokenBlocks.open(folder, 2, split, 0.4) for split in ("train", "validation")), ALONE)
     for net in (made.network, made.average):
         with torch.no_grad():
             for parameter in net.parameters():

@@ -29,7 +29,7 @@ KINDS = [
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "records.txt").write_text("\n".join(TEXTS))
     made = Characters(alphabet="ACGT")
-    data.prepare([tmp_path / "records.txt"], tmp_path / "shards", made, records="lines", length=LENGTH, pad="ignore")
+    data.prepare([tmp_path / "records.txt"], tmp_path / "shards", made, packing="lines", length=LENGTH, pad="ignore")
     return tmp_path / "shards"
 
 
@@ -45,7 +45,7 @@ def trainer(folder: Path, kind: tuple[str, str, str], style: str) -> Trainer:
         train=TrainConfig(batch_size=8, eval_sequences=12),
         objective=objective,
     ).resolved()
-    blocks = [data.Blocks.open(folder, LENGTH, split, 0.4) for split in ("train", "validation")]
+    blocks = [data.TokenBlocks.open(folder, LENGTH, split, 0.4) for split in ("train", "validation")]
     made = Trainer(config, *blocks, ALONE)
     generator = torch.Generator().manual_seed(1)
     for network in (made.network, made.average):

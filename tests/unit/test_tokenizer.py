@@ -1,4 +1,4 @@
-"""Tokenizers: nothing is lost, nothing foreign is emitted, and what is saved comes back."""
+"""Tokenizers: encoding is lossless, ids lie in the vocabulary, saved tokenizers load."""
 
 import json
 import subprocess
@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sedd import factory, tokenizer
-from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load
+from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load_tokenizer
 
 Refuses = Callable[..., None]
 TEXTS = ["the cat sat on the mat\n", "the dog <|endoftext|> sat\t too", "naïve 漢字 🎉 the the the"]
-ANY = st.text(st.characters(exclude_categories=["Cs"]))  # all of Unicode but halves of surrogate pairs
+ANY = st.text(st.characters(exclude_categories=["Cs"]))  # all of Unicode except halves of surrogate pairs
 
 KINDS: list[Tokenizer] = [
     Bytes(),
@@ -36,7 +36,7 @@ def text_of(made: Tokenizer) -> str:
 
 
 @given(ANY)
-def test_bytes_and_bpe_lose_nothing_of_any_text(text: str) -> None:
+def test_bytes_and_bpe_are_lossless_on_any_text(text: str) -> None:
     for made in (KINDS[0], KINDS[2], KINDS[2].with_specials(True, True)):
         ids = made.encode(text)
         assert made.decode(ids) == text
@@ -45,7 +45,7 @@ def test_bytes_and_bpe_lose_nothing_of_any_text(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("".join(TEXTS))))
-def test_characters_lose_nothing_of_a_text_in_their_alphabet(text: str) -> None:
+def test_characters_are_lossless_on_their_alphabet(text: str) -> None:
     made = KINDS[1]
     assert made.decode(made.encode(text)) == text
     assert len(made.encode(text)) == len(text)
@@ -59,7 +59,7 @@ def test_integers_are_their_own_ids(ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("made", KINDS, ids=name)
-def test_a_batch_is_its_texts_one_by_one(made: Tokenizer) -> None:
+def test_a_batch_encodes_like_single_texts(made: Tokenizer) -> None:
     text = text_of(made)
     for ids in made.encode_batch([text, "", text]):
         assert ids.dtype == np.int64
@@ -67,7 +67,7 @@ def test_a_batch_is_its_texts_one_by_one(made: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("made", KINDS, ids=name)
-def test_specials_come_after_the_vocabulary_once_and_have_no_text(made: Tokenizer) -> None:
+def test_special_ids_follow_the_vocabulary_and_have_no_text(made: Tokenizer) -> None:
     both = made.with_specials(eos=True, pad=True)
     assert (both.eos, both.pad, both.vocab_size) == (made.vocab_size, made.vocab_size + 1, made.vocab_size + 2)
     assert both.with_specials(eos=True, pad=True) == both
@@ -80,7 +80,7 @@ def test_specials_come_after_the_vocabulary_once_and_have_no_text(made: Tokenize
 
 
 @pytest.mark.parametrize("made", KINDS, ids=name)
-def test_tokens_are_printable_pieces_one_an_id(made: Tokenizer) -> None:
+def test_tokens_are_printable_one_per_id(made: Tokenizer) -> None:
     ids = made.encode(text_of(made))
     pieces = made.tokens(ids)
     assert len(pieces) == len(ids)
@@ -89,9 +89,9 @@ def test_tokens_are_printable_pieces_one_an_id(made: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("made", [*KINDS, *(kind.with_specials(True, True) for kind in KINDS)], ids=name)
-def test_what_is_saved_comes_back(made: Tokenizer, tmp_path: Path) -> None:
+def test_saved_tokenizers_load(made: Tokenizer, tmp_path: Path) -> None:
     made.save(tmp_path / "a")
-    again = load(tmp_path / "a")
+    again = load_tokenizer(tmp_path / "a")
     assert again == made
     assert again.fingerprint() == made.fingerprint()
     again.save(tmp_path / "b")
@@ -99,7 +99,7 @@ def test_what_is_saved_comes_back(made: Tokenizer, tmp_path: Path) -> None:
     assert files == made.files() == {file.name: file.read_bytes() for file in (tmp_path / "a").iterdir()}
 
 
-def test_fingerprints_differ_where_tokenizers_do() -> None:
+def test_different_tokenizers_have_different_fingerprints() -> None:
     every = [*KINDS, *(kind.with_specials(True, False) for kind in KINDS), Integers(size=13), Characters(alphabet="ab")]
     assert len({made.fingerprint() for made in every}) == len(every)
 
@@ -110,12 +110,12 @@ def test_training_is_the_same_in_every_process() -> None:
     assert done.stdout.strip() == KINDS[2].fingerprint()
 
 
-def test_no_torch_is_needed() -> None:
+def test_torch_is_not_imported() -> None:
     code = "import sys, sedd.tokenizer, sedd.data; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_bytes_that_are_no_text_are_replaced() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     assert Bytes().decode([0xE6, 65]) == "�A"
     assert Bytes().tokens([0xE6, 65, 10]) == ["\\xe6", "A", "\\n"]
 
@@ -143,11 +143,11 @@ def test_refusals(refuses: Refuses, tmp_path: Path) -> None:
     refuses(lambda: Integers(size=3).encode("9" * 30), "2⁶³")
 
 
-def test_a_damaged_save_is_refused_in_a_sentence(refuses: Refuses, tmp_path: Path) -> None:
-    refuses(lambda: load(tmp_path), tokenizer.CONFIG, "could not be read")
+def test_damaged_files_are_refused(refuses: Refuses, tmp_path: Path) -> None:
+    refuses(lambda: load_tokenizer(tmp_path), tokenizer.CONFIG, "could not be read")
     config = tmp_path / tokenizer.CONFIG
     for content, word in [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "list"),
         ('{"format": 1, "kind": "words"}', "'words'"),
         ('{"format": 2, "kind": "bytes"}', "format 2"),
@@ -158,13 +158,13 @@ def test_a_damaged_save_is_refused_in_a_sentence(refuses: Refuses, tmp_path: Pat
         ('{"format": 1, "kind": "bpe", "eos": null, "pad": null}', tokenizer.DEFINITION),
     ]:
         config.write_text(content)
-        refuses(lambda: load(tmp_path), word, tokenizer.CONFIG)
+        refuses(lambda: load_tokenizer(tmp_path), word, tokenizer.CONFIG)
     KINDS[2].save(tmp_path)
     (tmp_path / tokenizer.DEFINITION).write_text("{}")
-    refuses(lambda: load(tmp_path), "damaged")
+    refuses(lambda: load_tokenizer(tmp_path), "damaged")
 
 
-def test_specs_become_tokenizers(tmp_path: Path) -> None:
+def test_tokenizers_are_built_from_specs(tmp_path: Path) -> None:
     texts = lambda: iter(TEXTS)  # noqa: E731
     KINDS[2].save(tmp_path)
     assert factory.tokenizer("bytes", texts) == Bytes()
@@ -189,8 +189,8 @@ def edited(made: BPE, **parts: object) -> str:
     return json.dumps({**json.loads(made.definition), **parts})
 
 
-def test_a_foreign_file_says_whether_it_is_exact(tmp_path: Path) -> None:
-    """Its own end of text is used; one that changes texts is not called exact; its padding and cutting are not kept."""
+def test_a_foreign_tokenizer_file(tmp_path: Path) -> None:
+    """Its end-of-text token is used, normalization makes it lossy, its truncation and padding are dropped."""
     made = KINDS[2]
     assert isinstance(made, BPE)
     end = {"id": 280, "content": "<|endoftext|>", "special": True}
@@ -199,13 +199,13 @@ def test_a_foreign_file_says_whether_it_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(edited(made, added_tokens=[end], truncation=cut))
     own = BPE.read(path)
-    assert (own.eos, own.vocab_size, own.is_exact) == (280, 281, True)
+    assert (own.eos, own.vocab_size, own.is_lossless) == (280, 281, True)
     assert own.with_specials(eos=True, pad=False) == own
-    assert own.encode(TEXTS[1]).tolist() == made.encode(TEXTS[1]).tolist()  # <|endoftext|> in a text is text
+    assert own.encode(TEXTS[1]).tolist() == made.encode(TEXTS[1]).tolist()  # <|endoftext|> inside a text is text
     lower = BPE(definition=edited(made, normalizer={"type": "Lowercase"}))
-    assert not lower.is_exact
+    assert not lower.is_lossless
     assert lower.decode(lower.encode("THE")) == "the"
-    assert made.is_exact
+    assert made.is_lossless
 
 
 def test_gpt2_from_either_form(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_gpt2_from_either_form(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> N
     other = BPE.gpt2(gpt2 / "encoder.json", gpt2 / "vocab.bpe")
     assert made.encode("Hello world").tolist() == [15496, 995]
     for one in (made, other):
-        assert (one.vocab_size, one.eos, one.pad, one.is_exact) == (50257, 50256, None, True)
+        assert (one.vocab_size, one.eos, one.pad, one.is_lossless) == (50257, 50256, None, True)
         for text in TEXTS:
             assert one.encode(text).tolist() == made.encode(text).tolist()
             assert one.decode(one.encode(text)) == text

@@ -1,4 +1,4 @@
-"""``sedd data``: corpora, as token ids on disk."""
+"""``sedd data``: tokenize corpora into shards on disk."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from sedd.cli.root import app
+from sedd.cli.root import AsJson, app
 
-data = typer.Typer(help="Corpora, as token ids on disk.", no_args_is_help=True)
+data = typer.Typer(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
 
@@ -20,48 +20,50 @@ def data_prepare(
         list[str],
         typer.Argument(help="Files (.txt .jsonl .csv .parquet .npy, also compressed), folders, or hf:NAME[:SPLIT]."),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
     tokenizer: Annotated[
         str, typer.Option(help="bytes, chars, bpe:SIZE, gpt2, ints, or the path of a tokenizer.json.")
     ] = "bytes",
-    records: Annotated[
-        str, typer.Option(help="packed: one stream, cut into blocks; lines: a record a line or row.")
+    packing: Annotated[
+        str,
+        typer.Option(help="packed: one token stream, cut into blocks; lines: one training sequence per line or row."),
     ] = "packed",
     length: Annotated[
-        int | None, typer.Option(help="Tokens in a record of lines; the longest where it is left out.")
+        int | None, typer.Option(help="Tokens per sequence, with --packing lines; by default the longest.")
     ] = None,
     pad: Annotated[
-        str | None, typer.Option(help="Padding of shorter records: model, to be learned; ignore, not to count.")
+        str | None,
+        typer.Option(help="Padding of shorter sequences: model (a token to learn) or ignore (left out of the loss)."),
     ] = None,
-    column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column that says what each record is; for lines.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Pieces encoded at a time; as many as cores by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
+    column: Annotated[str | None, typer.Option(help="Column that holds the text.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column that holds the label; with --packing lines.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Parallel workers; by default one per core.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Turn a corpus into token shards with an index: memory-mapped, hashed, the tokenizer beside them."""
-    from sedd import data as corpora
-    from sedd.tokenizer import named
+    """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer."""
+    from sedd.data import prepare, read_documents
+    from sedd.tokenizer import build_tokenizer
 
     console = Console(stderr=True)
     with Progress(
         *Progress.get_default_columns(), console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("fitting the tokenizer", total=None)
-        made = named(tokenizer, lambda: corpora.documents(sources, column, records))
-        if not made.is_exact:
-            console.print(f"note: {tokenizer} changes some texts; what it decodes may differ from what it was given")
+        built = build_tokenizer(tokenizer, lambda: read_documents(sources, column, packing))
+        if not built.is_lossless:
+            console.print(f"note: {tokenizer} is not lossless; decoded text may differ from the text encoded")
         bar.update(task, description="encoding")
-        index = corpora.prepare(
+        index = prepare(
             sources,
             out,
-            made,
-            records=records,
+            built,
+            packing=packing,
             length=length,
             pad=pad,
             column=column,
             label=label,
             workers=workers,
-            progress=lambda done, total: bar.update(task, completed=done, total=total or None),
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total or None),
         )
     row = {
         "folder": str(out),
@@ -78,6 +80,6 @@ def data_prepare(
         print(json.dumps(row))
     else:
         print(
-            f"{out}: {index.tokens} tokens in {index.records} records, {row['bytes_per_token']:.4f} bytes a token, "
+            f"{out}: {index.tokens} tokens in {index.records} records, {row['bytes_per_token']:.4f} bytes per token, "
             f"vocabulary of {index.vocab_size}"
         )

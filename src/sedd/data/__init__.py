@@ -1,13 +1,21 @@
-"""Data: files become shards of token ids on disk, shards become blocks, and blocks come in a known order.
+"""Datasets: files are tokenized into shards on disk, and shards are read as fixed-length blocks in a seeded order.
 
-`prepare` reads any corpus in pieces, so that its size does not matter, and writes it once; `cached` does so where
-nobody has before. `Blocks` reads the result through memory maps. `order` says which block is the n-th to be seen.
-No torch here.
+`prepare` tokenizes a corpus of any size in chunks and writes it once; `prepare_cached` reuses earlier work.
+`TokenBlocks` reads the result through memory maps. `block_order` shuffles the blocks of each epoch. No torch here.
 """
 
 from sedd.data.index import Index, Shard, is_prepared
-from sedd.data.packing import Blocks, order
-from sedd.data.readers import documents
-from sedd.data.shards import cached, prepare
+from sedd.data.packing import TokenBlocks, block_order
+from sedd.data.readers import read_documents
+from sedd.data.shards import prepare, prepare_cached
 
-__all__ = ["Blocks", "Index", "Shard", "cached", "documents", "is_prepared", "order", "prepare"]
+__all__ = [
+    "Index",
+    "Shard",
+    "TokenBlocks",
+    "block_order",
+    "is_prepared",
+    "prepare",
+    "prepare_cached",
+    "read_documents",
+]

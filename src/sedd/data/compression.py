@@ -1,4 +1,4 @@
-"""Compressed files, as the bytes that are inside them."""
+"""Transparent decompression of .gz, .xz, .bz2 and .zst files."""
 
 import bz2
 import contextlib
@@ -15,12 +15,12 @@ from typing import Any, final
 
 from sedd.extras import install_hint
 
-BLOCK = 1 << 17  # bytes at a time
+BLOCK = 1 << 17  # bytes read at a time
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 
 
-def decompressed(file: Path, raw: BufferedReader) -> contextlib.AbstractContextManager[BufferedIOBase]:
-    """What the ending of ``file`` says is inside ``raw``."""
+def open_decompressed(file: Path, raw: BufferedReader) -> contextlib.AbstractContextManager[BufferedIOBase]:
+    """Decompress ``raw`` according to the file name's ending; a file that is not compressed passes through."""
     match file.suffix.lower():
         case ".gz":
             return gzip.GzipFile(fileobj=raw)
@@ -29,13 +29,13 @@ def decompressed(file: Path, raw: BufferedReader) -> contextlib.AbstractContextM
         case ".bz2":
             return bz2.BZ2File(raw)
         case ".zst":
-            return BufferedReader(_Zstd(raw, extra("zstandard", str(file))), BLOCK)
+            return BufferedReader(_Zstd(raw, import_optional("zstandard", str(file))), BLOCK)
     return contextlib.nullcontext(raw)
 
 
 @final
 class _Zstd(io.RawIOBase):
-    """The frames of a file, one after another; the library's own reader takes a file cut short for a whole one."""
+    """A stream of zstd frames that raises EOFError on a truncated file; the library's own reader does not."""
 
     def __init__(self, raw: BufferedIOBase, library: Any) -> None:
         self.raw, self.library = raw, library
@@ -50,7 +50,7 @@ class _Zstd(io.RawIOBase):
             block = self.unused or self.raw.read(BLOCK)
             if not block:
                 if self.frame is not None:
-                    raise EOFError("it ends inside a frame")
+                    raise EOFError("the file ends inside a zstd frame")
                 return 0
             self.frame = self.frame or self.library.ZstdDecompressor().decompressobj()
             try:
@@ -65,8 +65,8 @@ class _Zstd(io.RawIOBase):
         return len(now)
 
 
-def extra(module: str, source: str) -> Any:
-    """A package that not everybody needs, or a sentence."""
+def import_optional(module: str, source: str) -> Any:
+    """Import a package of the extra `data`, or raise ValueError with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -76,8 +76,8 @@ def extra(module: str, source: str) -> Any:
 
 
 @contextlib.contextmanager
-def seekable(file: Path, stream: BufferedIOBase) -> Iterator[BufferedIOBase]:
-    """The file itself, or a temporary copy of what is compressed in it."""
+def make_seekable(file: Path, stream: BufferedIOBase) -> Iterator[BufferedIOBase]:
+    """Yield a stream that can seek: the file itself, or a temporary decompressed copy."""
     if file.suffix.lower() not in COMPRESSED:
         yield stream
         return

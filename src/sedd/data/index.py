@@ -1,4 +1,4 @@
-"""The index of prepared data: what the folder holds, and the hashes of it."""
+"""The index of a prepared dataset: its contents and their SHA-256 hashes."""
 
 import hashlib
 import json
@@ -8,16 +8,16 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 LENGTHS = "lengths.bin"
 LABELS = "labels.bin"
-AGAIN = "remove the folder and prepare the data again"
+PREPARE_AGAIN = "remove the folder and prepare the data again"
 
 
 @final
 class Shard(NamedTuple):
-    """A file of tokens."""
+    """A file of token ids."""
 
     name: str
     tokens: int
@@ -26,63 +26,63 @@ class Shard(NamedTuple):
 
 @final
 class Labels(NamedTuple):
-    """What records are, each by a number."""
+    """The label names of a dataset; each record stores the index of its label."""
 
     names: tuple[str, ...]
-    sha256: str  # of the numbers of the records
+    sha256: str  # of labels.bin
 
 
 @final
 @dataclass(frozen=True)
 class Index:
-    """What a prepared folder holds."""
+    """The contents of a prepared folder, stored as index.json."""
 
     format: int
-    mode: str  # packed: one stream; lines: records one after another, and their lengths
+    packing: str  # packed: one stream of tokens; lines: one record per line or row, with their lengths
     dtype: str
     vocab_size: int
-    tokens: int  # in the shards: end-of-text counts, padding is not stored
-    records: int  # documents where packed
+    tokens: int  # in the shards: end-of-text tokens count, padding is not stored
+    records: int  # documents if packed
     characters: int
     bytes: int
-    length: int | None  # of a record with its padding; None where packed
-    pad: str | None  # model, ignore, or None where nothing is padded
+    length: int | None  # of a record with its padding; None if packed
+    pad: str | None  # model, ignore, or None if no record is padded
     tokenizer: str  # its fingerprint
     shards: tuple[Shard, ...]
-    lengths: str | None  # SHA-256 of the lengths of the records; None where packed
-    sha256: str  # of all else
-    labels: Labels | None = None  # not written where there are none
+    lengths: str | None  # SHA-256 of lengths.bin; None if packed
+    sha256: str  # of all other fields
+    labels: Labels | None = None  # not stored if there are none
 
     @staticmethod
     def read(folder: Path) -> "Index":
-        """The index of ``folder``."""
+        """Read the index of ``folder`` and check its hash."""
         path = folder / INDEX
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
-                raise ValueError(f"it is of format {found['format']}, and this version reads {FORMAT}")
+                raise ValueError(f"its format is {found['format']}, and this version reads format {FORMAT}")
             shards = tuple(Shard(**shard) for shard in found["shards"])
             labels = Labels(tuple(found["labels"]["names"]), found["labels"]["sha256"]) if "labels" in found else None
             index = Index(**{**found, "shards": shards, "labels": labels})
         except OSError as error:
             raise ValueError(
-                f"{folder} is no prepared data ({INDEX}: {error.strerror}); make it with sedd data prepare"
+                f"{folder} is not a prepared dataset ({INDEX}: {error.strerror}); make it with sedd data prepare"
             ) from None
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: {error}; {AGAIN}") from None
-        if index.sha256 != index.content():
-            raise ValueError(f"{path} is damaged: it does not have its own SHA-256; {AGAIN}")
+            raise ValueError(f"{path} is damaged: {error}; {PREPARE_AGAIN}") from None
+        if index.sha256 != index.content_hash():
+            raise ValueError(f"{path} is damaged: its SHA-256 does not match; {PREPARE_AGAIN}")
         return index
 
-    def content(self) -> str:
-        """SHA-256 of everything it says but this, and so, through the shards', of all tokens."""
+    def content_hash(self) -> str:
+        """SHA-256 of all other fields, which include the hashes of the shards and so cover every token."""
         return hashlib.sha256(json.dumps({**self._plain(), "sha256": ""}, sort_keys=True).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Write it into ``folder``."""
+        """Write index.json into ``folder``."""
         with (folder / INDEX).open("wb") as file:
             file.write((json.dumps(self._plain(), indent=1) + "\n").encode())
-            settle(file)
+            close_durably(file)
 
     def _plain(self) -> dict[str, Any]:
         plain = {**asdict(self), "shards": [shard._asdict() for shard in self.shards]}
@@ -91,12 +91,12 @@ class Index:
 
 
 def is_prepared(folder: str | Path) -> bool:
-    """Whether `prepare` made this folder."""
+    """Return whether ``folder`` was written by `prepare`."""
     return (Path(folder) / INDEX).is_file()
 
 
-def settle(file: BufferedIOBase) -> None:
-    """Close a file when its content has reached the disk."""
+def close_durably(file: BufferedIOBase) -> None:
+    """Flush a file to disk (fsync) and close it."""
     with file:
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Blocks of tokens out of a prepared folder, and the order in which they are seen."""
+"""Fixed-length token blocks of a prepared dataset, and the order in which training visits them."""
 
 import hashlib
 from functools import lru_cache
@@ -8,30 +8,30 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sedd.data.index import AGAIN, LABELS, LENGTHS, Index
-from sedd.tokenizer import Tokenizer, load
+from sedd.data.index import LABELS, LENGTHS, PREPARE_AGAIN, Index
+from sedd.tokenizer import Tokenizer, load_tokenizer
 
 SPLITS = ("train", "validation", "all")
 
 
 @final
-class Blocks:
-    """Rows of ``length`` tokens: windows of the stream where it is packed, padded records where it is lines.
+class TokenBlocks:
+    """Blocks of ``length`` tokens: consecutive windows of a packed stream, or padded records of a lines dataset.
 
-    The last part of the rows, ``validation`` of them and at least one, is kept for validation; training has the rest.
+    The last ``val_fraction`` of the blocks, at least one, is the validation split; the rest is the training split.
     """
 
     @staticmethod
     def open(
-        folder: str | Path, length: int | None, split: str, validation: float = 0.05, check: bool = False
-    ) -> "Blocks":
-        """The blocks of a prepared folder; with ``check`` the content of every file is compared with its SHA-256."""
+        folder: str | Path, length: int | None, split: str, val_fraction: float = 0.05, check: bool = False
+    ) -> "TokenBlocks":
+        """Open a prepared folder; with ``check``, compare every file with its SHA-256."""
         folder = Path(folder)
         index = Index.read(folder)
-        tokenizer = load(folder)
+        tokenizer = load_tokenizer(folder)
         if tokenizer.fingerprint() != index.tokenizer:
-            raise ValueError(f"the tokenizer in {folder} is not the one of its index; {AGAIN}")
-        blocks = Blocks(folder, index, tokenizer, length, split, validation)
+            raise ValueError(f"the tokenizer in {folder} does not match its index; {PREPARE_AGAIN}")
+        blocks = TokenBlocks(folder, index, tokenizer, length, split, val_fraction)
         if check:
             blocks.verify()
         return blocks
@@ -43,44 +43,48 @@ class Blocks:
         tokenizer: Tokenizer,
         length: int | None,
         split: str,
-        validation: float,
+        val_fraction: float,
     ) -> None:
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}; choose one of {', '.join(SPLITS)}")
-        if not 0 < validation < 1:
-            raise ValueError(f"validation is {validation}; it must lie between 0 and 1")
+        if not 0 < val_fraction < 1:
+            raise ValueError(f"val_fraction is {val_fraction}; it must lie between 0 and 1")
         self.folder, self.index, self.tokenizer, self.vocab_size = folder, index, tokenizer, index.vocab_size
         self.length = _block_length(folder, index, length)
         self._check_sizes()
         self._shards = [np.memmap(folder / shard.name, index.dtype, "r") for shard in index.shards]
         self._ends = np.cumsum([shard.tokens for shard in index.shards])
         self._starts = np.zeros(0, np.int64)
-        if index.mode == "lines":
+        if index.packing == "lines":
             lengths = np.fromfile(folder / LENGTHS, "<u4")
             self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
             if self._starts[-1] != index.tokens:
-                raise ValueError(f"{folder / LENGTHS} is damaged: lengths do not add up; {AGAIN}")
+                raise ValueError(f"{folder / LENGTHS} is damaged: its lengths do not add up; {PREPARE_AGAIN}")
         self.labels = index.labels.names if index.labels else ()
         self._labels = np.fromfile(folder / LABELS, "<u2") if self.labels else None
-        self._first, self._count = self._part(split, validation)
+        self._first, self._count = self._part(split, val_fraction)
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def chars_per_token(self) -> float:
-        """Characters for each token that counts in a loss."""
+        """Characters per token that counts in the loss."""
         return self.index.characters / self._counted()
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of UTF-8 for each token that counts in a loss."""
+        """UTF-8 bytes per token that counts in the loss."""
         return self.index.bytes / self._counted()
 
     def read(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
-        """The blocks of these numbers, and where their tokens are valid: everywhere but in padding to be ignored."""
+        """Read blocks by index.
+
+        Returns:
+            Their token ids, and a mask that is False at padding which the loss ignores.
+        """
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
-            raise ValueError(f"block numbers lie in {indices.min()}..{indices.max()}; there are 0..{len(self) - 1}")
+            raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{len(self) - 1}")
         fill = self.tokenizer.pad if self.index.pad == "model" else 0
         rows = np.full((len(indices), self.length), fill, np.int64)
         valid = np.ones(rows.shape, bool)
@@ -91,21 +95,21 @@ class Blocks:
                 mask[stop - start :] = False
         return rows, valid
 
-    def label_of(self, indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """What the blocks of these numbers are: a number in ``labels``, or the one after the last for no label."""
+    def label_ids(self, indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """Return the label index of each block; ``len(labels)`` means no label."""
         if self._labels is None:
             return np.zeros(len(indices), np.int64)
         found: np.ndarray = np.minimum(self._labels[self._first + indices].astype(np.int64), len(self.labels))
         return found
 
     def verify(self) -> None:
-        """Refuse files whose content is not what was written."""
+        """Raise ValueError if the content of a file does not match its SHA-256."""
         stored = [(shard.name, shard.sha256) for shard in self.index.shards]
         stored += [(LENGTHS, self.index.lengths)] if self.index.lengths else []
         for name, sha256 in [*stored, *([(LABELS, self.index.labels.sha256)] if self.index.labels else [])]:
             with (self.folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                    raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; {AGAIN}")
+                    raise ValueError(f"{self.folder / name} is damaged: its SHA-256 is wrong; {PREPARE_AGAIN}")
 
     def _check_sizes(self) -> None:
         width = np.dtype(self.index.dtype).itemsize
@@ -115,11 +119,11 @@ class Blocks:
             path = self.folder / name
             found = path.stat().st_size if path.exists() else 0
             if found != size:
-                raise ValueError(f"{path} is damaged: it has {found} bytes, not {size}; {AGAIN}")
+                raise ValueError(f"{path} is damaged: it has {found} bytes, not {size}; {PREPARE_AGAIN}")
 
-    def _part(self, split: str, validation: float) -> tuple[int, int]:
-        """The first block of a split, and how many it has."""
-        packed = self.index.mode == "packed"
+    def _part(self, split: str, val_fraction: float) -> tuple[int, int]:
+        """Return the index of the first block of a split, and the number of its blocks."""
+        packed = self.index.packing == "packed"
         total = self.index.tokens // self.length if packed else self.index.records
         if split == "all" and total >= 1:
             return 0, total
@@ -129,17 +133,17 @@ class Blocks:
                 f"{self.folder} holds {self.index.tokens} tokens, {total} blocks of length {self.length}; training and "
                 f"validation need one each: {advice}"
             )
-        held = min(max(1, round(total * validation)), total - 1)
-        return (0, total - held) if split == "train" else (total - held, held)
+        held_out = min(max(1, round(total * val_fraction)), total - 1)
+        return (0, total - held_out) if split == "train" else (total - held_out, held_out)
 
     def _span(self, number: int) -> tuple[int, int]:
-        """Where a block begins and ends in the stream."""
-        if self.index.mode == "packed":
+        """Return where a block begins and ends in the token stream."""
+        if self.index.packing == "packed":
             return number * self.length, (number + 1) * self.length
         return int(self._starts[number]), int(self._starts[number + 1])
 
     def _copy(self, start: int, row: Int[np.ndarray, " n"]) -> None:
-        """Fill ``row`` from the stream, over as many shards as it takes."""
+        """Fill ``row`` from the token stream, across shards."""
         filled = 0
         while filled < len(row):
             shard = int(np.searchsorted(self._ends, start + filled, side="right"))
@@ -154,12 +158,12 @@ class Blocks:
 
 
 def _block_length(folder: Path, index: Index, length: int | None) -> int:
-    """The length asked for, where these data can be had at it."""
+    """Check the requested block length against the dataset; return the dataset's own if none was given."""
     if length is not None and length < 1:
         raise ValueError(f"length is {length}; a block needs 1 token or more")
-    if index.mode == "packed":
+    if index.packing == "packed":
         if length is None:
-            raise ValueError(f"{folder} is packed and has no length of its own; say how long a block shall be")
+            raise ValueError(f"{folder} is packed and has no length of its own; give the block length")
         return length
     own = int(index.length or 0)
     if length is not None and (length < own or (length > own and index.pad is None)):
@@ -168,10 +172,10 @@ def _block_length(folder: Path, index: Index, length: int | None) -> int:
     return length or own
 
 
-def order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray, " count"]:
-    """Which of ``size`` blocks are the samples ``start`` … ``start + count − 1`` of a run.
+def block_order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray, " count"]:
+    """Return the block indices of the training samples ``start`` … ``start + count − 1``.
 
-    Every epoch sees each block once, in an order that is a function of (seed, epoch) alone.
+    Every epoch visits each of the ``size`` blocks once, in an order that depends on (seed, epoch) alone.
     """
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed is {seed}; it must lie in 0..2⁶⁴ − 1")
@@ -187,7 +191,7 @@ def order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray, " cou
 
 @lru_cache(maxsize=2)  # a batch may lie in two epochs
 def _permutation(seed: int, epoch: int, size: int) -> Int[np.ndarray, " size"]:
-    """The order of 64 random bits a block: numpy promises that Philox stays as it is, but not that its shuffles do."""
+    """Sort blocks by 64 random bits each: numpy guarantees the stream of Philox, but not of its shuffles."""
     bits = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(size)
     found = np.argsort(bits, kind="stable")
     found.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Reading: files, folders and data sets of the Hub become texts, a piece at a time."""
+"""Read texts from files, folders and Hugging Face datasets, a chunk at a time."""
 
 import codecs
 import contextlib
@@ -14,32 +14,32 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from sedd.data.compression import COMPRESSED, decompressed, extra, seekable
+from sedd.data.compression import COMPRESSED, import_optional, make_seekable, open_decompressed
 from sedd.tokenizer import Ids
 
-PIECE = 1 << 18  # bytes read, and characters encoded, at a time; four times as many take a BPE twice the memory
+PIECE = 1 << 18  # bytes read, and characters encoded, at a time; at four times as many a BPE needs twice the memory
 LONGEST_LINE = 1 << 26
 
 KINDS = (".txt", ".tokens", ".jsonl", ".csv", ".parquet", ".npy")
 TABLES = (".jsonl", ".csv", ".parquet")
-OBVIOUS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")  # column names
+TEXT_COLUMNS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")
 
-Text = str | Ids
+TextOrIds = str | Ids
 Row = tuple[str | None, str | None]  # a text and its label
 
 
 @final
 class Group(NamedTuple):
-    """Neighbouring texts."""
+    """Consecutive texts of a file, as a format-specific reader yields them."""
 
-    texts: Sequence[Text]
-    continues: bool = False  # the first goes on with the document before
-    labels: Sequence[str | None] = ()  # where they were asked for
+    texts: Sequence[TextOrIds]
+    continues: bool = False  # the first text continues the previous document
+    labels: Sequence[str | None] = ()  # empty without a label column
 
 
 @final
 class Source(NamedTuple):
-    """What was named, and the files it stands for; a data set of the Hub has none."""
+    """A source and its files; a dataset of the Hugging Face Hub has none."""
 
     name: str
     files: tuple[Path, ...]
@@ -52,46 +52,52 @@ class Source(NamedTuple):
 
 @final
 class Chunk(NamedTuple):
-    """Neighbouring texts of one file, about a piece of it."""
+    """Consecutive texts of one source, about ``PIECE`` characters."""
 
     source: str
-    first: int  # the number of the first text among the records of the file, from 1
-    texts: Sequence[Text]
-    continues: bool  # the first text goes on with the document of the chunk before
-    done: int  # bytes of all sources read by then
-    labels: Sequence[str | None] = ()  # of the texts, where they were asked for
+    first: int  # number of the first text among the records of the file, from 1
+    texts: Sequence[TextOrIds]
+    continues: bool  # the first text continues the last document of the previous chunk
+    done: int  # bytes of all sources read so far
+    labels: Sequence[str | None] = ()  # one per text; empty without a label column
 
 
-def documents(sources: Sequence[str | Path], column: str | None = None, records: str = "packed") -> Iterator[str]:
-    """The texts of ``sources`` in order, long files in pieces: what a tokenizer is fitted to."""
-    for chunk in chunks(expand(sources), column, records):
+def read_documents(sources: Sequence[str | Path], column: str | None = None, packing: str = "packed") -> Iterator[str]:
+    """Yield the texts of ``sources`` in order, long files in pieces. Tokenizers are fitted to them."""
+    for chunk in read_chunks(expand_sources(sources), column, packing):
         for text in chunk.texts:
             yield text if isinstance(text, str) else " ".join(map(str, text.tolist()))
 
 
-def expand(sources: Sequence[str | Path]) -> list[Source]:
-    """Each source with its files, those of a folder in the order of their paths."""
+def expand_sources(sources: Sequence[str | Path]) -> list[Source]:
+    """Find the files of each source, those of a folder sorted by path."""
     if not sources:
         raise ValueError(f"no source was given; name files ({', '.join(KINDS)}), folders, or hf:NAME")
     return [Source(str(source), tuple(_files(source))) for source in sources]
 
 
-def several(sources: Sequence[Source]) -> bool:
-    """Whether there may be more than one document."""
+def has_several_documents(sources: Sequence[Source]) -> bool:
+    """Return whether the sources may hold more than one document."""
     files = [file for source in sources for file in source.files]
     return len(files) != 1 or _kind(files[0]) in TABLES
 
 
-def chunks(sources: Sequence[Source], column: str | None, records: str, label: str | None = None) -> Iterator[Chunk]:
-    """The texts of ``sources`` in order; of a text file its ``lines``, or pieces of it to be ``packed``.
+def read_chunks(
+    sources: Sequence[Source], column: str | None, packing: str, label: str | None = None
+) -> Iterator[Chunk]:
+    """Yield the texts of ``sources`` in order, a chunk at a time.
 
-    ``label`` is the column of a table that holds the texts' labels.
+    Args:
+        sources: From `expand_sources`.
+        column: The column of a table that holds the text; by default the one that is obvious from its name.
+        packing: Text files are read line by line (``lines``) or as one document in pieces (``packed``).
+        label: The column of a table that holds the labels.
     """
     done = 0
     for source in sources:
         empty = True
         hub = source.name.startswith("hf:")
-        for chunk in _hub(source.name, column, label) if hub else _local(source.files, column, records, label):
+        for chunk in _hub(source.name, column, label) if hub else _local(source.files, column, packing, label):
             empty = False
             yield chunk._replace(done=done + chunk.done)
         if empty:
@@ -109,26 +115,26 @@ def _files(source: str | Path) -> list[Path]:
             raise ValueError(f"the folder {path} holds no file that ends in {', '.join(KINDS)}; name one that does")
         return files
     if not path.exists():
-        raise ValueError(f"{path} does not exist; name a file, a folder, or hf:NAME for a Hugging Face data set")
+        raise ValueError(f"{path} does not exist; name a file, a folder, or hf:NAME for a Hugging Face dataset")
     if _kind(path) not in (*KINDS, ""):
         raise ValueError(
-            f"{path} ends in {_kind(path)}; known are {', '.join(KINDS)}, "
-            f"also followed by {', '.join(COMPRESSED)}, and text without an ending"
+            f"{path} ends in {_kind(path)}; supported are {', '.join(KINDS)}, "
+            f"also followed by {', '.join(COMPRESSED)}, and plain text without an ending"
         )
     return [path]
 
 
 def _kind(path: Path) -> str:
-    """The ending that says what is inside, below that of a compression."""
+    """Return the file name's ending without that of a compression."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
 
 
-def _local(files: Sequence[Path], column: str | None, records: str, label: str | None) -> Iterator[Chunk]:
+def _local(files: Sequence[Path], column: str | None, packing: str, label: str | None) -> Iterator[Chunk]:
     done = 0
     for file in files:
-        with _sentences_for(file), file.open("rb") as raw, decompressed(file, raw) as stream:
+        with _named_errors(file), file.open("rb") as raw, open_decompressed(file, raw) as stream:
             first = 1
-            for texts, continues, labels in _texts(file, stream, column, records, label):
+            for texts, continues, labels in _texts(file, stream, column, packing, label):
                 yield Chunk(str(file), first, texts, continues, done + raw.tell(), labels)
                 first += len(texts)
         done += file.stat().st_size
@@ -142,17 +148,17 @@ def _hub(name: str, column: str | None, label: str | None) -> Iterator[Chunk]:
 
 
 def _hub_rows(name: str) -> Iterator[dict[str, Any]]:
-    datasets = extra("datasets", name)
+    datasets = import_optional("datasets", name)
     path, _, split = name.removeprefix("hf:").partition(":")
     try:
         yield from datasets.load_dataset(path, split=split or "train", streaming=True)
-    except Exception as error:  # network, names, scripts: the library raises anything, at the start and later
+    except Exception as error:  # the library raises many types, while opening and while iterating
         raise ValueError(f"{name} could not be loaded: {error}") from None
 
 
 @contextlib.contextmanager
-def _sentences_for(file: Path) -> Iterator[None]:
-    """What the readers of a file raise, as a sentence that names it."""
+def _named_errors(file: Path) -> Iterator[None]:
+    """Turn decoding and decompression errors into a ValueError that names the file."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -164,11 +170,11 @@ def _sentences_for(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} could not be read: {error}; it may be damaged") from None
 
 
-def _texts(file: Path, stream: BufferedIOBase, column: str | None, records: str, label: str | None) -> Iterator[Group]:
+def _texts(file: Path, stream: BufferedIOBase, column: str | None, packing: str, label: str | None) -> Iterator[Group]:
     kind = _kind(file)
     for name, wanted in (("column", column), ("label", label)):
         if kind not in TABLES and wanted is not None:
-            raise ValueError(f"{name} is {wanted!r}, but {file} has no columns; leave it out, or give a table")
+            raise ValueError(f"{name} is {wanted!r}, but {file} has no columns; leave it out, or name a table")
     match kind:
         case ".jsonl":
             return _grouped(_column_of_rows(str(file), _json_rows(file, stream), column, label), label)
@@ -178,11 +184,11 @@ def _texts(file: Path, stream: BufferedIOBase, column: str | None, records: str,
             return _grouped(_parquet_texts(file, stream, column, label), label)
         case ".npy":
             return _arrays(file, stream)
-    return _lines(file, stream) if records == "lines" else _pieces(file, stream)
+    return _lines(file, stream) if packing == "lines" else _pieces(file, stream)
 
 
 def _grouped(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
-    """Texts that are there, a piece at a time."""
+    """Group non-empty texts into pieces."""
     group: list[str] = []
     labels: list[str | None] = []
     size = 0
@@ -199,18 +205,18 @@ def _grouped(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
 
 
 def _decoded(file: Path, stream: BufferedIOBase) -> Iterator[str]:
-    """The text of a file, piece by piece; a character is never cut."""
+    """Decode UTF-8 piece by piece without cutting a character."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     while block := stream.read(PIECE):
         if 0 in block:
             raise ValueError(f"{file} holds zero bytes and is not text; name a text file, or .npy for integers")
         if text := decoder.decode(block):
             yield text
-    decoder.decode(b"", final=True)  # refuses a file that ends inside a character
+    decoder.decode(b"", final=True)  # raises if the file ends inside a character
 
 
 def _pieces(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
-    """One document in pieces that join to it."""
+    """Yield one document in pieces whose concatenation is the document."""
     rest, continues = "", False
     for text in _decoded(file, stream):
         if rest:
@@ -223,7 +229,10 @@ def _pieces(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
 
 
 def _cut(text: str) -> int:
-    """Where to cut so that tokenizers hardly notice: after a line end between words, else before a space, else last."""
+    """Choose where to cut a text with least effect on tokenization.
+
+    After a line end between words; else before the last space; else at the end.
+    """
     at = text.rfind("\n", 1, -1)
     while at > 0:
         if not (text[at - 1].isspace() or text[at + 1].isspace()):
@@ -234,19 +243,21 @@ def _cut(text: str) -> int:
 
 
 def _lines(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
-    """A record a line; empty lines are none."""
+    """Yield one record per line; empty lines are skipped."""
     for group in _whole_lines(file, stream):
-        if kept := [text for line in group if (text := line.removesuffix("\n").removesuffix("\r"))]:
-            yield Group(kept)
+        if records := [text for line in group if (text := line.removesuffix("\n").removesuffix("\r"))]:
+            yield Group(records)
 
 
 def _whole_lines(file: Path, stream: BufferedIOBase) -> Iterator[list[str]]:
-    """All lines with their ends, a piece at a time."""
+    """Yield all lines with their line ends, a piece at a time."""
     rest = ""
     for text in _decoded(file, stream):
         *whole, rest = (rest + text).split("\n")
         if len(rest) > LONGEST_LINE:
-            raise ValueError(f"{file} has a line of more than {LONGEST_LINE} characters; pack it as one text, as .txt")
+            raise ValueError(
+                f"{file} has a line of more than {LONGEST_LINE} characters; rename it to .txt and use packing packed"
+            )
         yield [line + "\n" for line in whole]
     if rest:
         yield [rest]
@@ -259,7 +270,7 @@ def _json_rows(file: Path, stream: BufferedIOBase) -> Iterator[dict[str, Any]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} of {file} is no JSON: {error}") from None
+            raise ValueError(f"line {number} of {file} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ValueError(f"line {number} of {file} is a {type(row).__name__}; each line must be an object")
         yield row
@@ -282,7 +293,7 @@ def _column_of_rows(
 
 
 def _csv_texts(file: Path, stream: BufferedIOBase, column: str | None, label: str | None) -> Iterator[Row]:
-    csv.field_size_limit(LONGEST_LINE)  # Python's own is 128 KiB, less than a long document
+    csv.field_size_limit(LONGEST_LINE)  # Python's default is 128 KiB, less than a long document
     try:
         rows = csv.reader(chain.from_iterable(_whole_lines(file, stream)), strict=True)
         header = next(rows, [])
@@ -297,7 +308,7 @@ def _csv_texts(file: Path, stream: BufferedIOBase, column: str | None, label: st
         for row in chain(head, rows):
             yield row[at] if at < len(row) else None, (row[known] or None) if known < len(row) else None
     except csv.Error as error:
-        raise ValueError(f"{file} is no CSV: {error}") from None
+        raise ValueError(f"{file} is not CSV: {error}") from None
 
 
 def _is_number(value: str) -> bool:
@@ -309,15 +320,15 @@ def _is_number(value: str) -> bool:
 
 
 def _choose_column(source: str, columns: list[str], strings: list[str], wanted: str | None) -> str:
-    """The column that was asked for, or the one that can only be meant."""
+    """Return the requested column, or the only one that can be meant."""
     if wanted is not None:
         if wanted not in columns:
             raise ValueError(f"column is {wanted!r}; {source} has {', '.join(columns)}")
         return wanted
-    obvious = [name for known in OBVIOUS for name in strings if name.lower() == known]
+    obvious = [name for known in TEXT_COLUMNS for name in strings if name.lower() == known]
     if obvious or len(strings) == 1:
         return (obvious or strings)[0]
-    raise ValueError(f"{source} has the columns {', '.join(columns)}; say which one is the text with column")
+    raise ValueError(f"{source} has the columns {', '.join(columns)}; name the one that holds the text as column")
 
 
 def _check_label(source: str, columns: list[str], label: str | None) -> None:
@@ -326,20 +337,20 @@ def _check_label(source: str, columns: list[str], label: str | None) -> None:
 
 
 def _label(value: Any, where: str, label: str) -> str | None:
-    """A label as text; nothing is none."""
+    """Return a label as text, None if it is missing or empty."""
     if value is not None and not isinstance(value, str | int):
-        raise ValueError(f"{where} has a {type(value).__name__} as {label!r}; a label is text or a whole number")
+        raise ValueError(f"{where} has a {type(value).__name__} as {label!r}; a label must be text or an integer")
     return None if value is None else str(value) or None
 
 
 def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label: str | None) -> Iterator[Row]:
-    parquet = extra("pyarrow.parquet", str(file))
-    pyarrow = extra("pyarrow", str(file))
-    with seekable(file, stream) as table:
+    parquet = import_optional("pyarrow.parquet", str(file))
+    pyarrow = import_optional("pyarrow", str(file))
+    with make_seekable(file, stream) as table:
         try:
             found = parquet.ParquetFile(table)
         except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{file} is no Parquet file: {error}") from None
+            raise ValueError(f"{file} is not a Parquet file: {error}") from None
         schema = found.schema_arrow
         _check_label(str(file), schema.names, label)
         texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
@@ -352,16 +363,16 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label
 
 
 def _arrays(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
-    """Integers: a row is one long document, a table has a record a row."""
-    with seekable(file, stream) as plain:
+    """Yield integers: a one-dimensional array is one document, a two-dimensional one has a record per row."""
+    with make_seekable(file, stream) as plain:
         try:
             version = np.lib.format.read_magic(plain)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, by_column, dtype = read(plain)
         except ValueError as error:
-            raise ValueError(f"{file} is no .npy file: {error}") from None
+            raise ValueError(f"{file} is not an .npy file: {error}") from None
         if dtype.kind not in "iu" or len(shape) not in (1, 2):
-            raise ValueError(f"{file} holds {dtype} of shape {shape}; it must hold integers, in one row or in a table")
+            raise ValueError(f"{file} holds {dtype} of shape {shape}; it must hold integers in one or two dimensions")
         if by_column and len(shape) == 2:
             raise ValueError(f"{file} is stored column by column; save it again with numpy.ascontiguousarray")
         width = shape[1] if len(shape) == 2 else 1

@@ -1,4 +1,4 @@
-"""Writing: texts become shards of token ids, in a folder that is complete or not there."""
+"""Tokenize sources into shards of token ids; the output folder is complete or absent."""
 
 import contextlib
 import fcntl
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from jaxtyping import UInt
 
-from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, is_prepared, settle
-from sedd.data.readers import Chunk, Source, Text, chunks, expand, several
+from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, is_prepared
+from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.tokenizer import Ids, Integers, Tokenizer
 
-SHARD = 1 << 27  # tokens in a file
-RECORDS = ("packed", "lines")
+SHARD = 1 << 27  # tokens per file
+PACKING = ("packed", "lines")
 PADS = ("model", "ignore")
 NO_LABEL = 2**16 - 1
 
-Progress = Callable[[int, int], None]  # bytes of the sources read so far, and in all
+OnBytesRead = Callable[[int, int], None]  # bytes of the sources read so far, and in total
 
 
 def prepare(
@@ -35,91 +35,97 @@ def prepare(
     out: str | Path,
     tokenizer: Tokenizer,
     *,
-    records: str = "packed",
+    packing: str = "packed",
     length: int | None = None,
     pad: str | None = None,
     column: str | None = None,
     label: str | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    on_progress: OnBytesRead | None = None,
 ) -> Index:
-    """Encode ``sources`` into the folder ``out``, which appears when it is complete and not before.
+    """Tokenize ``sources`` into the folder ``out``, which appears only when it is complete.
 
-    ``packed`` makes one stream, with end-of-text between documents; ``lines`` keeps records apart, one a line or row,
-    none longer than ``length`` (that of the longest, where it is not given). ``pad`` says what a shorter record is
-    filled up with: ``model``, a token to be learned; ``ignore``, nothing that counts. ``label`` is the column of a
-    table that says what each record is; a record in which it is empty has no label. The tokenizer gets the special
-    ids that this needs, and is saved beside the tokens. ``workers`` pieces are encoded at a time, as many as there
-    are cores by default; the result does not depend on their number.
+    Args:
+        sources: Files, folders, or ``hf:NAME[:SPLIT]``.
+        out: The folder to make; it must be new or empty.
+        tokenizer: The special ids that the options need are added to it, and it is saved beside the tokens.
+        packing: ``packed`` joins all documents into one stream, with end-of-text tokens between them; ``lines`` keeps
+            one record per line or row.
+        length: The longest record allowed with ``lines``; by default that of the longest record.
+        pad: Padding of shorter records: ``model``, a token that the model learns, or ``ignore``, left out of the loss.
+        column: The column of a table that holds the text.
+        label: The column of a table that holds the label; a record in which it is empty has none.
+        workers: Chunks encoded in parallel, by default one per core; the result does not depend on it.
+        on_progress: Called with the bytes read so far and in total.
     """
-    _check(records, length, pad, label, workers)
-    expanded = expand(sources)
+    _check(packing, length, pad, label, workers)
+    expanded = expand_sources(sources)
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists already; remove it or choose another folder")
     total = sum(source.size for source in expanded)
     encoder = _Encoder(
-        tokenizer.with_specials(eos=records == "packed" and several(expanded), pad=pad == "model"),
-        records,
+        tokenizer.with_specials(eos=packing == "packed" and has_several_documents(expanded), pad=pad == "model"),
+        packing,
         length,
         labelled=label is not None,
     )
     try:
-        with _workplace(out) as folder, contextlib.closing(_Written(folder, encoder)) as written:
-            found = enumerate(chunks(expanded, column, records, label))
+        with _workplace(out) as folder, contextlib.closing(_DatasetWriter(folder, encoder)) as written:
+            found = enumerate(read_chunks(expanded, column, packing, label))
             for encoded in _in_order(encoder, found, workers or _cores()):
                 written.add(encoded)
-                if progress is not None:
-                    progress(encoded.done, total)
+                if on_progress is not None:
+                    on_progress(encoded.done, total)
             index = written.finish(pad)
-            folder.rename(out)  # an empty folder is replaced, any other refuses
+            folder.rename(out)  # replaces an empty folder; raises OSError for any other
     except OSError as error:
         raise ValueError(
-            f"{out} could not be written: {error.strerror or error}; choose a folder that can be, with room enough"
+            f"{out} could not be written: {error.strerror or error}; choose a writable folder with enough free space"
         ) from None
     return index
 
 
-def cached(
+def prepare_cached(
     sources: Sequence[str | Path],
     spec: str,
     make: Callable[[], Tokenizer],
     *,
     cache: Path,
-    records: str = "packed",
+    packing: str = "packed",
     length: int | None = None,
     pad: str | None = None,
     column: str | None = None,
     label: str | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    on_progress: OnBytesRead | None = None,
 ) -> Path:
-    """The folder in ``cache`` with ``sources`` prepared so: found there by its content, or made now.
+    """Return the folder in ``cache`` with ``sources`` prepared by these options, making it if it is missing.
 
-    ``make`` is asked for the tokenizer ``spec`` stands for only where there is nothing yet. The key is the content and
-    the names of the files and of all settings; a data set of the Hub is known by its name alone.
+    ``make`` builds the tokenizer that ``spec`` names and is called only if the folder is missing. The cache key covers
+    the names and contents of the files and all options; a dataset of the Hugging Face Hub is identified by its name.
     """
-    _check(records, length, pad, label, workers)
+    _check(packing, length, pad, label, workers)
     known = Path(spec)
-    used = [*expand(sources), *([Source(spec, tuple(sorted(_below(known))))] if known.exists() else [])]
+    used = [*expand_sources(sources), *([Source(spec, tuple(sorted(_below(known))))] if known.exists() else [])]
     files = [(file.name, _sha256(file)) for source in used for file in source.files]
     names = [source.name for source in used if not source.files]
-    settings = [FORMAT, spec if not known.exists() else "", records, length, pad, column, *([label] if label else [])]
+    settings = [FORMAT, spec if not known.exists() else "", packing, length, pad, column, *([label] if label else [])]
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
     if not is_prepared(folder):
-        options = {"records": records, "length": length, "pad": pad, "column": column, "label": label}
+        options = {"packing": packing, "length": length, "pad": pad, "column": column, "label": label}
         try:
-            prepare(sources, folder, make(), **options, workers=workers, progress=progress)  # type: ignore[arg-type]
+            prepare(sources, folder, make(), **options, workers=workers, on_progress=on_progress)  # type: ignore[arg-type]
         except ValueError:
-            if not is_prepared(folder):  # another process may have been first
+            if not is_prepared(folder):  # another process may have made it meanwhile
                 raise
     return folder
 
 
 @contextlib.contextmanager
 def _workplace(out: Path) -> Iterator[Path]:
-    """A hidden folder beside ``out``, locked while we live; what killed processes left there goes first."""
+    """Make a hidden, locked folder beside ``out``; first remove those that killed processes have left."""
     out.parent.mkdir(parents=True, exist_ok=True)
     for left in out.parent.glob(f".{glob.escape(out.name)}.preparing-*"):
         with contextlib.suppress(OSError), _locked(left):
@@ -128,7 +134,7 @@ def _workplace(out: Path) -> Iterator[Path]:
     folder, later = out.parent / f".{out.name}.new-{name}", out.parent / f".{out.name}.preparing-{name}"
     try:
         folder.mkdir()
-        with _locked(folder):  # before it has the name that others look for
+        with _locked(folder):  # before it gets the name that other processes clean up
             folder.rename(later)
             yield later
     finally:
@@ -138,7 +144,7 @@ def _workplace(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which the system opens when a process ends, however; OSError if another holds it."""
+    """Hold the lock of a folder, which the system releases when the process ends; OSError if it is taken."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,18 +166,20 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check(records: str, length: int | None, pad: str | None, label: str | None, workers: int | None) -> None:
-    if records not in RECORDS:
-        raise ValueError(f"records is {records!r}; choose one of {', '.join(RECORDS)}")
+def _check(packing: str, length: int | None, pad: str | None, label: str | None, workers: int | None) -> None:
+    if packing not in PACKING:
+        raise ValueError(f"packing is {packing!r}; choose one of {', '.join(PACKING)}")
     if pad is not None and pad not in PADS:
         raise ValueError(f"pad is {pad!r}; choose one of {', '.join(PADS)}, or leave it out")
-    of_records = {"pad": pad, "length": length, "label": label}
-    if records == "packed" and (given := [name for name, value in of_records.items() if value is not None]):
-        raise ValueError(f"{given[0]} was given, but packed records have none; leave it out or choose records lines")
+    for_lines = {"pad": pad, "length": length, "label": label}
+    if packing == "packed" and (given := [name for name, value in for_lines.items() if value is not None]):
+        raise ValueError(
+            f"{given[0]} was given, but it applies to packing lines only; leave it out, or choose packing lines"
+        )
     if length is not None and length < 1:
         raise ValueError(f"length is {length}; a record needs 1 token or more")
     if workers is not None and workers < 1:
-        raise ValueError(f"workers is {workers}; at least 1 is needed")
+        raise ValueError(f"workers is {workers}; it must be 1 or more")
 
 
 class _Encoded(NamedTuple):
@@ -187,16 +195,16 @@ class _Encoded(NamedTuple):
 @final
 @dataclass(frozen=True)
 class _Encoder:
-    """What a worker does with a chunk."""
+    """Encodes a chunk of texts; called in worker threads."""
 
     tokenizer: Tokenizer
-    records: str
+    packing: str
     length: int | None
     labelled: bool
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Wide enough for every id that is stored."""
+        """The smallest unsigned integer type that holds every id."""
         return np.dtype("<u2" if self.tokenizer.vocab_size <= 1 << 16 else "<u4")
 
     def __call__(self, numbered: tuple[int, Chunk]) -> _Encoded:
@@ -204,9 +212,9 @@ class _Encoder:
         try:
             rows = self._rows(chunk.texts)
         except ValueError as error:
-            where = chunk.source if self.records == "packed" else f"{chunk.source}, from record {chunk.first} on"
+            where = chunk.source if self.packing == "packed" else f"{chunk.source}, from record {chunk.first} on"
             raise ValueError(f"{where}: {error}") from None
-        if self.records == "packed":
+        if self.packing == "packed":
             count, labels = len(rows) - chunk.continues, chunk.labels
             rows, lengths = self._packed(rows, opened=number == 0 or chunk.continues), np.zeros(0, np.uint32)
         else:
@@ -217,15 +225,15 @@ class _Encoder:
         ids = np.concatenate(rows, dtype=self.dtype, casting="unsafe")  # every id fits: see dtype
         return _Encoded(ids, lengths, labels, count, *_sizes(chunk.texts), chunk.done)
 
-    def _rows(self, texts: Sequence[Text]) -> list[Ids]:
+    def _rows(self, texts: Sequence[TextOrIds]) -> list[Ids]:
         if all(isinstance(text, str) for text in texts):
             return self.tokenizer.encode_batch([str(text) for text in texts])
         if not isinstance(self.tokenizer, Integers):
             raise ValueError(f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints")
-        return [self.tokenizer.checked(row) for row in texts]
+        return [self.tokenizer.check_ids(row) for row in texts]
 
     def _packed(self, rows: list[Ids], opened: bool) -> list[Ids]:
-        """The rows, end-of-text before each but a first one that needs none."""
+        """Put an end-of-text token before each row, except before the first if it continues or opens the stream."""
         if self.tokenizer.eos is None:
             return rows
         eos = np.array([self.tokenizer.eos])
@@ -241,8 +249,8 @@ class _Encoder:
             )
 
 
-def _sizes(texts: Sequence[Text]) -> tuple[int, int]:
-    """Characters and bytes; an integer counts as one of each."""
+def _sizes(texts: Sequence[TextOrIds]) -> tuple[int, int]:
+    """Count characters and bytes; an integer counts as one of each."""
     return sum(map(len, texts)), sum(
         len(text) if not isinstance(text, str) or text.isascii() else len(text.encode()) for text in texts
     )
@@ -251,9 +259,9 @@ def _sizes(texts: Sequence[Text]) -> tuple[int, int]:
 def _in_order(
     work: Callable[[tuple[int, Chunk]], _Encoded], items: Iterable[tuple[int, Chunk]], workers: int
 ) -> Iterator[_Encoded]:
-    """The results in the order of the items, with no more than a few of them in memory.
+    """Yield results in the order of the items, holding at most ``workers + 1`` of them in memory.
 
-    Threads are enough: what takes time, the `tokenizers` library and numpy, runs beside Python and not in it.
+    Threads suffice: the slow parts, the `tokenizers` library and numpy, release the GIL.
     """
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[Future[_Encoded]] = deque()
@@ -271,7 +279,7 @@ def _in_order(
 
 @final
 class _File:
-    """A file and the SHA-256 of what was written to it."""
+    """A file being written, and the SHA-256 of its content so far."""
 
     def __init__(self, path: Path) -> None:
         self.stream, self.digest = path.open("wb"), hashlib.sha256()
@@ -281,37 +289,37 @@ class _File:
         self.digest.update(content)
 
     def finish(self) -> str:
-        settle(self.stream)
+        close_durably(self.stream)
         return self.digest.hexdigest()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the error that matters has been raised before
+        with contextlib.suppress(OSError):  # an earlier error is already being raised
             self.stream.close()
 
 
 @final
-class _Written:
-    """The folder as it grows."""
+class _DatasetWriter:
+    """Writes shards, lengths, labels, tokenizer and index into a folder."""
 
     def __init__(self, folder: Path, encoder: _Encoder) -> None:
         self.folder, self.encoder = folder, encoder
         self.shards: list[Shard] = []
         self.open: _File | None = None
-        self.room = SHARD
-        self.lengths = _File(folder / LENGTHS) if encoder.records == "lines" else None
+        self.space = SHARD
+        self.lengths = _File(folder / LENGTHS) if encoder.packing == "lines" else None
         self.labels = _File(folder / LABELS) if encoder.labelled else None
         self.names: dict[str, int] = {}
         self.tokens = self.records = self.characters = self.bytes = self.longest = 0
 
     def add(self, encoded: _Encoded) -> None:
-        """Append a chunk."""
+        """Append an encoded chunk."""
         ids = encoded.ids
         while ids.size:
             self.open = self.open or _File(self.folder / self._name())
-            now, ids = ids[: self.room], ids[self.room :]
+            now, ids = ids[: self.space], ids[self.space :]
             self.open.add(now.data)
-            self.room -= now.size
-            if self.room == 0:
+            self.space -= now.size
+            if self.space == 0:
                 self._close_shard()
         if self.lengths is not None:
             self.lengths.add(encoded.lengths.astype("<u4").data)
@@ -324,21 +332,21 @@ class _Written:
         self.longest = max(self.longest, int(encoded.lengths.max(initial=0)))
 
     def finish(self, pad: str | None) -> Index:
-        """Save the tokenizer and the index."""
+        """Save the tokenizer and write the index."""
         if self.tokens == 0:
-            raise ValueError("the sources hold no token; name some that do")
+            raise ValueError("the sources hold no token; name sources that do")
         if self.labels is not None and not self.names:
             raise ValueError("no record of the sources has a label; choose another column, or leave label out")
         self._close_shard()
         lengths = self.lengths.finish() if self.lengths else None
         length = (self.encoder.length or self.longest) if self.lengths else None
         if length is not None and pad is None and self.tokens < self.records * length:
-            pad = "model"  # some record is shorter, and a model should know where records end
+            pad = "model"  # some record is shorter, and the model should learn where records end
         tokenizer = self.encoder.tokenizer.with_specials(eos=False, pad=pad == "model")
         tokenizer.save(self.folder)
         index = Index(
             format=FORMAT,
-            mode=self.encoder.records,
+            packing=self.encoder.packing,
             dtype=self.encoder.dtype.str,
             vocab_size=tokenizer.vocab_size,
             tokens=self.tokens,
@@ -353,21 +361,21 @@ class _Written:
             sha256="",
             labels=Labels(tuple(self.names), self.labels.finish()) if self.labels else None,
         )
-        index = replace(index, sha256=index.content())
+        index = replace(index, sha256=index.content_hash())
         index.write(self.folder)
         return index
 
     def close(self) -> None:
-        """Let go of files that a failure has left open."""
+        """Close files that a failure has left open."""
         for file in (self.open, self.lengths, self.labels):
             if file is not None:
                 file.close()
 
     def _number(self, label: str | None) -> int:
-        """Labels are numbered as they come."""
+        """Return the index of a label, numbered in order of appearance."""
         number = NO_LABEL if label is None else self.names.setdefault(label, len(self.names))
         if len(self.names) > NO_LABEL:
-            raise ValueError(f"there are more than {NO_LABEL} labels; choose a column that says what kind a record is")
+            raise ValueError(f"there are more than {NO_LABEL} labels; choose a column with fewer distinct values")
         return number
 
     def _name(self) -> str:
@@ -375,5 +383,5 @@ class _Written:
 
     def _close_shard(self) -> None:
         if self.open is not None:
-            self.shards.append(Shard(self._name(), SHARD - self.room, self.open.finish()))
-            self.open, self.room = None, SHARD
+            self.shards.append(Shard(self._name(), SHARD - self.space, self.open.finish()))
+            self.open, self.space = None, SHARD

@@ -8,8 +8,8 @@ from typing import final
 
 import numpy as np
 
-from sedd.data import Blocks, Index, is_prepared
-from sedd.data.readers import Text, chunks, expand, several
+from sedd.data import Index, TokenBlocks, is_prepared
+from sedd.data.readers import TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.evaluation.protocols import DATASETS, Eos, Protocol
 from sedd.factory import LoadedModel
 from sedd.tokenizer import Ids, Integers, Tokenizer
@@ -119,7 +119,7 @@ def alone(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
 def held_out(folder: Path, loaded: LoadedModel) -> Corpus:
     """What a run kept from its training, as it reads it there; of a model that is told a label, what has that label."""
     length, share = loaded.config.model.seq_len, loaded.config.data.val_fraction
-    blocks = Blocks.open(folder, length, "validation", share)
+    blocks = TokenBlocks.open(folder, length, "validation", share)
     _same_tokenizer(folder, blocks.index, loaded)
     sha256 = hashlib.sha256(f"{blocks.index.sha256} {length} {share}".encode()).hexdigest()
     split = f"the last {share:.2%} of blocks"
@@ -147,8 +147,8 @@ def _prepared(folder: Path, protocol: Protocol, loaded: LoadedModel) -> Corpus:
         raise ValueError(f"{folder} is prepared data, and protocol {protocol.name} starts from text; give that")
     index = Index.read(folder)
     _same_tokenizer(folder, index, loaded)
-    packed = index.mode == "packed"
-    blocks = Blocks.open(folder, index.tokens if packed else loaded.config.model.seq_len, "all", check=True)
+    packed = index.packing == "packed"
+    blocks = TokenBlocks.open(folder, index.tokens if packed else loaded.config.model.seq_len, "all", check=True)
     rows = _read(blocks)
     rows = protocol.packing(rows, length_of(protocol, loaded)) if packed else rows
     return Corpus(rows, *_known(blocks, loaded), str(folder), protocol.split, index.sha256)
@@ -162,26 +162,26 @@ def _same_tokenizer(folder: Path, index: Index, loaded: LoadedModel) -> None:
         )
 
 
-def _read(blocks: Blocks, label: str | None = None) -> list[Ids]:
+def _read(blocks: TokenBlocks, label: str | None = None) -> list[Ids]:
     numbers = np.arange(len(blocks))
     if label is not None:
-        known = blocks.label_of(numbers)
+        known = blocks.label_ids(numbers)
         numbers = numbers[(np.array([*blocks.labels, ""]) == label)[known]]  # the last is no label
     rows, valid = blocks.read(numbers)
     return [row[: mask.sum()] for row, mask in zip(rows, valid, strict=True)]  # padding is at the end
 
 
-def _known(blocks: Blocks, loaded: LoadedModel) -> tuple[float | None, float | None]:
+def _known(blocks: TokenBlocks, loaded: LoadedModel) -> tuple[float | None, float | None]:
     """Characters and bytes a token, where there are any."""
     if isinstance(loaded.tokenizer, Integers):
         return None, None
     return blocks.chars_per_token, blocks.bytes_per_token
 
 
-def _texts(source: str, column: str | None, records: str) -> list[Text]:
+def _texts(source: str, column: str | None, records: str) -> list[TextOrIds]:
     """The documents of a source, or the records of a model that reads lines."""
-    found: list[list[Text]] = []
-    for chunk in chunks(expand([source]), column, records):
+    found: list[list[TextOrIds]] = []
+    for chunk in read_chunks(expand_sources([source]), column, records):
         pieces = [[text] for text in chunk.texts]
         if chunk.continues:
             found[-1] += pieces.pop(0)
@@ -189,21 +189,21 @@ def _texts(source: str, column: str | None, records: str) -> list[Text]:
     return [_joined(pieces) for pieces in found]
 
 
-def _joined(pieces: list[Text]) -> Text:
+def _joined(pieces: list[TextOrIds]) -> TextOrIds:
     strings = [piece for piece in pieces if isinstance(piece, str)]
     return "".join(strings) if strings else np.concatenate([np.asarray(piece) for piece in pieces])
 
 
-def _rows(source: str, texts: Sequence[Text], dataset: str) -> list[Text]:
+def _rows(source: str, texts: Sequence[TextOrIds], dataset: str) -> list[TextOrIds]:
     """The detokenized rows of a benchmark: those of a table, or the lines of a text file."""
-    known, table = DATASETS[dataset], several(expand([source]))
+    known, table = DATASETS[dataset], has_several_documents(expand_sources([source]))
     strings = [text for text in texts if isinstance(text, str)]
     if len(strings) < len(texts):
         raise ValueError(f"{source} holds integers; a benchmark is text")
     return [known.detokenize(text) for text in strings] if table else list(known.rows(strings[0]))
 
 
-def _part(source: str, texts: Sequence[Text], protocol: Protocol) -> str:
+def _part(source: str, texts: Sequence[TextOrIds], protocol: Protocol) -> str:
     start, stop = protocol.characters or (0, 0)
     text = texts[0] if len(texts) == 1 and isinstance(texts[0], str) else ""
     if len(text) < stop:
@@ -216,14 +216,14 @@ def _part(source: str, texts: Sequence[Text], protocol: Protocol) -> str:
     return part
 
 
-def _encoded(source: str, texts: Sequence[Text], tokenizer: Tokenizer) -> list[Ids]:
+def _encoded(source: str, texts: Sequence[TextOrIds], tokenizer: Tokenizer) -> list[Ids]:
     strings = [text for text in texts if isinstance(text, str)]
     try:
         if len(strings) == len(texts):
             return tokenizer.encode_batch(strings)
         if not isinstance(tokenizer, Integers):
             raise ValueError(f"it holds integers, and the model's tokenizer is {tokenizer.kind}")
-        return [tokenizer.checked(text) for text in texts]
+        return [tokenizer.check_ids(text) for text in texts]
     except ValueError as error:
         raise ValueError(f"the model's tokenizer cannot read {source}: {error}") from None
 
@@ -253,7 +253,7 @@ def _filled(rows: Iterable[Ids], loaded: LoadedModel) -> list[Ids]:
     return found
 
 
-def _sizes(texts: Sequence[Text], tokens: int, tokenizer: Tokenizer) -> tuple[float | None, float | None]:
+def _sizes(texts: Sequence[TextOrIds], tokens: int, tokenizer: Tokenizer) -> tuple[float | None, float | None]:
     """Characters and bytes a token, where there is text."""
     strings = [text for text in texts if isinstance(text, str)]
     if isinstance(tokenizer, Integers) or not tokens:
@@ -261,7 +261,7 @@ def _sizes(texts: Sequence[Text], tokens: int, tokenizer: Tokenizer) -> tuple[fl
     return sum(map(len, strings)) / tokens, sum(len(text.encode()) for text in strings) / tokens
 
 
-def _hash(texts: Sequence[Text]) -> str:
+def _hash(texts: Sequence[TextOrIds]) -> str:
     digest = hashlib.sha256()
     for text in texts:
         content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else np.asarray(text, "<i8").tobytes()

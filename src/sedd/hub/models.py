@@ -86,7 +86,7 @@ def _no_texts() -> Iterator[str]:
 def _beside(folder: Path) -> Tokenizer | None:
     definition, config = folder / tokenizers.DEFINITION, folder / tokenizers.CONFIG
     if config.is_file() and (definition.is_file() or "kind" in checkpoint.record(folder, config.stem)):
-        return tokenizers.load(folder)
+        return tokenizers.load_tokenizer(folder)
     if definition.is_file():
         return BPE.read(definition)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():

@@ -1,4 +1,4 @@
-"""What every tokenizer has in common."""
+"""The tokenizer interface."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ Ids = Int[np.ndarray, " _"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(ABC):
-    """A base vocabulary, and the special ids ``eos`` and ``pad`` where there are any."""
+    """A base vocabulary with optional special ids ``eos`` (end of text) and ``pad``."""
 
     kind: ClassVar[str]
     eos: int | None = None
@@ -30,46 +30,46 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def base_size(self) -> int:
-        """How many ids there are without appended specials."""
+        """Number of ids without appended special ids."""
 
     @property
     @abstractmethod
-    def is_exact(self) -> bool:
-        """Whether decode undoes encode on every text that encode takes."""
+    def is_lossless(self) -> bool:
+        """Whether ``decode(encode(text)) == text`` for every text that can be encoded."""
 
     @property
     @abstractmethod
-    def attached(self) -> Mapping[str, bytes]:
-        """The files of the saved form beside its settings."""
+    def extra_files(self) -> Mapping[str, bytes]:
+        """Further files of the saved form, name to content, beside tokenizer_config.json."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, specials never among them."""
+        """Encode texts; special ids are never produced."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What `load` needs to make this tokenizer again, but for its kind, specials and attached files."""
+        """Return the entries of tokenizer_config.json beyond kind and special ids."""
 
     @classmethod
     @abstractmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
-        """The tokenizer of these settings, saved in ``folder``; KeyError and TypeError mean damage."""
+        """Rebuild the tokenizer saved in ``folder``; raise KeyError or TypeError if ``config`` is damaged."""
 
     @abstractmethod
     def _decode(self, ids: Ids) -> str:
-        """The text of base ids."""
+        """Decode ids of the base vocabulary."""
 
     @abstractmethod
     def _piece(self, id: int) -> str:
-        """One base id as text, printable or not."""
+        """Return the text of one id of the base vocabulary, printable or not."""
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are, specials included and the mask not."""
+        """Number of ids, special ids included; the mask is not counted."""
         return self.base_size + len({id for id in (self.eos, self.pad) if id is not None and id >= self.base_size})
 
     def with_specials(self, eos: bool, pad: bool) -> "Tokenizer":
-        """This tokenizer with the specials asked for; those it lacks come after its other ids, eos first."""
+        """Return this tokenizer with the given special ids; missing ones are appended, ``eos`` first."""
         made: Tokenizer = self
         if eos and made.eos is None:
             made = replace(made, eos=made.vocab_size)
@@ -78,45 +78,45 @@ class Tokenizer(ABC):
         return made
 
     def encode(self, text: str) -> Ids:
-        """The ids of ``text``, specials never among them."""
+        """Encode a text; special ids are never produced."""
         return self.encode_batch([text])[0]
 
     def decode(self, ids: ArrayLike) -> str:
-        """The text of ``ids``; specials have none and are skipped."""
-        known = self.checked(ids)
+        """Decode ids; special ids are skipped."""
+        known = self.check_ids(ids)
         specials = [id for id in (self.eos, self.pad) if id is not None]
         return self._decode(known[~np.isin(known, specials)] if specials else known)
 
     def tokens(self, ids: ArrayLike) -> list[str]:
-        """One printable piece for each id."""
+        """Return one printable string per id."""
         special = {self.pad: "<pad>", self.eos: "<eos>"}
-        return [special.get(id) or _printable(self._piece(id)) for id in self.checked(ids).tolist()]
+        return [special.get(id) or _printable(self._piece(id)) for id in self.check_ids(ids).tolist()]
 
-    def checked(self, ids: ArrayLike) -> Ids:
-        """``ids`` as a row of int64, refused where they are no ids of this tokenizer."""
+    def check_ids(self, ids: ArrayLike) -> Ids:
+        """Return ``ids`` as a vector of int64; raise ValueError if one is not an id of this tokenizer."""
         row = np.asarray(ids).reshape(-1)
         if row.size and row.dtype.kind not in "iu":
             raise ValueError(f"ids are of type {row.dtype}; they must be integers")
         bad = (row < 0) | (row >= self.vocab_size)
         if bad.any():
             id = int(row[bad][0])
-            mask = " (that is the mask, which has no text)" if id == self.vocab_size else ""
-            raise ValueError(f"id {id}{mask} is no token; ids must lie in 0..{self.vocab_size - 1}")
+            mask = " (the mask, which has no text)" if id == self.vocab_size else ""
+            raise ValueError(f"id {id}{mask} is not a token id; ids must lie in 0..{self.vocab_size - 1}")
         return row.astype(np.int64)
 
     def files(self) -> dict[str, bytes]:
-        """The saved form, file by file: the same bytes for the same tokenizer, always."""
+        """Return the saved form, file name to content; equal tokenizers give equal bytes."""
         config = {"format": FORMAT, "kind": self.kind, "eos": self.eos, "pad": self.pad, **self.settings()}
-        return {CONFIG: (json.dumps(config, indent=1, sort_keys=True) + "\n").encode(), **self.attached}
+        return {CONFIG: (json.dumps(config, indent=1, sort_keys=True) + "\n").encode(), **self.extra_files}
 
     def save(self, folder: Path) -> None:
-        """Write the saved form into ``folder``, which is made where it is missing."""
+        """Write the saved form into ``folder``, creating it if needed."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files().items():
             (folder / name).write_bytes(content)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the saved form: equal for equal tokenizers, wherever they lie."""
+        """SHA-256 of the saved form."""
         digest = hashlib.sha256()
         for name, content in sorted(self.files().items()):
             digest.update(f"{name} {len(content)}\n".encode() + content)
@@ -129,13 +129,13 @@ class Tokenizer(ABC):
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a text; half of a surrogate pair is refused."""
+    """Encode as UTF-8; raise ValueError at half of a surrogate pair."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
             f"the text holds {text[error.start]!r} at position {error.start}, half of a surrogate pair, which UTF-8 "
-            "cannot store; repair the text where it was made"
+            "cannot store; repair the text"
         ) from None
 
 
@@ -144,7 +144,7 @@ def _printable(text: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, or a sentence."""
+    """Read a UTF-8 file; raise ValueError if that fails."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Tokenizers without a definition of their own: bytes, characters, integers."""
+"""Tokenizers of bytes, characters and integers."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,27 +17,27 @@ from sedd.tokenizer.base import Ids, Tokenizer, utf8
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bytes(Tokenizer):
-    """The bytes of UTF-8: any text, nothing to fit, 256 ids."""
+    """One token per UTF-8 byte: 256 ids, any text, nothing to fit."""
 
     kind = "bytes"
-    is_exact = True
-    attached: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
+    is_lossless = True
+    extra_files: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
     base_size = 256
 
     def __post_init__(self) -> None:
         self._check_specials()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """One id a byte."""
+        """One id per byte."""
         return [np.frombuffer(utf8(text), np.uint8).astype(np.int64) for text in texts]
 
     def settings(self) -> dict[str, Any]:
-        """None."""
+        """Return no further settings."""
         return {}
 
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Bytes":
-        """From its specials alone."""
+        """Rebuild from the special ids."""
         return cls(eos=config["eos"], pad=config["pad"])
 
     def _decode(self, ids: Ids) -> str:
@@ -50,43 +50,45 @@ class Bytes(Tokenizer):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Characters(Tokenizer):
-    """The characters of one corpus, in the order of their code points."""
+    """One token per character of a fixed alphabet, in the order of code points."""
 
     kind = "chars"
-    is_exact = True
-    attached: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
+    is_lossless = True
+    extra_files: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
     alphabet: str
 
     def __post_init__(self) -> None:
         if not self.alphabet or list(self.alphabet) != sorted(set(self.alphabet)):
-            raise ValueError(f"the alphabet is {self.alphabet!r}; it must hold characters, each once and in order")
+            raise ValueError(
+                f"the alphabet is {self.alphabet!r}; each character must occur once, in order of code points"
+            )
         self._check_specials()
 
     @classmethod
     def fit(cls, texts: Iterable[str]) -> "Characters":
-        """The alphabet that ``texts`` use."""
+        """Collect the alphabet of ``texts``."""
         seen = np.zeros(sys.maxunicode + 1, bool)
         for text in texts:
             seen[_points(text)] = True
         if not seen.any():
-            raise ValueError("the texts hold no character; a tokenizer of characters needs some text to be fitted to")
+            raise ValueError("the texts hold no character; a character tokenizer must be fitted to some text")
         return cls(alphabet="".join(map(chr, np.flatnonzero(seen))))
 
     @property
     def base_size(self) -> int:
-        """One id a character."""
+        """One id per character."""
         return len(self.alphabet)
 
     @cached_property
     def _id_of(self) -> Ids:
-        """Code point → id, −1 where there is none; one entry more stands for all points above."""
+        """Code point → id, −1 if there is none; the last entry stands for all larger code points."""
         points = _points(self.alphabet)
         table = np.full(int(points[-1]) + 2, -1, np.int64)
         table[points] = np.arange(self.base_size)
         return table
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """One id a character."""
+        """One id per character."""
         return [self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> Ids:
@@ -95,17 +97,17 @@ class Characters(Tokenizer):
             at = int(np.flatnonzero(ids < 0)[0])
             raise ValueError(
                 f"character {text[at]!r} at position {at} is not among the {self.base_size} of this tokenizer; "
-                "fit it to this text too, or use bytes, which know every character"
+                "fit it to this text too, or use bytes, which encode every character"
             )
         return ids
 
     def settings(self) -> dict[str, Any]:
-        """The alphabet."""
+        """Return the alphabet."""
         return {"alphabet": self.alphabet}
 
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Characters":
-        """From its alphabet."""
+        """Rebuild from the alphabet."""
         return cls(alphabet=config["alphabet"], eos=config["eos"], pad=config["pad"])
 
     def _decode(self, ids: Ids) -> str:
@@ -119,11 +121,11 @@ class Characters(Tokenizer):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Integers(Tokenizer):
-    """Plain integers 0 … size − 1: counts, notes, cells of a board. As text they stand with spaces between them."""
+    """Integers 0 … size − 1 (counts, notes, pixels); as text, separated by spaces."""
 
     kind = "ints"
-    is_exact = True  # on the texts it writes: "0 1 2"
-    attached: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
+    is_lossless = True  # on texts such as "0 1 2"
+    extra_files: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
     size: int
 
     def __post_init__(self) -> None:
@@ -133,34 +135,34 @@ class Integers(Tokenizer):
 
     @classmethod
     def fit(cls, texts: Iterable[str]) -> "Integers":
-        """The smallest vocabulary that holds every integer of ``texts``."""
+        """Choose the smallest vocabulary that holds every integer of ``texts``."""
         top = max((int(ids.max()) for text in texts if (ids := _integers(text)).size), default=-1)
         if top < 0:
-            raise ValueError("the texts hold no integer; a vocabulary of integers needs some to be fitted to")
+            raise ValueError("the texts hold no integer; an integer vocabulary must be fitted to some")
         return cls(size=top + 1)
 
     @property
     def base_size(self) -> int:
-        """One id an integer."""
+        """One id per integer."""
         return self.size
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The integers themselves."""
+        """Parse the integers."""
         return [self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> Ids:
         ids = _integers(text)
         if ids.size and ids.max() >= self.size:
-            raise ValueError(f"integer {ids.max()} is too large for this tokenizer; it knows 0..{self.size - 1}")
+            raise ValueError(f"integer {ids.max()} is too large for this tokenizer; its ids are 0..{self.size - 1}")
         return ids
 
     def settings(self) -> dict[str, Any]:
-        """How many integers there are."""
+        """Return the vocabulary size."""
         return {"size": self.size}
 
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Integers":
-        """From its size."""
+        """Rebuild from the vocabulary size."""
         return cls(size=config["size"], eos=config["eos"], pad=config["pad"])
 
     def _decode(self, ids: Ids) -> str:
@@ -171,15 +173,15 @@ class Integers(Tokenizer):
 
 
 def _points(text: str) -> UInt[np.ndarray, " characters"]:
-    """The code points of a text."""
+    """Return the code points of a text."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
 def _integers(text: str) -> Ids:
     words = text.split()
     if strange := next((word for word in words if not (word.isascii() and word.isdigit())), None):
-        raise ValueError(f"the text holds {strange!r}; integers are digits with spaces or line ends between them")
+        raise ValueError(f"the text holds {strange!r}; write integers as digits separated by spaces or line ends")
     try:
         return np.array(words, dtype=np.int64) if words else np.zeros(0, np.int64)
     except (ValueError, OverflowError):
-        raise ValueError("the text holds an integer above 2⁶³ − 1, which is no token id") from None
+        raise ValueError("the text holds an integer above 2⁶³ − 1, which is not a token id") from None

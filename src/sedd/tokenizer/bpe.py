@@ -1,4 +1,4 @@
-"""Byte pair encoding: the door to the `tokenizers` library."""
+"""Byte pair encoding, by the `tokenizers` library."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,25 +17,25 @@ from sedd.tokenizer.base import DEFINITION, Ids, Tokenizer, read_text, utf8
 @final
 @dataclass(frozen=True, kw_only=True)
 class BPE(Tokenizer):
-    """Frequent runs of bytes: a ``tokenizer.json`` as the `tokenizers` library defines it.
+    """Byte pair encoding defined by a ``tokenizer.json`` of the `tokenizers` library.
 
-    One that is trained here, and GPT-2's, loses nothing. A file from elsewhere may change a text before it splits it
-    (lower case, joined spaces); `is_exact` says whether it can.
+    Tokenizers trained here and GPT-2's are lossless. Others may normalize a text before they split it (lower case,
+    merged spaces); see `is_lossless`.
     """
 
     kind = "bpe"
     definition: str
 
     def __post_init__(self) -> None:
-        _ = self._model  # a damaged definition is refused here, not at the first text
+        _ = self._model  # raises here, not at the first text, if the definition is damaged
         self._check_specials()
 
     @classmethod
     def train(cls, texts: Iterator[str], vocab_size: int) -> "BPE":
-        """A byte-level vocabulary of ``vocab_size`` runs at most, fewer where ``texts`` do not repeat themselves."""
+        """Train byte-level BPE; the vocabulary may be smaller than ``vocab_size`` if ``texts`` repeat too little."""
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         if vocab_size < len(alphabet):
-            raise ValueError(f"vocab_size is {vocab_size}; byte-level BPE needs {len(alphabet)} or more, one a byte")
+            raise ValueError(f"vocab_size is {vocab_size}; byte-level BPE needs {len(alphabet)} or more, one per byte")
         model = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         model.train_from_iterator(texts, trainer)
@@ -43,7 +43,7 @@ class BPE(Tokenizer):
 
     @classmethod
     def read(cls, path: Path) -> "BPE":
-        """Any ``tokenizer.json``; its own end-of-text and padding tokens are used where it has them."""
+        """Read a ``tokenizer.json``; its own end-of-text and padding tokens become the special ids."""
         made = cls(definition=read_text(path))
         special = {token.content: id for id, token in made._model.get_added_tokens_decoder().items() if token.special}
         eos = [special[name] for name in ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>") if name in special]
@@ -52,13 +52,13 @@ class BPE(Tokenizer):
 
     @classmethod
     def gpt2(cls, vocab: Path, merges: Path) -> "BPE":
-        """GPT-2's tokenizer from its two published files, ``encoder.json`` and ``vocab.bpe``."""
+        """Build GPT-2's tokenizer from its two published files, ``encoder.json`` and ``vocab.bpe``."""
         for path in (vocab, merges):
             read_text(path)
         try:
             model = _byte_level(models.BPE.from_file(str(vocab), str(merges)))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"{vocab} and {merges} are no vocabulary and merges of GPT-2: {error}") from None
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{vocab} and {merges} are not GPT-2's vocabulary and merges: {error}") from None
         model.add_special_tokens(["<|endoftext|>"])
         return cls(definition=model.to_str(), eos=model.token_to_id("<|endoftext|>"))
 
@@ -66,26 +66,26 @@ class BPE(Tokenizer):
     def _model(self) -> tokenizers.Tokenizer:
         try:
             model = tokenizers.Tokenizer.from_str(self.definition)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises plain Exception
             raise ValueError(f"the definition of the tokenizer is damaged or of an unknown kind: {error}") from None
         model.no_padding()
         model.no_truncation()
-        model.encode_special_tokens = True  # "<|endoftext|>" inside a text is text
+        model.encode_special_tokens = True  # "<|endoftext|>" inside a text is encoded as text
         return model
 
     @property
-    def attached(self) -> Mapping[str, bytes]:
-        """The definition, as other programs read it."""
+    def extra_files(self) -> Mapping[str, bytes]:
+        """The definition as tokenizer.json."""
         return {DEFINITION: self.definition.encode()}
 
     @cached_property
     def base_size(self) -> int:
-        """One more than the largest id of the definition."""
+        """One more than the largest id in the definition."""
         return 1 + max(self._model.get_vocab(with_added_tokens=True).values(), default=0)
 
     @cached_property
-    def is_exact(self) -> bool:
-        """Byte level, nothing normalised, no space put in front."""
+    def is_lossless(self) -> bool:
+        """Whether it is byte-level without normalization and without a prefix space."""
         parts = json.loads(self.definition)
         splitter = parts["pre_tokenizer"] or {}
         steps = splitter.get("pretokenizers", [splitter])
@@ -97,19 +97,19 @@ class BPE(Tokenizer):
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of the runs; the library leaves Python's lock alone meanwhile, so that threads do help."""
+        """Encode texts; the library releases the GIL, so threads run in parallel."""
         for text in texts:
             utf8(text)
         found = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int64) for one in found]
 
     def settings(self) -> dict[str, Any]:
-        """None beside the definition, which is a file of its own."""
+        """Return no further settings; the definition is a file of its own."""
         return {}
 
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "BPE":
-        """From its definition."""
+        """Rebuild from tokenizer.json."""
         return cls(definition=read_text(folder / DEFINITION), eos=config["eos"], pad=config["pad"])
 
     def _decode(self, ids: Ids) -> str:

@@ -1,4 +1,4 @@
-"""Tokenizers that were saved, made again."""
+"""Load saved tokenizers."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from sedd.tokenizer.bpe import BPE
 KINDS: Mapping[str, type[Tokenizer]] = {kind.kind: kind for kind in (Bytes, Characters, BPE, Integers)}
 
 
-def load(folder: Path) -> Tokenizer:
-    """The tokenizer saved in ``folder``; a Hugging Face folder with a ``tokenizer.json`` will do too."""
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer saved in ``folder``, or the ``tokenizer.json`` of a Hugging Face folder."""
     config = _json(folder / CONFIG)
     if "kind" not in config and (folder / DEFINITION).exists():
         return BPE.read(folder / DEFINITION)
@@ -32,7 +32,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no JSON: {error}; save the tokenizer again") from None
+        raise ValueError(f"{path} is not JSON: {error}; save the tokenizer again") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}, not an object; save the tokenizer again")
     return found

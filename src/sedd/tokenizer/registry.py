@@ -1,4 +1,4 @@
-"""Tokenizers by name: the part of `build` that needs no torch."""
+"""Tokenizers by name."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,13 +7,18 @@ from pathlib import Path
 from sedd.tokenizer.base import Tokenizer
 from sedd.tokenizer.basic import Bytes, Characters, Integers
 from sedd.tokenizer.bpe import BPE
-from sedd.tokenizer.loading import load
+from sedd.tokenizer.loading import load_tokenizer
 
-NAMES = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
+SPECS = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
 
 
-def named(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
-    """A tokenizer by name, or saved at a path; ``texts`` is called for the corpus where it is fitted to one."""
+def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
+    """Build a tokenizer from its name, or load it from a path.
+
+    Args:
+        spec: One of `SPECS`, or the path of a tokenizer.json or of a folder with one.
+        texts: Called for the corpus if the tokenizer has to be fitted to one.
+    """
     name, _, size = spec.partition(":")
     match name, size:
         case "bytes", "":
@@ -29,19 +34,19 @@ def named(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
         case "gpt2", "":
             return _gpt2()
     if (path := Path(spec)).exists():
-        return load(path) if path.is_dir() else BPE.read(path)
+        return load_tokenizer(path) if path.is_dir() else BPE.read(path)
     raise ValueError(
-        f"tokenizer is {spec!r}; choose one of {', '.join(NAMES)}, or the path of a tokenizer.json or of a folder "
+        f"tokenizer is {spec!r}; choose one of {', '.join(SPECS)}, or the path of a tokenizer.json or of a folder "
         "with one"
     )
 
 
 def _gpt2() -> Tokenizer:
-    place = Path(os.environ.get("SEDD_GPT2") or Path.home() / ".cache" / "sedd" / "gpt2")
-    file = place if place.is_file() else place / "tokenizer.json"
+    path = Path(os.environ.get("SEDD_GPT2") or Path.home() / ".cache" / "sedd" / "gpt2")
+    file = path if path.is_file() else path / "tokenizer.json"
     if not file.exists():
         raise ValueError(
-            f"{file}, the tokenizer of GPT-2, does not exist; download it from huggingface.co/openai-community/gpt2 "
-            "and put it there, or its path into SEDD_GPT2"
+            f"{file}, GPT-2's tokenizer, does not exist; download it from huggingface.co/openai-community/gpt2 "
+            "to this path, or set SEDD_GPT2 to the path of your copy"
         )
     return BPE.read(file)

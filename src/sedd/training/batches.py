@@ -49,7 +49,7 @@ def seeded(*key: int) -> torch.Generator:
 class Batches:
     """The batches of a run: batch ``step`` is a function of the seed and its number."""
 
-    blocks: data.Blocks
+    blocks: data.TokenBlocks
     objective: Objective[Any]
     process: Process
     size: int
@@ -61,7 +61,7 @@ class Batches:
 
     def __getitem__(self, step: int) -> Batch:
         """Every process makes all of it, which is cheap, and keeps its rows."""
-        ids = data.order(self.seed, step * self.size, self.size, len(self.blocks))
+        ids = data.block_order(self.seed, step * self.size, self.size, len(self.blocks))
         x_0, valid = (torch.from_numpy(a) for a in self.blocks.read(ids))
         generator = seeded(self.seed, step, 1)
         times = self.objective.times(stratified(self.size, generator))
@@ -73,7 +73,7 @@ class Batches:
 
     def _labels(self, ids: np.ndarray, step: int) -> Tensor:
         """Some are hidden, drawn apart from all else: a run without labels is what it was."""
-        label = torch.from_numpy(self.blocks.label_of(ids))
+        label = torch.from_numpy(self.blocks.label_ids(ids))
         hidden = torch.rand(len(label), generator=seeded(self.seed, step, 4)) < self.label_dropout
         return torch.where(hidden, len(self.blocks.labels), label)
 
@@ -92,11 +92,13 @@ def _sent(a: Tensor, device: torch.device) -> Tensor:
     return a.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else a.to(device)
 
 
-def open_data(config: RunConfig, prepare: Callable[[], Path], ranks: Ranks) -> tuple[data.Blocks, data.Blocks]:
+def open_data(
+    config: RunConfig, prepare: Callable[[], Path], ranks: Ranks
+) -> tuple[data.TokenBlocks, data.TokenBlocks]:
     """Training and held-out rows; one process of each machine prepares and checks them, the others wait."""
 
-    def blocks(folder: Path, split: str, check: bool = False) -> data.Blocks:
-        return data.Blocks.open(folder, config.model.seq_len, split, config.data.val_fraction, check)
+    def blocks(folder: Path, split: str, check: bool = False) -> data.TokenBlocks:
+        return data.TokenBlocks.open(folder, config.model.seq_len, split, config.data.val_fraction, check)
 
     folder = ranks.once_per_node(lambda: blocks(prepare(), "train", check=True).folder)
     return blocks(folder, "train"), blocks(folder, "validation")

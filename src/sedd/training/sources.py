@@ -18,17 +18,17 @@ def prepared(config: RunConfig, progress: Callable[[int, int], None] | None = No
         if chosen.label is not None and data.Index.read(folder).labels is None:
             raise ValueError(f"label is {chosen.label!r}, and {folder} was prepared without; prepare it with --label")
         return folder
-    return data.cached(
+    return data.prepare_cached(
         chosen.sources,
         chosen.tokenizer,
         lambda: factory.tokenizer(
-            chosen.tokenizer, lambda: data.documents(chosen.sources, chosen.column, chosen.packing)
+            chosen.tokenizer, lambda: data.read_documents(chosen.sources, chosen.column, chosen.packing)
         ),
         cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",
-        records=chosen.packing,
+        packing=chosen.packing,
         length=config.model.seq_len if chosen.packing == "lines" else None,
         pad=chosen.pad if chosen.packing == "lines" else None,
         column=chosen.column,
         label=chosen.label,
-        progress=progress,
+        on_progress=progress,
     )

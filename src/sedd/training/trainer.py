@@ -115,7 +115,7 @@ class _Whole(nn.Module):
 class Trainer:
     """Model, average, optimizers, data, and where the run stands."""
 
-    def __init__(self, config: RunConfig, blocks: data.Blocks, held_out: data.Blocks, ranks: Ranks) -> None:
+    def __init__(self, config: RunConfig, blocks: data.TokenBlocks, held_out: data.TokenBlocks, ranks: Ranks) -> None:
         ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)
         self.config, self.blocks, self.held_out, self.ranks = config, blocks, held_out, ranks
         self.parts = factory.parts(config, blocks.vocab_size)
@@ -312,7 +312,7 @@ class Trainer:
                 f"{folder} has the labels {labels} and the data {self.blocks.labels}; resume with the data it was "
                 "trained on"
             )
-        if tokenizer.load(folder) != self.blocks.tokenizer:
+        if tokenizer.load_tokenizer(folder) != self.blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
         stored = RunConfig.from_dict(
             {key: value for key, value in stored.items() if key not in ("vocab_size", "labels")}

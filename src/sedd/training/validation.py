@@ -20,7 +20,7 @@ from sedd.training.batches import seeded
 def bound(
     told: Callable[[Tensor, Tensor], Any],
     parts: Parts,
-    blocks: data.Blocks,
+    blocks: data.TokenBlocks,
     ranks: Ranks,
     *,
     count: int,
@@ -49,7 +49,7 @@ def bound(
     }
 
 
-def _rows(parts: Parts, blocks: data.Blocks, count: int, multiple: int, seed: int) -> list[Tensor]:
+def _rows(parts: Parts, blocks: data.TokenBlocks, count: int, multiple: int, seed: int) -> list[Tensor]:
     """x_0, x_t, x at the first noise, t, weight, valid, label: of ``count`` rows, again where there are fewer.
 
     Filled up to a multiple with rows that do not count: processes must ask the network equally often, since a sharded
@@ -66,7 +66,7 @@ def _rows(parts: Parts, blocks: data.Blocks, count: int, multiple: int, seed: in
     filled = torch.arange(count + -count % multiple).clamp_max(count - 1)
     valid = valid[filled].index_fill(0, torch.arange(count, len(filled)), False)
     rows = [a[filled] for a in (x_0, x_t, x_first, *times)]
-    return [*rows, valid, torch.from_numpy(blocks.label_of(numbers))[filled]]
+    return [*rows, valid, torch.from_numpy(blocks.label_ids(numbers))[filled]]
 
 
 def _sums(
