@@ -156,7 +156,7 @@ def test_strict_puts_end_of_text_between_documents_as_training_does(tmp_path: Pa
 def test_packing_does_not_depend_on_pieces_or_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"line {i} of the text\n" for i in range(400)))
-    made = tokenizer.BPE.train(readers.documents([path]), 300)
+    made = tokenizer.BPE.train(readers.read_documents([path]), 300)
     model = loaded(made, 64)
     whole = read(path, "strict", model)
     for workers in (1, 3):

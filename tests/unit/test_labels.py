@@ -98,7 +98,7 @@ def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[...
     refuses(lambda: prepared(lines, tmp_path / "shards"), "label is 'mood'", "has no columns")
     refuses(attempt(ROWS, label="tone"), "label is 'tone'", "text, mood")
     refuses(attempt(ROWS, packing="packed"), "label was given", "lines")
-    refuses(attempt([("ab", 0.5)]), "record 1", "float", "whole number")
+    refuses(attempt([("ab", 0.5)]), "record 1", "float", "an integer")
     refuses(attempt([("ab", None), ("ba", "")]), "no record", "has a label")
     many = [("ab", number) for number in range(2**16)]
     refuses(attempt(many), "more than 65535 labels")
