@@ -156,7 +156,7 @@ def show(out: Path) -> None:
             print(f"  {text}")
     rows = generate.sample(job, sampling.empty(12, LENGTH))
     tokens = [generate.trace.tokens(loaded.tokenizer, row) for row in rows]
-    page = generate.trace.html(tokens, "Twelve sentences", "Sampler exact, 64 steps.")
+    page = generate.trace.trace_page(tokens, "Twelve sentences", "Sampler exact, 64 steps.")
     (out / "trace.html").write_text(page, encoding="utf-8")
     (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(drawn), "texts": drawn}, indent=1))
     print(f"\nthe model is in {out}/run, pictures in {out}/bound.png and {out}/trace.html")

@@ -53,10 +53,10 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     loaded = factory.load(out / "run")
     job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None))
     drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampling.empty(DRAWN, length))]
-    found = molecules.quality(drawn, known[:20_000])
+    found = molecules.measure_molecules(drawn, known[:20_000])
     print(f"of {found.texts} drawn, {found.valid} are molecules, {found.unique} different, {found.novel} of them new:")
     for text in sorted(set(drawn) - set(known), key=drawn.index)[:SHOWN]:
-        print(f"  {text}  {'' if molecules.canonical(text) else '(no molecule)'}")
+        print(f"  {text}  {'' if molecules.canonical_smiles(text) else '(no molecule)'}")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Text:
         return self.text
 
     def _repr_html_(self) -> str:
-        return trace.inline([[trace.Token(*pair) for pair in zip(self.tokens, self.steps, strict=True)]])
+        return trace.trace_fragment([[trace.Token(*pair) for pair in zip(self.tokens, self.steps, strict=True)]])
 
 
 @final
@@ -231,12 +231,12 @@ class Model:
         Exact for autoregressive models, an upper bound for the others. ``estimator`` is as for ``sedd eval``. With
         ``label`` it is the text's given that label.
         """
-        wanted, draws = _listed(texts, "text"), evaluation.ALONE.draws if draws is None else draws
+        wanted, draws = _listed(texts, "text"), evaluation.SINGLE_TEXT.draws if draws is None else draws
         told = factory.labelled(self.loaded, label)
-        is_exact = factory.estimator(estimator, told, evaluation.ALONE.terms).is_exact
+        is_exact = factory.estimator(estimator, told, evaluation.SINGLE_TEXT.terms).is_exact
         found = []
         for text, (context, row) in zip(wanted, self._rows(wanted, given), strict=True):
-            nats, stderr, *_ = evaluation.after(
+            nats, stderr, *_ = evaluation.score_continuation(
                 context, row, told, estimator=estimator, draws=draws, seed=seed, batch=batch
             )
             found.append(Bound(text, nats * len(row), stderr * len(row), len(row), is_exact))
@@ -245,8 +245,8 @@ class Model:
     def _rows(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
         """What stands before each text, and the text."""
         if given:
-            return [evaluation.split(given, text, self.loaded) for text in texts]
-        return [(np.zeros(0, np.int64), alone.rows[0]) for alone in evaluation.alone(texts, self.loaded)]
+            return [evaluation.encode_continuation(given, text, self.loaded) for text in texts]
+        return [(np.zeros(0, np.int64), corpus.sequences[0]) for corpus in evaluation.text_corpora(texts, self.loaded)]
 
     def _written(self, prompt: Prompt, templates: Sequence[str | None], how: SamplingSettings, batch: int) -> Texts:
         job = SamplingRun.of(self.loaded, how)

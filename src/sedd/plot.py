@@ -1,4 +1,4 @@
-"""Pictures: one style, one way to a file, one way into a page. No window is ever opened."""
+"""Figures in one style, saved as PNG or embedded in a page as SVG. No window is opened."""
 
 import html
 import io
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase, SubFigure
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#808080"
-"""Told apart in all common kinds of colour blindness, on white and on black."""
+"""Distinguishable with all common kinds of colour blindness, on white and on black."""
 _STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -26,12 +26,12 @@ _STYLE: Any = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "sedd",  # the same picture is the same file
+    "svg.hashsalt": "sedd",  # the same figure gives the same file
 }
 
 
 class Style(ContextDecorator, AbstractContextManager[None]):
-    """The house's style, for as long as a figure is made: ``@Style()`` above what draws. The user's own stays."""
+    """Our Matplotlib style for the duration of a function: ``@Style()``. The user's own settings are left alone."""
 
     def __enter__(self) -> None:
         self._context = mpl.rc_context(_STYLE)
@@ -42,23 +42,23 @@ class Style(ContextDecorator, AbstractContextManager[None]):
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure, ``width`` by ``height`` inches."""
+    """Return an empty figure, ``width`` by ``height`` inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def stacked(figure: Figure, heights: list[float]) -> list[SubFigure]:
-    """Parts of a figure below each other, of these relative heights."""
+    """Divide a figure into subfigures from top to bottom with these relative heights."""
     return cast("list[SubFigure]", list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat))
 
 
 def axes(figure: FigureBase, rows: int = 1, columns: int = 1, **options: Any) -> list[Axes]:
-    """The axes of a figure, row by row."""
+    """Add a grid of axes to a figure and return them row by row."""
     return cast("list[Axes]", list(figure.subplots(rows, columns, squeeze=False, **options).flat))
 
 
 @Style()
-def save(figure: Figure, path: Path) -> Path:
-    """A PNG at ``path``, whose folder is made."""
+def save_png(figure: Figure, path: Path) -> Path:
+    """Write a figure as a PNG, creating its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata={"Software": None})
@@ -68,15 +68,20 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 @Style()
-def svg(figure: Figure, name: str, says: str) -> str:
-    """An SVG element for a page: in the page's text colour, its ids led by ``name``, read aloud as ``says``."""
+def to_svg(figure: Figure, name: str, description: str) -> str:
+    """Return a figure as an SVG element for a page, drawn in the page's text colour.
+
+    Args:
+        figure: The figure.
+        name: Prefix of all ids, so that several figures fit on one page.
+        description: Alternative text for screen readers.
+    """
     file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    drawn = file.getvalue()
-    drawn = drawn[drawn.index("<svg") :].replace("#000000", "currentColor")
-    drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
-    box = re.search(r'viewBox="[^"]*"', drawn)
-    assert box is not None
-    body = drawn[drawn.index(">") + 1 :]
-    return f'<svg {box[0]} role="img" aria-label="{html.escape(says)}">{body}'
+    figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    view_box = re.search(r'viewBox="[^"]*"', svg)
+    assert view_box is not None
+    content = svg[svg.index(">") + 1 :]
+    return f'<svg {view_box[0]} role="img" aria-label="{html.escape(description)}">{content}'

@@ -92,7 +92,7 @@ def test_the_estimate_is_the_bound_on_what_follows(process: Process, schedule: S
     if process is ABSORBING:  # the exact score: the bound is −log p(rest | context), but for base and reconstruction
         np.testing.assert_allclose(truth, -rest_of([0, 2]).log_prob(exact.every(3, 2)), atol=0.02)
     for rest, bound in zip(exact.every(3, 2).numpy(), truth, strict=True):
-        found = evaluation.after(context, rest, loaded(model, process, schedule), draws=4096, batch=4096)
+        found = evaluation.score_continuation(context, rest, loaded(model, process, schedule), draws=4096, batch=4096)
         assert abs(2 * found.nats - bound) <= 5 * 2 * found.stderr
         assert 5 * 2 * found.stderr < 0.2 * bound + 0.1
 
@@ -105,11 +105,11 @@ def test_denoisers_and_autoregressive_models_have_the_exact_conditional(split: i
     for x in LAW.sequences[::7]:
         context, rest = x[:split].numpy(), x[split:].numpy()
         truth = -rest_of(context.tolist()).log_prob(x[None, split:]).item()
-        in_order = evaluation.after(context, rest, denoiser, estimator="backward")
+        in_order = evaluation.score_continuation(context, rest, denoiser, estimator="backward")
         assert in_order.nats * len(rest) == pytest.approx(truth, abs=1e-9)
-        any_order = evaluation.after(context, rest, denoiser, estimator="any-order", draws=512, batch=512)
+        any_order = evaluation.score_continuation(context, rest, denoiser, estimator="any-order", draws=512, batch=512)
         assert abs(any_order.nats * len(rest) - truth) <= 5 * len(rest) * any_order.stderr + 1e-9
-        assert evaluation.after(context, rest, causal).nats * len(rest) == pytest.approx(truth, abs=1e-9)
+        assert evaluation.score_continuation(context, rest, causal).nats * len(rest) == pytest.approx(truth, abs=1e-9)
 
 
 # Tests of the tests ----------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_mutants_are_caught(mutant: str | None, monkeypatch: pytest.MonkeyPatch)
     made = loaded(exact_denoiser(), ABSORBING, LogLinear())
     rest = np.array([1, 1])
     truth = -rest_of([0, 2]).log_prob(torch.tensor([[1, 1]])).item()
-    found = evaluation.after(np.array([0, 2]), rest, made, estimator="any-order", draws=4096, batch=4096)
+    found = evaluation.score_continuation(np.array([0, 2]), rest, made, estimator="any-order", draws=4096, batch=4096)
     off = abs(2 * found.nats - truth) / (2 * found.stderr)
     assert off < 4 if mutant is None else off > 8
 

@@ -225,7 +225,7 @@ def test_settings_that_show_nothing_are_refused(refuses: Callable[..., None]) ->
     refuses(lambda: next(samplers.errors(3, 9, "log-linear", 8, 0)), "length 9")
     refuses(lambda: next(samplers.errors(3, 2, "fast", 8, 0)), "schedule is 'fast'")
     refuses(lambda: samplers.step_counts(3), "most is 3")
-    refuses(lambda: plot.save(plot.figure(1.0, 1.0), Path("/dev/null/x.png")), "cannot be written to")
+    refuses(lambda: plot.save_png(plot.figure(1.0, 1.0), Path("/dev/null/x.png")), "cannot be written to")
 
 
 # Pictures --------------------------------------------------------------------------------------------------
@@ -256,10 +256,10 @@ def test_pictures_show_what_was_found(tmp_path: Path) -> None:
     found = list(samplers.errors(2, 2, "log-linear", most=8, seed=0))
     curves = [list(line.get_ydata()) for ax in samplers.picture(found).axes for line in ax.lines]
     assert curves == [[row.error for row in curve] for curve in samplers.curves(found).values()]
-    assert plot.save(drawn, tmp_path / "deep" / "ratios.png").read_bytes().startswith(b"\x89PNG")
+    assert plot.save_png(drawn, tmp_path / "deep" / "ratios.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_picture_leaves_the_users_own_style_alone(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
-    plot.save(samplers.picture(list(samplers.errors(2, 1, "log-linear", most=8, seed=0))), tmp_path / "a.png")
+    plot.save_png(samplers.picture(list(samplers.errors(2, 1, "log-linear", most=8, seed=0))), tmp_path / "a.png")
     assert dict(matplotlib.rcParams) == before

@@ -216,7 +216,7 @@ def test_compare_refuses_runs_that_kept_different_data(
         other = trained(corpus, tmp_path / "shorter", "mean", length=16)
     code, out, err = say("compare", runs["mean"], other, "--plot", tmp_path / "plot.png")
     assert (code, out) == (2, "")
-    assert "did not keep the same data" in err
+    assert "have different validation data" in err
     assert "--data" in err
     assert not (tmp_path / "plot.png").exists()
 
@@ -245,9 +245,7 @@ def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, envi
         train=TrainConfig(batch_size=2, eval_every=0, eval_sequences=1),
         budget=BudgetConfig(steps=1),
     ).resolved()
-    training.run(
-        config, lambda: prepared(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None
-    )
+    training.run(config, lambda: prepared(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None)
     return tmp_path / "long"
 
 

@@ -13,8 +13,7 @@ from lm_eval.tasks import TaskManager
 from runs import SMALL, Sedd, ok
 
 from sedd import evaluation, factory
-from sedd.evaluation.lm_eval import Sedd as Model
-from sedd.evaluation.lm_eval import Wanted
+from sedd.evaluation.lm_eval import GenerationOptions, SeddLM
 from sedd.extras import install_hint
 
 KINDS = {"diffusion": ["--parameterization", "mean"], "autoregressive": ["--objective", "autoregressive"]}
@@ -97,7 +96,7 @@ def test_the_harness_runs_its_tasks_on_our_models(models: Callable[[str], Path],
         "exact" if kind == "autoregressive" else "lower bound on the log-probability"
     )
     assert (found["config"]["likelihood_stderr_nats"] == 0) == (kind == "autoregressive")
-    model = Model(str(models(kind)), draws=8)
+    model = SeddLM(str(models(kind)), draws=8)
     samples = found["samples"]["tiny_choices"]
     scores = model.loglikelihood(asked(*((d["question"], choice) for d in DOCUMENTS for choice in d["choices"])))
     assert [tuple(given[0]) for sample in samples for given in sample["resps"]] == scores
@@ -127,7 +126,7 @@ def test_an_answer_depends_on_seed_and_request_alone(models: Callable[[str], Pat
     ]
 
     def answers(batch: int, seed: int, order: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        model = Model(str(models("diffusion")), draws=8, seed=seed, batch_size=batch)
+        model = SeddLM(str(models("diffusion")), draws=8, seed=seed, batch_size=batch)
         scores = model.loglikelihood(asked(*questions[::order]))[::order]
         whole = model.loglikelihood_rolling(asked(*texts[::order]))[::order]
         return np.array(scores), np.array(whole), model.generate_until(asked(*writing[::order]))[::order]
@@ -138,12 +137,12 @@ def test_an_answer_depends_on_seed_and_request_alone(models: Callable[[str], Pat
         assert np.abs(a - c).max() > 1e-3
     assert first[2] == again[2]
     assert first[2] != other[2]
-    alone = Model(str(models("diffusion")), draws=8).loglikelihood(asked(questions[1]))
+    alone = SeddLM(str(models("diffusion")), draws=8).loglikelihood(asked(questions[1]))
     np.testing.assert_allclose(alone[0], first[0][1], rtol=1e-5)
 
 
 def test_a_repeated_request_is_another_sample(models: Callable[[str], Path]) -> None:
-    model = Model(str(models("diffusion")))
+    model = SeddLM(str(models("diffusion")))
     drawn = model.generate_until(asked(*[("the cat", {"max_gen_toks": 9, "do_sample": True})] * 3))
     assert len(set(drawn)) == 3
     likeliest = model.generate_until(asked(*[("the cat", {"max_gen_toks": 9})] * 2))
@@ -153,7 +152,7 @@ def test_a_repeated_request_is_another_sample(models: Callable[[str], Path]) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_is_what_the_model_would_write(models: Callable[[str], Path], kind: str) -> None:
     """Its own greedy continuation is greedy, and any other is not."""
-    model = Model(str(models(kind)), draws=2)
+    model = SeddLM(str(models(kind)), draws=2)
     tokenizer = model.loaded.tokenizer
     (text,) = model.generate_until(asked(("the cat", {"max_gen_toks": 4})))
     assert len(tokenizer.encode(text)) == 4
@@ -167,12 +166,12 @@ def test_greedy_is_what_the_model_would_write(models: Callable[[str], Path], kin
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_of_a_document_is_scored_once(models: Callable[[str], Path], kind: str) -> None:
     """The windows by themselves add up to the document; each depends on no other."""
-    model = Model(str(models(kind)), draws=512)
+    model = SeddLM(str(models(kind)), draws=512)
     text = "the cat sat on a mat and saw two small birds fly over old red houses"  # 68 bytes, windows of 32
     (whole,) = model.loglikelihood_rolling(asked((text,)))
     parts = [text[:32], text[32:64], text[64:]]
     scored = [
-        evaluation.after(np.zeros(0, np.int64), model.loaded.tokenizer.encode(p), model.loaded, draws=512)
+        evaluation.score_continuation(np.zeros(0, np.int64), model.loaded.tokenizer.encode(p), model.loaded, draws=512)
         for p in parts
     ]
     error = math.sqrt(sum((found.stderr * len(p)) ** 2 for found, p in zip(scored, parts, strict=True)))
@@ -184,7 +183,7 @@ def test_every_token_of_a_document_is_scored_once(models: Callable[[str], Path],
 
 def test_a_long_context_loses_its_beginning(models: Callable[[str], Path]) -> None:
     """As is the harness's way: the last tokens that fit."""
-    model = Model(str(models("autoregressive")))
+    model = SeddLM(str(models("autoregressive")))
     long, rest = "near water " * 9, "two small"
     kept = long[-(32 - len(rest)) :]
     assert model.loglikelihood(asked((long, rest))) == model.loglikelihood(asked((kept, rest)))
@@ -206,18 +205,18 @@ def test_a_long_context_loses_its_beginning(models: Callable[[str], Path]) -> No
 )
 def test_options_of_generation(options: dict[str, object], expected: tuple[object, ...]) -> None:
     tokens, stops, temperature = expected
-    wanted = Wanted.read(options, 32)
-    assert (wanted.tokens, wanted.stops) == (tokens, stops)
-    assert (wanted.warping and wanted.warping.temperature) == temperature
+    parsed = GenerationOptions.parse(options, 32)
+    assert (parsed.tokens, parsed.stops) == (tokens, stops)
+    assert (parsed.warping and parsed.warping.temperature) == temperature
 
 
 def test_texts_are_cut_at_the_first_stop() -> None:
-    assert Wanted(9, ("wo", "\n"), None).cut("one\ntwo") == "one"
-    assert Wanted(9, ("x",), None).cut("one\ntwo") == "one\ntwo"
+    assert GenerationOptions(9, ("wo", "\n"), None).truncate("one\ntwo") == "one"
+    assert GenerationOptions(9, ("x",), None).truncate("one\ntwo") == "one\ntwo"
 
 
 def test_what_cannot_be_asked_is_a_sentence(models: Callable[[str], Path], sedd: Sedd, tmp_path: Path) -> None:
-    model = Model(str(models("diffusion")))
+    model = SeddLM(str(models("diffusion")))
     with pytest.raises(ValueError, match="33 tokens and the model was trained on 32"):
         model.loglikelihood(asked(("a", "b" * 33)))
     with pytest.raises(ValueError, match="empty"):
@@ -225,16 +224,16 @@ def test_what_cannot_be_asked_is_a_sentence(models: Callable[[str], Path], sedd:
     with pytest.raises(ValueError, match="max_gen_toks is 33"):
         model.generate_until(asked(("a", {"max_gen_toks": 33})))
     with pytest.raises(ValueError, match="nowhere holds no model"):
-        Model("nowhere")
+        SeddLM("nowhere")
     with pytest.raises(ValueError, match="batch_size is 'auto'"):
-        Model(str(models("diffusion")), batch_size="auto")
+        SeddLM(str(models("diffusion")), batch_size="auto")
     with pytest.raises(ValueError, match="draws is 3"):
-        Model(str(models("diffusion")), draws=3).loglikelihood(asked(("a", "b")))
+        SeddLM(str(models("diffusion")), draws=3).loglikelihood(asked(("a", "b")))
     (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
     records = ["--set", "data.packing=lines", "--set", "model.seq_len=8", "--steps", 1, "--out", tmp_path / "run"]
     ok(sedd("train", tmp_path / "names.txt", *SMALL, *records))
     with pytest.raises(ValueError, match="padded records"):
-        Model(factory.load(tmp_path / "run"))
+        SeddLM(factory.load(tmp_path / "run"))
 
 
 def test_the_command_line_is_the_harness_s_own(sedd: Sedd, models: Callable[[str], Path], tasks: Path) -> None:

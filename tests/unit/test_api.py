@@ -119,8 +119,8 @@ def test_bounds_are_those_of_sedd_score(model: sedd.Model) -> None:
     texts = ["abcabc", "def abc abc"]
     bounds = model.bound(texts, draws=16, seed=3)
     here = Ranks(0, 1, model.loaded.device)
-    for bound, corpus in zip(bounds, evaluation.alone(texts, model.loaded), strict=True):
-        record = evaluation.evaluate(model.loaded, corpus, evaluation.ALONE, here, draws=16, seed=3)
+    for bound, corpus in zip(bounds, evaluation.text_corpora(texts, model.loaded), strict=True):
+        record = evaluation.evaluate(model.loaded, corpus, evaluation.SINGLE_TEXT, here, draws=16, seed=3)
         assert round(bound.nats_per_token, 5) == record["nats_per_token"]
         assert round(bound.stderr / bound.tokens, 6) == record["stderr_nats_per_token"]
         assert round(bound.bits_per_char, 5) == record["bits_per_char"]
@@ -136,7 +136,9 @@ def test_bounds_are_those_of_sedd_score(model: sedd.Model) -> None:
 def test_what_is_given_is_not_scored(model: sedd.Model) -> None:
     """A continuation, as `evaluate.after` has it: read behind the context, and counted by itself."""
     (rest,) = model.bound("def", given="abc", draws=16, seed=1)
-    found = evaluation.after(*evaluation.split("abc", "def", model.loaded), model.loaded, draws=16, seed=1)
+    found = evaluation.score_continuation(
+        *evaluation.encode_continuation("abc", "def", model.loaded), model.loaded, draws=16, seed=1
+    )
     assert (rest.tokens, rest.nats, rest.stderr) == (3, 3 * found.nats, 3 * found.stderr)
     assert rest.nats != model.bound("def", draws=16, seed=1)[0].nats
 

@@ -15,7 +15,7 @@ from sedd import data, evaluation, factory, tokenizer
 from sedd.config import DataConfig, ModelConfig, RunConfig
 from sedd.data import readers
 from sedd.evaluation import detokenize
-from sedd.evaluation.packing import Batches, Stream, Whole
+from sedd.evaluation.packing import DropRemainder, KeepRemainder, ShardedBatches
 from sedd.evaluation.protocols import DATASETS, PROTOCOLS, Protocol
 
 # Golden strings: a spaced-out text, and what the published rules make of it, written by hand -----------------
@@ -78,8 +78,8 @@ def test_lambada() -> None:
 
 def test_rows_of_a_benchmark() -> None:
     """WikiText's lines keep their ends and empty ones are rows; PTB's are stripped and empty ones are none."""
-    assert DATASETS["wikitext2"].rows(" = A = \n \n b @-@ c . \n") == [" = A =\n", "", " b-c.\n"]
-    assert DATASETS["ptb"].rows(" it 's \n\n here \n") == ["it's", "here"]
+    assert DATASETS["wikitext2"].split_rows(" = A = \n \n b @-@ c . \n") == [" = A =\n", "", " b-c.\n"]
+    assert DATASETS["ptb"].split_rows(" it 's \n\n here \n") == ["it's", "here"]
 
 
 # Packing ------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def joined(rows: list[np.ndarray]) -> list[int]:
 @over(ROWS, st.integers(1, 6))
 def test_whole_drops_nothing_and_stream_the_rest_alone(rows: list[np.ndarray], length: int) -> None:
     rows = [row.astype(np.int64) for row in rows]
-    whole, stream = Whole()(rows, length), Stream()(rows, length)
+    whole, stream = KeepRemainder()(rows, length), DropRemainder()(rows, length)
     assert joined(whole) == joined(rows)
     assert all(len(block) == length for block in whole[:-1])
     assert joined(stream) == joined(rows)[: len(joined(rows)) // length * length]
@@ -112,7 +112,7 @@ def test_batches_as_published(rows: list[np.ndarray], length: int, shards: int, 
         for i in range(0, count, size):
             tokens = joined(part[i : i + size])
             expected += tokens[: len(tokens) // length * length]
-    assert joined(Batches(rows=size, shards=shards)(rows, length)) == expected
+    assert joined(ShardedBatches(rows=size, shards=shards)(rows, length)) == expected
 
 
 # Files --------------------------------------------------------------------------------------------------------
@@ -128,16 +128,16 @@ def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> factory.Lo
 def read(
     path: Path, protocol: Protocol | str, model: factory.LoadedModel, dataset: str | None = None
 ) -> evaluation.Corpus:
-    chosen = evaluation.protocol(protocol) if isinstance(protocol, str) else protocol
-    return evaluation.given(str(path), chosen, model, dataset, None)
+    chosen = evaluation.get_protocol(protocol) if isinstance(protocol, str) else protocol
+    return evaluation.read_corpus(str(path), chosen, model, dataset, None)
 
 
 def test_strict_reads_all_and_counts_characters(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("héllo world")
     corpus = read(path, "strict", loaded(tokenizer.Bytes(), 5))
-    assert [len(row) for row in corpus.rows] == [5, 5, 2]
-    assert bytes(joined(corpus.rows)).decode() == "héllo world"
+    assert [len(row) for row in corpus.sequences] == [5, 5, 2]
+    assert bytes(joined(corpus.sequences)).decode() == "héllo world"
     assert corpus.characters_per_token == pytest.approx(11 / 12)
     assert corpus.bytes_per_token == 1
 
@@ -149,8 +149,8 @@ def test_strict_puts_end_of_text_between_documents_as_training_does(tmp_path: Pa
     corpus = read(path, "strict", loaded(made, 100))
     index = data.prepare([path], tmp_path / "shards", made)
     trained = data.TokenBlocks.open(tmp_path / "shards", index.tokens, "all").read(np.array([0]))[0]
-    np.testing.assert_array_equal(corpus.rows[0], trained[0])
-    assert corpus.rows[0].tolist().count(256) == 2
+    np.testing.assert_array_equal(corpus.sequences[0], trained[0])
+    assert corpus.sequences[0].tolist().count(256) == 2
 
 
 def test_packing_does_not_depend_on_pieces_or_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +163,10 @@ def test_packing_does_not_depend_on_pieces_or_workers(tmp_path: Path, monkeypatc
         folder = tmp_path / f"shards-{workers}"
         data.prepare([path], folder, made, workers=workers)
         again = read(folder, "strict", model)
-        assert joined(again.rows) == joined(whole.rows)
-        assert [*map(len, again.rows)] == [*map(len, whole.rows)]
+        assert joined(again.sequences) == joined(whole.sequences)
+        assert [*map(len, again.sequences)] == [*map(len, whole.sequences)]
     monkeypatch.setattr(readers, "PIECE", 777)
-    assert joined(read(path, "strict", model).rows) == joined(whole.rows)
+    assert joined(read(path, "strict", model).sequences) == joined(whole.sequences)
 
 
 def test_sedd_ends_every_row_and_mdlm_none(tmp_path: Path) -> None:
@@ -184,13 +184,13 @@ def test_sedd_ends_every_row_and_mdlm_none(tmp_path: Path) -> None:
     for shard in shards:
         part = [token for number in shard for token in rows[number]]
         expected += part[: len(part) // 1024 * 1024]
-    assert joined(corpus.rows) == expected
+    assert joined(corpus.sequences) == expected
     assert (corpus.split, corpus.dataset) == ("train", "wikitext2")
     valid = tmp_path / "wikitext103-valid.tokens"
     valid.write_text(" some words , and more . \n" * 60)
     corpus = read(valid, "mdlm", model)
-    assert 256 not in joined(corpus.rows)
-    assert joined(corpus.rows) == list((" some words, and more.\n" * 60).encode())[:1024]
+    assert 256 not in joined(corpus.sequences)
+    assert joined(corpus.sequences) == list((" some words, and more.\n" * 60).encode())[:1024]
     assert corpus.split == "validation"
 
 
@@ -204,17 +204,17 @@ def test_lambada_rows_come_from_json(tmp_path: Path) -> None:
     path.write_text(json.dumps({"text": "“One\n\ntwo” "}) + "\n")
     short = dataclasses.replace(PROTOCOLS["sedd"], length=4)
     corpus = read(path, short, loaded(tokenizer.Bytes().with_specials(eos=True, pad=False), 4))
-    assert joined(corpus.rows) == [*b'\n"One\n\ntwo"', 256]
+    assert joined(corpus.sequences) == [*b'\n"One\n\ntwo"', 256]
 
 
 def test_text8p_is_a_part_of_the_text_in_windows(tmp_path: Path, refuses: Callable[..., object]) -> None:
     path, letters = tmp_path / "text8", "the quick brown fox jumps over the lazy dog " * 3
     path.write_text(letters)
     model = loaded(tokenizer.Characters(alphabet=PROTOCOLS["text8p"].alphabet), 16)
-    small = dataclasses.replace(PROTOCOLS["text8p"], characters=(40, 100), length=16)
+    small = dataclasses.replace(PROTOCOLS["text8p"], char_range=(40, 100), length=16)
     corpus = read(path, small, model)
-    assert [len(row) for row in corpus.rows] == [16, 16, 16]
-    assert model.tokenizer.decode(np.concatenate(corpus.rows)) == letters[40:88]
+    assert [len(row) for row in corpus.sequences] == [16, 16, 16]
+    assert model.tokenizer.decode(np.concatenate(corpus.sequences)) == letters[40:88]
     refuses(lambda: read(path, "text8p", loaded(model.tokenizer, 256)), "74,000,000", "text8p")
     path.write_text(letters.replace("fox", "FOX"))
     refuses(lambda: read(path, small, model), "'F'", "text8p")
@@ -228,9 +228,9 @@ def test_records_are_scored_as_records(tmp_path: Path, refuses: Callable[..., ob
     path.write_text("abc\nb\n\ncab\n")
     letters = tokenizer.Characters(alphabet="abc")
     ignoring = read(path, "strict", loaded(letters, 4, packing="lines", pad="ignore"))
-    assert [row.tolist() for row in ignoring.rows] == [[0, 1, 2], [1], [2, 0, 1]]
+    assert [row.tolist() for row in ignoring.sequences] == [[0, 1, 2], [1], [2, 0, 1]]
     filling = read(path, "strict", loaded(letters.with_specials(eos=False, pad=True), 4, packing="lines"))
-    assert [row.tolist() for row in filling.rows] == [[0, 1, 2, 3], [1, 3, 3, 3], [2, 0, 1, 3]]
+    assert [row.tolist() for row in filling.sequences] == [[0, 1, 2, 3], [1, 3, 3, 3], [2, 0, 1, 3]]
     assert filling.characters_per_token == pytest.approx(7 / 12)
     refuses(lambda: read(path, "strict", loaded(letters, 2, packing="lines", pad="ignore")), "3 tokens", "trained on 2")
     refuses(lambda: read(path, "sedd", loaded(letters, 4, packing="lines"), "ptb"), "reads records", "strict")
@@ -241,24 +241,24 @@ def test_integers_have_no_characters(tmp_path: Path, refuses: Callable[..., obje
     np.save(path, np.arange(10) % 4)
     corpus = read(path, "strict", loaded(tokenizer.Integers(size=4), 4))
     assert corpus.characters_per_token is None
-    assert [len(row) for row in corpus.rows] == [4, 4, 2]
+    assert [len(row) for row in corpus.sequences] == [4, 4, 2]
     refuses(lambda: read(path, "strict", loaded(tokenizer.Bytes(), 4)), "holds integers", "bytes")
 
 
 def test_texts_alone(refuses: Callable[..., object]) -> None:
     model = loaded(tokenizer.Bytes(), 5)
-    one, two = evaluation.alone(["ab", "cdefg"], model)
-    assert (one.rows[0].tolist(), two.tokens) == ([97, 98], 5)
-    refuses(lambda: evaluation.alone(["abcdef"], model), "6 tokens", "trained on 5", "strict")
-    refuses(lambda: evaluation.alone(["a", ""], model), "empty")
-    refuses(lambda: evaluation.alone(["é"], loaded(tokenizer.Characters(alphabet="ab"), 5)), "'é'", "tokenizer")
+    one, two = evaluation.text_corpora(["ab", "cdefg"], model)
+    assert (one.sequences[0].tolist(), two.tokens) == ([97, 98], 5)
+    refuses(lambda: evaluation.text_corpora(["abcdef"], model), "6 tokens", "trained on 5", "strict")
+    refuses(lambda: evaluation.text_corpora(["a", ""], model), "empty")
+    refuses(lambda: evaluation.text_corpora(["é"], loaded(tokenizer.Characters(alphabet="ab"), 5)), "'é'", "tokenizer")
 
 
 def test_what_protocols_refuse(tmp_path: Path, refuses: Callable[..., object]) -> None:
     model = loaded(tokenizer.Bytes().with_specials(eos=True, pad=False), 1024)
     for name in ("wikitext2-test.txt", "ptb.test.txt", "notes.txt", "lm1b-test.txt"):
         (tmp_path / name).write_text("some words\n")
-    refuses(lambda: evaluation.protocol("paper"), "'paper'", "strict", "sedd", "mdlm", "text8p")
+    refuses(lambda: evaluation.get_protocol("paper"), "'paper'", "strict", "sedd", "mdlm", "text8p")
     refuses(lambda: read(tmp_path / "wikitext2-test.txt", "sedd", model), "test split", "scores train", "strict")
     refuses(lambda: read(tmp_path / "notes.txt", "sedd", model), "notes.txt", "--dataset")
     refuses(lambda: read(tmp_path / "notes.txt", "sedd", model, "text8"), "'text8'", "lambada")
@@ -269,11 +269,15 @@ def test_what_protocols_refuse(tmp_path: Path, refuses: Callable[..., object]) -
     refuses(lambda: read(tmp_path / "none.txt", "strict", model), "none.txt does not exist")
     (tmp_path / "empty.txt").write_text("")
     refuses(lambda: read(tmp_path / "empty.txt", "strict", model), "empty.txt holds no text")
-    sedd, strict = evaluation.protocol("sedd"), evaluation.protocol("strict")
-    refuses(lambda: evaluation.suite("few-shot", sedd, None), "'few-shot'", "zero-shot")
-    refuses(lambda: evaluation.suite("zero-shot", strict, None), "strict", "sedd, mdlm")
-    refuses(lambda: evaluation.suite("zero-shot", evaluation.protocol("mdlm"), ["wikitext2"]), "'wikitext2'", "lambada")
-    refuses(lambda: sedd.file_in(tmp_path, "lambada"), "LAMBADA (test)", "begins with lambada")
+    sedd, strict = evaluation.get_protocol("sedd"), evaluation.get_protocol("strict")
+    refuses(lambda: evaluation.suite_datasets("few-shot", sedd, None), "'few-shot'", "zero-shot")
+    refuses(lambda: evaluation.suite_datasets("zero-shot", strict, None), "strict", "sedd, mdlm")
+    refuses(
+        lambda: evaluation.suite_datasets("zero-shot", evaluation.get_protocol("mdlm"), ["wikitext2"]),
+        "'wikitext2'",
+        "lambada",
+    )
+    refuses(lambda: sedd.find_file(tmp_path, "lambada"), "LAMBADA (test)", "begins with lambada")
 
 
 def test_prepared_data_of_another_tokenizer(tmp_path: Path, refuses: Callable[..., object]) -> None:
@@ -288,12 +292,16 @@ def test_prepared_data_of_another_tokenizer(tmp_path: Path, refuses: Callable[..
 
 def test_protocols_never_share_a_table(refuses: Callable[..., object]) -> None:
     facts = {"terms_included": ["diffusion"], "is_exact": False, "nats_per_token": 1.0}
-    sedd, mdlm = ({**facts, **evaluation.protocol(name).facts()} for name in ("sedd", "mdlm"))
-    assert evaluation.table([sedd, sedd], ["nats_per_token"]) == [[1.0], [1.0]]
-    refuses(lambda: evaluation.table([sedd, mdlm], ["nats_per_token"]), "mdlm and sedd", "never share a table")
+    sedd, mdlm = ({**facts, **evaluation.get_protocol(name).as_record()} for name in ("sedd", "mdlm"))
+    assert evaluation.likelihood_table([sedd, sedd], ["nats_per_token"]) == [[1.0], [1.0]]
+    refuses(
+        lambda: evaluation.likelihood_table([sedd, mdlm], ["nats_per_token"]), "mdlm and sedd", "cannot share a table"
+    )
     whole = {**sedd, "terms_included": ["diffusion", "prior", "reconstruction"]}
-    refuses(lambda: evaluation.table([sedd, whole], ["nats_per_token"]), "terms_included")
-    assert len(evaluation.table([sedd, {**whole, "is_exact": True}], ["nats_per_token"])) == 2  # a likelihood itself
+    refuses(lambda: evaluation.likelihood_table([sedd, whole], ["nats_per_token"]), "terms_included")
+    assert (
+        len(evaluation.likelihood_table([sedd, {**whole, "is_exact": True}], ["nats_per_token"])) == 2
+    )  # a likelihood itself
 
 
 @pytest.mark.parametrize(
@@ -312,14 +320,14 @@ def test_real_benchmarks(corpora: Path, gpt2: Path, name: str, dataset: str, blo
     corpus = read(path, "sedd", model)
     assert corpus.dataset == dataset
     assert len(corpus) == blocks
-    assert all(len(row) == 1024 for row in corpus.rows)
-    text = model.tokenizer.decode(corpus.rows[0])
+    assert all(len(row) == 1024 for row in corpus.sequences)
+    text = model.tokenizer.decode(corpus.sequences[0])
     assert not any(spaced in text for spaced in (" @-@ ", " n't ", " , and", "<unk>"))
 
 
 def test_every_line_of_wikitext_is_a_row(corpora: Path) -> None:
     """36,718 lines and 2,051,910 words: 2,088,628 tokens with an end each, as the corpus is published."""
     text = lzma.decompress((corpora / "eval" / "wikitext2-train.txt.xz").read_bytes()).decode()
-    rows = DATASETS["wikitext2"].rows(text)
+    rows = DATASETS["wikitext2"].split_rows(text)
     assert len(rows) == 36_718
     assert sum(len(line.split()) for line in text.split("\n")) + len(rows) == 2_088_628

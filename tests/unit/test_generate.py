@@ -195,7 +195,7 @@ class Page(HTMLParser):
 def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
     text = '<script>alert("x")</script>&'
     row = generate.GeneratedSequence(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
-    page = Page(trace.html([trace.tokens(BYTES, row)], "a <b>title</b>", "about"))
+    page = Page(trace.trace_page([trace.tokens(BYTES, row)], "a <b>title</b>", "about"))
     assert page.steps == list(range(1, len(text) - 7))
     assert page.given == 8
     assert page.scripts == 1  # its own
@@ -205,7 +205,7 @@ def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
 
 def test_a_picture_is_a_png(tmp_path: Path) -> None:
     row = generate.GeneratedSequence(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
-    trace.png([trace.tokens(BYTES, row)], "title", tmp_path / "trace.png")
+    trace.save_trace_png([trace.tokens(BYTES, row)], "title", tmp_path / "trace.png")
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     placed, lines = trace._lines([trace.tokens(BYTES, row)])
     assert all(x + len(text) <= trace.WIDTH and y < lines for _, text, x, y in placed)

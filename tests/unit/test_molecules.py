@@ -12,22 +12,22 @@ Refuses = Callable[..., None]
 
 
 def test_ways_to_write_a_molecule_are_one() -> None:
-    assert molecules.canonical("OCC") == molecules.canonical("C(O)C") == "CCO"
-    assert [molecules.canonical(text) for text in ("C(", "c1cc", "C(C)(C)(C)(C)C", "", "water")] == [None] * 5
+    assert molecules.canonical_smiles("OCC") == molecules.canonical_smiles("C(O)C") == "CCO"
+    assert [molecules.canonical_smiles(text) for text in ("C(", "c1cc", "C(C)(C)(C)(C)C", "", "water")] == [None] * 5
 
 
 def test_texts_are_counted() -> None:
     """Ethanol twice and acetic acid are molecules, the rest is none; ethanol was known, in another spelling."""
-    found = molecules.quality(["OCC", "CCO", "CC(=O)O", "C((", ""], known=["C(C)O", "C"])
+    found = molecules.measure_molecules(["OCC", "CCO", "CC(=O)O", "C((", ""], known=["C(C)O", "C"])
     assert found == (5, 3, 2, 1)
-    assert molecules.quality([]) == (0, 0, 0, 0)
+    assert molecules.measure_molecules([]) == (0, 0, 0, 0)
 
 
 def test_refusals_are_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    molecules.canonical("c1cc(")
+    molecules.canonical_smiles("c1cc(")
     assert capfd.readouterr() == ("", "")
 
 
 def test_without_rdkit_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
     monkeypatch.setitem(sys.modules, "rdkit", None)
-    refuses(lambda: molecules.canonical("C"), install_hint("molecules"))
+    refuses(lambda: molecules.canonical_smiles("C"), install_hint("molecules"))

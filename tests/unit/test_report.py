@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sedd import data, factory, training
+from sedd import data, factory, templates, training
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
 from sedd.evaluation import report
 from sedd.runtime import run_log
@@ -70,8 +70,8 @@ def is_inert(page: str) -> bool:
 
 
 def page(folder: Path, count: int = 4) -> str:
-    story = report.read(folder)
-    return report.page(story, report.samples(story, count, seed=0))
+    history = report.read_run(folder)
+    return report.render_report(history, report.report_samples(history, count, seed=0))
 
 
 RECORDS = [record(step, seconds=step / 2, **(bound(step) if step % 50 == 0 else {})) for step in range(10, 301, 10)]
@@ -86,7 +86,9 @@ def test_a_text_that_looks_like_a_page_is_text(tmp_path: Path, monkeypatch: pyte
     assert text.count(EVIL) == 2  # the sample, and the line about the run
     assert json.dumps([EVIL], ensure_ascii=False) in text
     assert "<b onclick=x>run" in text
-    monkeypatch.setattr(report, "escape", lambda text: text)
+    unescaped = templates.environment()
+    monkeypatch.setattr(unescaped, "autoescape", False)
+    monkeypatch.setattr(unescaped, "cache", None)  # or the templates compiled with escaping are used again
     assert not is_inert(page(run))
 
 
@@ -105,7 +107,7 @@ def test_pictures_are_drawn_for_who_does_not_see_them(tmp_path: Path) -> None:
     found = Reader(made)
     labels = [value for name, value in found.attributes if name == "aria-label"]
     assert found.tags.count("svg") == len(labels) == 2
-    assert "from 4.900 nats a token at step 10 to 2.000 at step 300" in labels[0]
+    assert "from 4.900 nats per token at step 10 to 2.000 at step 300" in labels[0]
     assert "currentColor" in made
     assert "#000000" not in made  # black on black, in the dark
 
@@ -113,7 +115,7 @@ def test_pictures_are_drawn_for_who_does_not_see_them(tmp_path: Path) -> None:
 def test_curves_stand_where_the_log_puts_them() -> None:
     """A bound that was logged without the time stands between the readings before and after it."""
     records = [record(10, seconds=5.0), {"step": 15, "tokens": 1500, **bound(15)}, record(20, seconds=25.0)]
-    panels = report.curves(records).axes
+    panels = report.plot_training(records).axes
     assert len(panels) == 3
     for ax, expected in zip(panels, (15, 1500, 15.0), strict=True):
         (held_out,) = (line for line in ax.lines if line.get_marker() == "o")
@@ -123,16 +125,16 @@ def test_curves_stand_where_the_log_puts_them() -> None:
 
 
 def test_long_curves_are_means_of_neighbours() -> None:
-    records = [record(step) for step in range(1, 3 * report.MOST_POINTS + 1)]
-    curve = report.curves(records).axes[0].lines[0].get_xydata()
-    assert len(curve) == report.MOST_POINTS
+    records = [record(step) for step in range(1, 3 * report.MAX_POINTS + 1)]
+    curve = report.plot_training(records).axes[0].lines[0].get_xydata()
+    assert len(curve) == report.MAX_POINTS
     assert np.allclose(curve[0], [2, 5 - 2 / 100])  # of steps 1, 2, 3
     assert np.isclose(curve[:, 1].mean(), np.mean([r["loss"] for r in records]))
 
 
 def test_loss_by_time_is_a_mean_over_thirds() -> None:
     records = [record(step) | {"loss_by_time": [float(step), 0.0]} for step in (1, 2, 3, 4, 5, 6)]
-    lines = report.by_time(records).axes[0].lines
+    lines = report.plot_loss_by_time(records).axes[0].lines
     assert [line.get_ydata()[0] for line in lines] == [1.5, 3.5, 5.5]
     assert lines[0].get_xdata().tolist() == [0.25, 0.75]
 
@@ -157,23 +159,23 @@ def test_runs_that_are_not_over(tmp_path: Path, records: list[dict[str, Any]], t
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
-    refuses(lambda: report.read(tmp_path), "log.jsonl", "not the folder of a run")
-    refuses(lambda: report.read(write(tmp_path, [], '{"step": 1')), "logged nothing yet")
-    refuses(lambda: report.read(write(tmp_path, RECORDS, "not json\n")), "cannot be read")
-    refuses(lambda: report.read(write(tmp_path, RECORDS, '{"text": "x"}\n')), "no record of a step")
+    refuses(lambda: report.read_run(tmp_path), "log.jsonl", "not the folder of a run")
+    refuses(lambda: report.read_run(write(tmp_path, [], '{"step": 1')), "logged nothing yet")
+    refuses(lambda: report.read_run(write(tmp_path, RECORDS, "not json\n")), "cannot be read")
+    refuses(lambda: report.read_run(write(tmp_path, RECORDS, '{"text": "x"}\n')), "no record of a step")
     (write(tmp_path, RECORDS) / "config.json").unlink()
-    refuses(lambda: report.read(tmp_path), "config.json", "cannot be read")
-    story = report.read(write(tmp_path, RECORDS))
-    refuses(lambda: report.samples(story, -1, 0), "samples is -1")
+    refuses(lambda: report.read_run(tmp_path), "config.json", "cannot be read")
+    history = report.read_run(write(tmp_path, RECORDS))
+    refuses(lambda: report.report_samples(history, -1, 0), "samples is -1")
 
 
 def test_the_environment_of_the_run_goes_before_that_of_the_page(tmp_path: Path) -> None:
     run = write(tmp_path, RECORDS)
-    assert "the run took no note" in page(run)
+    assert "the run recorded no environment" in page(run)
     (run / "environment.json").write_text(json.dumps({"torch": "0.0.7"}))
     text = Reader(page(run)).text
     assert "0.0.7" in text
-    assert "Where the run began" in text
+    assert "At the start of the run" in text
 
 
 def test_the_commit_is_that_of_this_source() -> None:
@@ -198,15 +200,15 @@ def test_samples_come_from_the_newest_checkpoint(tmp_path: Path, objective: str)
     training.run(
         config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, on_event=lambda kind, record: None
     )
-    story = report.read(tmp_path / "run")
-    drawn = report.samples(story, 3, seed=1)
-    assert drawn == report.samples(story, 3, seed=1)
-    assert drawn.texts != report.samples(story, 3, seed=2).texts
+    history = report.read_run(tmp_path / "run")
+    drawn = report.report_samples(history, 3, seed=1)
+    assert drawn == report.report_samples(history, 3, seed=1)
+    assert drawn.texts != report.report_samples(history, 3, seed=2).texts
     assert "step-00000002" in drawn.origin
     assert [len(text) for text in drawn.texts] == [12, 12, 12]
     assert set("".join(drawn.texts)) <= set("one two buckle my shoe\n")
-    assert report.samples(story, 0, seed=0).texts == []
-    made = Reader(report.page(story, drawn)).text
+    assert report.report_samples(history, 0, seed=0).texts == []
+    made = Reader(report.render_report(history, drawn)).text
     assert all(text in made for text in drawn.texts)
 
 

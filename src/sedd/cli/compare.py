@@ -33,28 +33,28 @@ def compare(
     from sedd.evaluation import compare as comparison
     from sedd.runtime import distributed
 
-    chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
-    path, curves, rows = comparison.plottable(plot), [comparison.curve(run) for run in runs], []
+    chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
+    path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
     with distributed.process_group() as ranks:
         models = [factory.load(run, device=str(ranks.device)) for run in runs]
         texts = [text for model in models for text in corpora(model, data, chosen)]
-        comparison.same_data([str(run) for run in runs], texts)
+        comparison.require_same_data([str(run) for run in runs], texts)
         for run, model, corpus in zip(runs, models, texts, strict=True):
             with watched(str(run), shown=ranks.is_main) as on_progress:
                 record = evaluation.evaluate(
                     model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
                 )
-            rows.append(comparison.row(run, model, record))
+            rows.append(comparison.run_record(run, model, record))
         first = ranks.is_main
     if first:
-        comparison.draw(rows, curves, path)
+        comparison.write_comparison(rows, curves, path)
         _print(rows, as_json)
 
 
 def _print(rows: list[dict[str, object]], as_json: bool) -> None:
     from sedd.evaluation import compare as comparison
 
-    cells = comparison.cells(rows)
+    cells = comparison.table_cells(rows)
     if as_json:
         for row in rows:
             print(json.dumps(row))

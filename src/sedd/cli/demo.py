@@ -56,7 +56,7 @@ def _lines(rows: Iterable[dict[str, Any]]) -> None:
 def _keep(figure: "Figure", path: Path) -> None:
     from sedd import plot
 
-    Console(stderr=True).print(f"picture: {plot.save(figure, path)}", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"picture: {plot.save_png(figure, path)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @lab.command("bound")

@@ -78,12 +78,13 @@ def evaluate(
 
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
-    chosen = evaluation.protocol(protocol or ("strict" if data else "held-out"))
+    chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
         loaded = factory.labelled(factory.load(model, device=str(ranks.device)), label)
-        if chosen.tokens not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
-            note = f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {chosen.tokens:,}"
+        published = chosen.published_vocab_size
+        if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
+            note = f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {published:,}"
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char alone", file=sys.stderr)
         records = []
         for corpus in corpora(loaded, data, chosen, suite, dataset, column):
@@ -109,22 +110,22 @@ def corpora(
     from sedd.training import prepared
 
     if suite is not None:
-        names = evaluation.suite(suite, protocol, dataset)
-        paths = [protocol.file_in(Path(data or "."), name) for name in names]
+        names = evaluation.suite_datasets(suite, protocol, dataset)
+        paths = [protocol.find_file(Path(data or "."), name) for name in names]
         for path, name in zip(paths, names, strict=True):
-            yield evaluation.given(str(path), protocol, loaded, name, column)
+            yield evaluation.read_corpus(str(path), protocol, loaded, name, column)
     elif dataset and len(dataset) > 1:
         raise ValueError(f"dataset is {' and '.join(dataset)}; a file is one of them, several go with --suite")
-    elif protocol.is_own:
+    elif protocol.uses_validation_split:
         if data is not None:
             raise ValueError(f"protocol {protocol.name} scores what the run kept from its own data; leave DATA out")
-        yield evaluation.held_out(prepared(loaded.config), loaded)
+        yield evaluation.validation_corpus(prepared(loaded.config), loaded)
     elif data is None:
         raise ValueError(
             f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to score what the run kept"
         )
     else:
-        yield evaluation.given(data, protocol, loaded, dataset[0] if dataset else None, column)
+        yield evaluation.read_corpus(data, protocol, loaded, dataset[0] if dataset else None, column)
 
 
 DESCRIBED = (
@@ -137,7 +138,7 @@ SHOWN = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_na
 def _print(records: list[dict[str, Any]], as_json: bool, as_table: bool) -> None:
     from sedd import evaluation
 
-    rows = evaluation.table(records, SHOWN)
+    rows = evaluation.likelihood_table(records, SHOWN)
     if as_json:
         for record in records:
             print(json.dumps(record))
@@ -184,8 +185,8 @@ def score(
     look = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
         loaded = factory.labelled(factory.load(model, device=str(ranks.device)), label)
-        for text, corpus in zip(given, evaluation.alone(given, loaded), strict=True):
-            record = look(loaded, corpus, evaluation.ALONE, ranks)
+        for text, corpus in zip(given, evaluation.text_corpora(given, loaded), strict=True):
+            record = look(loaded, corpus, evaluation.SINGLE_TEXT, ranks)
             if ranks.is_main:
                 _score_line({"text": text, **record}, as_json)
 

@@ -250,7 +250,7 @@ def _deliver(records: list[Record], swept: list[str], out: list[Path], as_json: 
     rows = table(records, columns)
     for path in out:
         if path.suffix in PICTURES:
-            plot.save(picture(records, swept), path)
+            plot.save_png(picture(records, swept), path)
         else:
             with written(path):
                 path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")

@@ -23,13 +23,13 @@ def report(
     """
     from sedd.evaluation import report as reports
 
-    story = reports.read(run)
+    history = reports.read_run(run)
     with Console(stderr=True).status("drawing samples"):
-        texts = reports.samples(story, samples, seed)
+        texts = reports.report_samples(history, samples, seed)
     path = out or run / "report.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(reports.page(story, texts))
+        path.write_text(reports.render_report(history, texts))
     except OSError as error:
         raise ValueError(f"{path} cannot be written to ({error.strerror}); choose another --out") from None
-    show({"report": str(path), "step": story.records[-1]["step"], "samples": len(texts.texts)}, as_json)
+    show({"report": str(path), "step": history.records[-1]["step"], "samples": len(texts.texts)}, as_json)

@@ -174,9 +174,9 @@ def trace(
     about = f"Sampler {name}, {steps} steps, seed {seed}."
     with written(out):
         if out.suffix == ".png":
-            generate.trace.png(rows, f"{title}. {about}", out)
+            generate.trace.save_trace_png(rows, f"{title}. {about}", out)
         else:
-            out.write_text(generate.trace.html(rows, title, about), encoding="utf-8")
+            out.write_text(generate.trace.trace_page(rows, title, about), encoding="utf-8")
     print(out)
     _cost(job)
 

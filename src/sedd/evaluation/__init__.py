@@ -1,29 +1,29 @@
-"""Evaluation: the likelihood of a data set under a model, by a protocol that has a name.
+"""Evaluation: likelihoods of data sets under a named protocol, and the quality of samples.
 
-A `Protocol` says how text becomes sequences, `given`, `held_out` and `alone` make a `Corpus` of them, `evaluate` gives
-the number and everything it depends on, and `table` puts such records side by side if they may stand there. `after`
-scores what follows a context.
+A `Protocol` states how text becomes sequences; `read_corpus`, `validation_corpus` and `text_corpora` build a `Corpus`;
+`evaluate` returns its likelihood with everything the number depends on; `likelihood_table` puts comparable results side
+by side; `score_continuation` scores a continuation given its context. Sample quality is in `evaluation.quality`.
 """
 
-from sedd.evaluation.continuation import after, running, split
-from sedd.evaluation.corpus import Corpus, alone, given, held_out
-from sedd.evaluation.protocols import ALONE, DATASETS, PROTOCOLS, Protocol, protocol, suite
-from sedd.evaluation.results import evaluate, table
+from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
+from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
+from sedd.evaluation.protocols import DATASETS, PROTOCOLS, SINGLE_TEXT, Protocol, get_protocol, suite_datasets
+from sedd.evaluation.results import evaluate, likelihood_table
 
 __all__ = [
-    "ALONE",
     "DATASETS",
     "PROTOCOLS",
+    "SINGLE_TEXT",
     "Corpus",
     "Protocol",
-    "after",
-    "alone",
+    "encode_continuation",
     "evaluate",
-    "given",
-    "held_out",
-    "protocol",
-    "running",
-    "split",
-    "suite",
-    "table",
+    "get_protocol",
+    "likelihood_table",
+    "read_corpus",
+    "require_packed_text",
+    "score_continuation",
+    "suite_datasets",
+    "text_corpora",
+    "validation_corpus",
 ]

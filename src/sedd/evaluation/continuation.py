@@ -1,4 +1,4 @@
-"""How likely a continuation is, given what stands before it."""
+"""The likelihood of a continuation given its context."""
 
 import torch
 
@@ -10,8 +10,8 @@ from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 
 
-def running(loaded: LoadedModel) -> None:
-    """Refuse a model of padded records: what follows a context there is a record's rest and its padding."""
+def require_packed_text(loaded: LoadedModel) -> None:
+    """Raise an error for a model of padded records, in which a context is followed by padding."""
     if loaded.config.data.packing == "lines" and loaded.config.data.pad == "model":
         raise ValueError(
             "this model was trained on padded records, and a continuation is running text; score whole records, as "
@@ -19,14 +19,17 @@ def running(loaded: LoadedModel) -> None:
         )
 
 
-def split(context: str, continuation: str, loaded: LoadedModel) -> tuple[Ids, Ids]:
-    """The tokens of both, cut where those of the context end; a long context loses its beginning."""
-    running(loaded)
+def encode_continuation(context: str, continuation: str, loaded: LoadedModel) -> tuple[Ids, Ids]:
+    """Encode context and continuation together and split the tokens where those of the context end.
+
+    A context that does not fit into the model's sequence length loses its beginning.
+    """
+    require_packed_text(loaded)
     if not continuation:
         raise ValueError("a continuation is empty; there is nothing to score in it")
     tokenizer, length = loaded.tokenizer, loaded.config.model.seq_len
     ids = tokenizer.encode(context + continuation)
-    start = min(len(tokenizer.encode(context)), len(ids) - 1)  # BPE may have joined the two
+    start = min(len(tokenizer.encode(context)), len(ids) - 1)  # BPE may merge across the boundary
     rest = ids[start:]
     if len(rest) > length:
         raise ValueError(
@@ -36,7 +39,7 @@ def split(context: str, continuation: str, loaded: LoadedModel) -> tuple[Ids, Id
     return ids[max(0, start - (length - len(rest))) : start], rest
 
 
-def after(
+def score_continuation(
     context: Ids,
     continuation: Ids,
     loaded: LoadedModel,
@@ -46,10 +49,10 @@ def after(
     seed: int = 0,
     batch: int = 16,
 ) -> Estimate:
-    """−log p(continuation | context), or the bound on it: noise takes the continuation alone.  [§8]
+    """Estimate −log p(continuation | context), or an upper bound on it, by adding noise to the continuation only.  [§8]
 
-    The bound is on what the model fills in behind a fixed context. For scores and denoisers of masks that is their
-    conditional law; under uniform noise it is not (see `parameterization.Given`).
+    The bound is on the distribution with which the model infills after a fixed context. For scores and denoisers under
+    absorbing noise that is the model's conditional distribution; under uniform noise it is not.
     """
     length = loaded.config.model.seq_len
     if len(context) + len(continuation) > length:
@@ -59,5 +62,5 @@ def after(
         )
     by = factory.estimator(estimator, loaded, Terms._fields, seed=seed)
     model = Given(loaded.model, torch.from_numpy(context).to(loaded.device))
-    here = Ranks(0, 1, loaded.device)
-    return estimate(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=here)
+    ranks = Ranks(0, 1, loaded.device)
+    return estimate(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks)

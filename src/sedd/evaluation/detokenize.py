@@ -1,7 +1,8 @@
-"""Detokenizers: from the spaced-out words of a benchmark's files to text as people write it.
+"""Detokenizers: turn the space-separated tokens of benchmark files into ordinary text.
 
-A model of ordinary text is surprised by ``He did n't , she said .`` for no good reason. Published numbers were computed
-after rules that undo most of it, and differ where the rules do; here they are as tables, in the order they apply.
+Files such as PTB and WikiText contain ``He did n't , she left .``, to which a model of ordinary text assigns too low a
+likelihood. Published numbers were computed after rules that undo most of the tokenization, and depend on those rules;
+they are listed here as tables in the order in which they apply.
 """
 
 import re
@@ -11,31 +12,31 @@ Detokenizer = Callable[[str], str]
 Rules = Sequence[tuple[str, str]]
 
 
-def _ruled(*tables: Rules) -> Detokenizer:
-    """Every rule of every table once, in turn: a regular expression and what it becomes."""
-    compiled = [(re.compile(pattern), becomes) for rules in tables for pattern, becomes in rules]
+def _rules(*tables: Rules) -> Detokenizer:
+    """Return a function that applies every rule (a regular expression and its replacement) once, in order."""
+    compiled = [(re.compile(pattern), replacement) for rules in tables for pattern, replacement in rules]
 
     def detokenize(text: str) -> str:
-        for pattern, becomes in compiled:
-            text = pattern.sub(becomes, text)
+        for pattern, replacement in compiled:
+            text = pattern.sub(replacement, text)
         return text
 
     return detokenize
 
 
-def _plain(*pairs: tuple[str, str]) -> Rules:
-    """Rules without regular expressions."""
-    return [(re.escape(words), becomes) for words, becomes in pairs]
+def _literal(*pairs: tuple[str, str]) -> Rules:
+    """Return rules that replace literal strings."""
+    return [(re.escape(old), new) for old, new in pairs]
 
 
-def _closed(marks: str) -> Rules:
-    """`` , `` → ``, ``: marks that stand behind a word and before a space."""
+def _attach(marks: str) -> Rules:
+    """Return rules that attach punctuation marks to the preceding word: `` , `` → ``, ``."""
     return [(f" {re.escape(mark)} ", f"{mark} ") for mark in marks]
 
 
-wikitext = _ruled(
-    _plain(("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")),
-    _closed(":;.!?,"),
+wikitext = _rules(
+    _literal(("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")),
+    _attach(":;.!?,"),
     [
         (r"\(\s*([^)]*?)\s*\)", r"(\1)"),
         (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
@@ -43,23 +44,23 @@ wikitext = _ruled(
         (r'"\s*([^"]*?)\s*"', r'"\1"'),
         (r"'\s*([^']*?)\s*'", r"'\1'"),
     ],
-    _plain(("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°")),
-    _plain((" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")),
+    _literal(("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°")),
+    _literal((" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")),
 )
-"""WikiText: numbers and hyphens joined, marks closed up, brackets and quotes hugging what they hold, headings."""
+"""WikiText: joins numbers and hyphens, attaches punctuation, brackets and quotes, and restores headings."""
 
-ptb = _ruled(
-    _plain((" 's", "'s"), ("s ' ", "s' "), (" n't", "n't"), (" \n ", "\n"), ("\\/", "/")),
-    [(r" N(?= )", " 1")],  # N stands for any number; neighbours share a space
-    _plain(("$ 1", "$1"), ("# 1", "#1"), ("<unk>", "?")),
+ptb = _rules(
+    _literal((" 's", "'s"), ("s ' ", "s' "), (" n't", "n't"), (" \n ", "\n"), ("\\/", "/")),
+    [(r" N(?= )", " 1")],  # N stands for any number; the lookahead leaves the space for the next match
+    _literal(("$ 1", "$1"), ("# 1", "#1"), ("<unk>", "?")),
 )
-"""Penn Treebank: contractions joined, every number a 1, unknown words a question mark."""
+"""Penn Treebank: joins contractions; numbers become 1 and unknown words a question mark."""
 
-lm1b = _ruled(
-    _plain(("http : / / ", "http://"), ("https : / / ", "https://")),
+lm1b = _rules(
+    _literal(("http : / / ", "http://"), ("https : / / ", "https://")),
     [(r" '(\w+)", r"'\1"), (r" (\w+) \. ", r" \1. "), (r" (\w+) \.$", r" \1.")],
     [(r" \? ", "? "), (r" \?$", "?"), (r" ! ", "! "), (r" !$", "!")],
-    _closed(",:;"),
+    _attach(",:;"),
     [
         (r" / ", "/"),
         (r'" ([^"]+) "', r'"\1"'),
@@ -67,11 +68,11 @@ lm1b = _ruled(
         (r"\( ([^()]+) \)", r"(\1)"),
         (r"\[ ([^\[\]]+) \]", r"[\1]"),
     ],
-    _plain(("$ ", "$"), ("£ ", "£")),
+    _literal(("$ ", "$"), ("£ ", "£")),
 )
-"""One Billion Words: contractions and addresses joined, marks closed up, quotes and brackets hugging, $ and £."""
+"""One Billion Words: joins contractions and addresses, attaches punctuation, quotes, brackets and currency signs."""
 
 
 def lambada(text: str) -> str:
-    """LAMBADA: straight quotes, no space around, and a line end before each passage."""
+    """LAMBADA: straight quotes, no surrounding whitespace, and a line break before each passage."""
     return "\n" + text.replace("“", '"').replace("”", '"').strip()

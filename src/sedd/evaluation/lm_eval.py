@@ -1,18 +1,18 @@
-"""The door to the Language Model Evaluation Harness: the model ``sedd``.
+"""The model ``sedd`` of EleutherAI's Language Model Evaluation Harness (lm-eval).
 
-The harness asks for log-probabilities. Those of autoregressive models are exact. Those of diffusion models are **lower
-bounds** on the log-probability, estimated by ``draws`` looks, and whatever the harness makes of them is of bounds: an
-accuracy compares bounds, a perplexity is at most what it says. Its results say so in their ``config``, with the error.
+The harness requests log-probabilities. Those of autoregressive models are exact. Those of diffusion models are **lower
+bounds**, estimated with ``draws`` Monte Carlo draws, and so are the metrics computed from them: an accuracy compares
+bounds, and a perplexity is an upper bound. The ``config`` section of the results states this, with the standard error.
 
-An answer is a function of the seed and of the request: no other request, no order and no batch size changes it. The
-choices of one question meet the same noise, so that less of their difference is luck; other questions meet their own.
+A response depends on the seed and the request only: not on other requests, their order, or the batch size. The choices
+of one question share their noise, which reduces the variance of their differences; different questions do not.
 """
 
 import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, final
 
@@ -30,16 +30,16 @@ from sedd.likelihood import Terms, estimate
 from sedd.runtime.distributed import Ranks
 from sedd.sampling import Prompt, Warping
 
-LONGEST = 256
-"""Tokens that are generated where a task does not say: the harness's own number, or half of what the model reads."""
+MAX_NEW_TOKENS = 256
+"""Tokens to generate where a task sets no number (lm-eval's default), limited to half the model's sequence length."""
 
 T = TypeVar("T")
 
 
 @final
 @register_model("sedd")
-class Sedd(LM):
-    """A run or a model folder, as the harness asks it: ``--model sedd --model_args pretrained=RUN,draws=16``."""
+class SeddLM(LM):
+    """A run or a model folder as a model of the harness: ``--model sedd --model_args pretrained=RUN,draws=16``."""
 
     def __init__(
         self,
@@ -52,155 +52,170 @@ class Sedd(LM):
         max_batch_size: int | None = None,
         device: str | None = None,
     ) -> None:
-        """``batch_size`` windows of a document are scored at a time, each with all its ``draws``.
+        """Load the model.
 
-        ``steps`` are of generation where a task asks for samples; ``estimator`` is as for ``sedd eval``.
+        Args:
+            pretrained: Folder of a run or a model, or a loaded model.
+            draws: Monte Carlo draws per sequence.
+            seed: Seed of times, noise and samples.
+            steps: Sampling steps, for tasks that request samples.
+            estimator: Likelihood estimator, as for ``sedd eval``.
+            batch_size: Windows of a document that are scored at a time, each with all its draws.
+            max_batch_size: Ignored; the harness passes it.
+            device: Device of the model.
         """
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is {batch_size!r}; give a number of 1 or more, it changes no result")
-        loaded = factory.load(pretrained, device=_usable(device)) if isinstance(pretrained, str) else pretrained
-        evaluation.running(loaded)
+        loaded = factory.load(pretrained, device=_device(device)) if isinstance(pretrained, str) else pretrained
+        evaluation.require_packed_text(loaded)
         self.loaded, self.draws, self.seed, self.steps = loaded, draws, seed, steps
-        self.batch, self.name = int(batch_size) * draws, estimator
-        self.by = factory.estimator(estimator, loaded, Terms._fields, seed=seed)
-        self._squares, self._answers = 0.0, 0
+        self.batch, self.estimator_name = int(batch_size) * draws, estimator
+        self.estimator = factory.estimator(estimator, loaded, Terms._fields, seed=seed)
+        self._sum_of_variances, self._responses = 0.0, 0
 
     @property
     def length(self) -> int:
-        """Tokens that the model reads at once."""
+        """The model's sequence length."""
         return self.loaded.config.model.seq_len
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its results."""
+        """Return what the harness writes next to its results."""
         return {
-            "likelihood": "exact" if self.by.is_exact else "lower bound on the log-probability",
-            "likelihood_estimator": type(self.by).__name__,
-            "likelihood_stderr_nats": math.sqrt(self._squares / max(1, self._answers)),
-            "draws": 0 if self.by.is_exact else self.draws,
+            "likelihood": "exact" if self.estimator.is_exact else "lower bound on the log-probability",
+            "likelihood_estimator": type(self.estimator).__name__,
+            "likelihood_stderr_nats": math.sqrt(self._sum_of_variances / max(1, self._responses)),
+            "draws": 0 if self.estimator.is_exact else self.draws,
             "seed": self.seed,
             "model_parameters": sum(p.numel() for p in self.loaded.network.parameters()),
         }
 
-    # What the harness asks ---------------------------------------------------------------------------------
+    # The harness's interface -------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """For each (context, continuation) a bound on log p(continuation | context), and whether it is greedy."""
-        return list(self._answered("loglikelihood", requests, self._after, disable_tqdm))
+        """Return, for each (context, continuation), log p(continuation | context) and whether it is greedy decoding."""
+        return list(self._respond("loglikelihood", requests, self._continuation, disable_tqdm))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """For each (text,) a bound on log p(text): disjoint windows, so that each token is scored once."""
-        return list(self._answered("loglikelihood_rolling", requests, self._whole, disable_tqdm))
+        """Return log p(text) for each (text,), in disjoint windows so that each token is scored once."""
+        return list(self._respond("loglikelihood_rolling", requests, self._document, disable_tqdm))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """For each (context, options) what comes behind the context, up to the first stop string."""
-        seen: Counter[str] = Counter()  # a request that is repeated asks for another sample
+        """Return, for each (context, options), a continuation up to the first stop string."""
+        repeats: Counter[str] = Counter()  # a repeated request gets another sample
 
-        def text(context: str, options: Mapping[str, Any]) -> str:
+        def generate_text(context: str, options: Mapping[str, Any]) -> str:
             key = repr((context, sorted(options.items())))
-            seen[key] += 1
-            return self._generated(context, Wanted.read(options, self.length), seen[key] - 1)
+            repeats[key] += 1
+            return self._generate(context, GenerationOptions.parse(options, self.length), repeats[key] - 1)
 
-        return list(self._answered("generate_until", requests, text, disable_tqdm))
+        return list(self._respond("generate_until", requests, generate_text, disable_tqdm))
 
-    def _answered(self, kind: str, requests: list[Instance], answer: Any, quiet: bool) -> Iterator[Any]:
-        for request in _watched(requests, kind, quiet):
-            found = answer(*request.args)
-            self.cache_hook.add_partial(kind, request.args, found)
-            yield found
+    def _respond(self, kind: str, requests: list[Instance], respond: Callable[..., T], quiet: bool) -> Iterator[T]:
+        for request in _with_progress(requests, kind, quiet):
+            response = respond(*request.args)
+            self.cache_hook.add_partial(kind, request.args, response)
+            yield response
 
-    # Answers -----------------------------------------------------------------------------------------------
+    # Responses ---------------------------------------------------------------------------------------------
 
-    def _after(self, context: str, continuation: str) -> tuple[float, bool]:
-        given, rest = evaluation.split(context, continuation, self.loaded)
-        found = evaluation.after(
+    def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
+        given, rest = evaluation.encode_continuation(context, continuation, self.loaded)
+        found = evaluation.score_continuation(
             given,
             rest,
             self.loaded,
-            estimator=self.name,
+            estimator=self.estimator_name,
             draws=self.draws,
-            seed=self._seed_of(context),
+            seed=self._seed_for(context),
             batch=self.batch,
         )
-        self._note(found.stderr * len(rest))
-        is_greedy = all(token == rest[place] for place, token in generate.greedy(self.loaded, given, len(rest)))
+        self._add_variance(found.stderr * len(rest))
+        is_greedy = all(token == rest[position] for position, token in generate.greedy(self.loaded, given, len(rest)))
         return -found.nats * len(rest), is_greedy
 
-    def _whole(self, text: str) -> float:
+    def _document(self, text: str) -> float:
         ids = self.loaded.tokenizer.encode(text)
         if not len(ids):
             return 0.0
         windows = [ids[i : i + self.length] for i in range(0, len(ids), self.length)]
-        here, seed = Ranks(0, 1, self.loaded.device), self._seed_of(text)
-        found = estimate(self.loaded.model, self.by, windows, draws=self.draws, seed=seed, batch=self.batch, ranks=here)
-        self._note(found.stderr * len(ids))
+        found = estimate(
+            self.loaded.model,
+            self.estimator,
+            windows,
+            draws=self.draws,
+            seed=self._seed_for(text),
+            batch=self.batch,
+            ranks=Ranks(0, 1, self.loaded.device),
+        )
+        self._add_variance(found.stderr * len(ids))
         return -found.nats * len(ids)
 
-    def _generated(self, context: str, wanted: "Wanted", number: int) -> str:
-        room = self.length - wanted.tokens
+    def _generate(self, context: str, options: "GenerationOptions", number: int) -> str:
         given = self.loaded.tokenizer.encode(context)
-        given = given[max(0, len(given) - room) :]
-        if wanted.warping is None:
-            ids = [token for _, token in sorted(generate.greedy(self.loaded, given, wanted.tokens))]
+        given = given[max(0, len(given) - (self.length - options.tokens)) :]
+        if options.warping is None:
+            ids = [token for _, token in sorted(generate.greedy(self.loaded, given, options.tokens))]
         else:
             settings = generate.SamplingSettings(
-                steps=self.steps, seed=self._seed_of(context), **asdict(wanted.warping)
+                steps=self.steps, seed=self._seed_for(context), **asdict(options.warping)
             )
-            job = generate.SamplingRun(self.loaded.model, self.loaded.process, self.loaded.schedule, settings)
-            row = torch.from_numpy(np.append(given, np.full(wanted.tokens, -1)))[None]
-            *_, last = job.states(Prompt(row.to(self.loaded.device)), first=number)
+            sampling_run = generate.SamplingRun(self.loaded.model, self.loaded.process, self.loaded.schedule, settings)
+            row = torch.from_numpy(np.append(given, np.full(options.tokens, -1)))[None]
+            *_, last = sampling_run.states(Prompt(row.to(self.loaded.device)), first=number)
             ids = last.x[0, len(given) :].tolist()
         eos = self.loaded.tokenizer.eos
-        return wanted.cut(self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids))
+        return options.truncate(self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids))
 
-    def _seed_of(self, text: str) -> int:
-        """A seed of the text's own."""
+    def _seed_for(self, text: str) -> int:
+        """Derive a seed from the model's seed and a text."""
         digest = hashlib.blake2b(f"{self.seed}\n{text}".encode("utf-8", "surrogatepass"), digest_size=8)
         return int.from_bytes(digest.digest()) >> 1
 
-    def _note(self, stderr: float) -> None:
-        self._squares, self._answers = self._squares + stderr**2, self._answers + 1
+    def _add_variance(self, stderr: float) -> None:
+        self._sum_of_variances, self._responses = self._sum_of_variances + stderr**2, self._responses + 1
 
 
 @final
 @dataclass(frozen=True)
-class Wanted:
-    """What a task asks of a generation."""
+class GenerationOptions:
+    """Generation settings of a task."""
 
     tokens: int
     stops: tuple[str, ...]
     warping: Warping | None
-    """None: the likeliest tokens, nothing drawn."""
+    """None: greedy decoding."""
 
     @classmethod
-    def read(cls, options: Mapping[str, Any], length: int) -> "Wanted":
-        """The harness's options; those that mean nothing here are named in the log."""
-        left = dict(options)
-        until = left.pop("until", None) or ()
-        tokens = int(left.pop("max_gen_toks", min(LONGEST, max(1, length // 2))))
+    def parse(cls, options: Mapping[str, Any], length: int) -> "GenerationOptions":
+        """Parse the harness's ``generation_kwargs``; unsupported options are named in a log warning."""
+        remaining = dict(options)
+        until = remaining.pop("until", None) or ()
+        tokens = int(remaining.pop("max_gen_toks", min(MAX_NEW_TOKENS, max(1, length // 2))))
         if not 1 <= tokens <= length:
-            raise ValueError(f"max_gen_toks is {tokens}; the model fills 1 to {length} tokens at once")
-        drawn = left.pop("do_sample", None)
-        temperature = float(left.pop("temperature", 1.0 if drawn else 0.0))
-        top_p, top_k = float(left.pop("top_p", 1.0)), left.pop("top_k", None)
-        if left:
-            logging.getLogger("sedd").warning("generation has no option %s; left out", ", ".join(sorted(left)))
-        sampled = drawn is not False and temperature > 0
+            raise ValueError(f"max_gen_toks is {tokens}; the model generates 1 to {length} tokens at once")
+        do_sample = remaining.pop("do_sample", None)
+        temperature = float(remaining.pop("temperature", 1.0 if do_sample else 0.0))
+        top_p, top_k = float(remaining.pop("top_p", 1.0)), remaining.pop("top_k", None)
+        if remaining:
+            names = ", ".join(sorted(remaining))
+            logging.getLogger("sedd").warning("generation option %s is not supported and ignored", names)
+        sampled = do_sample is not False and temperature > 0
         stops = (until,) if isinstance(until, str) else tuple(stop for stop in until if stop)
         return cls(tokens, stops, Warping(temperature, top_p, top_k or None) if sampled else None)
 
-    def cut(self, text: str) -> str:
-        """``text`` up to the first stop string."""
+    def truncate(self, text: str) -> str:
+        """Cut ``text`` before the first stop string."""
         return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
-def _usable(device: str | None) -> str:
-    """A GPU where there is one: the harness's command line names the first, whatever the machine has."""
+def _device(name: str | None) -> str:
+    """Return ``name`` or the default device; the harness passes ``cuda:0`` by default, even where there is no GPU."""
     if torch.cuda.is_available():
-        return device or "cuda"
-    return "cpu" if device is None or device.startswith("cuda") else device
+        return name or "cuda"
+    return "cpu" if name is None or name.startswith("cuda") else name
 
 
-def _watched(items: Iterable[T], label: str, quiet: bool) -> Iterable[T]:
+def _with_progress(items: Iterable[T], label: str, quiet: bool) -> Iterable[T]:
     console = Console(stderr=True)
     return track(items, label, console=console, transient=True, disable=quiet or not console.is_terminal)

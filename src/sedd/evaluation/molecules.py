@@ -1,4 +1,4 @@
-"""Molecules: which SMILES are molecules, and how many of them are new. The door to RDKit, an optional extra."""
+"""Validity, uniqueness and novelty of generated molecules, written as SMILES. Needs RDKit, an optional extra."""
 
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -7,27 +7,36 @@ from typing import NamedTuple
 from sedd.extras import install_hint
 
 
-class Quality(NamedTuple):
-    """How many of some texts are molecules, how many different ones, and how many of those were not known."""
+class MoleculeMetrics(NamedTuple):
+    """Counts over generated texts."""
 
     texts: int
     valid: int
+    """Texts that are molecules."""
     unique: int
+    """Different molecules among them."""
     novel: int
+    """Different molecules that are not among the known ones."""
 
 
-def canonical(smiles: str) -> str | None:
-    """The one way RDKit writes this molecule; None where it is none, or holds no atom."""
+def canonical_smiles(smiles: str) -> str | None:
+    """Return RDKit's canonical SMILES, or None if the text is not a molecule or holds no atom."""
     chem, base = _rdkit()
-    with base.BlockLogs():  # it explains each refusal on stderr
+    with base.BlockLogs():  # RDKit explains each parse error on stderr
         molecule = chem.MolFromSmiles(smiles)
         return None if molecule is None or not molecule.GetNumAtoms() else str(chem.MolToSmiles(molecule))
 
 
-def quality(texts: Sequence[str], known: Iterable[str] = ()) -> Quality:
-    """Of SMILES, beside those that a model was trained on; two ways to write a molecule are one molecule."""
-    valid = [found for text in texts if (found := canonical(text)) is not None]
-    return Quality(len(texts), len(valid), len(set(valid)), len(set(valid) - {canonical(text) for text in known}))
+def measure_molecules(texts: Sequence[str], known: Iterable[str] = ()) -> MoleculeMetrics:
+    """Count valid, unique and novel molecules; different spellings of one molecule count once.
+
+    Args:
+        texts: Generated SMILES.
+        known: SMILES of the training data.
+    """
+    valid = [molecule for text in texts if (molecule := canonical_smiles(text)) is not None]
+    novel = set(valid) - {canonical_smiles(text) for text in known}
+    return MoleculeMetrics(len(texts), len(valid), len(set(valid)), len(novel))
 
 
 def _rdkit() -> tuple[ModuleType, ModuleType]:

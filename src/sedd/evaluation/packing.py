@@ -1,4 +1,4 @@
-"""Packing: from the tokens of rows to the sequences that a model reads, whatever the number of workers."""
+"""Packing: how the token rows of a data set are cut into the sequences that are scored."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -12,25 +12,25 @@ from sedd.tokenizer import Ids
 
 
 class Packing(ABC):
-    """A way to cut tokens into sequences."""
+    """A rule that cuts rows of tokens into sequences."""
 
     @abstractmethod
     def __call__(self, rows: Sequence[Ids], length: int) -> list[Ids]:
-        """Sequences of ``length`` tokens, of the rows one after another."""
+        """Cut the rows, in order, into sequences of ``length`` tokens."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """What it does, for the record."""
+        """Return the description stored with results."""
 
 
 @final
 @dataclass(frozen=True)
-class Whole(Packing):
-    """All rows in one stream; what is left at its end is a shorter sequence. Nothing is dropped."""
+class KeepRemainder(Packing):
+    """All rows in one stream; the tokens left at its end form a shorter sequence."""
 
     def __call__(self, rows: Sequence[Ids], length: int) -> list[Ids]:
-        """Blocks and the rest."""
-        return _blocks(rows, length, rest=True)
+        """Cut the stream, the remainder included."""
+        return _blocks(rows, length, keep_remainder=True)
 
     def __str__(self) -> str:
         return "one stream, nothing dropped"
@@ -38,12 +38,12 @@ class Whole(Packing):
 
 @final
 @dataclass(frozen=True)
-class Stream(Packing):
-    """All rows in one stream; what is left at its end is dropped."""
+class DropRemainder(Packing):
+    """All rows in one stream; the tokens left at its end are dropped."""
 
     def __call__(self, rows: Sequence[Ids], length: int) -> list[Ids]:
-        """Blocks alone."""
-        return _blocks(rows, length, rest=False)
+        """Cut the stream into full sequences."""
+        return _blocks(rows, length, keep_remainder=False)
 
     def __str__(self) -> str:
         return "one stream, the rest at its end dropped"
@@ -51,27 +51,27 @@ class Stream(Packing):
 
 @final
 @dataclass(frozen=True)
-class Batches(Packing):
-    """As published: rows in 8 contiguous shards, each in batches of 1000, and the rest of every batch dropped.
+class ShardedBatches(Packing):
+    """As published: rows in 8 contiguous shards, each in batches of 1000, and the remainder of every batch dropped.
 
-    Eight was the number of workers of those who published; here it is part of the name, whatever the machine has.
+    Eight was the number of worker processes of the published code; here it is fixed, whatever the machine has.
     """
 
     rows: int = 1000
     shards: int = 8
 
     def __call__(self, rows: Sequence[Ids], length: int) -> list[Ids]:
-        """Blocks of every batch of every shard."""
+        """Cut every batch of every shard into full sequences."""
         ends = np.cumsum([len(part) for part in np.array_split(np.arange(len(rows)), self.shards)]).tolist()
         shards = itertools.pairwise([0, *ends])
         batches = (rows[i : min(i + self.rows, end)] for start, end in shards for i in range(start, end, self.rows))
-        return [block for batch in batches for block in _blocks(batch, length, rest=False)]
+        return [block for batch in batches for block in _blocks(batch, length, keep_remainder=False)]
 
     def __str__(self) -> str:
         return f"{self.shards} shards, batches of {self.rows} rows, the rest of every batch dropped"
 
 
-def _blocks(rows: Sequence[Ids], length: int, rest: bool) -> list[Ids]:
+def _blocks(rows: Sequence[Ids], length: int, keep_remainder: bool) -> list[Ids]:
     stream = np.concatenate([*rows, np.zeros(0, np.int64)])
-    stop = len(stream) if rest else len(stream) - length + 1
+    stop = len(stream) if keep_remainder else len(stream) - length + 1
     return [stream[i : i + length] for i in range(0, stop, length)]

@@ -1,6 +1,6 @@
-"""Protocols: every fact a published likelihood depends on besides model and text, under one name.
+"""Evaluation protocols: everything a published likelihood depends on besides the model and the text, under one name.
 
-Two numbers may stand in one table if their protocols are the same. No torch here.
+Results can be compared in one table if their protocols are the same. This module does not import torch.
 """
 
 import string
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, final
 
 from sedd.evaluation import detokenize
-from sedd.evaluation.packing import Batches, Packing, Stream, Whole
+from sedd.evaluation.packing import DropRemainder, KeepRemainder, Packing, ShardedBatches
 
 ALL_TERMS = ("diffusion", "prior", "reconstruction")
 
 
 class Eos(StrEnum):
-    """Where end-of-text tokens stand."""
+    """Where end-of-text tokens are placed."""
 
     NONE = "none"
     BETWEEN = "between documents, where the tokenizer has one"
@@ -27,23 +27,23 @@ class Eos(StrEnum):
 @final
 @dataclass(frozen=True)
 class Dataset:
-    """A benchmark: how its files become rows of text, and what they are called."""
+    """A benchmark: how its files are named and how they become rows of text."""
 
     title: str
     detokenize: detokenize.Detokenizer
-    keeps_ends: bool
-    """Whether a row keeps its line end and empty lines are rows; else lines are stripped and empty ones are none."""
+    keep_line_ends: bool
+    """Whether rows keep their line ends and empty lines are rows; else lines are stripped and empty ones skipped."""
     files: Mapping[str, tuple[str, ...]]
-    """How file names begin, by split."""
+    """Prefixes of file names, by split."""
 
     def split_of(self, path: Path) -> str | None:
-        """Which split a file is, by its name."""
+        """Return the split that a file holds, judging by its name."""
         return next((split for split, names in self.files.items() if path.name.startswith(names)), None)
 
-    def rows(self, document: str) -> list[str]:
-        """The rows of a text file."""
+    def split_rows(self, document: str) -> list[str]:
+        """Split a text file into detokenized rows."""
         lines = document.removesuffix("\n").split("\n")
-        if self.keeps_ends:
+        if self.keep_line_ends:
             return [self.detokenize(line + "\n") if line.strip() else "" for line in lines]
         return [self.detokenize(line.strip()) for line in lines if line.strip()]
 
@@ -75,35 +75,35 @@ DATASETS: Mapping[str, Dataset] = {
 @final
 @dataclass(frozen=True)
 class Protocol:
-    """How text becomes sequences, and what of their likelihood is reported."""
+    """How text becomes sequences, and which terms of their likelihood are reported."""
 
     name: str
     split: str
-    """Which part of a data set is scored."""
+    """The part of a data set that is scored."""
     length: int | None
-    """Tokens in a sequence; None: as many as the model was trained on."""
+    """Tokens per sequence; None: the length the model was trained on."""
     eos: Eos
     packing: Packing
     terms: tuple[str, ...] = ALL_TERMS
     t_min: float = 0.0
-    """Published tables look at times from here to 1."""
+    """Smallest time of the diffusion term; published tables integrate from here to 1."""
     draws: int = 8
-    """For each sequence, unless more or fewer are asked for: they decide the error, not the value."""
+    """Default number of Monte Carlo draws per sequence; it affects the standard error, not the expected value."""
     precision: str = "float32"
     benchmarks: tuple[str, ...] = ()
-    """Data sets that it knows how to detokenize; without any, text is taken as it is."""
+    """Data sets it can detokenize; if there are none, text is used unchanged."""
     splits: Mapping[str, str] = field(default_factory=dict)
-    """Where the split of a data set is another."""
-    characters: tuple[int, int] | None = None
-    """Which part of the text."""
+    """Data sets whose split differs from ``split``."""
+    char_range: tuple[int, int] | None = None
+    """First and last character of the part that is scored; None: all."""
     alphabet: str | None = None
-    tokens: int | None = None
-    """The vocabulary that published numbers count in."""
-    is_own: bool = False
-    """Whether it scores what a run kept from its training, and no other text."""
+    published_vocab_size: int | None = None
+    """Vocabulary size of the published numbers."""
+    uses_validation_split: bool = False
+    """Whether it scores the validation split of a run's own data, and no other text."""
 
-    def facts(self) -> dict[str, Any]:
-        """What a record says of it."""
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields that are stored with a result."""
         return {
             "protocol": self.name,
             "eos": str(self.eos),
@@ -113,11 +113,11 @@ class Protocol:
         }
 
     def split_for(self, dataset: str | None) -> str:
-        """The split of a data set that is scored."""
+        """Return the split of a data set that is scored."""
         return self.splits.get(dataset or "", self.split)
 
-    def dataset_of(self, path: Path) -> str:
-        """The benchmark that a file belongs to, by its name; one of another split is refused."""
+    def identify_dataset(self, path: Path) -> str:
+        """Return the benchmark that a file belongs to by its name; a file of another split is refused."""
         for name in self.benchmarks:
             split, wanted = DATASETS[name].split_of(path), self.split_for(name)
             if split == wanted:
@@ -129,18 +129,18 @@ class Protocol:
                 )
         known = ", ".join(f"{prefix}…" for name in self.benchmarks for prefix in self._prefixes(name))
         raise ValueError(
-            f"{path.name} is none of the files that protocol {self.name} knows by name ({known}); say which data set "
-            f"it is with --dataset {' | '.join(self.benchmarks)}"
+            f"{path.name} is none of the files that protocol {self.name} knows by name ({known}); name the data set "
+            f"with --dataset {' | '.join(self.benchmarks)}"
         )
 
-    def file_in(self, folder: Path, dataset: str) -> Path:
-        """The file of a data set in a folder."""
+    def find_file(self, folder: Path, dataset: str) -> Path:
+        """Return the file of a data set in a folder."""
         prefixes = self._prefixes(dataset)
         found = sorted(path for path in folder.iterdir() if path.name.startswith(prefixes)) if folder.is_dir() else []
         if not found:
             raise ValueError(
-                f"{folder} holds no {DATASETS[dataset].title} ({self.split_for(dataset)}); protocol {self.name} looks "
-                f"for a file that begins with {' or '.join(prefixes)}"
+                f"{folder} holds no {DATASETS[dataset].title} ({self.split_for(dataset)}); protocol {self.name} needs "
+                f"a file that begins with {' or '.join(prefixes)}"
             )
         return found[0]
 
@@ -149,20 +149,28 @@ class Protocol:
 
 
 SUITES = ("zero-shot",)
-ALONE = Protocol("alone", "each text by itself", None, Eos.NONE, Whole(), draws=128)
+SINGLE_TEXT = Protocol("single-text", "each text by itself", None, Eos.NONE, KeepRemainder(), draws=128)
+"""The protocol of `sedd score`, which takes no data set."""
 
 PROTOCOLS: Mapping[str, Protocol] = {
     found.name: found
     for found in (
-        Protocol("strict", "all that is given", None, Eos.BETWEEN, Whole()),
-        Protocol("held-out", "the last blocks of a run's data", None, Eos.BETWEEN, Stream(), is_own=True),
+        Protocol("strict", "all that is given", None, Eos.BETWEEN, KeepRemainder()),
+        Protocol(
+            "held-out",
+            "the last blocks of a run's data",
+            None,
+            Eos.BETWEEN,
+            DropRemainder(),
+            uses_validation_split=True,
+        ),
         Protocol(
             "text8p",
             "characters 69M to 74M of text8",
             length=256,
             eos=Eos.NONE,
-            packing=Stream(),
-            characters=(69_000_000, 74_000_000),
+            packing=DropRemainder(),
+            char_range=(69_000_000, 74_000_000),
             alphabet=" " + string.ascii_lowercase,
         ),
         Protocol(
@@ -170,44 +178,44 @@ PROTOCOLS: Mapping[str, Protocol] = {
             "test",
             length=1024,
             eos=Eos.AFTER,
-            packing=Batches(),
+            packing=ShardedBatches(),
             terms=("diffusion",),
             t_min=1e-3,
             benchmarks=tuple(DATASETS),
             splits={"wikitext2": "train"},
-            tokens=50_257,
+            published_vocab_size=50_257,
         ),
         Protocol(
             "mdlm",
             "validation",
             length=1024,
             eos=Eos.NONE,
-            packing=Stream(),
+            packing=DropRemainder(),
             terms=("diffusion",),
             t_min=1e-3,
             benchmarks=("lambada", "ptb", "wikitext103", "lm1b"),
             splits={"lambada": "test"},
-            tokens=50_257,
+            published_vocab_size=50_257,
         ),
     )
 }
 
 
-def protocol(name: str) -> Protocol:
-    """A protocol by its name."""
+def get_protocol(name: str) -> Protocol:
+    """Return the protocol called ``name``."""
     if name not in PROTOCOLS:
         raise ValueError(f"protocol is {name!r}; choose one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
 
 
-def suite(name: str, protocol: Protocol, only: Sequence[str] | None) -> list[str]:
-    """The data sets of a suite under a protocol, or those of them that are asked for."""
+def suite_datasets(name: str, protocol: Protocol, only: Sequence[str] | None) -> list[str]:
+    """Return the data sets of a suite under a protocol, restricted to ``only`` if given."""
     if name not in SUITES:
         raise ValueError(f"suite is {name!r}; choose one of {', '.join(SUITES)}")
     if not protocol.benchmarks:
         others = [other.name for other in PROTOCOLS.values() if other.benchmarks]
         raise ValueError(f"protocol {protocol.name} has no suite {name}; choose one of {', '.join(others)}")
-    if strange := [dataset for dataset in only or [] if dataset not in protocol.benchmarks]:
+    if unknown := [dataset for dataset in only or [] if dataset not in protocol.benchmarks]:
         known = ", ".join(protocol.benchmarks)
-        raise ValueError(f"dataset is {strange[0]!r}; protocol {protocol.name} knows {known}")
+        raise ValueError(f"dataset is {unknown[0]!r}; protocol {protocol.name} knows {known}")
     return list(only or protocol.benchmarks)

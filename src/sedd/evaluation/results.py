@@ -1,13 +1,11 @@
-"""Results: every fact that a number depends on beside it; and tables, of what may stand side by side."""
+"""Likelihood results: a number with everything it depends on, and tables of results that can be compared."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from sedd import factory
+from sedd import checkpoint, factory
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol
 from sedd.factory import LoadedModel
@@ -16,9 +14,10 @@ from sedd.likelihood.estimate import OnProgress
 from sedd.runtime.distributed import Ranks
 
 DIGITS = 5
-"""Of nats and bits that are printed: what batches and processes may change is far behind them."""
-SAME = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "label")
-"""What two results must share to stand in one table."""
+"""Digits of nats and bits in results; differences between batch sizes and numbers of processes are far smaller."""
+COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "label")
+"""Fields that results must share to be compared in one table."""
+_sha256 = cache(checkpoint.sha256)  # `sedd score` evaluates many texts with the same weights
 
 
 def evaluate(
@@ -33,11 +32,27 @@ def evaluate(
     seed: int = 0,
     on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """The likelihood of ``corpus``, as it is stored and printed."""
+    """Estimate the likelihood of ``corpus`` under ``protocol``.
+
+    Args:
+        loaded: The model.
+        corpus: The sequences.
+        protocol: Which terms of the bound are reported, and from which time.
+        ranks: The processes that share the work.
+        estimator: Name of the estimator; by default the first that fits the model.
+        draws: Monte Carlo draws per sequence; by default the protocol's.
+        batch: Draws per batch on each process; affects speed only.
+        seed: Seed of times and noise.
+        on_progress: Called with the number of draws done and their total.
+
+    Returns:
+        The record that is printed and stored: nats, bits, perplexity bound, terms, standard errors, and every setting
+        and hash they depend on.
+    """
     by = factory.estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
     found = estimate(
-        loaded.model, by, corpus.rows, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
+        loaded.model, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
     )
     return {
         **_numbers(found, corpus, by),
@@ -45,7 +60,7 @@ def evaluate(
         "sequences": len(corpus),
         "draws": 0 if by.is_exact else draws,
         "seed": seed,
-        **protocol.facts(),
+        **protocol.as_record(),
         "split": corpus.split,
         "dataset": corpus.dataset,
         "data": corpus.source,
@@ -64,10 +79,10 @@ def _numbers(found: Estimate, corpus: Corpus, by: Estimator) -> dict[str, Any]:
     return {
         "nats_per_token": round(found.nats, DIGITS),
         "stderr_nats_per_token": round(found.stderr, DIGITS + 1),
-        "stderr_population_nats_per_token": _rounded(found.stderr_population, 1.0, DIGITS + 1),
+        "stderr_population_nats_per_token": _per_unit(found.stderr_population, 1.0, DIGITS + 1),
         "bits_per_token": round(bits, DIGITS),
-        "bits_per_char": _rounded(bits, corpus.characters_per_token),
-        "bits_per_byte": _rounded(bits, corpus.bytes_per_token),
+        "bits_per_char": _per_unit(bits, corpus.characters_per_token),
+        "bits_per_byte": _per_unit(bits, corpus.bytes_per_token),
         "ppl_bound": round(math.exp(found.nats), 3) if found.nats < 700 else None,  # JSON has no infinity
         "terms": {name: round(value, DIGITS) if name in by.included else None for name, value in terms},
         "terms_included": list(by.included),
@@ -76,23 +91,18 @@ def _numbers(found: Estimate, corpus: Corpus, by: Estimator) -> dict[str, Any]:
     }
 
 
-def _rounded(value: float | None, share: float | None, digits: int = DIGITS) -> float | None:
-    return None if value is None or share is None else round(value / share, digits)
+def _per_unit(value: float | None, units_per_token: float | None, digits: int = DIGITS) -> float | None:
+    return None if value is None or units_per_token is None else round(value / units_per_token, digits)
 
 
-@cache  # of the weights that `build.load` reads, once for any number of texts
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
-    """These columns of the records, if one protocol made them all."""
-    for key in SAME:
-        # an exact value holds all there is, and may stand beside any
-        found = sorted({str(r.get(key)) for r in records if not (key == "terms_included" and r["is_exact"])})
-        if len(found) > 1:
+def likelihood_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
+    """Return these columns of the records; records of different protocols are refused."""
+    for field in COMPARABLE_FIELDS:
+        # an exact likelihood has no terms left out, so it can be compared with any bound
+        values = sorted({str(r.get(field)) for r in records if not (field == "terms_included" and r["is_exact"])})
+        if len(values) > 1:
             raise ValueError(
-                f"these results have {key} {' and '.join(found)}; numbers of different protocols never share a table"
+                f"these results have {field} {' and '.join(values)}; results of different protocols cannot share a "
+                "table"
             )
     return [[record[column] for column in columns] for record in records]

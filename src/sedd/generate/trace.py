@@ -1,36 +1,50 @@
-"""A picture of how a text came to be: every token in the colour of the step at which it appeared."""
+"""Pictures of a generation: every token in the colour of the step at which it appeared."""
 
-import html as escaping
 from pathlib import Path
 from typing import NamedTuple
 
 from sedd.generate.run import GeneratedSequence
+from sedd.templates import render
 from sedd.tokenizer import Tokenizer
 
 WIDTH = 140
-"""Characters on a line of the PNG."""
+"""Characters per line of the PNG."""
 
 
 class Token(NamedTuple):
-    """A token as it is shown."""
+    """A generated token as it is displayed."""
 
     text: str
     step: int
-    """0: it was given."""
+    """The step at which it appeared; 0 for a given token."""
 
     @property
     def ends_line(self) -> bool:
-        """Whether a line ends with it."""
+        """Whether the token ends with a line break."""
         return self.text.endswith("\\n")
 
 
+class _ColoredToken(NamedTuple):
+    """A token with the colours of its step."""
+
+    text: str
+    step: int
+    ends_line: bool
+    background: str
+    ink: str
+
+
 def tokens(tokenizer: Tokenizer, row: GeneratedSequence) -> list[Token]:
-    """The tokens of a finished row."""
+    """Return the tokens of a generated sequence in printable form."""
     return [Token(text, step) for text, step in zip(tokenizer.tokens(row.ids), row.when, strict=True)]
 
 
-def _colour(step: int, last: int) -> tuple[str, str]:
-    """Background and ink of a step: dark first, bright last, and an ink that can be read on it."""
+def _last_step(rows: list[list[Token]]) -> int:
+    return max((token.step for row in rows for token in row), default=1)
+
+
+def _colors(step: int, last: int) -> tuple[str, str]:
+    """Return the background of a step, dark first and bright last, and an ink that is legible on it."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -39,64 +53,26 @@ def _colour(step: int, last: int) -> tuple[str, str]:
     return to_hex((r, g, b)), "#000000" if bright else "#ffffff"
 
 
-def html(rows: list[list[Token]], title: str, about: str) -> str:
-    """One page that needs nothing else; its slider goes back in time."""
-    last = max((token.step for row in rows for token in row), default=1)
-    body = inline(rows)
-    stops = ", ".join(_colour(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9))
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escaping.escape(title)}</title>
-<style>
-  body {{ font: 16px/1.7 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
-         color-scheme: light dark; }}
-  .text {{ font: 15px/1.9 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
-          border: 1px solid #8888; border-radius: .4rem; padding: .8rem; }}
-  .text span {{ border-radius: .2rem; }}
-  .text .given {{ outline: 1px dashed #888; outline-offset: -1px; }}
-  .text .later {{ color: transparent !important; background: #8883 !important; }}
-  .scale {{ height: .8rem; border-radius: .4rem; background: linear-gradient(to right, {stops}); }}
-  .ends {{ display: flex; justify-content: space-between; }}
-  input {{ width: 100%; }}
-</style>
-<h1>{escaping.escape(title)}</h1>
-<p>{escaping.escape(about)} Given tokens have a dashed outline.</p>
-<div class="scale" role="img" aria-label="colours from step 1 to step {last}"></div>
-<div class="ends"><span>step 1</span><span>step {last}</span></div>
-<label>Shown up to step <output id="now">{last}</output>
-<input id="step" type="range" min="0" max="{last}" value="{last}"></label>
-{body}
-<script>
-  const step = document.getElementById("step"), now = document.getElementById("now");
-  step.addEventListener("input", () => {{
-    now.textContent = step.value;
-    for (const token of document.querySelectorAll("[data-step]"))
-      token.classList.toggle("later", Number(token.dataset.step) > Number(step.value));
-  }});
-</script>
-</html>
-"""
+def _colored(rows: list[list[Token]]) -> list[list[_ColoredToken]]:
+    last = _last_step(rows)
+    return [[_ColoredToken(*token, token.ends_line, *_colors(token.step, last)) for token in row] for row in rows]
 
 
-def inline(rows: list[list[Token]]) -> str:
-    """The texts alone, for a page that is there already."""
-    last = max((token.step for row in rows for token in row), default=1)
-    return "\n".join(f'<pre class="text">{"".join(_span(token, last) for token in row)}</pre>' for row in rows)
+def trace_page(rows: list[list[Token]], title: str, about: str) -> str:
+    """Return a self-contained HTML page of the texts, with a slider over the steps."""
+    last = _last_step(rows)
+    colors = [_colors(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9)]
+    about = f"{about} Given tokens have a dashed outline."
+    return render("trace.html.j2", title=title, about=about, rows=_colored(rows), colors=colors, last_step=last)
 
 
-def _span(token: Token, last: int) -> str:
-    text = escaping.escape(token.text) + ("\n" if token.ends_line else "")
-    if not token.step:
-        return f'<span class="given" title="given">{text}</span>'
-    back, ink = _colour(token.step, last)
-    style = f"background:{back};color:{ink}"
-    return f'<span data-step="{token.step}" title="step {token.step}" style="{style}">{text}</span>'
+def trace_fragment(rows: list[list[Token]]) -> str:
+    """Return the texts as an HTML fragment, for a page that exists already such as a notebook."""
+    return render("trace_texts.html.j2", rows=_colored(rows))
 
 
-def png(rows: list[list[Token]], title: str, path: Path) -> None:
-    """The same as a picture."""
+def save_trace_png(rows: list[list[Token]], title: str, path: Path) -> None:
+    """Write the texts and the colour scale as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -105,7 +81,7 @@ def png(rows: list[list[Token]], title: str, path: Path) -> None:
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
 
-    last = max((token.step for row in rows for token in row), default=1)
+    last = _last_step(rows)
     placed, height = _lines(rows)
     inches = 0.26 * height + 1.3
     figure = plt.figure(figsize=(12, inches))
@@ -114,9 +90,9 @@ def png(rows: list[list[Token]], title: str, path: Path) -> None:
     axes.axis("off")
     axes.set_title(title, loc="left", fontsize=11)
     for token, text, x, y in placed:
-        back, ink = _colour(token.step, last) if token.step else ("none", "#000000")
+        background, ink = _colors(token.step, last) if token.step else ("none", "#000000")
         edge = "none" if token.step else "#888888"
-        axes.add_patch(Rectangle((x, y - 0.45), len(text), 0.9, facecolor=back, edgecolor=edge, linewidth=0.5))
+        axes.add_patch(Rectangle((x, y - 0.45), len(text), 0.9, facecolor=background, edgecolor=edge, linewidth=0.5))
         axes.text(x, y, text.replace("$", r"\$"), family="monospace", fontsize=9.8, color=ink, va="center")
     scale = ScalarMappable(Normalize(1, last), "viridis")
     below = figure.add_axes((0.01, 0.5 / inches, 0.3, 0.14 / inches))
@@ -126,7 +102,11 @@ def png(rows: list[list[Token]], title: str, path: Path) -> None:
 
 
 def _lines(rows: list[list[Token]]) -> tuple[list[tuple[Token, str, int, int]], int]:
-    """Where every token goes, broken to the width of the picture, and how many lines there are."""
+    """Break the tokens into lines of `WIDTH` characters.
+
+    Returns:
+        Each piece of a token with its column and line, and the number of lines.
+    """
     placed, y = [], 0
     for row in rows:
         x = 0
