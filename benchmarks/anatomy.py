@@ -122,7 +122,7 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     """A network in training on four random batches."""
     run = setting.run()
     run.model.dropout = run.model.dropout if dropout is None else dropout
-    parts = factory.parts(run, setting.vocab_size)
+    parts = factory.build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
     made = [bench.batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]

@@ -18,7 +18,7 @@ import subprocess
 
 import torch
 
-from sedd import factory, generate, sampling
+from sedd import factory, generate, registry, sampling
 from sedd.nn import transformer
 
 VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
@@ -29,12 +29,12 @@ NOISE |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uniform
 
 def peak(name: str, noise: str, device: str) -> int:
     """Bytes above what is there before the step."""
-    process = factory.process(noise, VOCABULARY)
+    process = factory.build_process(noise, VOCABULARY)
     network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
     model = factory.parameterization("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once
     settings = generate.SamplingSettings(name, steps=2, options=options)
-    job = generate.SamplingRun(model, process, factory.schedule("log-linear"), settings)
+    job = generate.SamplingRun(model, process, factory.build_schedule("log-linear"), settings)
     prompt = sampling.empty(BATCH, LENGTH, device)
     if device == "cpu":
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -53,7 +53,7 @@ def main(as_json: bool) -> None:
     """Every sampler under every noise it is for."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = {}
-    for name in factory.SAMPLERS:
+    for name in registry.SAMPLERS.built_in:
         for noise in NOISE.get(name, ["absorbing"]):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found[f"{name}, {noise}"] = pool.apply(peak, (name, noise, device))

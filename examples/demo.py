@@ -99,7 +99,7 @@ def main(out: Path, minutes: float) -> None:
         train=TrainConfig(batch_size=128, eval_every=60, eval_sequences=6_000, save_every=0, log_every=100),
     ).resolved()
     sources = config.data.sources
-    tokenizer = factory.tokenizer("bpe:420", lambda: data.read_documents(sources, packing="lines"))
+    tokenizer = factory.build_tokenizer("bpe:420", lambda: data.read_documents(sources, packing="lines"))
     data.prepare(sources, out / "data", tokenizer, packing="lines", length=LENGTH, pad="model")
     held_out = data.TokenBlocks.open(out / "data", LENGTH, "validation", config.data.val_fraction)
     rows, _ = held_out.read(np.arange(len(held_out)))

@@ -58,7 +58,7 @@ def main(out: Path, steps: int) -> None:
         objective="lambda-dce",
     ).resolved()
     sources = config.data.sources
-    letters = factory.tokenizer("chars", lambda: data.read_documents(sources, packing="lines"))
+    letters = factory.build_tokenizer("chars", lambda: data.read_documents(sources, packing="lines"))
     data.prepare(sources, out / "data", letters, packing="lines", length=LENGTH)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats a base")

@@ -34,7 +34,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
         short = [text for _ in range(MADE) if len(text := smiles(draw)) <= LONGEST]
         source.write_text("".join(f"{text}\n" for text in short))
     known = list(data.read_documents([source], packing="lines"))
-    letters = factory.tokenizer("chars", lambda: iter(known))
+    letters = factory.build_tokenizer("chars", lambda: iter(known))
     length = max(map(len, known))
     data.prepare([source], out / "data", letters, packing="lines", length=length, pad="model")
     config = RunConfig(

@@ -233,7 +233,7 @@ class Model:
         """
         wanted, draws = _listed(texts, "text"), evaluation.SINGLE_TEXT.draws if draws is None else draws
         told = factory.labelled(self.loaded, label)
-        is_exact = factory.estimator(estimator, told, evaluation.SINGLE_TEXT.terms).is_exact
+        is_exact = factory.build_estimator(estimator, told, evaluation.SINGLE_TEXT.terms).is_exact
         found = []
         for text, (context, row) in zip(wanted, self._rows(wanted, given), strict=True):
             nats, stderr, *_ = evaluation.score_continuation(

@@ -1,244 +1,201 @@
-"""From names to objects: the only room in which a string chooses a class.
+"""Build schedules, processes, objectives, networks, samplers and estimators from their names and a configuration.
 
-Tokenizers are chosen by `tokenizer.named`, known here as `build.tokenizer`: data are prepared without torch.
+`registry` lists the names; the modules of samplers, objectives and estimators are imported when they are built.
 """
 
 import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from sedd import checkpoint
-from sedd import likelihood as likelihoods
-from sedd import sampling as samplers
-from sedd import tokenizer as tokenizers
+from sedd import checkpoint, registry
 from sedd.config import RunConfig
-from sedd.diffusion import objective as objectives
 from sedd.diffusion import parameterization as parameterizations
-from sedd.diffusion import process as processes
-from sedd.diffusion import schedule as schedules
-from sedd.nn import transformer as transformers
+from sedd.diffusion.process import Absorbing, Process
+from sedd.diffusion.schedule import Schedule
 from sedd.nn.labels import Labelled
 from sedd.nn.layers import Linear
-from sedd.runtime import activation_checkpointing
+from sedd.nn.transformer import Transformer
 from sedd.runtime.inference_graphs import Replayed
+from sedd.tokenizer import Tokenizer, load_tokenizer
+from sedd.tokenizer import build_tokenizer as build_tokenizer
 
-PROCESSES: Mapping[str, type[processes.Process]] = {
-    "absorbing": processes.Absorbing,
-    "uniform": processes.Uniform,
-}
-SCHEDULES: Mapping[str, type[schedules.Schedule]] = {
-    "log-linear": schedules.LogLinear,
-    "geometric": schedules.Geometric,
-    "cosine": schedules.Cosine,
-    "polynomial": schedules.Polynomial,
-}
-PARAMETERIZATIONS: Mapping[str, type[nn.Module]] = {
-    "score": parameterizations.Score,
-    "mean": parameterizations.Mean,
-    "conditional": parameterizations.Conditional,
-}
-NETWORKS: Mapping[str, type[transformers.Transformer]] = {
-    "reference": transformers.Reference,
-    "modern": transformers.Modern,
-}
-CLOCKS: Mapping[str, type[schedules.TimeSampler]] = {
-    "uniform": schedules.UniformTimes,
-    "low-noise": schedules.LowNoiseTimes,
-}
-OBJECTIVES: Mapping[str, type[objectives.Objective[Any]]] = {
-    "score-entropy": objectives.DenoisingScoreEntropy,
-    "explicit-score-entropy": objectives.ExplicitScoreEntropy,
-    "implicit-score-entropy": objectives.ImplicitScoreEntropy,
-    "concrete-score": objectives.DenoisingConcreteScore,
-    "explicit-concrete-score": objectives.ExplicitConcreteScore,
-    "ratio-matching": objectives.RatioMatching,
-    "mean": objectives.MeanCrossEntropy,
-    "d3pm": objectives.D3PM,
-    "t-dce": objectives.TimeDCE,
-    "lambda-dce": objectives.LambdaDCE,
-    "any-order": objectives.AnyOrder,
-    "softmax-linear": objectives.SoftmaxLinear,
-    "autoregressive": objectives.Autoregressive,
-}
-SAMPLERS: Mapping[str, type[samplers.Sampler]] = {
-    "first-hitting": samplers.FirstHitting,
-    "tweedie": samplers.Tweedie,
-    "euler": samplers.Euler,
-    "ancestral": samplers.Ancestral,
-    "theta": samplers.Theta,
-    "gibbs": samplers.Gibbs,
-    "remask": samplers.Remask,
-    "ordered": samplers.Ordered,
-    "confidence": samplers.Confident,
-    "entropy": samplers.EntropyBounded,
-}
-GRIDS: Mapping[str, Callable[[int], torch.Tensor]] = {
-    "uniform": samplers.uniform_grid,
-    "cosine": samplers.cosine_grid,
-}
-RECOMPUTES: Mapping[str, activation_checkpointing.ActivationCheckpointing] = {
-    "none": activation_checkpointing.none,
-    "selective": activation_checkpointing.selective,
-    "full": activation_checkpointing.full,
-}
-
-tokenizer = tokenizers.build_tokenizer
-
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from sedd.diffusion.objective import Objective
+    from sedd.likelihood import Estimator
+    from sedd.sampling import Sampler, Warping
 
 
-def process(name: str, vocab_size: int) -> processes.Process:
-    """``absorbing`` or ``uniform`` noise on ``vocab_size`` tokens."""
-    return _choose("process", name, PROCESSES)(vocab_size)
+def build_process(name: str, vocab_size: int) -> Process:
+    """Build a noise process on ``vocab_size`` tokens."""
+    made: Process = _load(registry.PROCESSES, name, Process)(vocab_size)
+    return made
 
 
-def schedule(name: str, **options: float) -> schedules.Schedule:
-    """A schedule; ``options`` are its own: ``eps``, ``lo`` and ``hi``, ``power``."""
-    return _make("schedule", name, SCHEDULES, options)
+def build_schedule(name: str, **options: float) -> Schedule:
+    """Build a noise schedule; ``options`` are its own: ``eps``, ``lo`` and ``hi``, ``power``."""
+    made: Schedule = _make("schedule", name, _load(registry.SCHEDULES, name, Schedule), options)
+    return made
 
 
-def network(style: str, **options: Any) -> transformers.Transformer:
-    """A ``reference`` or a ``modern`` transformer; ``options`` are those of `transformer.Transformer`."""
-    return _make("network", style, NETWORKS, options)
+def build_transformer(architecture: str, **options: Any) -> Transformer:
+    """Build a ``reference`` or ``modern`` transformer; ``options`` are those of `transformer.Transformer`."""
+    made: Transformer = _make("network", architecture, registry.ARCHITECTURES.load(architecture), options)
+    return made
 
 
-def parameterization(name: str, network: nn.Module, process: processes.Process) -> nn.Module:
+def parameterization(name: str, network: nn.Module, process: Process) -> nn.Module:
     """``network``, wrapped so that it is called as a model is."""
-    return _choose("parameterization", name, PARAMETERIZATIONS)(network, process)
+    made: nn.Module = registry.PARAMETERIZATIONS.load(name)(network, process)
+    return made
 
 
-def objective(
-    name: str,
-    process: processes.Process,
-    schedule: schedules.Schedule,
-    **options: Any,
-) -> objectives.Objective[Any]:
-    """An objective; ``options`` are its own: ``t_min``, ``clock``, ``steps`` of d3pm, ``law`` of the explicit ones."""
-    kind = _choose("objective", name, OBJECTIVES)
+def build_objective(name: str, process: Process, schedule: Schedule, **options: Any) -> "Objective[Any]":
+    """Build a training objective; ``options`` are its own: ``t_min``, ``time_sampler``, ``steps`` of d3pm …"""
+    from sedd.diffusion.objective import Objective
+
+    kind = _load(registry.OBJECTIVES, name, Objective)
     given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
     taken = inspect.signature(kind).parameters
-    return _make("objective", name, OBJECTIVES, {k: v for k, v in given.items() if k in taken} | options)
+    options = {k: v for k, v in given.items() if k in taken} | options
+    made: Objective[Any] = _make("objective", name, kind, options)
+    return made
 
 
-def estimator(
+def build_estimator(
     name: str | None, loaded: "LoadedModel", terms: Sequence[str], t_min: float = 0.0, seed: int = 0
-) -> likelihoods.Estimator:
-    """How a model's likelihood is found: by the first that fits it where ``name`` is None.
+) -> "Estimator":
+    """Build the estimator of a model's likelihood.
 
-    ``terms`` are those of §8 that a bound is to hold: all, or the diffusion term from ``t_min`` on as in published
-    tables. ``seed`` decides what a random order is.
+    Args:
+        name: bound, any-order, forward, backward or random, as far as they fit the model; None: the first that fits.
+        loaded: The model.
+        terms: The terms of the variational bound to include: all, or the diffusion term alone as in published
+            tables.  [§8]
+        t_min: The time at which the integral of the diffusion term begins, where it stands alone.
+        seed: Decides the order named ``random``.
     """
-    found = _estimators(loaded, set(terms) == set(likelihoods.Terms._fields), t_min, seed)
-    what = f"estimator, for {loaded.config.model.parameterization} under {loaded.config.noise.process} noise,"
-    return _choose(what, name or next(iter(found)), found)
+    from sedd.likelihood import Terms
+
+    found = _estimators(loaded, set(terms) == set(Terms._fields), t_min, seed)
+    if name is not None and name not in found:
+        what = f"{loaded.config.model.parameterization} under {loaded.config.noise.process} noise"
+        raise ValueError(f"estimator, for {what}, is {name!r}; choose one of {', '.join(found)}")
+    return found[name or next(iter(found))]
 
 
-def _estimators(loaded: "LoadedModel", whole: bool, t_min: float, seed: int) -> dict[str, likelihoods.Estimator]:
+def _estimators(loaded: "LoadedModel", whole: bool, t_min: float, seed: int) -> "dict[str, Estimator]":
+    from sedd import likelihood
+
     process, schedule = loaded.process, loaded.schedule
     if isinstance(loaded.model, parameterizations.Causal):
-        return {"forward": likelihoods.LeftToRight()}
-    bound = likelihoods.Bound(process, schedule) if whole else likelihoods.Published(process, schedule, t_min)
-    if not (isinstance(loaded.model, parameterizations.Mean) and isinstance(process, processes.Absorbing)):
+        return {"forward": likelihood.LeftToRight()}
+    bound = likelihood.Bound(process, schedule) if whole else likelihood.Published(process, schedule, t_min)
+    if not (isinstance(loaded.model, parameterizations.Mean) and isinstance(process, Absorbing)):
         return {"bound": bound}
-    in_order = functools.partial(likelihoods.OneOrder, process)
+    in_order = functools.partial(likelihood.OneOrder, process)
     return {
         "bound": bound,
-        "any-order": likelihoods.AnyOrder(process),
+        "any-order": likelihood.AnyOrder(process),
         "forward": in_order(torch.arange),
         "backward": in_order(lambda length: torch.arange(length).flip(0)),
         "random": in_order(lambda length: torch.randperm(length, generator=torch.Generator().manual_seed(seed))),
     }
 
 
-def recompute(name: str) -> activation_checkpointing.ActivationCheckpointing:
-    """What blocks compute again on the way back: ``nothing``, all that is ``cheap``, or whole ``blocks``."""
-    return _choose("activation_checkpointing", name, RECOMPUTES)
-
-
-def sampler(
+def build_sampler(
     name: str | None,
     model: Any,
-    process: processes.Process,
-    schedule: schedules.Schedule,
-    warping: samplers.Warping | None = None,
+    process: Process,
+    schedule: Schedule,
+    warping: "Warping | None" = None,
     **options: Any,
-) -> samplers.Sampler:
-    """A sampler; None is the best known for the model. ``options`` are its own: ``theta``, ``eta``, ``direction`` …"""
-    denoiser = isinstance(model, parameterizations.MeanReader)
-    warping = warping or samplers.Warping()
+) -> "Sampler":
+    """Build a sampler; None is the default of the model. ``options`` are its own: ``theta``, ``eta``, ``sites`` …"""
+    from sedd import sampling
+
+    warping = warping or sampling.Warping()
     if isinstance(model, parameterizations.Causal):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
-        return samplers.LeftToRight(model, process, schedule, warping)
+        return sampling.LeftToRight(model, process, schedule, warping)
     name = name or default_sampler(model, process)
-    if name == "ancestral" and not denoiser:
+    if name == "ancestral" and not isinstance(model, parameterizations.MeanReader):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
-    kind = _choose("sampler", name, SAMPLERS)
+    kind = _load(registry.SAMPLERS, name, sampling.Sampler)
     own = {f.name: type(f.default) for f in fields(kind) if f.default is not MISSING}
     for option, value in options.items():
         if option not in own:
             raise ValueError(f"sampler {name} has no option {option}; it takes {', '.join(own) or 'none'}")
         if not isinstance(value, (int, float) if own[option] is float else own[option]):
             raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {own[option].__name__}")
-    used = model if warping.none else samplers.Tempered(model, process, warping)
-    return kind(used, process, schedule, **options)
+    used = model if warping.none else sampling.Tempered(model, process, warping)
+    made: Sampler = kind(used, process, schedule, **options)
+    return made
 
 
-def default_sampler(model: Any, process: processes.Process) -> str:
-    """The name of the best known sampler for a model."""
+def default_sampler(model: Any, process: Process) -> str:
+    """Name the default sampler of a model."""
     if isinstance(model, parameterizations.Causal):
         return "left-to-right"
     if not isinstance(model, parameterizations.MeanReader):
         return "tweedie"
-    return "first-hitting" if isinstance(process, processes.Absorbing) else "ancestral"
+    return "first-hitting" if isinstance(process, Absorbing) else "ancestral"
 
 
-def grid(spec: str, steps: int | None) -> torch.Tensor:
-    """Times from 1 down to 0: ``uniform``, ``cosine``, or as in ``1,0.6,0.2,0``; None steps is no grid at all."""
+def build_grid(spec: str, steps: int | None) -> torch.Tensor:
+    """Build the times of a sampler, from 1 down to 0.
+
+    Args:
+        spec: ``uniform``, ``cosine``, or the times themselves, as in ``1,0.6,0.2,0``.
+        steps: How many steps; None: no grid, for samplers that need none.
+    """
+    from sedd.sampling import given_grid
+
     if steps is None:
         return torch.zeros(0, dtype=torch.float64)
     if "," in spec:
         try:
-            return samplers.given_grid([float(word) for word in spec.split(",")])
+            return given_grid([float(word) for word in spec.split(",")])
         except ValueError as error:
             raise ValueError(f"grid is {spec!r}: {error}") from None
-    return _choose("grid", spec, GRIDS)(steps)
+    times: torch.Tensor = registry.GRIDS.load(spec)(steps)
+    return times
 
 
-class Parts(NamedTuple):
-    """What a run is made of besides its network."""
+class DiffusionSetup(NamedTuple):
+    """The process, schedule and objective of a run."""
 
-    process: processes.Process
-    schedule: schedules.Schedule
-    objective: objectives.Objective[Any]
+    process: Process
+    schedule: Schedule
+    objective: "Objective[Any]"
 
 
-def parts(config: RunConfig, vocab_size: int) -> Parts:
-    """Process, schedule and objective of a run."""
-    noise = process(config.noise.process, vocab_size)
-    times = schedule(config.noise.schedule or "log-linear", **config.noise.options)
+def build_setup(config: RunConfig, vocab_size: int) -> DiffusionSetup:
+    """Build the process, schedule and objective of a run."""
+    process = build_process(config.noise.process, vocab_size)
+    schedule = build_schedule(config.noise.schedule or "log-linear", **config.noise.options)
     options: dict[str, Any] = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
-    if config.train.time_sampling != "uniform":  # which is every objective's own; not all have another
-        options["time_sampler"] = _choose("train.time_sampling", config.train.time_sampling, CLOCKS)()
-    return Parts(noise, times, objective(config.objective, noise, times, **options))
+    if config.train.time_sampling != "uniform":  # every objective's default; not all have another
+        options["time_sampler"] = registry.TIME_SAMPLERS.load(config.train.time_sampling)()
+    return DiffusionSetup(process, schedule, build_objective(config.objective, process, schedule, **options))
 
 
-def build_network(config: RunConfig, parts: Parts, labels: int = 0) -> transformers.Transformer:
-    """The network of a run on data with so many labels, with fresh weights."""
+def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> Transformer:
+    """Build the network of a run with freshly initialised weights, for data with so many labels."""
     m = config.model
     causal = config.objective == "autoregressive"
-    states = parts.process.vocab_size + 1 if causal else parts.process.num_states
-    return network(
+    states = setup.process.vocab_size + 1 if causal else setup.process.num_states
+    return build_transformer(
         m.architecture,
         states=states,
         width=m.width,
@@ -253,12 +210,12 @@ def build_network(config: RunConfig, parts: Parts, labels: int = 0) -> transform
     )
 
 
-def build_model(config: RunConfig, network: nn.Module, parts: Parts) -> nn.Module:
+def build_model(config: RunConfig, network: nn.Module, setup: DiffusionSetup) -> nn.Module:
     """The network, called as a model is."""
     network = parameterizations.Untimed(network) if config.time_conditioning == "zero" else network
     if config.model.parameterization == "causal":
-        return parameterizations.Causal(network, parts.process.vocab_size)
-    return parameterization(config.model.parameterization or "score", network, parts.process)
+        return parameterizations.Causal(network, setup.process.vocab_size)
+    return parameterization(config.model.parameterization or "score", network, setup.process)
 
 
 class LoadedModel(NamedTuple):
@@ -266,10 +223,10 @@ class LoadedModel(NamedTuple):
 
     model: nn.Module
     network: nn.Module
-    process: processes.Process
-    schedule: schedules.Schedule
-    objective: objectives.Objective[Any]
-    tokenizer: tokenizers.Tokenizer
+    process: Process
+    schedule: Schedule
+    objective: "Objective[Any]"
+    tokenizer: Tokenizer
     config: RunConfig
     folder: Path
     labels: tuple[str, ...] = ()
@@ -283,7 +240,7 @@ class LoadedModel(NamedTuple):
         return next(self.network.parameters()).device
 
 
-def served(network: transformers.Transformer, device: str, precision: str) -> transformers.Transformer:
+def served(network: Transformer, device: str, precision: str) -> Transformer:
     """A network to be asked: on a device, its matrices in ``float32`` or ``bfloat16``; the rest stays exact."""
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision is {precision!r}; choose one of float32, bfloat16")
@@ -323,7 +280,7 @@ def load(
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ValueError(f"{path / 'config.json'} says that labels are {labels!r}; they are a list of names")
     config = RunConfig.from_dict(stored)
-    made = parts(config, vocab_size)
+    made = build_setup(config, vocab_size)
     net = build_network(config, made, len(labels))
     try:
         net.load_state_dict(checkpoint.tensors(path, weights))
@@ -332,7 +289,7 @@ def load(
     half = config.train.precision != "float32" and device.startswith("cuda")  # float8 is for training alone
     net = served(net, device, precision or ("bfloat16" if half else "float32"))
     model = build_model(config, replayed(net), made)
-    return LoadedModel(model, net, *made, tokenizers.load_tokenizer(path), config, path, tuple(labels))
+    return LoadedModel(model, net, *made, load_tokenizer(path), config, path, tuple(labels))
 
 
 def labelled(loaded: LoadedModel, label: str | None) -> LoadedModel:
@@ -344,7 +301,7 @@ def labelled(loaded: LoadedModel, label: str | None) -> LoadedModel:
     if label not in loaded.labels:
         raise ValueError(f"label is {label!r}; this model knows {', '.join(loaded.labels)}")
     number = torch.tensor(loaded.labels.index(label), device=loaded.device)
-    made = Parts(loaded.process, loaded.schedule, loaded.objective)
+    made = DiffusionSetup(loaded.process, loaded.schedule, loaded.objective)
     model = build_model(loaded.config, replayed(Labelled(loaded.network, number)), made)
     return loaded._replace(model=model, label=label)
 
@@ -360,23 +317,29 @@ def guided(loaded: LoadedModel, label: str | None, guidance: float = 1.0) -> Any
         return (told if guidance else loaded).model
     if isinstance(told.model, parameterizations.Causal):
         raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
-    return samplers.guided(loaded.model, told.model, loaded.process, guidance)  # type: ignore[arg-type]
+    from sedd import sampling
+
+    return sampling.guided(loaded.model, told.model, loaded.process, guidance)  # type: ignore[arg-type]
 
 
-def _choose(what: str, name: str, choices: Mapping[str, T]) -> T:
-    if name not in choices:
-        raise ValueError(f"{what} is {name!r}; choose one of {', '.join(choices)}")
-    return choices[name]
+def _load(names: registry.Registry, name: str, base: type) -> Any:
+    """Import the class behind a name; a plugin may have put something else there."""
+    found = names.load(name)
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        raise ValueError(
+            f"{names.kind} {name} is {found!r}; it must be a subclass of {base.__name__}: repair the package it is from"
+        )
+    return found
 
 
-def _make(what: str, name: str, choices: Mapping[str, type[T]], options: Mapping[str, Any]) -> T:
-    kind = _choose(what, name, choices)
-    parameters = inspect.signature(kind).parameters
+def _make(kind: str, name: str, made: Any, options: Mapping[str, Any]) -> Any:
+    """Call ``made`` with its options, each of which must exist and be given if it has no default."""
+    parameters = inspect.signature(made).parameters
     if unknown := [option for option in options if option not in parameters]:
         raise ValueError(
-            f"{what} {name} has no option {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
+            f"{kind} {name} has no option {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
         )
     required = [n for n, p in parameters.items() if p.default is p.empty]
     if missing := [option for option in required if option not in options]:
-        raise ValueError(f"{what} {name} needs {', '.join(missing)}, which was not given")
-    return kind(**options)
+        raise ValueError(f"{kind} {name} needs {', '.join(missing)}, which was not given")
+    return made(**options)

@@ -137,3 +137,40 @@ TOKENIZERS = Registry(
     },
     "sedd.tokenizers",
 )
+PARAMETERIZATIONS = Registry(
+    "parameterization",
+    {
+        "score": "sedd.diffusion.parameterization:Score",
+        "mean": "sedd.diffusion.parameterization:Mean",
+        "conditional": "sedd.diffusion.parameterization:Conditional",
+    },
+)
+ARCHITECTURES = Registry(
+    "network",
+    {
+        "reference": "sedd.nn.transformer:Reference",
+        "modern": "sedd.nn.transformer:Modern",
+    },
+)
+TIME_SAMPLERS = Registry(
+    "train.time_sampling",
+    {
+        "uniform": "sedd.diffusion.schedule:UniformTimes",
+        "low-noise": "sedd.diffusion.schedule:LowNoiseTimes",
+    },
+)
+GRIDS = Registry(
+    "grid",
+    {
+        "uniform": "sedd.sampling.base:uniform_grid",
+        "cosine": "sedd.sampling.base:cosine_grid",
+    },
+)
+ACTIVATION_CHECKPOINTING = Registry(
+    "train.activation_checkpointing",
+    {
+        "none": "sedd.runtime.activation_checkpointing:none",
+        "selective": "sedd.runtime.activation_checkpointing:selective",
+        "full": "sedd.runtime.activation_checkpointing:full",
+    },
+)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from sedd import factory
+from sedd import registry
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import Score
 from sedd.diffusion.process import Absorbing
@@ -37,7 +37,7 @@ def stepped(network: Transformer, t: float) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", ["none", "selective", "full"])
 def test_one_graph_however_much_is_masked(name: str, style: type[Transformer]) -> None:
     plain, compiled = made(style), made(style)
-    compiled.pass_through = factory.recompute(name)
+    compiled.pass_through = registry.ACTIVATION_CHECKPOINTING.load(name)
     torch._dynamo.reset()
     counters.clear()
     compiled.compile_trunk(backend="aot_eager")

@@ -89,16 +89,20 @@ def test_sections_named_in_docstrings_exist() -> None:
 
 def test_the_pages_list_what_the_code_has() -> None:
     """Prose that repeats code will be wrong: names of objectives, layers of the house, counts in the README."""
-    from sedd import factory
+    from sedd import registry
 
     table = re.findall(r"^\| `([a-z0-9-]+)`", (ROOT / "docs/concepts/objectives.md").read_text(), re.MULTILINE)
-    assert table == list(factory.OBJECTIVES)
+    assert table == list(registry.OBJECTIVES.built_in)
     listed = (ROOT / "pyproject.toml").read_text().split("layers = [")[1].split("]")[0]
     layers = re.findall(r'"([a-z |]+)"', listed)
     contributing = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
     assert ", ".join(f"`{layer}`" for layer in layers) in contributing
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert (len(factory.PROCESSES), len(factory.SCHEDULES), len(factory.OBJECTIVES)) == (2, 4, 13)
+    assert (len(registry.PROCESSES.built_in), len(registry.SCHEDULES.built_in), len(registry.OBJECTIVES.built_in)) == (
+        2,
+        4,
+        13,
+    )
     assert "two noise processes, four schedules, thirteen objectives" in readme
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from sedd import exact, factory, plot
+from sedd import exact, plot, registry
 from sedd.demos import all_masked, one_step, ratios, samplers, sentences
 from sedd.diffusion import categorical
 from sedd.diffusion.parameterization import Mean
@@ -201,7 +201,7 @@ def test_under_absorbing_log_linear_noise_euler_is_tweedie() -> None:
         process: [
             abs(a.error - b.error) for a, b in zip(found[process, "Euler"], found[process, "Tweedie"], strict=True)
         ]
-        for process in factory.PROCESSES
+        for process in registry.PROCESSES.built_in
     }
     assert max(pairs["absorbing"]) < 1e-12
     assert max(pairs["uniform"]) > 1e-3

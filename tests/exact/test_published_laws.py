@@ -114,7 +114,7 @@ def test_import_undoes_export(tmp_path: Path, name: str) -> None:
     )
     run = run.resolved()
     run.data = DataConfig(tokenizer="bytes")
-    made = factory.parts(run, 256)
+    made = factory.build_setup(run, 256)
     network = factory.build_network(run, made)
     with torch.no_grad():
         for i, parameter in enumerate(network.parameters()):
@@ -178,7 +178,7 @@ def test_what_configurations_say(tmp_path: Path) -> None:
     said = {
         name: (
             f.config.noise.process,
-            str(factory.parts(f.config, V).schedule),
+            str(factory.build_setup(f.config, V).schedule),
             f.config.objective,
             f.config.time_conditioning,
         )

@@ -33,7 +33,7 @@ class Lesson:
         setting = bench.TrainSetting(recipe="tiny", batch=batch, vocab_size=500, **options)
         run = setting.run()
         run.model.architecture, run.model.dropout, run.model.depth = style, 0.1, 3
-        self.parts, generator = factory.parts(run, 500), torch.Generator().manual_seed(0)
+        self.parts, generator = factory.build_setup(run, 500), torch.Generator().manual_seed(0)
         made = [bench.batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
         self.batches = [bench.Batch(*(a.cuda() for a in b)) for b in made]
         ends = torch.arange(batch, device="cuda")[:, None] * 5 + 20
@@ -176,7 +176,7 @@ def test_memory_of_recordings_is_counted() -> None:
 
 def pair(style: str, **options: Any) -> tuple[Transformer, Transformer]:
     """A network that is recorded, and another with the same weights that is not."""
-    made = [factory.network(style, states=30, width=32, depth=3, heads=2, **options).cuda() for _ in range(2)]
+    made = [factory.build_transformer(style, states=30, width=32, depth=3, heads=2, **options).cuda() for _ in range(2)]
     for network in made:
         for i, p in enumerate(network.parameters()):
             torch.nn.init.normal_(p, 0, 0.2, generator=torch.Generator("cuda").manual_seed(i))

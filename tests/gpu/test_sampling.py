@@ -167,13 +167,13 @@ SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 @pytest.mark.parametrize(("noise", "parameterization", "name"), SAME)
 def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: str) -> None:
     """In float32: recordings, kernels and draws together."""
-    process, schedule = factory.process(noise, 31), factory.schedule("log-linear")
+    process, schedule = factory.build_process(noise, 31), factory.build_schedule("log-linear")
     found = []
     for device in ("cpu", "cuda"):
         network = made(Reference, True, process.num_states)
         served = factory.replayed(factory.served(network, device, "float32"))
         model: Any = factory.parameterization(parameterization, served, process)
-        job = factory.sampler(name, model, process, schedule)
+        job = factory.build_sampler(name, model, process, schedule)
         rows = CounterRNG(3, torch.arange(24, device=device))
         *_, last = job.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rows, Asked(model))
         found.append(last.x.cpu())
@@ -183,10 +183,10 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
 
 def test_a_planned_run_never_waits() -> None:
     """Once it is planned, events follow each other without a question to the device."""
-    process, schedule = Absorbing(31), factory.schedule("log-linear")
+    process, schedule = Absorbing(31), factory.build_schedule("log-linear")
     network = factory.replayed(factory.served(made(Reference, timed=False), "cuda", "bfloat16"))
     model: Any = factory.parameterization("mean", network, process)
-    job = factory.sampler("first-hitting", model, process, schedule)
+    job = factory.build_sampler("first-hitting", model, process, schedule)
     for mode in ("default", "error"):  # the first run records and compiles
         rows = CounterRNG(0, torch.arange(4, device="cuda"))
         states = job.run(sampling.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rows, Asked(model))

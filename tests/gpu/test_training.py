@@ -106,7 +106,7 @@ def steps(objective: str = "score-entropy", process: str = "absorbing", **option
     run = setting.run()
     run.model.dropout = 0.1
     run.optim.lr = 1e-3
-    parts = factory.parts(run, 500)
+    parts = factory.build_setup(run, 500)
     generator = torch.Generator().manual_seed(0)
     made = [bench.batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
@@ -165,7 +165,7 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
     setting = bench.TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
     run = setting.run()
     run.model.architecture = style
-    parts = factory.parts(run, 500)
+    parts = factory.build_setup(run, 500)
     batch = bench.batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
 
@@ -194,7 +194,7 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
     setting = bench.TrainSetting(recipe="tiny", batch=8, vocab_size=500)
     run = setting.run()
     run.model.architecture = style
-    parts = factory.parts(run, 500)
+    parts = factory.build_setup(run, 500)
     batch = bench.batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
     network = factory.build_network(run, parts, 3).cuda()

@@ -32,7 +32,7 @@ def test_both_ways_train_alike() -> None:
         recipe="tiny", batch=3, length=16, vocab_size=32, precision="float32", device="cpu", compile=False
     )
     run = setting.run()
-    parts = factory.parts(run, 32)
+    parts = factory.build_setup(run, 32)
     generator = torch.Generator().manual_seed(0)
     batches = [bench.batch(parts, setting, 16, generator) for _ in range(2)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in batches]

@@ -113,7 +113,9 @@ def test_other_settings_of_schedules(refuses: object) -> None:
 
 @pytest.mark.parametrize("name", ["t-dce", "lambda-dce", "any-order"])
 def test_objectives_that_mask_need_a_mask(name: str, refuses: object) -> None:
-    refuses(lambda: factory.objective(name, Uniform(4), LogLinear()), "Absorbing", "Uniform(vocab_size=4)", "no mask")
+    refuses(
+        lambda: factory.build_objective(name, Uniform(4), LogLinear()), "Absorbing", "Uniform(vocab_size=4)", "no mask"
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_objectives_refuse_models_that_do_not_predict_what_they_need(
 ) -> None:
     process = Absorbing(4)
     model = parameterization.Score(exact.Table(5, 2), process)
-    loss = factory.objective(name, process, LogLinear())
+    loss = factory.build_objective(name, process, LogLinear())
     refuses(lambda: loss(model, X, SIGMA.double(), generator), method, "Score", "parameterization")
 
 
@@ -156,10 +158,10 @@ def test_laws_that_are_none(refuses: object) -> None:
 
 
 def test_names_that_nobody_has(refuses: object) -> None:
-    refuses(lambda: factory.process("gauss", 4), "'gauss'", "absorbing, uniform")
-    refuses(lambda: factory.schedule("linear"), "'linear'", "log-linear")
-    refuses(lambda: factory.schedule("cosine", lo=1.0), "cosine has no option lo", "eps")
-    refuses(lambda: factory.objective("dse", Uniform(4), LogLinear()), "'dse'", "score-entropy")
-    refuses(lambda: factory.objective("d3pm", Uniform(4), LogLinear(), t_min=0.1), "no option t_min", "steps")
-    refuses(lambda: factory.objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs law")
+    refuses(lambda: factory.build_process("gauss", 4), "'gauss'", "absorbing, uniform")
+    refuses(lambda: factory.build_schedule("linear"), "'linear'", "log-linear")
+    refuses(lambda: factory.build_schedule("cosine", lo=1.0), "cosine has no option lo", "eps")
+    refuses(lambda: factory.build_objective("dse", Uniform(4), LogLinear()), "'dse'", "score-entropy")
+    refuses(lambda: factory.build_objective("d3pm", Uniform(4), LogLinear(), t_min=0.1), "no option t_min", "steps")
+    refuses(lambda: factory.build_objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs law")
     refuses(lambda: factory.parameterization("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sedd import exact, factory
+from sedd import exact, factory, registry
 from sedd.config import ModelConfig, RunConfig, TrainConfig
 from sedd.diffusion import objective, parameterization
 from sedd.diffusion.parameterization import Causal, Conditioner, Denoiser, Mean, Predictor, Untimed
@@ -19,16 +19,16 @@ BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregr
 
 def make(name: str, process: object) -> objective.Objective:
     options = {"law": LAW} if name.startswith("explicit") else {}
-    return factory.objective(name, process, LogLinear(), **options)
+    return factory.build_objective(name, process, LogLinear(), **options)
 
 
-@pytest.mark.parametrize("process_name", factory.PROCESSES)
-@pytest.mark.parametrize("name", factory.OBJECTIVES)
+@pytest.mark.parametrize("process_name", registry.PROCESSES.built_in)
+@pytest.mark.parametrize("name", registry.OBJECTIVES.built_in)
 def test_every_objective_gives_a_finite_loss_a_position(name: str, process_name: str) -> None:
     if process_name == "uniform" and name in {"t-dce", "lambda-dce", "any-order"}:
         return  # refused, as test_border says
     generator = torch.Generator().manual_seed(0)
-    process = factory.process(process_name, 4)
+    process = factory.build_process(process_name, 4)
     loss_of = make(name, process)
     x_0 = LAW.draw(8, generator)
     loss = loss_of(exact.Score(LAW, process), x_0, torch.linspace(0.01, 0.99, 8).double(), generator)
@@ -39,7 +39,7 @@ def test_every_objective_gives_a_finite_loss_a_position(name: str, process_name:
 
 def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
     for process in (Uniform(4), Absorbing(4)):
-        for name in factory.PARAMETERIZATIONS:
+        for name in registry.PARAMETERIZATIONS.names:
             table = exact.Table(process.num_states, 3)
             with torch.no_grad():
                 table.weight.normal_()
@@ -55,22 +55,24 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
 
 
 def test_options_reach_what_is_built() -> None:
-    assert factory.schedule("geometric", lo=0.1, hi=3.0).hi == 3.0
+    assert factory.build_schedule("geometric", lo=0.1, hi=3.0).hi == 3.0
     time_sampler = ImportanceTimes(torch.tensor([1.0, 3.0]))
-    built = factory.objective("score-entropy", Uniform(4), LogLinear(), t_min=0.25, time_sampler=time_sampler)
+    built = factory.build_objective("score-entropy", Uniform(4), LogLinear(), t_min=0.25, time_sampler=time_sampler)
     times = built.times(torch.tensor([0.2, 0.6], dtype=torch.float64))
     torch.testing.assert_close(times.t, torch.tensor([0.25 + 0.75 * 0.4, 0.25 + 0.75 * (0.5 + 0.35 / 1.5)]).double())
     torch.testing.assert_close(times.weight, torch.tensor([1.5, 0.5]).double())
-    assert factory.objective("d3pm", Uniform(4), LogLinear(), steps=7).steps == 7
+    assert factory.build_objective("d3pm", Uniform(4), LogLinear(), steps=7).steps == 7
 
 
 def test_the_clock_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
     u = torch.tensor([0.5], dtype=torch.float64)
     for time_sampler, t, weight in (("uniform", 0.5, 1.0), ("low-noise", 0.25, 1.0)):
-        times = factory.parts(RunConfig(train=TrainConfig(time_sampling=time_sampler)).resolved(), 4).objective.times(u)
+        times = factory.build_setup(
+            RunConfig(train=TrainConfig(time_sampling=time_sampler)).resolved(), 4
+        ).objective.times(u)
         assert (times.t.item(), times.weight.item()) == (t, weight)
     refuses(
-        lambda: factory.parts(
+        lambda: factory.build_setup(
             RunConfig(objective="lambda-dce", train=TrainConfig(time_sampling="low-noise")).resolved(), 4
         ),
         "no option time_sampler",
@@ -87,7 +89,7 @@ def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
         x_t = torch.tensor([[4, 4, 0]])
         log_mean = model(x_t, torch.tensor([0.7])) + torch.log(torch.expm1(torch.tensor(0.7)))
         torch.testing.assert_close(log_mean[0, :2, :4].exp(), torch.full((2, 4), 0.25).double())
-    loss = factory.objective("any-order", process, LogLinear())
+    loss = factory.build_objective("any-order", process, LogLinear())
     mean = factory.parameterization("mean", exact.Table(5, 3), process)
     total = loss(mean, LAW.draw(6, generator), torch.rand(6), generator).sum(-1)
     torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
@@ -117,7 +119,7 @@ def test_networks_hear_what_they_are_told(told: str) -> None:
     run = RunConfig(
         model=ModelConfig("reference", 16, 1, 2, time_conditioning=told, parameterization="mean"), objective="t-dce"
     ).resolved()
-    made = factory.parts(run, 5)
+    made = factory.build_setup(run, 5)
     network = factory.build_network(run, made)
     with torch.no_grad():
         for parameter in network.parameters():

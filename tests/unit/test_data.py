@@ -178,7 +178,7 @@ def test_integers_of_arrays(tmp_path: Path, compression: str, dtype: str) -> Non
         sink = io.BytesIO()
         np.save(sink, array)
         file = write(tmp_path / f"{array.ndim}.npy{compression}", PACK[compression](sink.getvalue()))
-        made = factory.tokenizer("ints", lambda file=file: read_documents([file]))
+        made = factory.build_tokenizer("ints", lambda file=file: read_documents([file]))
         assert made.vocab_size == values.max() + 1
         prepare([file], tmp_path / f"packed{array.ndim}", made)
         assert stream(tmp_path / f"packed{array.ndim}") == values.ravel().tolist()
@@ -245,7 +245,7 @@ def test_datasets_of_the_hub(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) 
 def test_windows_of_packed_data_join_to_the_text(tmp_path: Path, spec: str) -> None:
     """For any block length, and across the boundaries of pieces and shards."""
     file = write(tmp_path / "a.txt", STORY.encode())
-    made = factory.tokenizer(spec, lambda: read_documents([file]))
+    made = factory.build_tokenizer(spec, lambda: read_documents([file]))
     index = prepare([file], tmp_path / "out", made)
     assert made.decode(stream(tmp_path / "out")) == STORY
     assert (index.characters, index.bytes, index.records) == (len(STORY), len(STORY.encode()), 1)
@@ -417,7 +417,7 @@ def test_the_cache_key_covers_content_and_options(tmp_path: Path) -> None:
     def get(source: Path, spec: str = "bytes", **options: object) -> Path:
         def make() -> Tokenizer:
             calls.append(spec)
-            return factory.tokenizer(spec, lambda: read_documents([source]))
+            return factory.build_tokenizer(spec, lambda: read_documents([source]))
 
         return prepare_cached([source], spec, make, cache=tmp_path / "cache", **options)  # type: ignore[arg-type]
 
@@ -608,7 +608,7 @@ def test_corpora(
         with gzip.open(file) as rows:
             file = write(tmp_path / name, gzip.compress(b"".join(islice(rows, 5000))))
     packing = options.get("packing", "packed")
-    made = factory.tokenizer("chars", lambda: read_documents([file], packing=packing))
+    made = factory.build_tokenizer("chars", lambda: read_documents([file], packing=packing))
     index = prepare([file], tmp_path / "out", made, packing=packing)
     assert (index.records, index.vocab_size, index.length, index.pad) == expected
     blocks = TokenBlocks.open(tmp_path / "out", index.length or 256, "validation", check=True)
@@ -638,7 +638,7 @@ print(int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0
 @pytest.mark.parametrize("spec", ["bytes", "bpe:1000"])
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, spec: str) -> None:
     """300 MB of text need less than 500 MB of memory, Python and libraries included."""
-    made = factory.tokenizer(spec, lambda: iter([STORY]))
+    made = factory.build_tokenizer(spec, lambda: iter([STORY]))
     made.save(tmp_path / "tokenizer")
     with (tmp_path / "a.txt").open("w", encoding="utf-8") as file:
         for _ in range(300_000_000 // len(STORY.encode()) + 1):

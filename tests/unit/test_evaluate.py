@@ -121,7 +121,7 @@ def test_batches_as_published(rows: list[np.ndarray], length: int, shards: int, 
 def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> factory.LoadedModel:
     """A model as far as files are concerned: a tokenizer, a length, how it reads records."""
     config = RunConfig(data=DataConfig(**options), model=ModelConfig(seq_len=length)).resolved()
-    parts = factory.parts(config, made.vocab_size)
+    parts = factory.build_setup(config, made.vocab_size)
     return factory.LoadedModel(None, None, *parts, made, config, Path("none"))
 
 

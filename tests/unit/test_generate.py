@@ -153,20 +153,20 @@ def test_the_default_is_the_best_known_for_the_model() -> None:
         (Score, process.Uniform, sampling.Tweedie),
     ):
         model, noise = small(parameterization, kind)
-        assert type(factory.sampler(None, model, noise, schedule.LogLinear())) is expected
+        assert type(factory.build_sampler(None, model, noise, schedule.LogLinear())) is expected
 
 
 def test_grids_fall_from_one_to_nothing(refuses: Refuses) -> None:
     for spec in ("uniform", "cosine", "1,0.5,0.25,0"):
-        grid = factory.grid(spec, 3)
+        grid = factory.build_grid(spec, 3)
         assert grid[0] == 1
         assert grid[-1] == 0
         assert len(grid) == 4
         assert (grid.diff() < 0).all()
-    assert not len(factory.grid("uniform", None))
-    refuses(lambda: factory.grid("fast", 3), "'fast'", "cosine")
-    refuses(lambda: factory.grid("1,a,0", 3), "1,a,0")
-    refuses(lambda: factory.grid("0.5,0", 3), "from 1 to 0")
+    assert not len(factory.build_grid("uniform", None))
+    refuses(lambda: factory.build_grid("fast", 3), "'fast'", "cosine")
+    refuses(lambda: factory.build_grid("1,a,0", 3), "1,a,0")
+    refuses(lambda: factory.build_grid("0.5,0", 3), "from 1 to 0")
 
 
 # Pictures --------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[...
 
 def network(style: str, timed: bool, labels: int) -> torch.nn.Module:
     options = {"states": 4, "width": 16, "depth": 1, "heads": 2, "cond": 8, "timed": timed, "labels": labels}
-    made = factory.network(style, **options, generator=torch.Generator().manual_seed(0)).double().eval()
+    made = factory.build_transformer(style, **options, generator=torch.Generator().manual_seed(0)).double().eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(1))
@@ -152,7 +152,7 @@ def test_a_labelled_network_is_a_network_in_two_parts() -> None:
 
 
 def batches(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> Batches:
-    parts = factory.parts(RunConfig(), 3)
+    parts = factory.build_setup(RunConfig(), 3)
     return Batches(data.TokenBlocks.open(folder, 2, "all"), parts.objective, parts.process, size, seed, ranks, dropout)
 
 

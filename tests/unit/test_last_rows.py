@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from sedd import factory
+from sedd import registry
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import Score
 from sedd.diffusion.process import Absorbing
@@ -75,7 +75,7 @@ def test_losses_and_gradients_stay(
     style: type[Transformer], timed: bool, masked: str, padded: bool, recompute: str
 ) -> None:
     made, valid = network(style, timed), torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]])
-    made.pass_through = factory.recompute(recompute)
+    made.pass_through = registry.ACTIVATION_CHECKPOINTING.load(recompute)
     given = MASKED[masked], valid if padded else None
     with at_the_end(made):
         expected = stepped(made, *given)

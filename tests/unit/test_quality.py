@@ -11,7 +11,7 @@ import pytest
 import tiny_judges
 import torch
 
-from sedd import factory, generate, sampling
+from sedd import generate, registry, sampling
 from sedd.diffusion import rng
 from sedd.evaluation import quality
 from sedd.evaluation.quality import judges, metrics, results, samples, sweep
@@ -289,7 +289,7 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
         monkeypatch.setattr(categorical, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
     law = exact.Distribution(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
     for noise in (process.Absorbing(2), process.Uniform(2)):
-        for kind in factory.SAMPLERS:
+        for kind in registry.SAMPLERS.built_in:
             try:
                 job = generate.SamplingRun(
                     exact.Score(law, noise), noise, schedule.LogLinear(), generate.SamplingSettings(kind, 4)
@@ -299,7 +299,7 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
                 used.add(kind)
             except ValueError:
                 continue  # a sampler of the other noise
-    assert used == set(factory.SAMPLERS)
+    assert used == set(registry.SAMPLERS.built_in)
     assert seen == {getattr(torch, rng.PRECISION)} == {torch.float64}
     u = rng.CounterRNG(0, torch.arange(64))(64).double()
     assert not torch.equal(u.float().double(), u)

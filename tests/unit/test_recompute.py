@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd import factory
+from sedd import registry
 from sedd.config import OptimConfig
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.training import ema
@@ -33,7 +33,7 @@ def gone_through(made: Transformer, name: str) -> tuple[list[Tensor], int]:
         return x
 
     x, sigma = torch.arange(44).view(4, 11) % 11, torch.tensor([0.1, 0.5, 1.0, 2.0])
-    made.pass_through = factory.recompute(name)
+    made.pass_through = registry.ACTIVATION_CHECKPOINTING.load(name)
     torch.manual_seed(7)  # dropout
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         loss = made(x, sigma).square().sum()
@@ -55,7 +55,7 @@ def test_gradients_stay_and_memory_falls(style: type[Transformer], timed: bool) 
 
 def test_names_of_recompute(refuses: object) -> None:
     with pytest.raises(ValueError, match="none, selective, full"):
-        factory.recompute("some")
+        registry.ACTIVATION_CHECKPOINTING.load("some")
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -188,7 +188,7 @@ def test_the_commit_is_that_of_this_source() -> None:
 def test_samples_come_from_the_newest_checkpoint(tmp_path: Path, objective: str) -> None:
     """Texts of the right length, over the tokens of the corpus, the same for the same seed."""
     (tmp_path / "text.txt").write_text("one two buckle my shoe\n" * 60)
-    tokenizer = factory.tokenizer("chars", lambda: data.read_documents([tmp_path / "text.txt"]))
+    tokenizer = factory.build_tokenizer("chars", lambda: data.read_documents([tmp_path / "text.txt"]))
     data.prepare([tmp_path / "text.txt"], tmp_path / "shards", tokenizer)
     config = RunConfig(
         data=DataConfig([str(tmp_path / "text.txt")], tokenizer="chars"),

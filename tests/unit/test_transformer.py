@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from sedd import factory
+from sedd import factory, registry
 from sedd.diffusion.objective import DenoisingScoreEntropy, LambdaDCE
 from sedd.diffusion.parameterization import Causal, Mean, Score
 from sedd.diffusion.process import Absorbing
@@ -465,10 +465,10 @@ def test_bad_inputs_are_refused(refuses: Callable[..., None], style: type[Transf
 
 def test_networks_have_names(refuses: Callable[..., None]) -> None:
     sizes = {"states": 7, "width": 24, "depth": 2, "heads": 3}
-    assert [type(factory.network(name, **sizes)) for name in factory.NETWORKS] == STYLES
-    refuses(lambda: factory.network("ancient", **sizes), "network is 'ancient'", "reference, modern")
-    refuses(lambda: factory.network("modern", length=8, **sizes), "no option length")
-    refuses(lambda: factory.network("modern"), "needs states, width, depth, heads")
+    assert [type(factory.build_transformer(name, **sizes)) for name in registry.ARCHITECTURES.names] == STYLES
+    refuses(lambda: factory.build_transformer("ancient", **sizes), "network is 'ancient'", "reference, modern")
+    refuses(lambda: factory.build_transformer("modern", length=8, **sizes), "no option length")
+    refuses(lambda: factory.build_transformer("modern"), "needs states, width, depth, heads")
 
 
 @pytest.mark.parametrize("timed", [True, False])
@@ -476,7 +476,7 @@ def test_only_modern_can_tell_the_places_of_masks_apart(timed: bool) -> None:
     """Rotary attention sees distances: where all tokens are one, the reference network says the same everywhere."""
     masks = torch.full((1, 6), 4)
     for style, tells in (("reference", False), ("modern", True)):
-        network = factory.network(style, states=5, width=16, depth=2, heads=2, timed=timed)
+        network = factory.build_transformer(style, states=5, width=16, depth=2, heads=2, timed=timed)
         with torch.no_grad():
             for value in network.parameters():
                 value.normal_(generator=torch.Generator().manual_seed(0))

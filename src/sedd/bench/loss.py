@@ -65,8 +65,8 @@ class _Head(nn.Module):
 def loss(s: LossSetting, on: Machine) -> Iterator[Row]:
     """Time of head and loss with all gradients, fused and plain."""
     generator = torch.Generator().manual_seed(0)
-    process, schedule = factory.process(s.process, s.vocab_size), factory.schedule("log-linear")
-    objective = factory.objective("score-entropy", process, schedule)
+    process, schedule = factory.build_process(s.process, s.vocab_size), factory.build_schedule("log-linear")
+    objective = factory.build_objective("score-entropy", process, schedule)
     t = schedule.t(-torch.log1p(-torch.tensor([s.masked])))
     x_0 = torch.randint(s.vocab_size, (1, s.rows), generator=generator)
     x_t = objective.corrupt(x_0, t, generator)

@@ -46,7 +46,7 @@ class Samples:
 
     def __init__(self, s: SampleSetting, swift: bool) -> None:
         run = TrainSetting(s.recipe, s.process, s.objective, length=s.length).run()
-        parts = factory.parts(run, s.vocab_size)
+        parts = factory.build_setup(run, s.vocab_size)
         network = factory.build_network(run, parts)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -54,8 +54,8 @@ class Samples:
                 parameter.normal_(0, 0.02, generator=generator)
         network = factory.served(network, s.device, s.precision)
         model: Any = factory.build_model(run, factory.replayed(network) if swift else network, parts)
-        self.sampler = factory.sampler(s.sampler, model, parts.process, parts.schedule)
-        self.times = factory.grid("uniform", s.steps).to(s.device)
+        self.sampler = factory.build_sampler(s.sampler, model, parts.process, parts.schedule)
+        self.times = factory.build_grid("uniform", s.steps).to(s.device)
         self.prompt = sampler.empty(s.batch, run.model.seq_len, s.device)
         self.swift, self.seed, self.asked = swift, 0, sampler.Asked(model)
         m = run.model

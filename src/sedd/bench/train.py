@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from sedd import factory
+from sedd import factory, registry
 from sedd.bench.measure import Machine, Row, forget, row
 from sedd.config import RunConfig
 from sedd.diffusion.schedule import stratified
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
     """Time of a training step, fused and plain."""
     run = s.run()
-    parts = factory.parts(run, s.vocab_size)
+    parts = factory.build_setup(run, s.vocab_size)
     generator = torch.Generator().manual_seed(0)
     made = [batch(parts, s, run.model.seq_len, generator) for _ in range(4)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
@@ -76,7 +76,7 @@ def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
         yield row(way, Steps(run, parts, s, way == "fused", batches, counts), on, s.repeats, tokens, each * tokens)
 
 
-def batch(parts: factory.Parts, s: TrainSetting, length: int, generator: torch.Generator) -> Batch:
+def batch(parts: factory.DiffusionSetup, s: TrainSetting, length: int, generator: torch.Generator) -> Batch:
     """Random tokens, noised."""
     times = parts.objective.times(stratified(s.batch, generator))
     x_0 = torch.randint(s.vocab_size, (s.batch, length), generator=generator)
@@ -90,7 +90,7 @@ class Steps:
     def __init__(
         self,
         run: RunConfig,
-        parts: factory.Parts,
+        parts: factory.DiffusionSetup,
         s: TrainSetting,
         small: bool,
         batches: list[Batch],
@@ -107,7 +107,7 @@ class Steps:
             self.network.narrow()
         model = factory.build_model(run, self.network, parts)
         if small:
-            self.network.pass_through = factory.recompute(s.recompute)
+            self.network.pass_through = registry.ACTIVATION_CHECKPOINTING.load(s.recompute)
             if s.compile:
                 self.network.compile_trunk()
             if s.record:
@@ -119,7 +119,7 @@ class Steps:
     def _fused(self, loss: Fused) -> Callable[[int], Tensor]:
         return lambda i: loss(*self.batches[i], count=self.counts[i]).total
 
-    def _plain(self, parts: factory.Parts, model: nn.Module) -> Callable[[int], Tensor]:
+    def _plain(self, parts: factory.DiffusionSetup, model: nn.Module) -> Callable[[int], Tensor]:
         def loss(i: int) -> Tensor:
             x_t, x_0, t, weight = self.batches[i]
             each = parts.objective.loss(model, x_t, x_0, t)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from sedd import registry
 from sedd.cli.root import app
 
 if TYPE_CHECKING:
@@ -71,11 +72,10 @@ def lab_bound(
     A random law of short sequences is written down; its true score at every noise level is known by
     enumeration, and so is every term of the bound. The gap is what quadrature and rounding leave.
     """
-    from sedd import factory
     from sedd.demos import bound
 
     rows = bound.rows(vocab_size, length, seed)
-    found = _watched(rows, "enumerating", len(factory.PROCESSES) * len(factory.SCHEDULES))
+    found = _watched(rows, "enumerating", len(registry.PROCESSES.built_in) * len(registry.SCHEDULES.built_in))
     if as_json:
         _lines(row._asdict() for row in found)
         return
@@ -202,10 +202,9 @@ def lab_samplers(
     The law of the samples is followed by dynamic programming from the true law at t = 1 to no noise, and compared with
     the data's: total variation. A sampler of order k has an error that falls as steps^−k.
     """
-    from sedd import factory
     from sedd.demos import samplers
 
-    total = len(factory.PROCESSES) * len(samplers.SAMPLERS) * len(samplers.step_counts(most))
+    total = len(registry.PROCESSES.built_in) * len(samplers.SAMPLERS) * len(samplers.step_counts(most))
     found = _watched(samplers.errors(vocab_size, length, schedule, most, seed), "enumerating", total)
     _keep(samplers.picture(found), out / "samplers.png")
     if as_json:
@@ -215,7 +214,7 @@ def lab_samplers(
             _lines([{"record": "slope", "process": process, "sampler": name, **fall}])
         return
     print(f"total variation, {schedule} schedule, {vocab_size} tokens, length {length}, seed {seed}")
-    for process in factory.PROCESSES:
+    for process in registry.PROCESSES.built_in:
         curves = {name: curve for (where, name), curve in samplers.curves(found).items() if where == process}
         cells = [
             (str(steps), *(f"{curve[i].error:.2e}" for curve in curves.values()))

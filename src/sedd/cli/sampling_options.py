@@ -36,8 +36,8 @@ def _default(name: str) -> Any:
 
 def _annotation(name: str) -> Any:
     """The type on the command line: steps are text, since they may be ``inf``."""
-    setting = SETTINGS[name]
-    return Annotated[str if name == "steps" else setting.type, typer.Option(help=setting.metadata["help"])]
+    kind: Any = str if name == "steps" else SETTINGS[name].type
+    return Annotated[kind, typer.Option(help=SETTINGS[name].metadata["help"])]
 
 
 def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:

@@ -17,8 +17,8 @@ from sedd.demos import sentences
 from sedd.diffusion.parameterization import Mean
 from sedd.generate import SamplingSettings
 
-PROCESS = factory.process("absorbing", len(sentences.WORDS))
-SCHEDULE = factory.schedule("log-linear", eps=1e-6)
+PROCESS = factory.build_process("absorbing", len(sentences.WORDS))
+SCHEDULE = factory.build_schedule("log-linear", eps=1e-6)
 WAYS = {  # of sampling: colour and hatch
     "many steps": (plot.BLUE, ""),
     "one step": (plot.GREEN, "//"),
@@ -50,7 +50,7 @@ def network(seed: int) -> Mean:
 
 def learn(model: Mean, steps: int, seed: int) -> Iterator[float]:
     """Train it by score entropy; yields the loss of every step."""
-    objective = factory.objective("score-entropy", PROCESS, SCHEDULE)
+    objective = factory.build_objective("score-entropy", PROCESS, SCHEDULE)
     return sentences.fit(model, objective, steps, torch.Generator().manual_seed(seed))
 
 

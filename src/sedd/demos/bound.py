@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from sedd import exact, factory
+from sedd import exact, factory, registry
 from sedd.diffusion import check
 
 MOST_WORK = 4_000_000
@@ -37,9 +37,9 @@ def rows(vocab_size: int, length: int, seed: int) -> Iterator[Row]:
             f"{vocab_size} tokens at length {length} are too many to enumerate; "
             "3 tokens go up to length 4, 2 tokens up to length 6"
         )
-    for process_name in factory.PROCESSES:
-        for schedule_name in factory.SCHEDULES:
-            process, schedule = factory.process(process_name, vocab_size), factory.schedule(schedule_name)
+    for process_name in registry.PROCESSES.built_in:
+        for schedule_name in registry.SCHEDULES.built_in:
+            process, schedule = factory.build_process(process_name, vocab_size), factory.build_schedule(schedule_name)
             law = exact.Distribution.random(vocab_size, length, torch.Generator().manual_seed(seed))
             score = exact.Score(law, process)
             terms = exact.bound(score, law, process, schedule, true_base=True, nodes=96)

@@ -20,7 +20,7 @@ from sedd.diffusion.process import at_token
 
 TOUCHED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 """Noise levels, as the share of words that are replaced by random ones: 1 − e^−σ."""
-PROCESS = factory.process("uniform", len(sentences.WORDS))
+PROCESS = factory.build_process("uniform", len(sentences.WORDS))
 WAYS = {  # of reconstructing: colour, line and marker
     "noisy input": (plot.GREY, "-", "."),
     "model, argmax": (plot.ORANGE, "-", "o"),
@@ -65,7 +65,7 @@ def network(seed: int) -> Mean:
 
 def learn(model: Mean, steps: int, seed: int) -> Iterator[float]:
     """Train it by score entropy; yields the loss of every step."""
-    objective = factory.objective("score-entropy", PROCESS, factory.schedule("geometric"))
+    objective = factory.build_objective("score-entropy", PROCESS, factory.build_schedule("geometric"))
     return sentences.fit(model, objective, steps, torch.Generator().manual_seed(seed))
 
 

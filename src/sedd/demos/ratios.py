@@ -32,8 +32,8 @@ class Learnt(NamedTuple):
 
 def true_log_ratios(states: int, seed: int) -> Float[Tensor, "n n"]:
     """log p(y)/p(x) in row x, column y, of a random law of one token at noise σ(`TIME`)."""
-    law, sigma = _law(states, seed), factory.schedule("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
-    log_ratio: Tensor = exact.Score(law, factory.process("uniform", states))(law.sequences, sigma.expand(states))
+    law, sigma = _law(states, seed), factory.build_schedule("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
+    log_ratio: Tensor = exact.Score(law, factory.build_process("uniform", states))(law.sequences, sigma.expand(states))
     return log_ratio[:, 0]
 
 
@@ -54,12 +54,16 @@ def learn(states: int, steps: int, seed: int) -> Iterator[Learnt]:
     """
     if steps < 1:
         raise ValueError(f"steps is {steps}; learning needs at least 1")
-    law, process, schedule = _law(states, seed), factory.process("uniform", states), factory.schedule("log-linear")
+    law, process, schedule = (
+        _law(states, seed),
+        factory.build_process("uniform", states),
+        factory.build_schedule("log-linear"),
+    )
     truth, others = true_log_ratios(states, seed), ~torch.eye(states, dtype=torch.bool)
     t = torch.tensor(TIME, dtype=torch.float64)
     sigma = schedule.sigma(t)
     for name in OBJECTIVES:
-        objective = factory.objective(name, process, schedule)
+        objective = factory.build_objective(name, process, schedule)
         model = Score(exact.Table(states, length=1), process)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from sedd import exact, factory, plot
+from sedd import exact, factory, plot, registry
 from sedd import sampling as sampler
 from sedd.diffusion import check
 
@@ -57,14 +57,14 @@ def errors(vocab_size: int, length: int, schedule_name: str, most: int, seed: in
             f"tokens and masks at most {MOST_SEQUENCES} in number: 3 tokens go up to length 4"
         )
     law = _law(vocab_size, length, seed)
-    for process_name in factory.PROCESSES:
+    for process_name in registry.PROCESSES.built_in:
         for name in SAMPLERS:
             for steps in step_counts(most):
                 yield Error(process_name, name, steps, _error(law, process_name, schedule_name, name, steps))
 
 
 def _error(law: exact.Distribution, process_name: str, schedule_name: str, name: str, steps: int) -> float:
-    process, schedule = factory.process(process_name, law.vocab_size), factory.schedule(schedule_name)
+    process, schedule = factory.build_process(process_name, law.vocab_size), factory.build_schedule(schedule_name)
     score, x = exact.Score(law, process), exact.every(process.num_states, law.length)
     chosen, blank = SAMPLERS[name](score, process, schedule), torch.ones(law.length, dtype=torch.bool)
     times = sampler.uniform_grid(steps)
@@ -96,9 +96,9 @@ def curves(found: Sequence[Error]) -> dict[tuple[str, str], list[Error]]:
 
 def order(process_name: str, name: str) -> float:
     """The order that a sampler declares."""
-    process = factory.process(process_name, 2)
+    process = factory.build_process(process_name, 2)
     score = exact.Score(exact.Distribution(torch.full((2,), 0.5)), process)
-    return SAMPLERS[name](score, process, factory.schedule("log-linear")).order
+    return SAMPLERS[name](score, process, factory.build_schedule("log-linear")).order
 
 
 @plot.Style()
@@ -106,7 +106,13 @@ def picture(found: Sequence[Error]) -> Figure:
     """A panel for each process: error against steps, both in logarithms, and what a power looks like."""
     looks = dict(zip(SAMPLERS, [(plot.ORANGE, "o", "-"), (plot.BLUE, "x", "--"), (plot.GREEN, "s", ":")], strict=False))
     figure = plot.figure(9.5, 4.4)
-    panels = dict(zip(factory.PROCESSES, plot.axes(figure, 1, len(factory.PROCESSES), sharey=True), strict=True))
+    panels = dict(
+        zip(
+            registry.PROCESSES.built_in,
+            plot.axes(figure, 1, len(registry.PROCESSES.built_in), sharey=True),
+            strict=True,
+        )
+    )
     for (process, name), curve in curves(found).items():
         colour, marker, line = looks[name]
         fall = "exact" if (power := slope(curve)) is None else f"steps$^{{-{power:.2f}}}$"

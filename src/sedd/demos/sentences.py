@@ -68,7 +68,7 @@ def draw(count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
 
 def network(process: Process, seed: int) -> Mean:
     """A denoiser of 49,000 weights, fresh. Its places are told apart, or four masks would all look the same."""
-    trunk = factory.network(
+    trunk = factory.build_transformer(
         "modern",
         states=process.num_states,
         width=32,

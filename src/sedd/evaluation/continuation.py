@@ -60,7 +60,7 @@ def score_continuation(
             f"the continuation has {len(continuation)} tokens and its context {len(context)}; the model was trained on "
             f"{length} in all: shorten one of them"
         )
-    by = factory.estimator(estimator, loaded, Terms._fields, seed=seed)
+    by = factory.build_estimator(estimator, loaded, Terms._fields, seed=seed)
     model = Given(loaded.model, torch.from_numpy(context).to(loaded.device))
     ranks = Ranks(0, 1, loaded.device)
     return estimate(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks)

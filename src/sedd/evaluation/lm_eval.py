@@ -71,7 +71,7 @@ class SeddLM(LM):
         evaluation.require_packed_text(loaded)
         self.loaded, self.draws, self.seed, self.steps = loaded, draws, seed, steps
         self.batch, self.estimator_name = int(batch_size) * draws, estimator
-        self.estimator = factory.estimator(estimator, loaded, Terms._fields, seed=seed)
+        self.estimator = factory.build_estimator(estimator, loaded, Terms._fields, seed=seed)
         self._sum_of_variances, self._responses = 0.0, 0
 
     @property

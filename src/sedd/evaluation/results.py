@@ -49,7 +49,7 @@ def evaluate(
         The record that is printed and stored: nats, bits, perplexity bound, terms, standard errors, and every setting
         and hash they depend on.
     """
-    by = factory.estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
+    by = factory.build_estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
     found = estimate(
         loaded.model, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress

@@ -46,8 +46,8 @@ class SamplingRun:
         self.settings, self.tally = settings, SamplingStats()
         chosen = Warping(settings.temperature, settings.top_p, settings.top_k)
         self.name = settings.sampler or factory.default_sampler(model, process)
-        self.sampler = factory.sampler(settings.sampler, model, process, schedule, chosen, **settings.options)
-        self.times = factory.grid(settings.grid, settings.steps)
+        self.sampler = factory.build_sampler(settings.sampler, model, process, schedule, chosen, **settings.options)
+        self.times = factory.build_grid(settings.grid, settings.steps)
         if not len(self.times) and not self.sampler.endless:
             able = ", ".join(name for name in registry.SAMPLERS.built_in if registry.SAMPLERS.load(name).endless)
             raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")

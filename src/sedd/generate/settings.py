@@ -48,7 +48,8 @@ class SamplingSettings:
         None,
         str,
         f"Sampler: {', '.join(registry.SAMPLERS.names)}. confidence and entropy do not sample the model's "
-        "distribution. Default: first-hitting for denoisers under absorbing noise, ancestral under uniform noise, tweedie for scores.",
+        "distribution. Default: first-hitting for denoisers under absorbing noise, ancestral for denoisers under other "
+        "noise, tweedie for scores.",
     )
     steps: int | None = _setting(
         128, parse_steps, "Sampling steps; inf (None in Python) reveals one token at a time, without a time grid."

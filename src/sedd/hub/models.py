@@ -68,7 +68,7 @@ def tokenizer(found: convert.Published, given: str | None = None) -> Tokenizer |
     if given is not None:
         if given == "gpt2":
             return _gpt2()
-        return factory.tokenizer(given, _no_texts)
+        return factory.build_tokenizer(given, _no_texts)
     if (tokens := _beside(found.folder)) is not None:
         return tokens
     if found.vocab_size != GPT2_TOKENS:
@@ -97,7 +97,7 @@ def _beside(folder: Path) -> Tokenizer | None:
 def _gpt2() -> Tokenizer:
     """GPT-2's, where it was put by hand, or from the Hub."""
     try:
-        return factory.tokenizer("gpt2", _no_texts)
+        return factory.build_tokenizer("gpt2", _no_texts)
     except ValueError:
         return BPE.read(client.file(GPT2, tokenizers.DEFINITION))
 

@@ -21,7 +21,7 @@ def prepared(config: RunConfig, progress: Callable[[int, int], None] | None = No
     return data.prepare_cached(
         chosen.sources,
         chosen.tokenizer,
-        lambda: factory.tokenizer(
+        lambda: factory.build_tokenizer(
             chosen.tokenizer, lambda: data.read_documents(chosen.sources, chosen.column, chosen.packing)
         ),
         cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",

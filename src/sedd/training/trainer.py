@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from sedd import checkpoint, data, factory, generate, sampling, tokenizer
+from sedd import checkpoint, data, factory, generate, registry, sampling, tokenizer
 from sedd.config import RunConfig
 from sedd.diffusion.objective import AnyOrder
 from sedd.diffusion.parameterization import Padded
@@ -118,7 +118,7 @@ class Trainer:
     def __init__(self, config: RunConfig, blocks: data.TokenBlocks, held_out: data.TokenBlocks, ranks: Ranks) -> None:
         ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)
         self.config, self.blocks, self.held_out, self.ranks = config, blocks, held_out, ranks
-        self.parts = factory.parts(config, blocks.vocab_size)
+        self.parts = factory.build_setup(config, blocks.vocab_size)
         self.padded = blocks.index.pad == "ignore"  # told of the data, not of a batch: a compiled graph sees one case
         if self.padded and isinstance(self.parts.objective, AnyOrder):
             raise ValueError(
@@ -136,7 +136,7 @@ class Trainer:
             self.seen = nn.parallel.DistributedDataParallel(self.network)
         if config.train.precision == "float8":  # the average, which is evaluated, stays in bfloat16
             self.network.narrow()
-        self.network.pass_through = factory.recompute(config.train.activation_checkpointing)
+        self.network.pass_through = registry.ACTIVATION_CHECKPOINTING.load(config.train.activation_checkpointing)
         if config.train.compile:  # the average is not: it is asked seldom, for rows of several shapes
             if config.train.fsdp:  # where weights are gathered the graph of a whole trunk would break
                 self.network.compile_blocks()

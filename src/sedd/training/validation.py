@@ -11,7 +11,7 @@ from torch import Tensor
 from sedd import data, likelihood
 from sedd.diffusion.objective import Autoregressive
 from sedd.diffusion.schedule import Times, stratified
-from sedd.factory import Parts
+from sedd.factory import DiffusionSetup
 from sedd.runtime.distributed import Ranks
 from sedd.training.batches import seeded
 
@@ -19,7 +19,7 @@ from sedd.training.batches import seeded
 @torch.no_grad()
 def bound(
     told: Callable[[Tensor, Tensor], Any],
-    parts: Parts,
+    parts: DiffusionSetup,
     blocks: data.TokenBlocks,
     ranks: Ranks,
     *,
@@ -49,7 +49,7 @@ def bound(
     }
 
 
-def _rows(parts: Parts, blocks: data.TokenBlocks, count: int, multiple: int, seed: int) -> list[Tensor]:
+def _rows(parts: DiffusionSetup, blocks: data.TokenBlocks, count: int, multiple: int, seed: int) -> list[Tensor]:
     """x_0, x_t, x at the first noise, t, weight, valid, label: of ``count`` rows, again where there are fewer.
 
     Filled up to a multiple with rows that do not count: processes must ask the network equally often, since a sharded
@@ -70,7 +70,14 @@ def _rows(parts: Parts, blocks: data.TokenBlocks, count: int, multiple: int, see
 
 
 def _sums(
-    model: Any, parts: Parts, x_0: Tensor, x_t: Tensor, x_first: Tensor, t: Tensor, weight: Tensor, valid: Tensor
+    model: Any,
+    parts: DiffusionSetup,
+    x_0: Tensor,
+    x_t: Tensor,
+    x_first: Tensor,
+    t: Tensor,
+    weight: Tensor,
+    valid: Tensor,
 ) -> Tensor:
     """Each term of the bound, the square of their total, and the tokens, summed over rows."""
     if isinstance(parts.objective, Autoregressive):

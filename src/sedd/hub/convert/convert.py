@@ -123,7 +123,7 @@ def _as_it_was(layout: Layout, folder: Path, run: RunConfig, weights: Mapping[st
 def _shapes(run: RunConfig, vocab_size: int) -> dict[str, torch.Size]:
     """Names and shapes of the network that a run describes."""
     with torch.device("meta"):
-        network = factory.build_network(run, factory.parts(run, vocab_size))
+        network = factory.build_network(run, factory.build_setup(run, vocab_size))
     return {name: value.shape for name, value in network.state_dict().items()}
 
 
