@@ -51,7 +51,7 @@ def trained(way: str, seed: int, file: str, recipe: str, steps: int, batch: int,
         "optim": {"warmup": steps // 10, "decay": "cosine"},
         "train": {"precision": way.split(",")[0], "batch_size": batch, **quiet},
     }
-    config = training.configured(words, recipe=recipe)
+    config = training.merge_config(words, recipe=recipe)
     losses: list[float] = []
 
     def on_progress(kind: str, record: dict[str, Any]) -> None:
@@ -59,15 +59,15 @@ def trained(way: str, seed: int, file: str, recipe: str, steps: int, batch: int,
             losses.append(record["bits_per_char"])
 
     with stream(way == HALF), tempfile.TemporaryDirectory() as folder:
-        end = training.run(config, lambda: training.prepared(config), Path(folder), False, on_progress)
+        end = training.run(config, lambda: training.prepare_data(config), Path(folder), False, on_progress)
     last = {"loss_bits_per_char": sum(losses) / len(losses), "losses": len(losses)}
     return {
         "way": way,
         "seed": seed,
-        **end.bound,
+        **end.validation,
         **last,
-        "seconds": end.progress.seconds,
-        "skipped": end.progress.skipped,
+        "seconds": end.state.seconds,
+        "skipped": end.state.skipped,
     }
 
 

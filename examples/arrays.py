@@ -52,7 +52,7 @@ def main(out: Path, steps: int) -> None:
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(known)} grids, entropy {math.log(len(known)):.3f} nats")
     print(
-        f"bound on what was held out {16 * end.bound['bound']:.3f} ± {16 * end.bound['bound_stderr']:.3f} nats a grid"
+        f"bound on what was held out {16 * end.validation['bound']:.3f} ± {16 * end.validation['bound_stderr']:.3f} nats a grid"
     )
 
     loaded = factory.load(out / "run")

@@ -62,7 +62,7 @@ def main(out: Path, steps: int) -> None:
     data.prepare(sources, out / "data", letters, packing="lines", length=LENGTH)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats a base")
-    print(f"bound on what was held out {end.bound['bound']:.4f} ± {end.bound['bound_stderr']:.4f} nats a base")
+    print(f"bound on what was held out {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats a base")
 
     loaded = factory.load(out / "run")
     job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None))

@@ -47,7 +47,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     ).resolved()
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(known):,} molecules of at most {length} characters, such as {known[0]}")
-    bound, error = (length * end.bound[name] for name in ("bound", "bound_stderr"))
+    bound, error = (length * end.validation[name] for name in ("bound", "bound_stderr"))
     print(f"bound on those held out {bound:.3f} ± {error:.3f} nats a molecule")
 
     loaded = factory.load(out / "run")

@@ -49,12 +49,12 @@ def train(
     interrupt ends training early, with everything saved. ``on_event`` receives each event; by default a bar shows it.
     """
     folder, names = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
-    stored = training.stored(folder) if resume else None
+    stored = training.stored_config(folder) if resume else None
     words = {**options, **({"sources": [str(name) for name in names]} if names else {})}
-    config = training.configured(words, stored=stored, recipe=recipe)
-    training.writable(folder)
-    with training.watched() as (show, preparing):
-        end = training.run(config, lambda: training.prepared(config, preparing), folder, resume, on_event or show)
+    config = training.merge_config(words, stored=stored, recipe=recipe)
+    training.check_writable(folder)
+    with training.progress_bar() as (show, preparing):
+        end = training.run(config, lambda: training.prepare_data(config, preparing), folder, resume, on_event or show)
     if end.signal == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)
     return load(folder)

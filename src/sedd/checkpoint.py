@@ -1,7 +1,7 @@
-"""Checkpoints: safetensors and JSON, written whole or not at all, with a manifest of hashes.
+"""Checkpoints: safetensors and JSON files, written atomically, with a manifest of SHA-256 hashes.
 
-A checkpoint is a folder ``step-00000500`` that appears by a rename once everything in it is on the disk. One that was
-damaged later is noticed by its manifest, and the one before it is used.
+A checkpoint is a folder ``step-00000500`` that appears by a rename once everything in it is on the disk. If one is
+damaged later, its manifest shows it, and the checkpoint before it is used.
 """
 
 import hashlib
@@ -18,11 +18,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 MANIFEST = "manifest.json"
-WRITING = ".writing-"
+PARTIAL_PREFIX = ".writing-"
+"""Starts the name of a file or folder that is not completely written."""
+
+
+def step_name(step: int) -> str:
+    """Return the name of the checkpoint of a step."""
+    return f"step-{step:08d}"
 
 
 def sha256(path: Path) -> str:
-    """Of a file, read in pieces."""
+    """Return the SHA-256 hash of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 22):
@@ -30,18 +36,12 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _sync(path: Path) -> None:
-    """Onto the disk: a rename may otherwise outlive what it names."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+# Writing ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def written(path: Path) -> Iterator[None]:
-    """What keeps ``path`` from being written, as a sentence."""
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn errors of writing ``path`` into a ValueError with one sentence."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -50,20 +50,20 @@ def written(path: Path) -> Iterator[None]:
 
 
 def write_tensors(path: Path, values: Mapping[str, Tensor]) -> None:
-    """A .safetensors file."""
-    with written(path):
+    """Write a .safetensors file."""
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
-        save_file(whole, path, metadata={"format": "pt"})  # other readers ask for it
+        save_file(whole, path, metadata={"format": "pt"})  # other readers require it
 
 
-def write_json(path: Path, record: Any) -> None:
-    """A .json file, replaced at once: a kill leaves the old one or the new one."""
-    temporary = path.with_name(f"{WRITING}{path.name}")
+def write_json(path: Path, value: Any) -> None:
+    """Write a .json file atomically: a killed process leaves the old file or the new one."""
+    temporary = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
     try:
-        with written(path):
-            temporary.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-            _sync(temporary)
+        with explain_write_errors(path):
+            temporary.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+            _fsync(temporary)
             temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -76,15 +76,20 @@ def save(
     records: Mapping[str, Any],
     extra: Callable[[Path], None] = lambda _: None,
 ) -> Path:
-    """Write ``root/name``: a .safetensors a mapping, a .json a record, and what ``extra`` adds; all or nothing.
+    """Write the checkpoint ``root/name`` atomically; an intact one of that name is left as it is.
 
-    One that is there and whole is left as it is.
+    Args:
+        root: The folder of the checkpoints.
+        name: As from `step_name`.
+        tensors: Contents of the .safetensors files by their stem.
+        records: Contents of the .json files by their stem.
+        extra: Writes more files into the folder it is given.
     """
-    target, temporary = root / name, root / f"{WRITING}{name}"
-    if target.exists() and damage(target) is None:
+    target, temporary = root / name, root / f"{PARTIAL_PREFIX}{name}"
+    if target.exists() and corruption(target) is None:
         return target
     try:
-        with written(target):
+        with explain_write_errors(target):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             for stem, values in tensors.items():
@@ -92,26 +97,56 @@ def save(
             for stem, record in records.items():
                 write_json(temporary / f"{stem}.json", record)
             extra(temporary)
-            _seal(temporary)
+            _write_manifest(temporary)
             shutil.rmtree(target, ignore_errors=True)  # damaged
             temporary.rename(target)
-            _sync(root)
+            _fsync(root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
-def _seal(folder: Path) -> None:
-    """Add the manifest; then everything reaches the disk."""
+def _write_manifest(folder: Path) -> None:
+    """Add the manifest, and flush all files to the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     manifest = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in files}
     write_json(folder / MANIFEST, manifest)
     for path in [*files, folder]:
-        _sync(path)
+        _fsync(path)
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+def _fsync(path: Path) -> None:
+    """Flush to the disk: after a power failure a rename may otherwise name a file whose content was lost."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# Reading ---------------------------------------------------------------------------------------------------
+
+
+def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
+    """Load one .safetensors file of a checkpoint."""
+    path = folder / f"{stem}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def load_json(folder: Path, stem: str) -> Any:
+    """Load one .json file of a checkpoint."""
+    path = folder / f"{stem}.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def corruption(folder: Path) -> str | None:
+    """Return what is wrong with a checkpoint compared with its manifest, or None if it is intact."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
@@ -119,7 +154,7 @@ def damage(folder: Path) -> str | None:
         return "its manifest cannot be read"
     for name, entry in expected.items():
         path = folder / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:  # a manifest may come from anybody
+        if Path(name).is_absolute() or ".." in Path(name).parts:  # a downloaded manifest is untrusted
             return f"its manifest names {name}, outside of it"
         if not path.is_file():
             return f"{name} is missing"
@@ -128,55 +163,40 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def steps(root: Path) -> list[Path]:
-    """The checkpoints of a run, newest first."""
+def list_checkpoints(root: Path) -> list[Path]:
+    """Return the checkpoints of a run, newest first."""
     return sorted(root.glob("step-*"), reverse=True)
 
 
 def newest(root: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; ``warn`` hears of those that are not."""
-    found = steps(root)
+    """Return the newest intact checkpoint, or None if there are no checkpoints; ``warn`` is called for damaged ones."""
+    found = list_checkpoints(root)
     for folder in found:
-        if (reason := damage(folder)) is None:
+        if (reason := corruption(folder)) is None:
             return folder
         warn(f"checkpoint {folder.name} is damaged ({reason}); trying the one before it")
     if found:
-        raise ValueError(f"none of the {len(found)} checkpoints in {root} is whole; start anew with another --out")
+        raise ValueError(f"none of the {len(found)} checkpoints in {root} is intact; start anew with another --out")
     return None
 
 
-def tensors(folder: Path, stem: str) -> dict[str, Tensor]:
-    """One file of tensors of a checkpoint."""
-    path = folder / f"{stem}.safetensors"
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-
-
-def record(folder: Path, stem: str) -> Any:
-    """One JSON record of a checkpoint."""
-    path = folder / f"{stem}.json"
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+# Removing --------------------------------------------------------------------------------------------------
 
 
 def prune(root: Path, keep: int, best: str | None) -> None:
-    """Remove all but the newest ``keep`` checkpoints and the best."""
-    for folder in steps(root)[keep:]:
+    """Remove all but the newest ``keep`` checkpoints and the one named ``best``."""
+    for folder in list_checkpoints(root)[keep:]:
         if folder.name != best:
-            shutil.rmtree(folder, ignore_errors=True)  # what is left is older than those kept, and tried again
+            shutil.rmtree(folder, ignore_errors=True)  # a failure is tried again at the next save
 
 
-def set_aside(root: Path, found: Path | None) -> None:
-    """Make way for a run that goes on from ``found``: newer ones are damaged, half-written ones are nothing."""
-    with written(root):
-        for folder in steps(root):
+def set_aside_corrupted(root: Path, found: Path | None) -> None:
+    """Before resuming from ``found``, rename the newer, damaged checkpoints and remove partially written ones."""
+    with explain_write_errors(root):
+        for folder in list_checkpoints(root):
             if found is not None and folder.name > found.name:
                 aside = root / f"damaged-{folder.name}"
                 shutil.rmtree(aside, ignore_errors=True)
                 folder.rename(aside)
-    for folder in root.glob(f"{WRITING}*"):
+    for folder in root.glob(f"{PARTIAL_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)

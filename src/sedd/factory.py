@@ -267,13 +267,13 @@ def load(
     if (path / "checkpoints").is_dir():
         found = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
         path = found or path
-    elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.damage(path)):
+    elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.corruption(path)):
         raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
         raise ValueError(
             f"{folder} holds no model; give the folder of a run, one of its checkpoints, or what sedd import wrote"
         )
-    stored = checkpoint.record(path, "config")
+    stored = checkpoint.load_json(path, "config")
     if not isinstance(stored, dict) or not isinstance(vocab_size := stored.pop("vocab_size", None), int):
         raise ValueError(f"{path / 'config.json'} does not say vocab_size; it is no configuration of a model")
     labels = stored.pop("labels", [])
@@ -283,7 +283,7 @@ def load(
     made = build_setup(config, vocab_size)
     net = build_network(config, made, len(labels))
     try:
-        net.load_state_dict(checkpoint.tensors(path, weights))
+        net.load_state_dict(checkpoint.load_tensors(path, weights))
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
     half = config.train.precision != "float32" and device.startswith("cuda")  # float8 is for training alone

@@ -105,7 +105,7 @@ def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict
     """Over steps, parts, evaluations, samples and a last evaluation of another size."""
     shards = prepared(tmp_path, pad)
     end = training.run(configured(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
-    assert end.progress.step == 6
+    assert end.state.step == 6
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
 
@@ -115,7 +115,8 @@ def test_a_second_graph_is_noticed(tmp_path: Path) -> None:
     shards = prepared(tmp_path, None)
     blocks = [data.TokenBlocks.open(shards, 8, split) for split in ("train", "validation")]
     trainer = training.Trainer(configured(), *blocks, Ranks(0, 1, torch.device("cpu")))
-    batch = trainer.batches[0]
-    trainer.gradients(batch)
+    batch = trainer.dataloader[0]
+    training.train_step(trainer, batch, 0.0, lambda pending: None)
+    smaller = training.Batch._make([*(column[:5] for column in batch[:-1]), batch.tokens])
     with pytest.raises(RecompileError):
-        trainer.gradients(training.Batch._make([*(column[:5] for column in batch[:-1]), batch.tokens]))
+        training.train_step(trainer, smaller, 0.0, lambda pending: None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sedd import bench, factory, training
 from sedd.nn.transformer import Transformer
 from sedd.runtime import cuda_graphs
-from sedd.training.loss import Fused
+from sedd.training.loss import FusedLoss
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,7 @@ class Lesson:
             self.network.narrow()
         if recorded:
             self.network.record()
-        self.fused = Fused(self.parts.objective, factory.build_model(run, self.network, self.parts))
+        self.fused = FusedLoss(self.parts.objective, factory.build_model(run, self.network, self.parts))
         self.precision = setting.precision
 
     def loss(self, i: int) -> Tensor:
@@ -266,11 +266,11 @@ def a_text(folder: Path) -> str:
 def test_what_a_run_would_cost(tmp_path: Path) -> None:
     """Memory is what is reserved, or a little less: what graphs keep is counted, and once."""
     bench.forget("cuda")
-    config = training.configured({"sources": [a_text(tmp_path)], "steps": 30}, recipe="tiny")
+    config = training.merge_config({"sources": [a_text(tmp_path)], "steps": 30}, recipe="tiny")
     config.train.batch_size = 512
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved(), cuda_graphs.peak_memory()
-    said = training.plan(config, lambda: training.prepared(config), steps=4)
+    said = training.estimate_cost(config, lambda: training.prepare_data(config), steps=4)
     reserved, held = torch.cuda.max_memory_reserved() - before[0], said["peak_memory_MiB"] * 2**20 - before[1]
     assert 0.6 * reserved < held < 1.02 * reserved
 
@@ -289,12 +289,12 @@ def test_a_run_is_the_same_run(accumulate: int, tmp_path: Path, made: list[int])
             if "loss" in said:
                 losses.append(said["loss"])
 
-        config = training.configured(words, recipe="tiny")
+        config = training.merge_config(words, recipe="tiny")
         config.model.dropout = 0.1
         end = training.run(
-            config, lambda config=config: training.prepared(config), tmp_path / str(recorded), False, on_progress
+            config, lambda config=config: training.prepare_data(config), tmp_path / str(recorded), False, on_progress
         )
-        ends.append((losses, end.bound))
+        ends.append((losses, end.validation))
         assert made == [1]
     assert len(ends[0][0]) >= 30
     assert ends[0] == ends[1]

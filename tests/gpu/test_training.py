@@ -13,7 +13,7 @@ from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.nn.labels import Labelled
 from sedd.ops import block_ops, linear_loss, linear_loss_reference, linear_loss_triton
 from sedd.training import optimizer
-from sedd.training.loss import Fused
+from sedd.training.loss import FusedLoss
 
 pytestmark = pytest.mark.gpu
 
@@ -177,7 +177,7 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
         if narrow:
             network.narrow()
         with torch.autocast("cuda", torch.bfloat16):
-            total = Fused(parts.objective, factory.build_model(run, network, parts))(x_t, x_0, t, weight).total
+            total = FusedLoss(parts.objective, factory.build_model(run, network, parts))(x_t, x_0, t, weight).total
         total.backward()
         return torch.cat([p.grad.flatten().double() for p in network.parameters() if p.grad is not None])
 
@@ -203,7 +203,7 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
     told = Labelled(network, torch.arange(8, device="cuda") % 4)
 
     def gradient() -> Tensor:
-        total = Fused(parts.objective, factory.build_model(run, told, parts))(x_t, x_0, t, weight).total
+        total = FusedLoss(parts.objective, factory.build_model(run, told, parts))(x_t, x_0, t, weight).total
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
 
     ours = gradient()
@@ -214,20 +214,21 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
 
 def written(training: bench.Steps) -> list[Tensor]:
     """All that a step may change: weights, average, moments and how many steps there were."""
-    moments = [t for state in training.mover.optimizers[0].state.values() for t in state.values()]
-    return [*training.network.parameters(), *training.average.parameters(), *moments]
+    moments = [t for state in training.optimizer_step.optimizers[0].state.values() for t in state.values()]
+    return [*training.network.parameters(), *training.optimizer_step.ema.weights, *moments]
 
 
-@pytest.mark.parametrize("way", [optimizer.SwiftMover, optimizer.PlainMover])
-def test_a_step_that_is_no_number_leaves_everything(way: type[optimizer.Mover], deterministic: None) -> None:
+@pytest.mark.parametrize("way", [optimizer.FusedOptimizerStep, optimizer.TorchOptimizerStep])
+def test_a_step_that_is_no_number_leaves_everything(way: type[optimizer.OptimizerStep], deterministic: None) -> None:
     training = steps(compile=False)
-    training.mover = way(training.network, training.average, training.mover.config)
+    before = training.optimizer_step
+    training.optimizer_step = way(training.network, before.ema, before.config)
     training()
     before = [p.detach().clone() for p in written(training)]
     for p in training.network.parameters():
         p.grad = torch.full_like(p, torch.nan)
-    norm = training.mover.norm()
-    training.mover.move(1, norm, norm.isfinite())
+    norm = training.optimizer_step.clip_grad_norm()
+    training.optimizer_step.step(1, norm, norm.isfinite())
     assert all(torch.equal(a, b) for a, b in zip(before, written(training), strict=True))
 
 
@@ -238,10 +239,11 @@ def test_one_launch_moves_as_torch_does(deterministic: None) -> None:
     """
     ours, theirs = steps(compile=False), steps(compile=False)
     theirs.network.load_state_dict(ours.network.state_dict())
-    theirs.average.load_state_dict(ours.average.state_dict())
-    assert type(ours.mover) is optimizer.SwiftMover
-    theirs.mover = optimizer.PlainMover(theirs.network, theirs.average, theirs.mover.config)
-    assert theirs.mover.optimizers[0].defaults["fused"]
+    theirs.optimizer_step.ema.network.load_state_dict(ours.optimizer_step.ema.network.state_dict())
+    assert type(ours.optimizer_step) is optimizer.FusedOptimizerStep
+    before = theirs.optimizer_step
+    theirs.optimizer_step = optimizer.TorchOptimizerStep(theirs.network, before.ema, before.config)
+    assert theirs.optimizer_step.optimizers[0].defaults["fused"]
     for step in range(5):
         size = 0.1 if step % 2 else 10.0
         loss = ours.loss(step) / ours.batches[step].x_0.numel()
@@ -250,10 +252,10 @@ def test_one_launch_moves_as_torch_does(deterministic: None) -> None:
         for training in (ours, theirs):
             for p, g in zip(training.network.parameters(), gradients, strict=True):
                 p.grad = g * (size / length)
-            norm = training.mover.norm()
-            assert (norm > training.mover.config.clip) == (size > 1)
-            training.mover.move(step, norm, norm.isfinite())
-            training.mover.follow(step)
-            training.mover.forget()
+            norm = training.optimizer_step.clip_grad_norm()
+            assert (norm > training.optimizer_step.config.grad_clip) == (size > 1)
+            training.optimizer_step.step(step, norm, norm.isfinite())
+            training.optimizer_step.update_ema(step)
+            training.optimizer_step.zero_grad()
     for a, b in zip(written(ours), written(theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-7)

@@ -11,7 +11,7 @@ import pytest
 
 from sedd import factory, training
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
-from sedd.training import prepared
+from sedd.training import prepare_data
 
 KEYS = {
     *("nats_per_token", "stderr_nats_per_token", "bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound"),
@@ -41,7 +41,7 @@ def trained(corpus: Path, out: Path, objective: str, process: str = "absorbing",
         budget=BudgetConfig(steps=6),
         objective=objective,
     ).resolved()
-    training.run(config, lambda: prepared(config), out, resume=False, on_event=lambda kind, record: None)
+    training.run(config, lambda: prepare_data(config), out, resume=False, on_event=lambda kind, record: None)
     return out
 
 
@@ -245,7 +245,7 @@ def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, envi
         train=TrainConfig(batch_size=2, eval_every=0, eval_sequences=1),
         budget=BudgetConfig(steps=1),
     ).resolved()
-    training.run(config, lambda: prepared(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None)
+    training.run(config, lambda: prepare_data(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None)
     return tmp_path / "long"
 
 

@@ -49,11 +49,11 @@ def check(sedd: Sedd, corpus: Path, whole: Path, out: Path, flags: list[str], po
     assert sedd(*words(corpus, out, flags), before=f"{first}\n{before}").returncode == -signal.SIGKILL
     done = sedd(*words(corpus, out, flags), "--resume", before=second)
     ok(done)
-    assert f"going on from step-{start:08d}" in done.stderr
+    assert f"resuming from step-{start:08d}" in done.stderr
     assert "damaged" not in done.stderr
     same(whole, out, 10)
     assert {path.name for path in (out / "checkpoints").iterdir()} == {"step-00000010"}
-    assert checkpoint.damage(out / "checkpoints" / "step-00000010") is None
+    assert checkpoint.corruption(out / "checkpoints" / "step-00000010") is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 
 @pytest.mark.parametrize("mutant", [PRUNE_FIRST, FORGET_MOMENTS], ids=["prune first", "forget moments"])
 def test_what_is_lost_is_noticed(sedd: Sedd, corpus: Path, tmp_path: Path, mutant: str) -> None:
-    with pytest.raises(AssertionError, match=r"going on from|^model "):
+    with pytest.raises(AssertionError, match=r"resuming from|^model "):
         check(sedd, corpus, tmp_path / "whole", tmp_path / "killed", [], "in the weights", mutant)
 
 
@@ -94,7 +94,7 @@ def test_at_every_file_operation(sedd: Sedd, corpus: Path, tmp_path: Path, kind:
         assert killed == -signal.SIGKILL
         done = sedd(*words(corpus, out, FLAGS[kind]), "--resume")
         ok(done)
-        assert "going on from step-" in done.stderr
+        assert "resuming from step-" in done.stderr
         assert "damaged" not in done.stderr
         same(whole, out, 10)
     assert 30 < number < 199

@@ -90,7 +90,7 @@ def test_another_vocabulary_cannot_be_resumed(sedd: Sedd, corpus: Path, tmp_path
     run = tmp_path / "run"
     words = ["train", "--out", run, "--steps", 4, "--resume"]
     ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 2, "--tokenizer", "chars"))
-    (saved,) = checkpoint.steps(run / "checkpoints")
+    (saved,) = checkpoint.list_checkpoints(run / "checkpoints")
     refused(sedd(*words, "--tokenizer", "bytes"), "vocabulary of 21", "one of 256")
     upper = tmp_path / "upper.txt"
     upper.write_text(corpus.read_text().upper())
@@ -99,8 +99,8 @@ def test_another_vocabulary_cannot_be_resumed(sedd: Sedd, corpus: Path, tmp_path
     refused(sedd(*words, "--set", "model.depth=3"), "trained with model")
     refused(sedd(*words, "--objective", "concrete-score"), "trained with objective score-entropy")
     refused(sedd("train", corpus, *SMALL, "--out", run, "--steps", 4), "holds a run already")
-    assert checkpoint.steps(run / "checkpoints") == [saved]
-    assert checkpoint.damage(saved) is None
+    assert checkpoint.list_checkpoints(run / "checkpoints") == [saved]
+    assert checkpoint.corruption(saved) is None
 
 
 FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))"
@@ -149,26 +149,26 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(sedd: Sedd, corpus: P
     done = sedd(*words, "--save-every", 7, "--set", "train.keep_checkpoints=1", "--out", run, "--resume")
     ok(done)
     assert "step-00000010 is damaged (ema.safetensors is not what was written)" in done.stderr
-    assert "going on from step-00000005" in done.stderr
+    assert "resuming from step-00000005" in done.stderr
     assert {"step-00000010", "damaged-step-00000010"} <= {path.name for path in saves.iterdir()}
-    assert checkpoint.damage(saves / "step-00000010") is None
+    assert checkpoint.corruption(saves / "step-00000010") is None
     same(whole, run, 10)
-    for folder in checkpoint.steps(saves):
+    for folder in checkpoint.list_checkpoints(saves):
         (folder / "state.json").unlink()
-    refused(sedd(*words, "--out", run, "--resume"), "state.json is missing", "is whole")
+    refused(sedd(*words, "--out", run, "--resume"), "state.json is missing", "is intact")
 
 
 def test_no_bit_of_a_manifest_can_be_changed_unnoticed(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     """Every byte in turn; a change of white space alone changes nothing."""
     ok(sedd("train", corpus, *SMALL, "--steps", 1, "--out", tmp_path / "run"))
-    (saved,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    (saved,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     manifest = saved / checkpoint.MANIFEST
     right = manifest.read_bytes()
     for at in range(0, len(right), 7):
         flip(manifest, at)
-        assert checkpoint.damage(saved) is not None or chr(right[at]).isspace()
+        assert checkpoint.corruption(saved) is not None or chr(right[at]).isspace()
         manifest.write_bytes(right)
-    assert checkpoint.damage(saved) is None
+    assert checkpoint.corruption(saved) is None
 
 
 def test_damaged_data(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_a_signal_finishes_the_step_and_saves(
     assert process.returncode == 128 + number
     assert "saved; go on with --resume" in said
     assert "Traceback" not in said
-    (newest,) = checkpoint.steps(run / "checkpoints")[:1]
-    assert checkpoint.damage(newest) is None
+    (newest,) = checkpoint.list_checkpoints(run / "checkpoints")[:1]
+    assert checkpoint.corruption(newest) is None
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
@@ -102,8 +102,8 @@ def test_a_loss_that_is_no_number(sedd: Sedd, corpus: Path, tmp_path: Path, poli
     assert "Traceback" not in done.stderr
     assert len(list((run / "nonfinite").glob("*.safetensors"))) == (1 if policy == "stop" else 3)
     batch = load_file(next((run / "nonfinite").iterdir()))
-    assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "label", "unknown", "tokens"}
-    (newest,) = checkpoint.steps(run / "checkpoints")[:1]
+    assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "label", "noisy_count", "tokens"}
+    (newest,) = checkpoint.list_checkpoints(run / "checkpoints")[:1]
     assert all(value.isfinite().all() for value in load_file(newest / "model.safetensors").values())
 
 
@@ -124,7 +124,7 @@ def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     ok(planned)
     found = json.loads(planned.stdout)
     assert found["parameters"] == told["parameters"]
-    assert found["tokens_a_second"] > 0
+    assert found["tokens_per_second"] > 0
     assert found["minutes_to_finish"] > 0
     missing = sedd("info", tmp_path)
     assert missing.returncode == 2
@@ -217,12 +217,12 @@ def test_a_run_of_before_an_option_was_there_goes_on(sedd: Sedd, corpus: Path, t
     ok(sedd("train", corpus, "--out", run, "--steps", 1, *SMALL))
     folder = run / "checkpoints" / "step-00000001"
     for place in (run, folder):
-        stored = checkpoint.record(place, "config")
+        stored = checkpoint.load_json(place, "config")
         del stored["model"]["time_conditioning"]
         checkpoint.write_json(place / "config.json", stored)
     (folder / "manifest.json").unlink()
-    checkpoint._seal(folder)
+    checkpoint._write_manifest(folder)
     ok(sedd("train", "--out", run, "--steps", 2, "--resume"))
     refused = sedd("train", "--out", run, "--steps", 3, "--resume", "--set", "model.time_conditioning=zero")
     assert refused.returncode == 2
-    assert "cannot go on as another" in refused.stderr
+    assert "resume with the same" in refused.stderr

@@ -27,7 +27,7 @@ def test_both_ways_are_measured_and_counted() -> None:
 
 
 def test_both_ways_train_alike() -> None:
-    """Fused and plain steps from the same weights on the same batches have the same losses and gradients."""
+    """FusedLoss and plain steps from the same weights on the same batches have the same losses and gradients."""
     setting = bench.TrainSetting(
         recipe="tiny", batch=3, length=16, vocab_size=32, precision="float32", device="cpu", compile=False
     )

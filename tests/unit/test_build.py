@@ -11,7 +11,7 @@ from sedd.diffusion import objective, parameterization
 from sedd.diffusion.parameterization import Causal, Conditioner, Denoiser, Mean, Predictor, Untimed
 from sedd.diffusion.process import Absorbing, Uniform
 from sedd.diffusion.schedule import ImportanceTimes, LogLinear
-from sedd.training.loss import Fused
+from sedd.training.loss import FusedLoss
 
 LAW = exact.Distribution.random(4, 3, torch.Generator().manual_seed(0))
 BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregressive"}
@@ -142,7 +142,7 @@ def test_networks_hear_what_they_are_told(told: str) -> None:
     torch.testing.assert_close(headed, model.log_mean(x, sigma)[:, 0])
     x_0, t = torch.tensor([[0, 1, 3, 2]] * 2), torch.tensor([0.3, 0.8]).double()
     plain = made.objective.loss(model, x, x_0, t)
-    torch.testing.assert_close(Fused(made.objective, model)(x, x_0, t, torch.ones(2)).positions, plain.float())
+    torch.testing.assert_close(FusedLoss(made.objective, model)(x, x_0, t, torch.ones(2)).positions, plain.float())
 
 
 def test_a_network_that_is_not_in_two_parts_can_hear_0_too() -> None:

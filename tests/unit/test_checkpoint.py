@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sedd import checkpoint
-from sedd.training import Progress
+from sedd.training import TrainingState
 
 Refuses = Callable[..., None]
 
@@ -23,14 +23,14 @@ def names(root: Path) -> list[str]:
 
 def test_what_is_saved_comes_back_and_is_not_written_twice(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
-    assert checkpoint.damage(folder) is None
-    assert torch.equal(checkpoint.tensors(folder, "model")["w"], torch.ones(3))
-    assert checkpoint.record(folder, "state") == {"step": 1}
+    assert checkpoint.corruption(folder) is None
+    assert torch.equal(checkpoint.load_tensors(folder, "model")["w"], torch.ones(3))
+    assert checkpoint.load_json(folder, "state") == {"step": 1}
     assert save(tmp_path, 1, value=2.0) == folder  # it is whole
-    assert torch.equal(checkpoint.tensors(folder, "model")["w"], torch.ones(3))
+    assert torch.equal(checkpoint.load_tensors(folder, "model")["w"], torch.ones(3))
     (folder / "model.safetensors").write_bytes(b"damaged")
     save(tmp_path, 1, value=2.0)
-    assert torch.equal(checkpoint.tensors(folder, "model")["w"], torch.full((3,), 2.0))
+    assert torch.equal(checkpoint.load_tensors(folder, "model")["w"], torch.full((3,), 2.0))
     assert names(tmp_path) == ["1"]
 
 
@@ -44,9 +44,9 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
 
 
 def test_the_best_is_the_lowest_bound_that_is_a_number() -> None:
-    done, best = Progress(), []
+    done, best = TrainingState(), []
     for done.step, bound in enumerate([float("nan"), 3.0, 2.0, float("nan"), 2.5, float("-inf"), 1.5]):
-        if done.improves(bound):
+        if done.update_best(bound):
             best.append((done.best_step, done.best))
     assert best == [(1, 3.0), (2, 2.0), (6, 1.5)]
 
@@ -56,12 +56,12 @@ def test_damaged_ones_do_not_push_whole_ones_out(tmp_path: Path) -> None:
     for step in (3, 5):
         save(tmp_path, step)
     (tmp_path / "step-00000005" / "state.json").unlink()
-    (tmp_path / f"{checkpoint.WRITING}step-00000009").mkdir()
+    (tmp_path / f"{checkpoint.PARTIAL_PREFIX}step-00000009").mkdir()
     heard: list[str] = []
     found = checkpoint.newest(tmp_path, heard.append)
     assert found == tmp_path / "step-00000003"
     assert heard == ["checkpoint step-00000005 is damaged (state.json is missing); trying the one before it"]
-    checkpoint.set_aside(tmp_path, found)
+    checkpoint.set_aside_corrupted(tmp_path, found)
     save(tmp_path, 4)
     checkpoint.prune(tmp_path, 1, None)
     assert names(tmp_path) == ["4", "damaged-5"]
@@ -88,5 +88,5 @@ def test_a_record_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     refuses(lambda: checkpoint.write_json(path, {"seed": 1}), "No space left")
-    assert checkpoint.record(tmp_path, "config") == {"seed": 0}
+    assert checkpoint.load_json(tmp_path, "config") == {"seed": 0}
     assert list(tmp_path.iterdir()) == [path]

@@ -28,7 +28,7 @@ from sedd.diffusion.schedule import Geometric, LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import linear_loss, linear_loss_reference
 from sedd.ops.linear_loss_reference import Entries, Sums
-from sedd.training.loss import Fused, fuses
+from sedd.training.loss import FusedLoss, has_fused_loss
 
 N, B, L = 13, 5, 7
 NOISE = LogLinear()
@@ -101,7 +101,7 @@ def test_fused_is_the_definition(case: str, padded: bool, style: type[Transforme
     model = wrapper(network, process)
     valid = torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]]) if padded else None
     expected = by_definition(objective, model, given, valid)
-    loss = Fused(objective, model)(*given, valid=valid)
+    loss = FusedLoss(objective, model)(*given, valid=valid)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(loss.total, expected.sum().detach(), rtol=1e-10, atol=0)
     pairs = zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True)
@@ -123,14 +123,14 @@ def test_nothing_and_everything_touched(case: str, t: float) -> None:
     masked = torch.full_like(x_0, process.num_states - 1)  # under uniform noise a token as good as any
     time = torch.full((B,), 0.4, dtype=torch.float64)
     given = Shown(x_0 if t == 0 else masked, x_0, time, torch.ones(B, dtype=torch.float64))
-    loss, expected = Fused(objective, model)(*given), by_definition(objective, model, given)
+    loss, expected = FusedLoss(objective, model)(*given), by_definition(objective, model, given)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     for got, want in zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True):
         # entries that should be 0 are rounding of sums of the largest
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14 * want.abs().max().item())
     if t == 0 and isinstance(process, Absorbing):
         assert loss.total == 0
-        assert not any(g.any() for g in gradients(network, Fused(objective, model)(*given).total))
+        assert not any(g.any() for g in gradients(network, FusedLoss(objective, model)(*given).total))
 
 
 @cases
@@ -139,7 +139,7 @@ def test_the_host_may_say_how_many(case: str) -> None:
     process, given = process_of(objective), shown(objective)
     model = wrapper(drawn(Modern, process.num_states), process)
     count = int(process.unknown(given.x_t).sum())
-    for a, b in zip(Fused(objective, model)(*given), Fused(objective, model)(*given, count=count), strict=True):
+    for a, b in zip(FusedLoss(objective, model)(*given), FusedLoss(objective, model)(*given, count=count), strict=True):
         assert torch.equal(a, b)
 
 
@@ -147,9 +147,9 @@ def test_what_is_not_fused_is_refused(refuses: Callable[..., None]) -> None:
     process = Uniform(N)
     model = Score(drawn(Modern, N), process)
     objective = DenoisingConcreteScore(process, NOISE)
-    assert not fuses(objective, model)
-    assert not fuses(DenoisingScoreEntropy(process, NOISE), Mean(model.network, process))
-    refuses(lambda: Fused(objective, model), "DenoisingConcreteScore", "Score", "objective.loss")
+    assert not has_fused_loss(objective, model)
+    assert not has_fused_loss(DenoisingScoreEntropy(process, NOISE), Mean(model.network, process))
+    refuses(lambda: FusedLoss(objective, model), "DenoisingConcreteScore", "Score", "objective.loss")
     cost = ops.CrossEntropy(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
     refuses(lambda: ops.linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, cost), "4", "5")
 
@@ -289,7 +289,7 @@ def test_the_output_never_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     t = torch.rand(60, generator=generator)
     given = Shown(objective.corrupt(x_0, t, generator), x_0, t, torch.ones(60))
     largest = {}
-    loss = Fused(objective, model)
+    loss = FusedLoss(objective, model)
     ways: dict[str, Callable[[], Tensor]] = {
         "fused": lambda: loss(*given).total,
         "plain": lambda: by_definition(objective, model, given).sum(),

@@ -109,7 +109,7 @@ def test_a_published_one_is_converted_once(tmp_path: Path, cache: Path, kind: pu
     assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == times
     by_hand = convert.save(convert.read(tmp_path / "source"), None, tmp_path / "by hand", "x")
     assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(factory.load(by_hand)))
-    assert checkpoint.record(first, "published")["source"] == "owner/published"
+    assert checkpoint.load_json(first, "published")["source"] == "owner/published"
     assert hub.fetch(first) == first
     assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(factory.load(by_hand)))
 
@@ -267,12 +267,12 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
 
 def test_folders_of_data_are_not_shared(tmp_path: Path) -> None:
     folder = model(tmp_path)
-    stored = checkpoint.record(folder, "config")
+    stored = checkpoint.load_json(folder, "config")
     stored["data"]["sources"] = ["/home/somebody/secret/book.txt"]
     checkpoint.write_json(folder / "config.json", stored)
     (folder / "manifest.json").unlink()
     (folder / "published.json").unlink()
     shared = hub.save_pretrained(folder, tmp_path / "shared")
-    assert checkpoint.record(shared, "config")["data"]["sources"] == ["book.txt"]
+    assert checkpoint.load_json(shared, "config")["data"]["sources"] == ["book.txt"]
     assert all(b"somebody" not in path.read_bytes() for path in shared.iterdir())
     assert "On book.txt" in (shared / "README.md").read_text()

@@ -14,7 +14,7 @@ from sedd.diffusion.parameterization import Backbone
 from sedd.nn.labels import Labelled
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
-from sedd.training import Batches, Trainer
+from sedd.training import Trainer, TrainingDataLoader, train_step
 
 ROWS = [("ab", "up"), ("ba", None), ("b", "down"), ("", "lost"), ("aa", "up"), ("bb", ""), ("a", 3)] * 4
 KEPT = [row for row in ROWS if row[0]]
@@ -151,25 +151,26 @@ def test_a_labelled_network_is_a_network_in_two_parts() -> None:
 # What a step shows -----------------------------------------------------------------------------------------
 
 
-def batches(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> Batches:
+def loader(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> TrainingDataLoader:
     parts = factory.build_setup(RunConfig(), 3)
-    return Batches(data.TokenBlocks.open(folder, 2, "all"), parts.objective, parts.process, size, seed, ranks, dropout)
+    blocks = data.TokenBlocks.open(folder, 2, "all")
+    return TrainingDataLoader(blocks, parts.objective, parts.process, size, seed, ranks, dropout)
 
 
 def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:
     """A share of rows, others in every step; nothing else of a batch moves, and every process has its own rows."""
-    made = batches(folder, 0.25)
-    shown, batch = batches(folder, 0.0)[7], made[7]
+    made = loader(folder, 0.25)
+    shown, batch = loader(folder, 0.0)[7], made[7]
     assert torch.equal(batch.label, made[7].label)
     for name in ("x_0", "x_t", "t", "weight", "valid"):
         assert torch.equal(getattr(shown, name), getattr(batch, name)), name
-    hidden = [(batches(folder, 0.0)[step].label != made[step].label) for step in (7, 8)]
+    hidden = [(loader(folder, 0.0)[step].label != made[step].label) for step in (7, 8)]
     assert not torch.equal(*hidden)
     known = (shown.label < 3).sum()
     share = (hidden[0].sum() / known).item()
     assert abs(share - 0.25) < 5 * (0.25 * 0.75 / known.item()) ** 0.5  # five standard deviations
     assert (batch.label[hidden[0]] == 3).all()
-    pieces = [batches(folder, 0.25, ranks=Ranks(rank, 2, torch.device("cpu")))[7].label for rank in range(2)]
+    pieces = [loader(folder, 0.25, ranks=Ranks(rank, 2, torch.device("cpu")))[7].label for rank in range(2)]
     assert torch.equal(torch.cat(pieces), batch.label)
 
 
@@ -180,7 +181,7 @@ def trainer(folder: Path) -> Trainer:
         train=TrainConfig(batch_size=8, eval_sequences=8, grad_accumulation=2),
     ).resolved()
     made = Trainer(config, *(data.TokenBlocks.open(folder, 2, split, 0.4) for split in ("train", "validation")), ALONE)
-    for net in (made.network, made.average):
+    for net in (made.network, made.ema.network):
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.normal_(0, 0.4, generator=torch.Generator().manual_seed(1))
@@ -189,19 +190,21 @@ def trainer(folder: Path) -> Trainer:
 
 def test_loss_and_held_out_bound_depend_on_the_label_of_each_row(folder: Path) -> None:
     made = trainer(folder)
-    batch = made.batches[0]
-    losses = made.losses(made.network, batch).sum(-1)
+    batch = made.dataloader[0]
+    losses = made.position_losses(made.network, batch).sum(-1)
     other = batch._replace(label=torch.where(torch.arange(8) == 2, (batch.label + 1) % 4, batch.label))
-    moved = made.losses(made.network, other).sum(-1) != losses
+    moved = made.position_losses(made.network, other).sum(-1) != losses
     assert moved.tolist() == [row == 2 for row in range(8)]
-    bound = made.held_out_bound()["bound"]
-    made.held_out._labels = np.roll(made.held_out._labels, 1)  # the mutant: rows with another's label
-    assert abs(made.held_out_bound()["bound"] - bound) > 1e-3
+    bound = made.validation_bound()["bound"]
+    made.validation_blocks._labels = np.roll(made.validation_blocks._labels, 1)  # the mutant: rows with another's label
+    assert abs(made.validation_bound()["bound"] - bound) > 1e-3
 
 
 def test_the_gradient_reaches_the_labels_that_were_shown(folder: Path) -> None:
     made = trainer(folder)
-    batch = made.batches[0]
-    made.gradients(batch)
-    grad = made.network.label_embed.embedding.grad.abs().sum(-1)
+    batch = made.dataloader[0]
+    embedding, found = made.network.label_embed.embedding, []
+    made.optimizer_step.step = lambda *given: found.append(embedding.grad.clone())
+    train_step(made, batch, 0.0, lambda pending: None)
+    grad = found[0].abs().sum(-1)
     assert ((grad > 0) == torch.isin(torch.arange(4), batch.label)).all()

@@ -16,7 +16,7 @@ from sedd.diffusion.schedule import LogLinear
 from sedd.nn.labels import Labelled
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import PackedTokens, take, unknown_rows
-from sedd.training.loss import Fused
+from sedd.training.loss import FusedLoss
 
 N, B, L, H = 11, 5, 7, 12
 PROCESS = Absorbing(N)
@@ -55,7 +55,7 @@ def stepped(
     x_0 = torch.randint(N, (B, L), generator=generator)
     t, weight = torch.rand(2, B, generator=generator, dtype=torch.float64)
     model = Score(made if label is None else Labelled(made, label), PROCESS)
-    loss = Fused(OBJECTIVE, model)(torch.where(masked, N, x_0), x_0, t, weight, valid)
+    loss = FusedLoss(OBJECTIVE, model)(torch.where(masked, N, x_0), x_0, t, weight, valid)
     made.zero_grad()
     loss.total.backward()
     return [loss.positions, *(parameter.grad for parameter in made.parameters())]

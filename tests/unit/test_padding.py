@@ -1,4 +1,4 @@
-"""Ladder step 10: with padding to be ignored, a batch is its single rows, in the trainer's own loss and bound."""
+"""Ignored padding (verification step 10): a padded batch has the losses and the bound of its sequences one by one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainCo
 from sedd.diffusion.schedule import Times
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
-from sedd.training import Batch, Trainer, validation
+from sedd.training import Batch, StepMetrics, Trainer, train_step, validation
 
 LENGTH, ALONE = 9, Ranks(0, 1, torch.device("cpu"))
 TEXTS = ["ACGT" * 2, "A", "CG", "GGT", "TACA", "ACGTA", "CCCCCC", "GATTACA"] * 5
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def trainer(folder: Path, kind: tuple[str, str, str], style: str) -> Trainer:
-    """In float64, and with no weight at 0, so that nothing hides."""
+    """Build a trainer in float64 with no weight at 0, so that no dependence is hidden."""
     process, parameterization, objective = kind
     config = RunConfig(
         data=DataConfig(packing="lines", pad="ignore"),
@@ -48,7 +48,7 @@ def trainer(folder: Path, kind: tuple[str, str, str], style: str) -> Trainer:
     blocks = [data.TokenBlocks.open(folder, LENGTH, split, 0.4) for split in ("train", "validation")]
     made = Trainer(config, *blocks, ALONE)
     generator = torch.Generator().manual_seed(1)
-    for network in (made.network, made.average):
+    for network in (made.network, made.ema.network):
         network.double()
         with torch.no_grad():
             for parameter in network.parameters():
@@ -57,16 +57,16 @@ def trainer(folder: Path, kind: tuple[str, str, str], style: str) -> Trainer:
 
 
 def alone(batch: Batch, row: int) -> Batch:
-    """One row without its padding."""
+    """Return one sequence without its padding."""
     length = int(batch.valid[row].sum())
     x_0, x_t, valid = (column[row : row + 1, :length] for column in (batch.x_0, batch.x_t, batch.valid))
     t, weight, label = (column[row : row + 1] for column in (batch.t, batch.weight, batch.label))
     return Batch(x_0, x_t, t, weight, valid, label, valid.sum(-1), valid.sum())
 
 
-def every_row_is_itself(made: Trainer, losses: Callable[[torch.nn.Module, Batch], Tensor]) -> None:
-    """Padded rows against single ones, with the right mates and with random ones."""
-    batch = made.batches[0]
+def check_rows_are_independent(made: Trainer, losses: Callable[[torch.nn.Module, Batch], Tensor]) -> None:
+    """Compare each padded sequence with itself alone, and in a batch of other, random sequences."""
+    batch = made.dataloader[0]
     assert not batch.valid.all()
     together = losses(made.network, batch)
     assert (together[~batch.valid] == 0).all()
@@ -74,10 +74,10 @@ def every_row_is_itself(made: Trainer, losses: Callable[[torch.nn.Module, Batch]
     for row in range(8):
         single = losses(made.network, alone(batch, row)).squeeze(0)
         torch.testing.assert_close(together[row, : len(single)], single, rtol=1e-9, atol=1e-9)
-        mates = torch.arange(8) != row
+        others = torch.arange(8) != row
         random = torch.randint(4, batch.x_0.shape, generator=generator)
-        where = mates[:, None] | ~batch.valid  # whatever stands in the padding of the row itself, too
-        valid = torch.where(mates[:, None], torch.rand(batch.valid.shape, generator=generator) < 0.7, batch.valid)
+        where = others[:, None] | ~batch.valid  # also in the padding of the sequence itself
+        valid = torch.where(others[:, None], torch.rand(batch.valid.shape, generator=generator) < 0.7, batch.valid)
         other = batch._replace(
             x_0=torch.where(where, random, batch.x_0), x_t=torch.where(where, random, batch.x_t), valid=valid
         )
@@ -86,48 +86,55 @@ def every_row_is_itself(made: Trainer, losses: Callable[[torch.nn.Module, Batch]
 
 @pytest.mark.parametrize("style", ["reference", "modern"])
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_the_loss_of_a_row_is_its_own(folder: Path, kind: tuple[str, str, str], style: str) -> None:
+def test_losses_do_not_depend_on_padding_or_batch(
+    folder: Path, kind: tuple[str, str, str], style: str
+) -> None:
     made = trainer(folder, kind, style)
-    every_row_is_itself(made, made.losses)
+    check_rows_are_independent(made, made.position_losses)
 
 
-def test_padding_that_is_seen_is_noticed(folder: Path) -> None:
+def test_attention_to_padding_is_detected(folder: Path) -> None:
     made = trainer(folder, KINDS[0], "modern")
-    made.padded = False  # the loss leaves padding out, but attention does not
+    made.ignores_padding = False  # then only the loss leaves padding out
     with pytest.raises(AssertionError, match="not close"):
-        every_row_is_itself(made, made.losses)
+        check_rows_are_independent(made, made.position_losses)
+
+
+def gradients(made: Trainer, batch: Batch) -> tuple[StepMetrics, list[Tensor]]:
+    """Return metrics and gradients of a training step that leaves the weights as they are."""
+    found: list[Tensor] = []
+    made.optimizer_step.step = lambda *given: found.extend(p.grad.clone() for p in made.network.parameters())
+    return train_step(made, batch, 0.0, lambda pending: None), found
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_the_gradient_counts_valid_tokens_alone(folder: Path, kind: tuple[str, str, str]) -> None:
-    """The mean over tokens of single rows; also in parts."""
+    """It is that of the mean over tokens of single sequences, with gradient accumulation too."""
     made = trainer(folder, kind, "modern")
-    batch = made.batches[0]
-    single = sum(made.losses(made.network, alone(batch, row)).sum() for row in range(8))
-    torch.testing.assert_close(made.gradients(batch).loss.double(), single / batch.valid.sum(), rtol=1e-5, atol=1e-5)
-    whole = [parameter.grad.clone() for parameter in made.network.parameters()]
-    made.mover.forget()
+    batch = made.dataloader[0]
+    single = sum(made.position_losses(made.network, alone(batch, row)).sum() for row in range(8))
+    metrics, whole = gradients(made, batch)
+    torch.testing.assert_close(metrics.loss.double(), single / batch.valid.sum(), rtol=1e-5, atol=1e-5)
     made.config.train.grad_accumulation = 4
-    made.gradients(batch)
-    torch.testing.assert_close([p.grad for p in made.network.parameters()], whole, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(gradients(made, batch)[1], whole, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_the_held_out_bound_is_that_of_single_rows(folder: Path, kind: tuple[str, str, str]) -> None:
+def test_the_validation_bound_is_that_of_single_sequences(folder: Path, kind: tuple[str, str, str]) -> None:
     made = trainer(folder, kind, "modern")
-    bound = made.held_out_bound()
-    rows = validation._rows(made.parts, made.held_out, 12, 8, made.config.seed)
-    valid = rows[-2]
+    bound = made.validation_bound()
+    columns = validation._validation_columns(made.setup, made.validation_blocks, 12, 8, made.config.seed)
+    valid = columns[-2]
     assert len(valid) == 16
     assert not valid[12:].any()
     totals = []
     for row in range(12):
         length = int(valid[row].sum())
-        x_0, x_t, x_first = (a[row : row + 1, :length] for a in rows[:3])
-        t, weight = (a[row : row + 1] for a in rows[3:5])
-        model = made.told(made.average, torch.ones(1, length, dtype=torch.bool), rows[-1][row : row + 1])
+        x_0, x_t, x_first = (a[row : row + 1, :length] for a in columns[:3])
+        t, weight = (a[row : row + 1] for a in columns[3:5])
+        model = made.padded_model(made.ema_network, torch.ones(1, length, dtype=torch.bool), columns[-1][row : row + 1])
         terms = likelihood.terms(
-            model, made.parts.process, made.parts.schedule, x_0, x_t, x_first, Times(t, weight), model.valid
+            model, made.setup.process, made.setup.schedule, x_0, x_t, x_first, Times(t, weight), model.valid
         )
         totals.append(terms.total.item())
     counted = int(valid.sum())

@@ -9,8 +9,8 @@ from torch import Tensor
 from sedd import registry
 from sedd.config import OptimConfig
 from sedd.nn.transformer import Modern, Reference, Transformer
-from sedd.training import ema
 from sedd.training import optimizer as optim
+from sedd.training.ema import EMA
 
 styles = pytest.mark.parametrize("style", [Reference, Modern])
 
@@ -66,7 +66,7 @@ def test_a_step_that_is_no_number_is_not_taken(fused: bool) -> None:
 
     def step(gradient: Tensor) -> None:
         weight.grad = gradient.clone()
-        optim.step([optimizer], gradient.isfinite().all())
+        optim.step_if_finite([optimizer], gradient.isfinite().all())
 
     step(torch.ones(9))
     before = copy.deepcopy((weight.detach(), optimizer.state_dict()["state"]))
@@ -89,9 +89,11 @@ def test_a_fused_step_asks_the_device() -> None:
             return True
 
     weight.grad = torch.ones(3)
-    optim.step([optimizer], torch.tensor(True).as_subclass(Watched))
+    optim.step_if_finite([optimizer], torch.tensor(True).as_subclass(Watched))
     assert not asked
-    assert optim.make(Modern(states=3, width=4, depth=1, heads=1), OptimConfig())[0].defaults["fused"] is False
+    assert (
+        optim.build_optimizers(Modern(states=3, width=4, depth=1, heads=1), OptimConfig())[0].defaults["fused"] is False
+    )
 
 
 def test_the_average_in_one_launch_is_the_average() -> None:
@@ -100,6 +102,6 @@ def test_the_average_in_one_launch_is_the_average() -> None:
         for parameter in model.parameters():
             parameter.add_(1)
     expected = [0.9 * a + 0.1 * b for a, b in zip(average.parameters(), model.parameters(), strict=True)]
-    ema.update(average, model, 0.9)
+    EMA(model, average, 0.9).update(step=1000)
     for got, want in zip(average.parameters(), expected, strict=True):
         torch.testing.assert_close(got, want)

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from sedd import factory
 from sedd.bench.measure import Machine, Row, forget, row
+from sedd.diffusion.precision import compute_dtype, upcast
 from sedd.nn.layers import Linear
-from sedd.nn.transformer import every_entry
 from sedd.ops import PackedTokens, take
-from sedd.training.loss import Fused
+from sedd.training.loss import FusedLoss
 
 LOSS_FLOPS = "6 · rows that count · width · vocabulary"
 
@@ -45,8 +45,8 @@ class _Head(nn.Module):
 
     def __init__(self, s: LossSetting, states: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.linear = Linear(s.width, states)
-        self.linear.draw(generator)
+        self.head = Linear(s.width, states)
+        self.head.draw(generator)
         self.states = nn.Parameter(torch.randn(1, s.rows, s.width, generator=generator))
         self.halved = s.precision == "bfloat16"
 
@@ -55,11 +55,13 @@ class _Head(nn.Module):
         x: Tensor,
         sigma: Tensor,
         valid: Tensor | None = None,
-        read: Callable[[Tensor, Linear], Any] = every_entry,
-        rows: PackedTokens | None = None,
-    ) -> Any:
+        *,
+        packed: PackedTokens | None = None,
+        return_hidden: bool = False,
+    ) -> Tensor:
         with torch.autocast(self.states.device.type, torch.bfloat16, enabled=self.halved):
-            return read(take(self.states, rows), self.linear)
+            hidden = take(self.states, packed).to(compute_dtype(self.head.weight))
+            return hidden if return_hidden else upcast(self.head(hidden))
 
 
 def loss(s: LossSetting, on: Machine) -> Iterator[Row]:
@@ -74,7 +76,7 @@ def loss(s: LossSetting, on: Machine) -> Iterator[Row]:
     head = _Head(s, process.num_states, generator).to(s.device)
     model = factory.parameterization(s.parameterization, head, process)
     x_0, x_t, t = (a.to(s.device) for a in (x_0, x_t, t))
-    weight, leaves, small = torch.ones_like(t), list(head.parameters()), Fused(objective, model)
+    weight, leaves, small = torch.ones_like(t), list(head.parameters()), FusedLoss(objective, model)
     ways: dict[str, Callable[[], object]] = {
         "fused": lambda: torch.autograd.grad(small(x_t, x_0, t, weight, count=count).total, leaves),
         "plain": lambda: torch.autograd.grad(objective.loss(model, x_t, x_0, t).sum(), leaves),

@@ -13,7 +13,8 @@ from sedd.config import RunConfig
 from sedd.diffusion.schedule import stratified
 from sedd.recipes import RECIPES
 from sedd.training import optimizer
-from sedd.training.loss import Fused
+from sedd.training.ema import EMA
+from sedd.training.loss import FusedLoss
 
 TRAIN_FLOPS = (
     "a token, share is of those that count: 72 · (depth − ¾ · (1 − share)) · width² + 12 · depth · length · width "
@@ -97,9 +98,9 @@ class Steps:
         counts: list[int],
     ) -> None:
         self.batches, self.counts, self.done = batches, counts, 0
-        self.network, self.average = (factory.build_network(run, parts).to(s.device) for _ in range(2))
-        self.average.requires_grad_(False)
-        self.mover = optimizer.mover(self.network, self.average, run.optim)
+        self.network, ema_network = (factory.build_network(run, parts).to(s.device) for _ in range(2))
+        ema = EMA(self.network, ema_network, run.optim.ema_decay)
+        self.optimizer_step = optimizer.build_optimizer_step(self.network, ema, run.optim)
         if s.precision != "float32":
             half = torch.autocast(s.device, torch.bfloat16)
             self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
@@ -112,11 +113,11 @@ class Steps:
                 self.network.compile_trunk()
             if s.record:
                 self.network.record()
-            self.loss = self._fused(Fused(parts.objective, model))
+            self.loss = self._fused(FusedLoss(parts.objective, model))
         else:
             self.loss = self._plain(parts, model)
 
-    def _fused(self, loss: Fused) -> Callable[[int], Tensor]:
+    def _fused(self, loss: FusedLoss) -> Callable[[int], Tensor]:
         return lambda i: loss(*self.batches[i], count=self.counts[i]).total
 
     def _plain(self, parts: factory.DiffusionSetup, model: nn.Module) -> Callable[[int], Tensor]:
@@ -132,9 +133,9 @@ class Steps:
         i = self.done % len(self.batches)
         loss = self.loss(i) / self.batches[i].x_0.numel()
         loss.backward()
-        norm = self.mover.norm()
-        self.mover.move(self.done, norm, norm.isfinite())
-        self.mover.follow(self.done)
-        self.mover.forget()
+        norm = self.optimizer_step.clip_grad_norm()
+        self.optimizer_step.step(self.done, norm, norm.isfinite())
+        self.optimizer_step.update_ema(self.done)
+        self.optimizer_step.zero_grad()
         self.done += 1
         return loss.detach(), norm

@@ -107,7 +107,7 @@ def corpora(
 ) -> "Iterator[Corpus]":
     """What was asked to be scored; all files of a suite are found before the first is."""
     from sedd import evaluation
-    from sedd.training import prepared
+    from sedd.training import prepare_data
 
     if suite is not None:
         names = evaluation.suite_datasets(suite, protocol, dataset)
@@ -119,7 +119,7 @@ def corpora(
     elif protocol.uses_validation_split:
         if data is not None:
             raise ValueError(f"protocol {protocol.name} scores what the run kept from its own data; leave DATA out")
-        yield evaluation.validation_corpus(prepared(loaded.config), loaded)
+        yield evaluation.validation_corpus(prepare_data(loaded.config), loaded)
     elif data is None:
         raise ValueError(
             f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to score what the run kept"

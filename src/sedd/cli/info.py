@@ -17,7 +17,7 @@ def info(
     from sedd import checkpoint, factory
 
     loaded = factory.load(model)
-    state = checkpoint.record(loaded.folder, "state")
+    state = checkpoint.load_json(loaded.folder, "state")
     record = {
         "folder": str(loaded.folder),
         "parameters": sum(p.numel() for p in loaded.network.parameters()),

@@ -47,8 +47,8 @@ def _configured(words: dict[str, Any], out: Path | None = None) -> "RunConfig":
     from sedd.training import overrides
 
     given = {name: None if words[name] == () else words[name] for name in overrides.PATHS if name in words}
-    stored = overrides.stored(out) if out else None
-    return overrides.configured(
+    stored = overrides.stored_config(out) if out else None
+    return overrides.merge_config(
         given, stored=stored, recipe=words["recipe"], file=words["config"], sets=words["sets"] or []
     )
 
@@ -88,23 +88,24 @@ def train(
     from sedd import training
 
     chosen = _configured(context.params, out if resume else None)
-    training.writable(out)
-    with training.watched() as (on_event, preparing):
+    training.check_writable(out)
+    with training.progress_bar() as (on_event, preparing):
         try:
-            end = training.run(chosen, lambda: training.prepared(chosen, preparing), out, resume, on_event)
+            end = training.run(chosen, lambda: training.prepare_data(chosen, preparing), out, resume, on_event)
         except training.NonFiniteError as error:
             print(f"sedd: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
     if end.signal is not None:
-        print(f"sedd: stopped by a signal at step {end.progress.step}, saved; go on with --resume", file=sys.stderr)
+        print(f"sedd: stopped by a signal at step {end.state.step}, saved; go on with --resume", file=sys.stderr)
         raise typer.Exit(128 + end.signal)
     if int(os.environ.get("RANK", "0")) == 0:
         if as_json:
-            print(json.dumps({"run": str(out), "step": end.progress.step, "tokens": end.progress.tokens, **end.bound}))
+            print(json.dumps({"run": str(out), "step": end.state.step, "tokens": end.state.tokens, **end.validation}))
         else:
+            bound = end.validation
             print(
-                f"{out}: {end.progress.step} steps, held-out bound {end.bound['bound']:.4f} nats a token "
-                f"= {end.bound['bound_bits_per_char']:.4f} bits a character (± {end.bound['bound_stderr']:.4f} nats)"
+                f"{out}: {end.state.step} steps, validation bound {bound['bound']:.4f} nats per token "
+                f"= {bound['bound_bits_per_char']:.4f} bits per character (± {bound['bound_stderr']:.4f} nats)"
             )
 
 
@@ -129,4 +130,4 @@ def plan(
     from sedd import training
 
     chosen = _configured(context.params)
-    show(training.plan(chosen, lambda: training.prepared(chosen)), as_json)
+    show(training.estimate_cost(chosen, lambda: training.prepare_data(chosen)), as_json)

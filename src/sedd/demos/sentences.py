@@ -84,13 +84,13 @@ def fit(model: Mean, objective: Objective[Any], steps: int, generator: torch.Gen
     """Train ``model`` on draws from the corpus; yields the loss of every step, in nats a sentence."""
     if steps < 1:
         raise ValueError(f"steps is {steps}; learning needs at least 1")
-    optimizers = optim.make(model, _OPTIM)
+    optimizers = optim.build_optimizers(model, _OPTIM)
     for step in range(steps):
         x_0 = draw(BATCH, generator)
         loss = objective(model, x_0, stratified(BATCH, generator), generator).sum(-1).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), _OPTIM.grad_clip)
-        optim.set_rate(optimizers, _OPTIM.lr * optim.factor(_OPTIM, step, step / steps))
+        optim.set_learning_rate(optimizers, _OPTIM.lr * optim.lr_multiplier(_OPTIM, step, step / steps))
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

@@ -58,7 +58,7 @@ def run_record(run: Path, loaded: LoadedModel, record: dict[str, Any]) -> dict[s
 
     ``bits`` are per character, or per token where the tokens are not text.
     """
-    state, model = checkpoint.record(loaded.folder, "state"), loaded.config.model
+    state, model = checkpoint.load_json(loaded.folder, "state"), loaded.config.model
     bits = record["bits_per_token"] if record["bits_per_char"] is None else record["bits_per_char"]
     return {
         "run": str(run),

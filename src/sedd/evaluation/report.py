@@ -55,8 +55,8 @@ def read_run(folder: Path) -> RunHistory:
     records = run_log.read_log(folder)
     if not records:
         raise ValueError(f"{folder} has logged nothing yet; wait for its first record")
-    recorded = checkpoint.record(folder, "environment") if (folder / "environment.json").is_file() else None
-    return RunHistory(folder, records, RunConfig.from_dict(checkpoint.record(folder, "config")), recorded)
+    recorded = checkpoint.load_json(folder, "environment") if (folder / "environment.json").is_file() else None
+    return RunHistory(folder, records, RunConfig.from_dict(checkpoint.load_json(folder, "config")), recorded)
 
 
 # Samples ---------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def report_samples(history: RunHistory, count: int, seed: int) -> ReportSamples:
     logged = next((record for record in reversed(history.records) if "samples" in record), None)
     if count and logged is not None:
         return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")
-    if count == 0 or not checkpoint.steps(history.folder / "checkpoints"):
+    if count == 0 or not checkpoint.list_checkpoints(history.folder / "checkpoints"):
         return ReportSamples([], "None were requested." if count == 0 else "There is no checkpoint yet to sample from.")
     loaded = factory.load(history.folder, device="cuda" if torch.cuda.is_available() else "cpu")
     return ReportSamples(

@@ -85,7 +85,7 @@ def _no_texts() -> Iterator[str]:
 
 def _beside(folder: Path) -> Tokenizer | None:
     definition, config = folder / tokenizers.DEFINITION, folder / tokenizers.CONFIG
-    if config.is_file() and (definition.is_file() or "kind" in checkpoint.record(folder, config.stem)):
+    if config.is_file() and (definition.is_file() or "kind" in checkpoint.load_json(folder, config.stem)):
         return tokenizers.load_tokenizer(folder)
     if definition.is_file():
         return BPE.read(definition)
@@ -120,13 +120,15 @@ def save_pretrained(
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
     known = (loaded.folder / f"{RECORD}.json").is_file()
-    origin = checkpoint.record(loaded.folder, RECORD) if known else None
-    state = checkpoint.record(loaded.folder, "state")
+    origin = checkpoint.load_json(loaded.folder, RECORD) if known else None
+    state = checkpoint.load_json(loaded.folder, "state")
     records = {"config": config, "state": state} | ({RECORD: origin} if known else {})
     text = card(loaded, name or out.name, [*_held_out(Path(model), state), *results], origin)
-    tensors = {"ema": checkpoint.tensors(loaded.folder, "ema")}
+    tensors = {"ema": checkpoint.load_tensors(loaded.folder, "ema")}
     checkpoint.save(out.parent, out.name, tensors, records, extra=loaded.tokenizer.save)
-    with checkpoint.written(out / "README.md"):  # not in the manifest: people edit it where it is published
+    with checkpoint.explain_write_errors(
+        out / "README.md"
+    ):  # not in the manifest: people edit it where it is published
         (out / "README.md").write_text(text, encoding="utf-8")
     return out
 

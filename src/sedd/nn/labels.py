@@ -31,9 +31,9 @@ class Labelled(nn.Module):
         head: nn.Module = self.network.head
         return head
 
-    def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], *more: Any) -> Any:
+    def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], *more: Any, **options: Any) -> Any:
         """What the network says."""
-        return self.network(x, sigma, *more, label=self.label.expand(sigma.shape))
+        return self.network(x, sigma, *more, **options, label=self.label.expand(sigma.shape))
 
     def hidden(
         self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None

@@ -6,7 +6,6 @@ the names of its weights; `Modern` is the one to train anew. The head starts at 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -32,11 +31,6 @@ from sedd.ops import PackedTokens, ResidualBranch, fp8
 from sedd.ops.block_ops import Rotation
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
-
-
-def every_entry(hidden: Float[Tensor, "*b L width"], head: Linear) -> Float[Tensor, "*b L outputs"]:
-    """All that a head says, in float32 or better."""
-    return upcast(head(hidden))
 
 
 class Transformer(nn.Module, ABC):
@@ -219,10 +213,11 @@ class Transformer(nn.Module, ABC):
         x: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
         valid: Bool[Tensor, "*b L"] | None = None,
-        read: Callable[[Tensor, Linear], Any] = every_entry,
-        rows: PackedTokens | None = None,
+        *,
         label: Int[Tensor, "*b"] | None = None,
-    ) -> Any:
+        packed: PackedTokens | None = None,
+        return_hidden: bool = False,
+    ) -> Float[Tensor, "*s outputs"]:
         """An entry for every output, in float32 or better; or what ``read`` makes of the last states and the head.
 
         With ``rows`` the last states are of these alone, which is less work than to leave the others out afterwards.
@@ -231,7 +226,8 @@ class Transformer(nn.Module, ABC):
         means nothing. Positions count from the left, so padding on the right moves nothing. ``label`` is an id for each
         sequence; None, and the id after the last, are no label.
         """
-        return read(self.hidden(x, sigma, valid, rows, label), self.head)
+        hidden = self.hidden(x, sigma, valid, packed, label)
+        return hidden if return_hidden else upcast(self.head(hidden))
 
     def _condition(self, sigma: Tensor) -> Tensor | None:
         if self.sigma_map is None:

@@ -1,33 +1,37 @@
 """Training: from a configuration to a folder with a model, on one process or many.
 
-What a step computes is a function of the configuration and the step's number alone: the order of the data, the times,
-the noise, dropout. So a run that was stopped goes on exactly as if it had not been, and two processes compute what one
-does.
+The order of the data, times, noise and dropout are functions of the configuration and the step's number alone. So a run
+that was stopped and resumed computes exactly what an uninterrupted one does, and two processes compute what one does.
 """
 
-from sedd.training.batches import Batch, Batches, seeded
-from sedd.training.dry_run import plan
-from sedd.training.loop import NonFiniteError, OnEvent, Outcome, run, writable
-from sedd.training.overrides import configured, stored
-from sedd.training.progress import watched
-from sedd.training.sources import prepared
-from sedd.training.trainer import Gradient, Progress, Trainer
+from sedd.training.batches import Batch, TrainingDataLoader, seeded_generator
+from sedd.training.datasets import prepare_data
+from sedd.training.dry_run import estimate_cost
+from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, check_writable, run
+from sedd.training.overrides import merge_config, stored_config
+from sedd.training.progress import progress_bar
+from sedd.training.state import PendingStep, TrainingState
+from sedd.training.step import StepMetrics, finish_step, train_step
+from sedd.training.trainer import Trainer
 
 __all__ = [
     "Batch",
-    "Batches",
-    "Gradient",
     "NonFiniteError",
     "OnEvent",
-    "Outcome",
-    "Progress",
+    "PendingStep",
+    "StepMetrics",
     "Trainer",
-    "configured",
-    "plan",
-    "prepared",
+    "TrainingDataLoader",
+    "TrainingResult",
+    "TrainingState",
+    "check_writable",
+    "estimate_cost",
+    "finish_step",
+    "merge_config",
+    "prepare_data",
+    "progress_bar",
     "run",
-    "seeded",
-    "stored",
-    "watched",
-    "writable",
+    "seeded_generator",
+    "stored_config",
+    "train_step",
 ]

@@ -1,19 +1,39 @@
-"""A moving average of the weights: what is evaluated and released."""
+"""Exponential moving average (EMA) of the weights: what is validated, sampled and released."""
+
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 
-def decay_at(step: int, decay: float) -> float:
-    """min(decay, (1 + n)/(10 + n)): the average forgets quickly while there is little to remember."""
-    return min(decay, (1 + step) / (10 + step))
+@final
+class EMA:
+    """A second network whose weights follow those of the trained one.
 
+    Step n (from 0) sets ``ema ← d·ema + (1 − d)·weight`` with ``d = min(decay, (1 + n)/(10 + n))``: the average forgets
+    quickly while training has hardly begun.
+    """
 
-@torch.no_grad()
-def update(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """average ← decay·average + (1 − decay)·model, for every parameter; buffers are copied."""
-    means: list[Tensor] = list(average.parameters())
-    values = [value.to(mean.dtype) for mean, value in zip(means, model.parameters(), strict=True)]
-    torch._foreach_lerp_(means, values, 1 - decay)  # one launch where a loop has hundreds
-    for kept, buffer in zip(average.buffers(), model.buffers(), strict=True):
-        kept.copy_(buffer)
+    def __init__(self, network: nn.Module, ema_network: nn.Module, decay: float) -> None:
+        self.source, self.network, self.decay = network, ema_network.requires_grad_(False).eval(), decay
+        # collected once: looking parameters up takes as long as launching a kernel for each
+        self.source_weights: list[Tensor] = list(network.parameters())
+        self.weights: list[Tensor] = list(ema_network.parameters())
+        self.buffers = list(zip(ema_network.buffers(), network.buffers(), strict=True))
+
+    def decay_at(self, step: int) -> float:
+        """Return the decay of step ``step``, which rises from 0.1 to ``decay``."""
+        return min(self.decay, (1 + step) / (10 + step))
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Average the weights after optimizer step ``step``, and copy the buffers."""
+        values = [value.to(mean.dtype) for mean, value in zip(self.weights, self.source_weights, strict=True)]
+        torch._foreach_lerp_(self.weights, values, 1 - self.decay_at(step))  # one launch where a loop has hundreds
+        self.copy_buffers()
+
+    @torch.no_grad()
+    def copy_buffers(self) -> None:
+        """Copy the network's buffers, which are not averaged."""
+        for mine, buffer in self.buffers:
+            mine.copy_(buffer)

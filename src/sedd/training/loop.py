@@ -1,4 +1,4 @@
-"""The run, from top to bottom: the same for one process and many; every "once in a while" is a line."""
+"""A training run from top to bottom: the same for one process and many."""
 
 import math
 import os
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -18,48 +19,172 @@ from sedd.config import RunConfig, TrainConfig
 from sedd.runtime import distributed, run_log
 from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer
-from sedd.training.batches import Batch, open_data, seeded
-from sedd.training.trainer import Gradient, Moved, Progress, Trainer
+from sedd.training.datasets import open_datasets
+from sedd.training.state import PendingStep, TrainingState
+from sedd.training.step import StepMetrics, finish_step, train_step
+from sedd.training.trainer import Trainer
 
-SAVES = "checkpoints"
+CHECKPOINTS = "checkpoints"
+"""The folder of a run in which its checkpoints are."""
 Record = dict[str, Any]
 OnEvent = Callable[[str, Record], None]
-"""Told what happens, by the first process alone: ("log", record), ("note", {"text": …}).
+"""Progress callback, called in the first process: ("log", record) after each step, ("note", {"text": …}) for messages.
 
-The record of a step has ``spent``, the share of the budget that is used up, and what was measured there.
+The record of a step has ``spent``, the fraction of the budget that is used, and what was measured at that step.
 """
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or a gradient that is not a number; the weights were not touched."""
+    """A loss or gradient was not finite; the weights from before that step are saved."""
 
 
-class Outcome(NamedTuple):
+class TrainingResult(NamedTuple):
     """How a run ended."""
 
     folder: Path
-    progress: Progress
+    state: TrainingState
     signal: int | None
-    bound: dict[str, float]
-    """On held-out data, at the end; empty where a signal came first."""
+    """The signal that stopped the run, if one did."""
+    validation: dict[str, float]
+    """The validation bound at the end; empty where a signal stopped the run."""
 
 
-def run(config: RunConfig, prepare: Callable[[], Path], out: Path, resume: bool, on_event: OnEvent) -> Outcome:
-    """Run ``config`` on what ``prepare`` makes, from its last checkpoint or the start, to the end of its budget."""
+def run(config: RunConfig, prepare: Callable[[], Path], out: Path, resume: bool, on_event: OnEvent) -> TrainingResult:
+    """Train from the last checkpoint in ``out``, or from the start, until the budget is used up.
+
+    Args:
+        config: The run, as `overrides.merge_config` returns it.
+        prepare: Returns the folder of the run's shards; called by one process per machine.
+        out: The folder of the run.
+        resume: Whether to continue the run in ``out``.
+        on_event: Progress callback.
+    """
     with distributed.process_group() as ranks, _deterministic(config.train.deterministic):
-        tell = on_event if ranks.is_main else _unheard
-        blocks, held_out = open_data(config, prepare, ranks)
-        trainer = Trainer(config, blocks, held_out, ranks)
-        _start(trainer, out, resume, tell)
-        with _signals() as stopped, _log(trainer, out) as write:
-            bound = _loop(trainer, out, stopped, write, tell)
-        return Outcome(out, trainer.progress, stopped(), bound)
+        on_event = on_event if ranks.is_main else _ignore_event
+        trainer = Trainer(config, *open_datasets(config, prepare, ranks), ranks)
+        _resume_or_start(trainer, out, resume, on_event)
+        with _signals() as stop_signal, _open_log(trainer, out) as write:
+            validation = _train(trainer, out, stop_signal, write, on_event)
+        return TrainingResult(out, trainer.state, stop_signal(), validation)
+
+
+def _train(
+    trainer: Trainer,
+    out: Path,
+    stop_signal: Callable[[], int | None],
+    write: Callable[[Record], None],
+    on_event: OnEvent,
+) -> dict[str, float]:
+    """Step until the budget is used up or a signal came; return the validation bound at the end."""
+    config, options, ranks, state = trainer.config, trainer.config.train, trainer.ranks, trainer.state
+    on_nonfinite = partial(_handle_nonfinite, trainer, out, on_event)
+    validation: dict[str, float] = {}
+    throughput, spent, stopping = _Throughput(state), _budget_used(config, state, ranks), False
+    began = time.perf_counter()
+    for batch in trainer.dataloader.iterate(state.step):
+        if spent >= 1 or stopping:
+            break
+        lr = config.optim.lr * optimizer.lr_multiplier(config.optim, state.step, spent)
+        metrics = train_step(trainer, batch, lr, on_nonfinite)
+        state.seconds += time.perf_counter() - began  # includes the wait for the batch, where a slow GPU shows
+        spent, stopping = _budget_used(config, state, ranks), ranks.any(stop_signal() is not None)
+        if stopping or spent >= 1 or _reads_weights(options, state.step):
+            finish_step(trainer, on_nonfinite)  # else during the next step, so that a GPU is not waited for
+
+        validation = trainer.validation_bound() if _is_due(state.step, options.eval_every) else {}
+        is_best = bool(validation) and state.update_best(validation["bound"])
+        record: Record = dict(validation)
+        if _is_due(state.step, options.log_every):
+            record = _step_record(trainer, metrics, lr) | throughput.record() | record
+        if _is_due(state.step, options.sample_every):
+            record["samples"] = trainer.samples(4)
+            on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
+        if record:
+            write({"step": state.step, "tokens": state.tokens, **record})
+        on_event("log", {"step": state.step, "tokens": state.tokens, "spent": min(spent, 1.0), **record})
+        is_last = stopping or spent >= 1
+        if is_last or _is_due(state.step, options.save_every) or (is_best and options.save_every):
+            trainer.save(out / CHECKPOINTS)
+        began = time.perf_counter()
+    return validation if validation or stopping else trainer.validation_bound()
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _reads_weights(options: TrainConfig, step: int) -> bool:
+    """Whether this step is logged, validated, sampled from or saved, so that it must be finished first."""
+    intervals = (options.log_every, options.eval_every, options.sample_every, options.save_every)
+    return any(_is_due(step, every) for every in intervals)
+
+
+def _budget_used(config: RunConfig, state: TrainingState, ranks: Ranks) -> float:
+    """Return the fraction of the budget that is used, by the nearest limit; the same in all processes."""
+    budget = config.budget
+    fractions = [0.0]
+    if budget.steps:
+        fractions.append(state.step / budget.steps)
+    if budget.tokens:
+        fractions.append(state.tokens / budget.tokens)
+    if budget.minutes:
+        seconds = ranks.all_reduce_sum(torch.tensor(state.seconds, dtype=torch.float64, device=ranks.device)) / ranks.world_size
+        fractions.append(seconds.item() / 60 / budget.minutes)
+    return max(fractions)
+
+
+def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: PendingStep) -> None:
+    """Save the batch of a step that was not finite; then stop, or skip the step if ``train.max_skips`` allows."""
+    options, state = trainer.config.train, trainer.state
+    path = out / "nonfinite" / f"{checkpoint.step_name(pending.step)}-rank-{trainer.ranks.rank}.safetensors"
+    checkpoint.write_tensors(path, pending.batch._asdict())
+    state.skipped += 1
+    if options.on_nonfinite == "skip" and state.skipped <= options.max_skips:
+        skipped = f"skipped ({state.skipped} so far), its batch is in {path}"
+        on_event("note", {"text": f"step {pending.step}: loss or gradient is not finite; {skipped}"})
+        return
+    state.step, state.tokens = pending.step, pending.tokens
+    trainer.save(out / CHECKPOINTS)
+    again = "" if options.on_nonfinite == "stop" else f" {state.skipped} times, more than train.max_skips allows"
+    raise NonFiniteError(
+        f"at step {pending.step} the loss or its gradient is not finite{again}; weights from before it are saved, "
+        f"and the batch is in {path}. Try a lower optim.lr, or --on-nonfinite skip"
+    )
+
+
+# Start and end ---------------------------------------------------------------------------------------------
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before any work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
+
+
+def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEvent) -> None:
+    """Load the newest intact checkpoint if ``resume``; otherwise refuse to overwrite a run."""
+    root = out / CHECKPOINTS
+    if not resume and checkpoint.list_checkpoints(root):
+        raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
+    found = checkpoint.newest(root, lambda text: on_event("note", {"text": text})) if resume else None
+    if found:
+        trainer.resume(found)
+        on_event("note", {"text": f"resuming from {found.name}"})
+    trainer.ranks.barrier()  # until all processes have read it
+    if trainer.ranks.is_main:
+        out.mkdir(parents=True, exist_ok=True)
+        checkpoint.set_aside_corrupted(root, found)
+        trainer.prune(root)
 
 
 @contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """The same bits every time, on a GPU too."""
-    if not wanted:
+def _deterministic(enabled: bool) -> Iterator[None]:
+    """Use deterministic algorithms on a GPU too."""
+    if not enabled:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
@@ -71,139 +196,18 @@ def _deterministic(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, before any work."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
-
-
-def _loop(
-    trainer: Trainer, out: Path, stopped: Callable[[], int | None], write: Callable[[Record], None], tell: OnEvent
-) -> dict[str, float]:
-    """Step until the budget is spent or a signal came; the held-out bound at the end."""
-    config, options, ranks, done = trainer.config, trainer.config.train, trainer.ranks, trainer.progress
-    bound: dict[str, float] = {}
-    speed, spent, ending = _Speed(done), _spent(config, done, ranks), False
-    began = time.perf_counter()
-    for batch in trainer.batches.since(done.step):
-        if spent >= 1 or ending:
-            break
-        rate = config.optim.lr * optimizer.factor(config.optim, done.step, spent)
-        found = _step(trainer, batch, rate, out, tell)
-        done.seconds += time.perf_counter() - began  # with the wait for the batch: where a GPU is late, it is there
-        spent, ending = _spent(config, done, ranks), ranks.any(stopped() is not None)
-        if ending or spent >= 1 or _looked_at(options, done):
-            _settle(trainer, out, tell)  # else while the next step runs: a GPU is not waited for
-
-        bound = trainer.held_out_bound() if _due(done, options.eval_every) else {}
-        best = bool(bound) and done.improves(bound["bound"])
-        record = (_measured(trainer, found, rate) | speed.read() if _due(done, options.log_every) else {}) | bound
-        if _due(done, options.sample_every):
-            record["samples"] = trainer.samples(4)
-            tell("note", {"text": f"step {done.step}: {record['samples'][0]!r}"})
-        if record:
-            write({"step": done.step, "tokens": done.tokens, **record})
-        tell("log", {"step": done.step, "tokens": done.tokens, "spent": min(spent, 1.0), **record})
-        if ending or spent >= 1 or _due(done, options.save_every) or (best and options.save_every):
-            trainer.save(out / SAVES)
-        began = time.perf_counter()
-    return bound if bound or ending else trainer.held_out_bound()
-
-
-def _step(trainer: Trainer, batch: Batch, rate: float, out: Path, tell: OnEvent) -> Gradient:
-    """One batch; the weights move, unless its loss or gradient is no number."""
-    done, seed = trainer.progress, trainer.config.seed
-    torch.manual_seed(seeded(seed, done.step, 3, trainer.ranks.rank).initial_seed())  # dropout
-    found = trainer.gradients(batch)
-    _settle(trainer, out, tell)
-    trainer.update(rate, batch, found)
-    if trainer.ranks.device.type == "cpu":
-        _settle(trainer, out, tell)
-    trainer.mover.forget()
-    done.step, done.tokens = done.step + 1, done.tokens + int(batch.tokens)
-    return found
-
-
-def _settle(trainer: Trainer, out: Path, tell: OnEvent) -> None:
-    """What is left of the last step: its average, or what to do if its loss or gradient was no number."""
-    if (refused := trainer.settle()) is not None:
-        _refuse(trainer, refused, out, tell)
-
-
-def _looked_at(options: TrainConfig, done: Progress) -> bool:
-    """Whether the average or the log is wanted after this step."""
-    return any(
-        _due(done, every) for every in (options.log_every, options.eval_every, options.sample_every, options.save_every)
-    )
-
-
-def _due(done: Progress, every: int) -> bool:
-    return every > 0 and done.step % every == 0
-
-
-def _spent(config: RunConfig, done: Progress, ranks: Ranks) -> float:
-    """The share of the budget that is used up, by the limit that is nearest; the same for all processes."""
-    budget = config.budget
-    shares = [0.0]
-    if budget.steps:
-        shares.append(done.step / budget.steps)
-    if budget.tokens:
-        shares.append(done.tokens / budget.tokens)
-    if budget.minutes:
-        seconds = (
-            ranks.all_reduce_sum(torch.tensor(done.seconds, dtype=torch.float64, device=ranks.device))
-            / ranks.world_size
-        )
-        shares.append(seconds.item() / 60 / budget.minutes)
-    return max(shares)
-
-
-def _measured(trainer: Trainer, found: Gradient, rate: float) -> Record:
-    """What a step says of the model."""
-    loss, levels = found.loss.item(), found.by_time[0] / found.by_time[1].clamp_min(1)
-    return {
-        "loss": loss,
-        "bits_per_char": loss / math.log(2) / trainer.blocks.chars_per_token,
-        "grad_norm": found.norm.item(),
-        "lr": rate,
-        "loss_by_time": [round(level, 6) for level in levels.tolist()],
-        "skipped": trainer.progress.skipped or None,
-    }
-
-
-class _Speed:
-    """Tokens a second since it was last read."""
-
-    def __init__(self, done: Progress) -> None:
-        self.done, self.since, self.tokens = done, time.perf_counter(), done.tokens
-
-    def read(self) -> Record:
-        now, tokens = time.perf_counter(), self.done.tokens
-        a_second = (tokens - self.tokens) / (now - self.since)
-        self.since, self.tokens = now, tokens
-        return {"seconds": round(self.done.seconds, 3), "tokens_per_second": round(a_second)}
-
-
-def _unheard(kind: str, record: Record) -> None:
-    """The other processes say nothing."""
-
-
 @contextmanager
 def _signals() -> Iterator[Callable[[], int | None]]:
-    """What asked us to stop: SIGTERM and Ctrl-C are noted, and the step at hand is finished."""
+    """Catch SIGTERM and Ctrl-C, so that the current step is finished; yield a function that returns the signal."""
     caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+    if threading.current_thread() is not threading.main_thread():  # the only thread that may handle signals
         yield lambda: None
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         caught.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield lambda: caught[-1] if caught else None
     finally:
@@ -211,73 +215,71 @@ def _signals() -> Iterator[Callable[[], int | None]]:
             signal.signal(number, handler)
 
 
+# Logging ---------------------------------------------------------------------------------------------------
+
+
+def _step_record(trainer: Trainer, metrics: StepMetrics, lr: float) -> Record:
+    """Return the log record of a step; waits for it."""
+    loss, loss_by_time = metrics.loss.item(), metrics.by_time[0] / metrics.by_time[1].clamp_min(1)
+    return {
+        "loss": loss,
+        "bits_per_char": loss / math.log(2) / trainer.blocks.chars_per_token,
+        "grad_norm": metrics.grad_norm.item(),
+        "lr": lr,
+        "loss_by_time": [round(value, 6) for value in loss_by_time.tolist()],
+        "skipped": trainer.state.skipped or None,
+    }
+
+
+class _Throughput:
+    """Tokens per second since the last record."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self.state, self.since, self.tokens = state, time.perf_counter(), state.tokens
+
+    def record(self) -> Record:
+        now, tokens = time.perf_counter(), self.state.tokens
+        per_second = (tokens - self.tokens) / (now - self.since)
+        self.since, self.tokens = now, tokens
+        return {"seconds": round(self.state.seconds, 3), "tokens_per_second": round(per_second)}
+
+
+def _ignore_event(kind: str, record: Record) -> None:
+    """Do nothing: only the first process reports."""
+
+
 @contextmanager
-def _log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]:
-    """Where records go: the log of the run, kept by the first process."""
+def _open_log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]:
+    """Write config.json and environment.json, and yield a function that appends to the log; first process only."""
     if not trainer.ranks.is_main:
         yield lambda record: None
         return
     checkpoint.write_json(out / "config.json", trainer.config.as_dict())
     checkpoint.write_json(out / "environment.json", run_log.environment())
-    with checkpoint.written(out / "log.jsonl"):
-        log = run_log.RunLog(out, after=trainer.progress.step)
+    with checkpoint.explain_write_errors(out / "log.jsonl"):
+        log = run_log.RunLog(out, after=trainer.state.step)
 
     def write(record: Record) -> None:
-        with checkpoint.written(log.path):
+        with checkpoint.explain_write_errors(log.path):
             log.write(record)
 
-    with _raised_once():
+    with _quiet_writer_threads():
         try:
             yield write
         except BaseException:
-            with suppress(OSError):  # what came first is what to say
+            with suppress(OSError):  # the first error is the one to report
                 log.close()
             raise
-        with checkpoint.written(log.path):
+        with checkpoint.explain_write_errors(log.path):
             log.close()
 
 
 @contextmanager
-def _raised_once() -> Iterator[None]:
-    """TensorBoard's thread raises what keeps it from writing, and raises it again when it is next written to."""
+def _quiet_writer_threads() -> Iterator[None]:
+    """Suppress tracebacks of OSError in threads: TensorBoard raises such an error again at its next write."""
     before = threading.excepthook
     threading.excepthook = lambda given: None if issubclass(given.exc_type, OSError) else before(given)
     try:
         yield
     finally:
         threading.excepthook = before
-
-
-def _start(trainer: Trainer, out: Path, resume: bool, tell: OnEvent) -> None:
-    """Load the newest whole checkpoint when asked to; refuse to write over a run when not."""
-    saves = out / SAVES
-    if not resume and checkpoint.steps(saves):
-        raise ValueError(f"{out} holds a run already; add --resume to go on, or choose another --out")
-    found = checkpoint.newest(saves, lambda text: tell("note", {"text": text})) if resume else None
-    if found:
-        trainer.resume(found)
-        tell("note", {"text": f"going on from {found.name}"})
-    trainer.ranks.barrier()  # until all have looked
-    if trainer.ranks.is_main:
-        out.mkdir(parents=True, exist_ok=True)
-        checkpoint.set_aside(saves, found)
-        trainer.prune(saves)
-
-
-def _refuse(trainer: Trainer, refused: Moved, out: Path, tell: OnEvent) -> None:
-    """Keep the batch for replay; then stop, or go on without it as long as that is rare."""
-    options, done = trainer.config.train, trainer.progress
-    path = out / "nonfinite" / f"step-{refused.step:08d}-rank-{trainer.ranks.rank}.safetensors"
-    checkpoint.write_tensors(path, refused.batch._asdict())
-    done.skipped += 1
-    if options.on_nonfinite == "skip" and done.skipped <= options.max_skips:
-        so_far = f"skipped ({done.skipped} so far), kept in {path}"
-        tell("note", {"text": f"step {refused.step}: loss or gradient is not finite; {so_far}"})
-        return
-    done.step, done.tokens = refused.step, refused.tokens
-    trainer.save(out / SAVES)
-    again = "" if options.on_nonfinite == "stop" else f" {done.skipped} times, more than train.max_skips allows"
-    raise NonFiniteError(
-        f"at step {refused.step} the loss or its gradient is not finite{again}; weights from before it are saved, "
-        f"and the batch is in {path}. Try a lower optim.lr, or --on-nonfinite skip"
-    )

@@ -1,10 +1,12 @@
-"""Losses of a batch through `kernels`: what objective and parameterization say, without the head's output.
+"""The fused training loss: objective and head together, without the logits of all positions.
 
-    loss = Fused(objective, model)
+    loss = FusedLoss(objective, model)
     loss(x_t, x_0, t, weight).total.backward()
 
-is ``(weight·objective.loss(model, x_t, x_0, t)).sum().backward()`` in less time and memory, for the objectives that
-`fuses` names: score entropy of a score, and whatever weighs −log p_{x_0} of a denoiser.
+equals ``(weight·objective.loss(model, x_t, x_0, t)).sum().backward()`` in less time and memory. The network returns the
+hidden states of the positions that count, and `ops.linear_loss` computes loss and gradients from these and the head's
+weight. It covers score entropy of a score model, and objectives that weight −log p_{x_0} of a denoiser; see
+`has_fused_loss`.
 """
 
 from typing import Any, NamedTuple, final
@@ -25,7 +27,7 @@ from sedd.diffusion.objective import (
 )
 from sedd.diffusion.parameterization import Mean, Score
 from sedd.diffusion.precision import upcast_dtype
-from sedd.diffusion.process import Absorbing, Process
+from sedd.diffusion.process import Absorbing
 from sedd.nn.layers import Linear
 from sedd.ops import PackedTokens
 
@@ -34,14 +36,14 @@ class LossOutput(NamedTuple):
     """The weighted losses of a batch, in nats."""
 
     total: Float[Tensor, ""]
-    """Their sum: the only one of the three with a gradient."""
+    """Their sum; the only field with a gradient."""
     positions: Float[Tensor, "b L"]
     overflow_count: Int[Tensor, ""]
-    """How many scores were too large for an exponential; `positions` is infinite there."""
+    """Number of log-scores too large for an exponential; ``positions`` is infinite there."""
 
 
-def fuses(objective: Objective[Any], model: nn.Module) -> bool:
-    """Whether `Fused` knows this objective of this model."""
+def has_fused_loss(objective: Objective[Any], model: nn.Module) -> bool:
+    """Return whether `FusedLoss` covers this objective with this model."""
     match model, objective:
         case Score(), DenoisingScoreEntropy():
             return True
@@ -53,22 +55,27 @@ def fuses(objective: Objective[Any], model: nn.Module) -> bool:
 
 
 @final
-class Fused:
-    """The loss of a batch, from the network's last states."""
+class FusedLoss:
+    """The loss of a batch, computed from the network's hidden states and its head."""
 
     def __init__(self, objective: Objective[Any], model: nn.Module) -> None:
-        if not fuses(objective, model):
+        if not has_fused_loss(objective, model):
             raise ValueError(
                 f"{type(objective).__name__} of a {type(model).__name__} model has no fused loss; "
                 "use objective.loss(model, …)"
             )
         assert isinstance(model, Score | Mean)
         self.process, self.network = model.process, model.network
-        self.asks: _Scored | _Predicted
+        self.terms: _ScoreEntropyTerms | _CrossEntropyTerms
         if isinstance(model, Score) and isinstance(objective, DenoisingScoreEntropy):
-            self.asks = _Scored(objective)
+            self.terms = _ScoreEntropyTerms(objective)
+        elif isinstance(objective, DenoisingScoreEntropy):  # of a denoiser: the same integrand as t-DCE  [§7]
+            t_dce = TimeDCE(
+                self.process, objective.schedule, t_min=objective.t_min, time_sampler=objective.time_sampler
+            )
+            self.terms = _CrossEntropyTerms(t_dce, self.process.vocab_size)
         else:
-            self.asks = _Predicted(objective, model.process)
+            self.terms = _CrossEntropyTerms(objective, self.process.vocab_size)
 
     def __call__(
         self,
@@ -79,99 +86,109 @@ class Fused:
         valid: Bool[Tensor, "b L"] | None = None,
         count: int | None = None,
     ) -> LossOutput:
-        """Losses of the positions that are valid, each row times its weight.
+        """Return the losses at valid positions, each sequence times its weight.
 
-        ``count`` is how many of them the process may have changed: masked ones, or all. Whoever has x_t on the CPU
-        knows it; otherwise an accelerator is waited for.
+        Args:
+            x_t: Noisy tokens.
+            x_0: Clean tokens.
+            t: Time of each sequence.
+            weight: Importance weight of each sequence's time.
+            valid: False at padding.
+            count: Number of valid positions that noise may have changed. If None it is counted on the device, which
+                is waited for.
         """
-        rows = self._rows(x_t, valid, count)
+        packed = self._pack(x_t, valid, count)
+        sigma = self.terms.sigma(x_t, x_0, t).float()
+        hidden: Tensor = self.network(x_t, sigma, valid, packed=packed, return_hidden=True)
+        head = _head(self.network)
+        with torch.autocast(hidden.device.type, enabled=False):
+            terms = self.terms(x_t, x_0, t, weight, upcast_dtype(head.weight.dtype), packed)
+            loss = ops.linear_loss(hidden.flatten(0, -2), head.weight, head.bias, terms, dtype=hidden.dtype)
+        return LossOutput(loss.total, _unpack(loss.rows, packed).view(x_t.shape), loss.overflow_count)
 
-        def read(hidden: Tensor, head: Linear) -> ops.Loss:
-            kind, exact = hidden.device.type, upcast_dtype(head.weight.dtype)
-            half = torch.is_autocast_enabled(kind)
-            with torch.autocast(kind, enabled=False):
-                cost = self.asks.cost(x_t, x_0, t, weight, exact, rows)
-                dtype = torch.get_autocast_dtype(kind) if half else None
-                return ops.linear_loss(hidden.flatten(0, -2), head.weight, head.bias, cost, dtype=dtype)
-
-        told = self.asks.sigma(x_t, x_0, t).float()
-        loss: ops.Loss = self.network(x_t, told, valid, read, rows)
-        return LossOutput(loss.total, _spread(loss.rows, rows).view(x_t.shape), loss.overflow_count)
-
-    def _rows(self, x_t: Tensor, valid: Tensor | None, count: int | None) -> PackedTokens | None:
+    def _pack(self, x_t: Tensor, valid: Tensor | None, count: int | None) -> PackedTokens | None:
+        """Pack the positions whose loss is not 0; None where all count."""
         if valid is None and not isinstance(self.process, Absorbing):
             return None
-        unknown = self.process.unknown(x_t)
-        return ops.unknown_rows(unknown if valid is None else unknown & valid, count)
+        noisy = self.process.unknown(x_t)
+        return ops.unknown_rows(noisy if valid is None else noisy & valid, count)
 
 
-def _spread(each: Tensor, rows: PackedTokens | None) -> Tensor:
-    return each if rows is None else torch.cat([each, each.new_zeros(1)])[rows.back]
+def _head(network: nn.Module) -> Linear:
+    """Return the head of a network that may be wrapped, as by DDP."""
+    heads = (getattr(module, "head", None) for module in network.modules())
+    return next(head for head in heads if isinstance(head, Linear))
 
 
-def _packed(each: Tensor, like: Tensor, rows: PackedTokens | None) -> Tensor:
-    """A value for every row of a batch or every position, at the positions that count."""
-    flat = each.expand(like.shape).flatten()
-    return flat if rows is None else flat[rows.kept]
+def _gather(values: Tensor, like: Tensor, packed: PackedTokens | None) -> Tensor:
+    """Expand values to all positions and return those of the packed positions."""
+    flat = values.expand(like.shape).flatten()
+    return flat if packed is None else flat[packed.kept]
 
 
-class _Scored:
-    """Score entropy of a score.  [§4, §5]"""
+def _unpack(values: Tensor, packed: PackedTokens | None) -> Tensor:
+    """Put packed values back at their positions, 0 elsewhere."""
+    return values if packed is None else torch.cat([values, values.new_zeros(1)])[packed.back]
+
+
+class _ScoreEntropyTerms:
+    """Inputs of the fused denoising score entropy of a score model.  [§4, §5]"""
 
     def __init__(self, objective: DenoisingScoreEntropy) -> None:
         self.objective = objective
 
     def sigma(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> Tensor:
+        """Return the noise level the network is called at."""
         return self.objective.schedule.sigma(t)
 
-    def cost(
-        self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, exact: torch.dtype, rows: PackedTokens | None
+    def __call__(
+        self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, dtype: torch.dtype, packed: PackedTokens | None
     ) -> ops.Cost:
         process = self.objective.process
-        sigma, rate = (a.to(exact) for a in self.objective.schedule(t))
+        sigma, rate = (a.to(dtype) for a in self.objective.schedule(t))
         log_data, log_rest = process.ratios(x_t, x_0, sigma)
 
-        def pack(each: Tensor) -> Tensor:
-            return _packed(each, x_t, rows)
+        def gather(values: Tensor) -> Tensor:
+            return _gather(values, x_t, packed)
 
         return ops.ScoreEntropy(
             states=process.vocab_size,
-            x_t=None if isinstance(process, Absorbing) else pack(x_t),  # the mask is no entry that counts
-            x_0=pack(x_0),
-            scale=pack(process.log_scale(sigma)[:, None]),
-            log_data=pack(log_data),
-            log_rest=None if log_rest is None else pack(log_rest),
-            weight=pack((process.into_rate * rate * weight.to(exact))[:, None]),
+            x_t=None if isinstance(process, Absorbing) else gather(x_t),  # the mask's own entry is not in the loss
+            x_0=gather(x_0),
+            scale=gather(process.log_scale(sigma)[:, None]),
+            log_data=gather(log_data),
+            log_rest=None if log_rest is None else gather(log_rest),
+            weight=gather((process.into_rate * rate * weight.to(dtype))[:, None]),
         )
 
 
-class _Predicted:
-    """Whatever an objective makes of −log p_{x_0}, which is to weigh it."""
+class _CrossEntropyTerms:
+    """Inputs of a fused loss w·(−log p_{x_0}) of a denoiser.
 
-    def __init__(self, objective: Objective[Any], process: Process) -> None:
-        if isinstance(objective, DenoisingScoreEntropy):  # the same integrand  [§7]
-            objective = TimeDCE(process, objective.schedule, t_min=objective.t_min, time_sampler=objective.time_sampler)
-        self.objective, self.process = objective, process
+    These objectives are linear in log p, so evaluating one at log p = −1 gives its weight w.
+    """
+
+    def __init__(self, objective: Objective[Any], vocab_size: int) -> None:
+        self.objective, self.vocab_size = objective, vocab_size
 
     def sigma(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> Tensor:
-        return self._ask(x_t, x_0, t)[0]
+        """Return the noise level the network is called at."""
+        return self._sigma_and_weight(x_t, x_0, t)[0]
 
-    def cost(
-        self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, exact: torch.dtype, rows: PackedTokens | None
+    def __call__(
+        self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, dtype: torch.dtype, packed: PackedTokens | None
     ) -> ops.Cost:
-        each = (weight[:, None] * self._ask(x_t, x_0, t)[1]).to(exact)
-        states = self.process.vocab_size
-        return ops.CrossEntropy(states, _packed(x_0, x_t, rows), _packed(each, x_t, rows))
+        weights = (weight[:, None] * self._sigma_and_weight(x_t, x_0, t)[1]).to(dtype)
+        return ops.CrossEntropy(self.vocab_size, _gather(x_0, x_t, packed), _gather(weights, x_t, packed))
 
-    def _ask(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The noise the objective asks at, and what it makes of log p = −1: the weight of −log p."""
-        asked = _MinusOne(self.process.vocab_size)
-        weight = self.objective.loss(asked, x_t, x_0, t)
-        return asked.sigma, weight
+    def _sigma_and_weight(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        denoiser = _ConstantDenoiser(self.vocab_size)
+        weight = self.objective.loss(denoiser, x_t, x_0, t)
+        return denoiser.sigma, weight
 
 
-class _MinusOne:
-    """A denoiser that always says log p = −1, and remembers at which noise it was asked."""
+class _ConstantDenoiser:
+    """A denoiser with log p = −1 everywhere, which stores the noise level of its last call."""
 
     sigma: Tensor
 
@@ -180,5 +197,5 @@ class _MinusOne:
 
     def log_mean(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         self.sigma = sigma
-        one = torch.full((1,), -1.0, dtype=torch.float64, device=x_t.device)
-        return one.expand(*x_t.shape, self.vocab_size)  # takes no memory
+        value = torch.full((1,), -1.0, dtype=torch.float64, device=x_t.device)
+        return value.expand(*x_t.shape, self.vocab_size)  # takes no memory

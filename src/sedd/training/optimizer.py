@@ -1,4 +1,9 @@
-"""Optimizers: which weights move by which rule, and how fast at which time; and the average after them."""
+"""Optimizers, the learning-rate schedule and gradient clipping.
+
+An `OptimizerStep` clips the gradient, applies AdamW (and Muon) and updates the EMA. There are two: `TorchOptimizerStep`
+is the definition, `FusedOptimizerStep` computes the same in one Triton launch where AdamW alone trains whole float32
+tensors on a GPU.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,28 +15,25 @@ from torch import Tensor, nn
 
 from sedd.config import OptimConfig
 from sedd.runtime import device
-from sedd.training import ema
+from sedd.training.ema import EMA
+
+_NOT_HIDDEN = ("embed", "head", "output", "linear", "adaLN", "modulation", "sigma", "time")
+"""Parts of the names of matrices that are no hidden layers: embeddings, the head, noise conditioning."""
 
 
-def _is_hidden(name: str, weight: Tensor) -> bool:
-    """A matrix between hidden states: not an embedding, a head, or what the noise level modulates."""
-    outside = ("embed", "head", "output", "linear", "adaLN", "modulation", "sigma", "time")
-    return weight.ndim == 2 and not any(word in name for word in outside)
-
-
-def make(network: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for hidden matrices and AdamW for the rest. Vectors are never decayed."""
+def build_optimizers(network: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
+    """Build AdamW for all weights, or Muon for hidden matrices and AdamW for the rest; vectors have no weight decay."""
     named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
-    hidden = [w for n, w in named if config.name == "muon" and _is_hidden(n, w)]
-    taken = {id(w) for w in hidden}
-    rest = [w for _, w in named if id(w) not in taken]
+    hidden = [w for name, w in named if config.name == "muon" and _is_hidden_matrix(name, w)]
+    hidden_ids = {id(w) for w in hidden}
+    rest = [w for _, w in named if id(w) not in hidden_ids]
     groups = [
         {"params": [w for w in rest if w.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0},
     ]
     betas = (config.beta1, config.beta2)
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=_fused(rest))
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=_all_cuda(rest))
     ]
     if hidden:
         optimizers.append(
@@ -46,24 +48,44 @@ def make(network: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]
     return optimizers
 
 
-def _fused(weights: Iterable[Tensor]) -> bool:
+def _is_hidden_matrix(name: str, weight: Tensor) -> bool:
+    return weight.ndim == 2 and not any(word in name for word in _NOT_HIDDEN)
+
+
+def _all_cuda(weights: Iterable[Tensor]) -> bool:
     return all(w.is_cuda for w in weights)
 
 
-def factor(config: OptimConfig, step: int, progress: float) -> float:
-    """The share of the learning rate at ``step``, with ``progress`` in [0, 1] of the budget spent."""
-    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    progress = min(max(progress, 0.0), 1.0)
-    fall = {
+def lr_multiplier(config: OptimConfig, step: int, budget_used: float) -> float:
+    """Return the learning-rate schedule's factor: linear warmup, then constant, linear or cosine decay.
+
+    Args:
+        config: ``warmup_steps``, ``lr_schedule`` and ``final_lr_fraction`` are read.
+        step: Steps done so far; warmup counts these.
+        budget_used: Fraction of the training budget used so far; decay follows it.
+    """
+    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    used, final_fraction = min(max(budget_used, 0.0), 1.0), config.final_lr_fraction
+    decay = {
         "constant": 1.0,
-        "linear": 1 - (1 - config.final_lr_fraction) * progress,
-        "cosine": config.final_lr_fraction + (1 - config.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2,
+        "linear": 1 - (1 - final_fraction) * used,
+        "cosine": final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * used)) / 2,
     }
-    return warm * fall[config.lr_schedule]
+    return warmup * decay[config.lr_schedule]
 
 
-def step(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> None:
-    """Move the weights, unless ``finite`` is false. A fused optimizer asks that of the device: the host goes on."""
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float) -> None:
+    """Set the learning rate of the next step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+
+
+def step_if_finite(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> None:
+    """Apply the optimizers unless ``finite`` is false.
+
+    A fused optimizer reads the flag on the device (``found_inf``), so that the host need not wait for it.
+    """
     for optimizer in optimizers:
         if optimizer.defaults.get("fused"):
             optimizer.found_inf = 1 - finite.float()  # type: ignore[attr-defined]
@@ -72,95 +94,80 @@ def step(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> None:
             optimizer.step()
 
 
-def set_rate(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
-    """The learning rate of the next step."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+class OptimizerStep(ABC):
+    """Gradient clipping, optimizer step and EMA update of a network, from the gradients at its parameters."""
 
-
-# Weights and their average ---------------------------------------------------------------------------------
-
-
-class Mover(ABC):
-    """Moves a network and the average after it, by the gradients that lie at its parameters."""
-
-    def __init__(self, network: nn.Module, average: nn.Module, config: OptimConfig) -> None:
-        self.network, self.average, self.config = network, average, config
-        self.optimizers = make(network, config)
-        self.weights = list(network.parameters())  # to look for them takes as long as a launch for each
-        self.averages = list(average.parameters())
+    def __init__(self, network: nn.Module, ema: EMA, config: OptimConfig) -> None:
+        self.network, self.ema, self.config = network, ema, config
+        self.optimizers = build_optimizers(network, config)
+        self.weights = ema.source_weights
 
     @abstractmethod
-    def norm(self) -> Tensor:
-        """That of the gradient before it is clipped; asked once a step, before `move`."""
+    def clip_grad_norm(self) -> Tensor:
+        """Clip the gradient's norm to ``grad_clip`` and return the norm before clipping; call once before `step`."""
 
     @abstractmethod
-    def move(self, number: int, norm: Tensor, finite: Tensor) -> None:
-        """Step ``number`` of the weights, unless ``finite`` is false."""
+    def step(self, step: int, grad_norm: Tensor, finite: Tensor) -> None:
+        """Update the weights in step number ``step``, unless ``finite`` is false."""
 
     @abstractmethod
-    def follow(self, number: int) -> None:
-        """What is left of it for the average, once it is known that there was a step."""
+    def update_ema(self, step: int) -> None:
+        """Update the EMA, once step number ``step`` is known to have been finite."""
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drop the gradients."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
 
 @final
-class PlainMover(Mover):
-    """The definition: gradients are clipped, optimizers step, and the average follows."""
+class TorchOptimizerStep(OptimizerStep):
+    """torch's gradient clipping and optimizers, then the EMA."""
 
-    def norm(self) -> Tensor:
-        """Clips."""
+    def clip_grad_norm(self) -> Tensor:
+        """Clip the gradients in place."""
         norm = torch.nn.utils.clip_grad_norm_(self.weights, self.config.grad_clip)
-        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP: a DTensor
         return whole
 
-    def move(self, number: int, norm: Tensor, finite: Tensor) -> None:
-        """Whatever the optimizers do."""
-        step(self.optimizers, finite)
+    def step(self, step: int, grad_norm: Tensor, finite: Tensor) -> None:
+        """Apply the optimizers."""
+        step_if_finite(self.optimizers, finite)
 
-    def follow(self, number: int) -> None:
-        """All of it."""
-        ema.update(self.average, self.network, ema.decay_at(number, self.config.ema_decay))
+    def update_ema(self, step: int) -> None:
+        """Average the weights."""
+        self.ema.update(step)
 
 
 @final
-class SwiftMover(Mover):
-    """The same in one launch: all of it is bound by bytes, and each part reads what the one before it wrote.
+class FusedOptimizerStep(OptimizerStep):
+    """Clipping, AdamW and EMA in one Triton launch: each is bound by memory bandwidth and reads what the last wrote.
 
-    The optimizer holds the moments, as its own step would have left them.
+    The moments are kept in the state of torch's AdamW, as its own step would have left them.
     """
 
-    def __init__(self, network: nn.Module, average: nn.Module, config: OptimConfig) -> None:
-        super().__init__(network, average, config)
-        self.buffers = list(zip(average.buffers(), network.buffers(), strict=True))
-
-    def norm(self) -> Tensor:
-        """Gradients stay as they are."""
+    def clip_grad_norm(self) -> Tensor:
+        """Return the norm; `step` scales the gradients as it reads them."""
         return torch.nn.utils.get_total_norm([w.grad for w in self.weights if w.grad is not None])
 
     @torch.no_grad()
-    def move(self, number: int, norm: Tensor, finite: Tensor) -> None:
-        """The average too: the device knows whether there is a step."""
+    def step(self, step: int, grad_norm: Tensor, finite: Tensor) -> None:
+        """Clip, apply AdamW and average the weights; the kernel reads ``finite`` on the device."""
         from sedd.ops import adamw_ema_triton
 
-        group, share = self.optimizers[0].param_groups[0], 1 - ema.decay_at(number, self.config.ema_decay)
-        averages: dict[Tensor, Tensor] = dict(zip(self.weights, self.averages, strict=True))
+        group, share = self.optimizers[0].param_groups[0], 1 - self.ema.decay_at(step)
+        averages: dict[Tensor, Tensor] = dict(zip(self.weights, self.ema.weights, strict=True))
         weights = [
             adamw_ema_triton.Weight(w, g, m, v, averages.pop(w), steps, d) for w, g, m, v, steps, d in self._moments()
         ]
         beta1, beta2 = group["betas"]
         rule = adamw_ema_triton.Rule(group["lr"], beta1, beta2, group["eps"], share)
-        adamw_ema_triton.move(weights, rule, (self.config.grad_clip / (norm + 1e-6)).clamp(max=1), finite)
+        adamw_ema_triton.move(weights, rule, (self.config.grad_clip / (grad_norm + 1e-6)).clamp(max=1), finite)
         for weight, average in averages.items():  # those without a gradient
             average.lerp_(weight, share * finite)
 
     def _moments(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]]:
-        """Weights that have a gradient, it, mean and square of what they had, how many those were, and the decay."""
+        """Yield (weight, gradient, first moment, second moment, step count, weight decay) where there is a gradient."""
         from sedd.ops.adamw_ema_triton import wide
 
         (optimizer,) = self.optimizers
@@ -168,26 +175,25 @@ class SwiftMover(Mover):
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                if not (state := optimizer.state[weight]):  # in the order in which torch has them
+                if not (state := optimizer.state[weight]):  # the keys in torch's order
                     state["step"] = torch.zeros((), device=weight.device)
                     state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
                 state["exp_avg"], state["exp_avg_sq"] = m, v = wide(state["exp_avg"]), wide(state["exp_avg_sq"])
                 yield weight, wide(weight.grad), m, v, state["step"], group["weight_decay"]
 
-    def follow(self, number: int) -> None:
-        """Buffers alone."""
-        for kept, buffer in self.buffers:
-            kept.copy_(buffer)
+    def update_ema(self, step: int) -> None:
+        """Copy the buffers; `step` has averaged the weights."""
+        self.ema.copy_buffers()
 
 
-def mover(network: nn.Module, average: nn.Module, config: OptimConfig) -> Mover:
-    """What moves these weights: one launch, if AdamW alone moves whole tensors on a device that can do it."""
-    tensors = [*network.parameters(), *average.parameters()]
-    swift = config.name == "adamw" and device.has_triton() and all(map(_plain, tensors))
-    return (SwiftMover if swift else PlainMover)(network, average, config)
+def build_optimizer_step(network: nn.Module, ema: EMA, config: OptimConfig) -> OptimizerStep:
+    """Choose the fused step if AdamW alone trains whole float32 tensors on a GPU with Triton, else torch's."""
+    tensors = [*network.parameters(), *ema.network.parameters()]
+    fused = config.name == "adamw" and device.has_triton() and all(map(_is_plain_cuda, tensors))
+    return (FusedOptimizerStep if fused else TorchOptimizerStep)(network, ema, config)
 
 
-def _plain(weight: Tensor) -> bool:
-    """Whether it lies on one GPU in one piece, in float32."""
+def _is_plain_cuda(weight: Tensor) -> bool:
+    """Whether a weight is one contiguous, aligned float32 tensor on a GPU."""
     whole = type(weight.data) is Tensor and weight.is_contiguous() and weight.data_ptr() % 16 == 0
     return whole and weight.is_cuda and weight.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""From what was asked for to a configuration."""
+"""Merge defaults, a recipe, a file and flags into the configuration of a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,31 +29,36 @@ PATHS = {
     "on_nonfinite": "train.on_nonfinite",
     "sources": "data.sources",
 }
-"""Which option of a run a word sets."""
+"""The configuration key that each flag of ``sedd train`` sets."""
 
 
-def configured(
-    words: Mapping[str, Any],
+def merge_config(
+    flags: Mapping[str, Any],
     *,
     stored: Mapping[str, Any] | None = None,
     recipe: str | None = None,
     file: Path | None = None,
     sets: Sequence[str] = (),
 ) -> RunConfig:
-    """Defaults, then what a run stored, a recipe, a file, words, and ``sets`` as in optim.lr=1e-4: the later wins.
+    """Merge defaults, a stored configuration, a recipe, a file, flags and ``sets``; later ones win.
 
-    A word is one of `PATHS`, the path of an option, or the name of a section with a mapping; None says nothing.
+    Args:
+        flags: Values by name: a key of `PATHS`, a configuration key, or a section with a mapping; None is left out.
+        stored: The configuration of the run that is resumed.
+        recipe: A name in `recipes.RECIPES`.
+        file: A YAML file.
+        sets: Assignments as in ``optim.lr=1e-4``.
     """
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
-    said = [f"{PATHS.get(name, name)}={json.dumps(value)}" for name, value in words.items() if value is not None]
+    assignments = [f"{PATHS.get(name, name)}={json.dumps(value)}" for name, value in flags.items() if value is not None]
     try:
         merged = OmegaConf.merge(
             OmegaConf.structured(RunConfig),
             OmegaConf.create(dict(stored or {})),
             OmegaConf.create(RECIPES[recipe] if recipe else {}),
             OmegaConf.load(file) if file else {},
-            OmegaConf.from_dotlist(said),
+            OmegaConf.from_dotlist(assignments),
             OmegaConf.from_dotlist(list(sets)),
         )
         config = OmegaConf.to_object(merged)
@@ -63,7 +68,6 @@ def configured(
     return config.resolved()
 
 
-def stored(out: Path) -> dict[str, Any] | None:
-    """The configuration of a run that goes on."""
-    file = out / "config.json"
-    return checkpoint.record(out, "config") if file.is_file() else None
+def stored_config(out: Path) -> dict[str, Any] | None:
+    """Return the stored configuration of the run in ``out``, if there is one."""
+    return checkpoint.load_json(out, "config") if (out / "config.json").is_file() else None

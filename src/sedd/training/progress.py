@@ -1,4 +1,4 @@
-"""A run as a bar on stderr, and lines above it."""
+"""Training progress on stderr: a bar, with messages above it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,8 +12,8 @@ from sedd.training.loop import OnEvent
 
 
 @contextmanager
-def watched() -> Iterator[tuple[OnEvent, Callable[[int, int], None]]]:
-    """Who hears of a run, and who of the data that are prepared for it: (done, total)."""
+def progress_bar() -> Iterator[tuple[OnEvent, Callable[[int, int], None]]]:
+    """Yield the progress callbacks of training and of data preparation, (done, total); silent but in one process."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -21,17 +21,17 @@ def watched() -> Iterator[tuple[OnEvent, Callable[[int, int], None]]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    hidden = int(os.environ.get("RANK", "0")) != 0
-    with Progress(*columns, console=Console(stderr=True), disable=hidden) as bar:
-        yield _hearing(bar), _preparing(bar)
+    disabled = int(os.environ.get("RANK", "0")) != 0
+    with Progress(*columns, console=Console(stderr=True), disable=disabled) as bar:
+        yield _training_callback(bar), _preparation_callback(bar)
 
 
-def _preparing(bar: Progress) -> Callable[[int, int], None]:
+def _preparation_callback(bar: Progress) -> Callable[[int, int], None]:
     task = bar.add_task("preparing", visible=False, note="")
     return lambda done, total: bar.update(task, completed=done, total=total or None, visible=done != total)
 
 
-def _hearing(bar: Progress) -> OnEvent:
+def _training_callback(bar: Progress) -> OnEvent:
     task = bar.add_task("training", total=1.0, visible=False, note="")
 
     def on_event(kind: str, record: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ def _hearing(bar: Progress) -> OnEvent:
             note = f"step {record['step']}  {record['bits_per_char']:.3f} bits/char"
             bar.update(task, note=f"{note}  {record['tokens_per_second']:,} tok/s")
         if "bound" in record:
-            bound = f"held-out bound {record['bound_bits_per_char']:.3f} bits/char"
+            bound = f"validation bound {record['bound_bits_per_char']:.3f} bits/char"
             bar.console.print(f"step {record['step']}: {bound}", markup=False, highlight=False)
 
     return on_event

@@ -1,4 +1,4 @@
-"""The bound on held-out data: always the same rows, times and noise, so that only the weights differ."""
+"""The bound on validation data: always the same sequences, times and noise, so that only the weights differ."""
 
 import math
 from collections.abc import Callable
@@ -13,32 +13,33 @@ from sedd.diffusion.objective import Autoregressive
 from sedd.diffusion.schedule import Times, stratified
 from sedd.factory import DiffusionSetup
 from sedd.runtime.distributed import Ranks
-from sedd.training.batches import seeded
+from sedd.training.batches import seeded_generator
 
 
 @torch.no_grad()
-def bound(
-    told: Callable[[Tensor, Tensor], Any],
-    parts: DiffusionSetup,
+def validation_bound(
+    model: Callable[[Tensor, Tensor], Any],
+    setup: DiffusionSetup,
     blocks: data.TokenBlocks,
     ranks: Ranks,
     *,
     count: int,
-    size: int,
+    batch_size: int,
     seed: int,
 ) -> dict[str, float]:
-    """The bound over ``count`` rows, ``size`` at a time, in nats a token; padding does not count.
+    """Estimate the variational bound over ``count`` sequences in nats per token; padding does not count.
 
-    ``told(valid, label)`` is the model of some rows: where they have labels, what is bounded is −log p(x | label).
+    Args:
+        model: ``model(valid, label)`` is the model of sequences with this padding and these labels; with labels, what
+            is bounded is −log p(x | label).
+        batch_size: Sequences per process at a time.
     """
-    rows = [
-        a[ranks.rank :: ranks.world_size].to(ranks.device)
-        for a in _rows(parts, blocks, count, size * ranks.world_size, seed)
-    ]
+    columns = _validation_columns(setup, blocks, count, batch_size * ranks.world_size, seed)
+    mine = [a[ranks.rank :: ranks.world_size].to(ranks.device) for a in columns]
     sums = torch.zeros(5, dtype=torch.float64, device=ranks.device)
-    for piece in zip(*(a.split(size) for a in rows), strict=True):
-        *shown, label = piece
-        sums += _sums(told(shown[-1], label), parts, *shown)
+    for batch in zip(*(a.split(batch_size) for a in mine), strict=True):
+        *inputs, label = batch
+        sums += _bound_sums(model(inputs[-1], label), setup, *inputs)
     *terms, squares, tokens = ranks.all_reduce_sum(sums).tolist()
     nats = sum(terms) / tokens
     variance = max(0.0, squares / count - (sum(terms) / count) ** 2)
@@ -49,40 +50,33 @@ def bound(
     }
 
 
-def _rows(parts: DiffusionSetup, blocks: data.TokenBlocks, count: int, multiple: int, seed: int) -> list[Tensor]:
-    """x_0, x_t, x at the first noise, t, weight, valid, label: of ``count`` rows, again where there are fewer.
+def _validation_columns(setup: DiffusionSetup, blocks: data.TokenBlocks, count: int, multiple: int, seed: int) -> list[Tensor]:
+    """Return x_0, x_t, x at the first noise level, t, weight, valid, label of ``count`` sequences.
 
-    Filled up to a multiple with rows that do not count: processes must ask the network equally often, since a sharded
-    one gathers its weights each time, and always for as many rows.
+    Sequences repeat where there are fewer. They are filled up to a multiple of ``multiple`` with sequences that do not
+    count: under FSDP all processes must call the network equally often, and with equal batches.
     """
-    numbers = np.arange(count) % len(blocks)
-    x_0, valid = (torch.from_numpy(a) for a in blocks.read(numbers))
-    generator = seeded(seed, 0, 2)
+    ids = np.arange(count) % len(blocks)
+    x_0, valid = (torch.from_numpy(a) for a in blocks.read(ids))
+    generator = seeded_generator(seed, 0, 2)
     times = likelihood.early_times(stratified(count, generator))
     x_t, x_first = (
-        torch.where(valid, parts.process.corrupt(x_0, parts.schedule.sigma(t), generator), x_0)
+        torch.where(valid, setup.process.corrupt(x_0, setup.schedule.sigma(t), generator), x_0)
         for t in (times.t, torch.zeros_like(times.t))
     )
     filled = torch.arange(count + -count % multiple).clamp_max(count - 1)
     valid = valid[filled].index_fill(0, torch.arange(count, len(filled)), False)
-    rows = [a[filled] for a in (x_0, x_t, x_first, *times)]
-    return [*rows, valid, torch.from_numpy(blocks.label_ids(numbers))[filled]]
+    inputs = [a[filled] for a in (x_0, x_t, x_first, *times)]
+    return [*inputs, valid, torch.from_numpy(blocks.label_ids(ids))[filled]]
 
 
-def _sums(
-    model: Any,
-    parts: DiffusionSetup,
-    x_0: Tensor,
-    x_t: Tensor,
-    x_first: Tensor,
-    t: Tensor,
-    weight: Tensor,
-    valid: Tensor,
+def _bound_sums(
+    model: Any, setup: DiffusionSetup, x_0: Tensor, x_t: Tensor, x_first: Tensor, t: Tensor, weight: Tensor, valid: Tensor
 ) -> Tensor:
-    """Each term of the bound, the square of their total, and the tokens, summed over rows."""
-    if isinstance(parts.objective, Autoregressive):
-        exact = torch.where(valid, parts.objective.loss(model, x_0, x_0, t), 0).sum(-1)
-        terms = likelihood.Terms(exact, torch.zeros_like(exact), torch.zeros_like(exact))
+    """Return each term of the bound, their squared total and the number of tokens, summed over sequences."""
+    if isinstance(setup.objective, Autoregressive):
+        nll = torch.where(valid, setup.objective.loss(model, x_0, x_0, t), 0).sum(-1)
+        terms = likelihood.Terms(nll, torch.zeros_like(nll), torch.zeros_like(nll))
     else:
-        terms = likelihood.terms(model, parts.process, parts.schedule, x_0, x_t, x_first, Times(t, weight), valid)
+        terms = likelihood.terms(model, setup.process, setup.schedule, x_0, x_t, x_first, Times(t, weight), valid)
     return torch.stack([*(a.sum() for a in terms), (terms.total**2).sum(), valid.sum()]).double()

@@ -41,7 +41,7 @@ class Published(NamedTuple):
 
 def read(source: Path) -> Published:
     """The checkpoint at ``source``, a folder or a file; whatever is wrong with it is said in a sentence."""
-    if (source / checkpoint.MANIFEST).is_file() and (reason := checkpoint.damage(source)):
+    if (source / checkpoint.MANIFEST).is_file() and (reason := checkpoint.corruption(source)):
         raise ValueError(f"{source} is damaged: {reason}; download it again")
     found = files.read(source)
     layout = recognised(found.state)
@@ -94,7 +94,7 @@ def write(folder: Path, out: Path, format: str | None = None) -> Layout:
         raise ValueError(f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is")
     layout = fitting(loaded.config, format)
     vocab_size = loaded.process.vocab_size
-    weights = checkpoint.tensors(loaded.folder, "ema")  # as they are stored, in their own precision
+    weights = checkpoint.load_tensors(loaded.folder, "ema")  # as they are stored, in their own precision
     config = _as_it_was(layout, loaded.folder, loaded.config, weights) or layout.described(loaded.config, vocab_size)
     tensors = {"model": {f"{layout.prefix}{name}": value for name, value in weights.items()}}
     checkpoint.save(out.parent, out.name, tensors, {"config": config}, extra=loaded.tokenizer.save)
@@ -112,7 +112,7 @@ def _as_it_was(layout: Layout, folder: Path, run: RunConfig, weights: Mapping[st
     """The configuration a model was published with, where it still describes the model."""
     if not (folder / f"{RECORD}.json").is_file():
         return None
-    original: dict[str, Any] | None = checkpoint.record(folder, RECORD)["config"]
+    original: dict[str, Any] | None = checkpoint.load_json(folder, RECORD)["config"]
     if original is None:
         return None
     then, _ = layout.understood(original, _sizes(folder, weights))

@@ -69,7 +69,7 @@ def _by_name(path: Path, state: Mapping[Any, Any]) -> Mapping[str, Any]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    found = checkpoint.record(path.parent, path.stem)
+    found = checkpoint.load_json(path.parent, path.stem)
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}, not an object")
     return found
@@ -77,7 +77,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _weights(path: Path) -> Any:
     if path.suffix == ".safetensors":
-        return checkpoint.tensors(path.parent, path.stem)
+        return checkpoint.load_tensors(path.parent, path.stem)
     if path.suffix in PICKLES:
         return _unpickled(path)
     raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}; weights end in .safetensors, {', '.join(PICKLES)}")

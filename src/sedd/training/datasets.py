@@ -1,0 +1,52 @@
+"""The data of a run: prepare shards of token ids and open their training and validation splits."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sedd import data, factory
+from sedd.config import RunConfig
+from sedd.runtime.distributed import Ranks
+
+
+def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | None = None) -> Path:
+    """Return the folder of the run's shards: a prepared folder as it is, else tokenized once and cached by content.
+
+    Args:
+        config: ``data`` and ``model.seq_len`` are read.
+        on_progress: Called with (bytes done, bytes in total).
+    """
+    options = config.data
+    if not options.sources:
+        raise ValueError("no data was given; name a file or a folder, as in: sedd train book.txt --out run")
+    if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
+        folder = Path(options.sources[0])
+        if options.label is not None and data.Index.read(folder).labels is None:
+            raise ValueError(
+                f"label is {options.label!r}, and {folder} was prepared without labels; prepare it with --label"
+            )
+        return folder
+    return data.prepare_cached(
+        options.sources,
+        options.tokenizer,
+        lambda: factory.build_tokenizer(
+            options.tokenizer, lambda: data.read_documents(options.sources, options.column, options.packing)
+        ),
+        cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",
+        packing=options.packing,
+        length=config.model.seq_len if options.packing == "lines" else None,
+        pad=options.pad if options.packing == "lines" else None,
+        column=options.column,
+        label=options.label,
+        on_progress=on_progress,
+    )
+
+
+def open_datasets(config: RunConfig, prepare: Callable[[], Path], ranks: Ranks) -> tuple[data.TokenBlocks, data.TokenBlocks]:
+    """Open the training and validation sequences; one process per machine prepares and checks them first."""
+
+    def blocks(folder: Path, split: str, check: bool = False) -> data.TokenBlocks:
+        return data.TokenBlocks.open(folder, config.model.seq_len, split, config.data.val_fraction, check)
+
+    folder = ranks.once_per_node(lambda: blocks(prepare(), "train", check=True).folder)
+    return blocks(folder, "train"), blocks(folder, "validation")

@@ -1,0 +1,61 @@
+"""Where a run stands: the counters that a checkpoint stores, and the step still in flight on a GPU."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sedd.training.batches import Batch
+
+
+@dataclass
+class TrainingState:
+    """Counters of a run, stored as state.json in each checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    """Steps left out because their loss or gradient was not finite."""
+    best: float | None = None
+    """Lowest validation bound so far."""
+    best_step: int | None = None
+
+    def update_best(self, bound: float) -> bool:
+        """Remember ``bound`` if it is the lowest validation bound so far, and return whether it is."""
+        better = math.isfinite(bound) and (self.best is None or bound < self.best)
+        if better:
+            self.best, self.best_step = bound, self.step
+        return better
+
+
+class PendingStep(NamedTuple):
+    """A step whose finiteness flag may still be on the GPU; a step that is not finite has changed no weight."""
+
+    step: int
+    tokens: int
+    """Training tokens before this step."""
+    batch: Batch
+    finite: Tensor
+    """On the CPU; to be read once ``copied`` is reached."""
+    copied: torch.cuda.Event | None
+    """None: ``finite`` can be read at once."""
+
+    @classmethod
+    def start(cls, state: TrainingState, batch: Batch, finite: Tensor) -> "PendingStep":
+        """Begin to copy the flag to the host without waiting for it."""
+        if finite.device.type != "cuda":
+            return cls(state.step, state.tokens, batch, finite, None)
+        on_host = torch.empty((), dtype=torch.bool, pin_memory=True)
+        on_host.copy_(finite, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(state.step, state.tokens, batch, on_host, copied)
+
+    def is_finite(self) -> bool:
+        """Wait for this step, not for later ones, and return its flag."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return bool(self.finite)

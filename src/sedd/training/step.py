@@ -1,0 +1,79 @@
+"""One training step: forward, loss, backward, gradient clipping, optimizer, EMA."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sedd.training import optimizer
+from sedd.training.batches import Batch, seeded_generator
+from sedd.training.state import PendingStep
+from sedd.training.trainer import Trainer
+
+TIME_BINS = 10
+"""Number of equal intervals of time in which the loss is also logged."""
+
+
+class StepMetrics(NamedTuple):
+    """What a step measured over all processes; on the device, not yet waited for."""
+
+    loss: Tensor
+    """In nats per token."""
+    grad_norm: Tensor
+    """Before clipping."""
+    by_time: Tensor
+    """Summed loss and number of tokens in each time bin, (2, TIME_BINS)."""
+
+
+OnNonFinite = Callable[[PendingStep], None]
+"""Called with a step whose loss or gradient was not finite; raises to stop the run."""
+
+
+def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFinite) -> StepMetrics:
+    """Train on one batch.
+
+    The weights are updated only if loss and gradient are finite. A GPU decides that itself: the host reads the flag
+    one step later, in `finish_step`, and so never waits.
+    """
+    config, state, ranks = trainer.config, trainer.state, trainer.ranks
+    torch.manual_seed(seeded_generator(config.seed, state.step, 3, ranks.rank).initial_seed())  # dropout
+    trainer.network.train()
+
+    by_time = torch.zeros(2, TIME_BINS, device=ranks.device)
+    *_, last = micro_batches = batch.micro_batches(config.train.grad_accumulation)
+    for micro_batch in micro_batches:
+        with trainer.gradient_sync(micro_batch is last):
+            total, sequence_losses = trainer.batch_loss(micro_batch)  # forward pass and loss
+            # gradients are averaged over processes; the factor makes that average their sum
+            (total / batch.tokens * ranks.world_size).backward()
+        time_bin = (micro_batch.t * TIME_BINS).long().clamp_max(TIME_BINS - 1)
+        by_time[0].index_add_(0, time_bin, sequence_losses.float())
+        by_time[1].index_add_(0, time_bin, micro_batch.valid.sum(-1).float())
+
+    grad_norm = trainer.optimizer_step.clip_grad_norm()
+    by_time = ranks.all_reduce_sum(by_time)
+    loss = by_time[0].sum() / batch.tokens
+    finite = loss.isfinite() & grad_norm.isfinite()
+
+    finish_step(trainer, on_nonfinite)  # the step before this one, whose EMA update must precede new weights
+    optimizer.set_learning_rate(trainer.optimizer_step.optimizers, lr)
+    trainer.optimizer_step.step(state.step, grad_norm, finite)
+    trainer.pending_step = PendingStep.start(state, batch, finite)
+    if ranks.device.type == "cpu":
+        finish_step(trainer, on_nonfinite)
+    trainer.optimizer_step.zero_grad()
+
+    state.step, state.tokens = state.step + 1, state.tokens + int(batch.tokens)
+    return StepMetrics(loss, grad_norm, by_time)
+
+
+def finish_step(trainer: Trainer, on_nonfinite: OnNonFinite) -> None:
+    """Update the EMA once the last step is known to have been finite; else call ``on_nonfinite``."""
+    pending, trainer.pending_step = trainer.pending_step, None
+    if pending is None:
+        return
+    if pending.is_finite():
+        trainer.optimizer_step.update_ema(pending.step)
+    else:
+        on_nonfinite(pending)
