@@ -86,9 +86,7 @@ def check_rows_are_independent(made: Trainer, losses: Callable[[torch.nn.Module,
 
 @pytest.mark.parametrize("style", ["reference", "modern"])
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_losses_do_not_depend_on_padding_or_batch(
-    folder: Path, kind: tuple[str, str, str], style: str
-) -> None:
+def test_losses_do_not_depend_on_padding_or_batch(folder: Path, kind: tuple[str, str, str], style: str) -> None:
     made = trainer(folder, kind, style)
     check_rows_are_independent(made, made.position_losses)
 

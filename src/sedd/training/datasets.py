@@ -42,7 +42,9 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
     )
 
 
-def open_datasets(config: RunConfig, prepare: Callable[[], Path], ranks: Ranks) -> tuple[data.TokenBlocks, data.TokenBlocks]:
+def open_datasets(
+    config: RunConfig, prepare: Callable[[], Path], ranks: Ranks
+) -> tuple[data.TokenBlocks, data.TokenBlocks]:
     """Open the training and validation sequences; one process per machine prepares and checks them first."""
 
     def blocks(folder: Path, split: str, check: bool = False) -> data.TokenBlocks:

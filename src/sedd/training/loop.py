@@ -128,7 +128,10 @@ def _budget_used(config: RunConfig, state: TrainingState, ranks: Ranks) -> float
     if budget.tokens:
         fractions.append(state.tokens / budget.tokens)
     if budget.minutes:
-        seconds = ranks.all_reduce_sum(torch.tensor(state.seconds, dtype=torch.float64, device=ranks.device)) / ranks.world_size
+        seconds = (
+            ranks.all_reduce_sum(torch.tensor(state.seconds, dtype=torch.float64, device=ranks.device))
+            / ranks.world_size
+        )
         fractions.append(seconds.item() / 60 / budget.minutes)
     return max(fractions)
 

@@ -53,8 +53,10 @@ class _WholeNetwork(nn.Module):
 class Trainer:
     """What a run holds in memory; `step.train_step` trains it."""
 
-    def __init__(self, config: RunConfig, blocks: data.TokenBlocks, validation_blocks: data.TokenBlocks, ranks: Ranks) -> None:
-        ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)  # refuses a batch that cannot be divided
+    def __init__(
+        self, config: RunConfig, blocks: data.TokenBlocks, validation_blocks: data.TokenBlocks, ranks: Ranks
+    ) -> None:
+        ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)  # refuses a batch it cannot divide
         self.config, self.blocks, self.validation_blocks, self.ranks = config, blocks, validation_blocks, ranks
         self.setup = factory.build_setup(config, blocks.vocab_size)
         self.ignores_padding = blocks.index.pad == "ignore"  # decided by the data, so a compiled graph has one case
