@@ -50,7 +50,9 @@ def validation_bound(
     }
 
 
-def _validation_columns(setup: DiffusionSetup, blocks: data.TokenBlocks, count: int, multiple: int, seed: int) -> list[Tensor]:
+def _validation_columns(
+    setup: DiffusionSetup, blocks: data.TokenBlocks, count: int, multiple: int, seed: int
+) -> list[Tensor]:
     """Return x_0, x_t, x at the first noise level, t, weight, valid, label of ``count`` sequences.
 
     Sequences repeat where there are fewer. They are filled up to a multiple of ``multiple`` with sequences that do not
@@ -71,7 +73,14 @@ def _validation_columns(setup: DiffusionSetup, blocks: data.TokenBlocks, count: 
 
 
 def _bound_sums(
-    model: Any, setup: DiffusionSetup, x_0: Tensor, x_t: Tensor, x_first: Tensor, t: Tensor, weight: Tensor, valid: Tensor
+    model: Any,
+    setup: DiffusionSetup,
+    x_0: Tensor,
+    x_t: Tensor,
+    x_first: Tensor,
+    t: Tensor,
+    weight: Tensor,
+    valid: Tensor,
 ) -> Tensor:
     """Return each term of the bound, their squared total and the number of tokens, summed over sequences."""
     if isinstance(setup.objective, Autoregressive):
