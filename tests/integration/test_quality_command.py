@@ -12,8 +12,8 @@ from runs import Sedd, ok
 
 from sedd import factory
 from sedd.evaluation import quality
-from sedd.evaluation.quality import judges, samples, score
-from sedd.evaluation.quality.judge import features
+from sedd.evaluation.quality import judges, samples, score_samples
+from sedd.evaluation.quality.judge import extract_features
 from sedd.exact import every
 from sedd.extras import install_hint
 
@@ -112,7 +112,7 @@ def test_a_gguf_file_and_mauve(sedd: Sedd, models: Callable[[str], Path], corpus
     assert (run["samples"], run["nfe"], run["length"], run["scored"]) == (2, 2, 8, "text")
     assert all(0 <= record["mauve"] <= 1 and record["mauve_texts"] == 40 for record in (texts, run))
     assert "float64 and unknown precision" in done.stderr
-    expected = quality.judged(samples.read(tmp_path / "texts.txt"), judges.load(str(folder)))
+    expected = quality.evaluate_samples(samples.read_samples(tmp_path / "texts.txt"), judges.load_judge(str(folder)))
     for name in ("gen_ppl_by_token", "gen_ppl_by_sample", "entropy_nats", "stderr_gen_ppl_by_token"):
         assert texts[name] == pytest.approx(expected[name], rel=1e-5)
 
@@ -139,9 +139,9 @@ def test_different_judges_share_no_table(sedd: Sedd, models: Callable[[str], Pat
     for name in ("ar", "short"):
         done = sedd("quality", tmp_path / "a.txt", "--judge", models(name), "--json")
         (tmp_path / f"{name}.json").write_text(done.stdout)
-    refused(sedd("quality", tmp_path / "ar.json", tmp_path / "short.json"), "never share a table")
+    refused(sedd("quality", tmp_path / "ar.json", tmp_path / "short.json"), "cannot share a table")
     done = sedd("quality", tmp_path / "ar.json", models("mean"), "--judge", models("short"), "-n", 10**5)
-    refused(done, "never share a table")  # before anything is drawn
+    refused(done, "cannot share a table")  # before anything is drawn
 
 
 def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
@@ -161,7 +161,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
         (["TEXT"], "name a Hugging Face model"),
         (["TEXT", "--judge", "./nowhere"], "judge ./nowhere does not exist"),
         (["TEXT", "--judge", "nowhere.gguf"], "judge nowhere.gguf does not exist"),
-        (["TEXT", "--judge", "MEAN"], "judge of ours is a run with --objective autoregressive"),
+        (["TEXT", "--judge", "MEAN"], "a sedd run needs --objective autoregressive"),
         (["TEXT", "--judge", "SHORT"], "tokens of the judge, which reads 16"),
         (["EURO", "--judge", "AR"], "cannot read"),
         (["IDS", "--judge", "AR"], "its tokenizer is another"),
@@ -216,7 +216,9 @@ def test_our_judges_costs_are_a_law(models: Callable[[str], Path]) -> None:
     run, letters = models("ar"), factory.load(models("ar")).tokenizer.vocab_size
     rows = list(every(letters, 2).numpy())
     scored, skipped = (
-        np.exp([-found.nats for found in score(judges.load(str(run), first=first), rows, batch=512)])
+        np.exp(
+            [-found.nats for found in score_samples(judges.load_judge(str(run), first_token=first), rows, batch=512)]
+        )
         for first in ("scored", "skipped")
     )
     assert scored.sum() == pytest.approx(1, abs=1e-5)
@@ -224,10 +226,10 @@ def test_our_judges_costs_are_a_law(models: Callable[[str], Path]) -> None:
 
 
 def test_what_our_judge_has_in_mind_depends_on_no_mate(models: Callable[[str], Path]) -> None:
-    judge = judges.load(str(models("ar")))
+    judge = judges.load_judge(str(models("ar")))
     rows = judge.encode(["the cat", "two small birds fly", "a", "the car"])
-    one = features(judge, rows, batch=1)
-    assert np.allclose(features(judge, rows, batch=4), one, atol=1e-5)
+    one = extract_features(judge, rows, batch=1)
+    assert np.allclose(extract_features(judge, rows, batch=4), one, atol=1e-5)
     assert np.abs(one[0] - one[3]).max() > 1e-3  # the last letter is in it
 
 

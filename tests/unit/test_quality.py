@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from sedd import generate, registry, sampling
 from sedd.diffusion import rng
 from sedd.evaluation import quality
 from sedd.evaluation.quality import judges, metrics, results, samples, sweep
-from sedd.evaluation.quality.judge import Judge, Scored, features, score
-from sedd.evaluation.quality.metrics import Mean, Quality
-from sedd.evaluation.quality.samples import Sample, Samples
+from sedd.evaluation.quality.judge import Judge, SampleScore, extract_features, score_samples
+from sedd.evaluation.quality.metrics import MeanWithError, QualityMetrics
+from sedd.evaluation.quality.samples import Sample, SampleSet
+from sedd.extras import install_hint
 
 
 def row(*ids: int) -> np.ndarray:
@@ -29,40 +31,44 @@ def row(*ids: int) -> np.ndarray:
 
 def test_entropy_is_in_nats() -> None:
     """Two tokens equally often: log 2 nats, which is 0.693…, and 1 in bits, the mutant."""
-    assert metrics.entropy(row(0, 1, 0, 1)) == pytest.approx(math.log(2), abs=1e-15)
-    assert metrics.entropy(row(0, 1, 2, 2)) == pytest.approx(1.5 * math.log(2), abs=1e-15)
-    assert metrics.entropy(row(7, 7, 7)) == 0
+    assert metrics.unigram_entropy(row(0, 1, 0, 1)) == pytest.approx(math.log(2), abs=1e-15)
+    assert metrics.unigram_entropy(row(0, 1, 2, 2)) == pytest.approx(1.5 * math.log(2), abs=1e-15)
+    assert metrics.unigram_entropy(row(7, 7, 7)) == 0
     bits = 1.0
-    assert abs(metrics.entropy(row(0, 1, 0, 1)) - bits) > 0.3
+    assert abs(metrics.unigram_entropy(row(0, 1, 0, 1)) - bits) > 0.3
 
 
 def test_distinct_grams_are_counted_over_all_samples() -> None:
     """'abab' and 'abc': of 7 letters 3 differ; of ab ba ab, ab bc 3 of 5; of aba bab, abc all; of abab all."""
     rows = [row(0, 1, 0, 1), row(0, 1, 2)]
-    assert [metrics.distinct(rows, n) for n in (1, 2, 3, 4)] == [3 / 7, 3 / 5, 1, 1]
-    assert metrics.distinct([row(0, 1)], 3) is None  # there is none
+    assert [metrics.distinct_ngrams(rows, n) for n in (1, 2, 3, 4)] == [3 / 7, 3 / 5, 1, 1]
+    assert metrics.distinct_ngrams([row(0, 1)], 3) is None  # there is none
 
 
 def test_self_repetition_is_counted_inside_a_sample() -> None:
     """'abababab' has 5 four-grams, abab three times and baba twice: 3 of 5 are repeated. 'abcdefgh' repeats none."""
-    again, never = Scored(row(*[0, 1] * 4), 8.0, 8), Scored(row(*range(8)), 8.0, 8)
-    found = metrics.measure([again, never, again])
-    assert found.repetition is not None
-    assert found.repetition.value == pytest.approx((3 / 5 + 0 + 3 / 5) / 3)
-    assert metrics.measure([never, never]).repetition == Mean(0.0, 0.0)  # although the two are the same text
-    assert metrics.measure([Scored(row(1, 2), 1.0, 2)]).repetition is None
+    again, never = SampleScore(row(*[0, 1] * 4), 8.0, 8), SampleScore(row(*range(8)), 8.0, 8)
+    found = metrics.compute_metrics([again, never, again])
+    assert found.self_repetition is not None
+    assert found.self_repetition.value == pytest.approx((3 / 5 + 0 + 3 / 5) / 3)
+    assert metrics.compute_metrics([never, never]).self_repetition == MeanWithError(
+        0.0, 0.0
+    )  # although the two are the same text
+    assert metrics.compute_metrics([SampleScore(row(1, 2), 1.0, 2)]).self_repetition is None
 
 
 def test_the_two_conventions() -> None:
     """Equal costs: equal numbers. Else, for samples of one length, by token is less: Jensen's inequality."""
-    same = metrics.measure([Scored(row(1, 2), 3.0, 2), Scored(row(2, 1), 3.0, 2)])
+    same = metrics.compute_metrics([SampleScore(row(1, 2), 3.0, 2), SampleScore(row(2, 1), 3.0, 2)])
     assert same.gen_ppl_by_token.value == pytest.approx(math.exp(1.5), rel=1e-15)
     assert same.gen_ppl_by_sample.value == pytest.approx(math.exp(1.5), rel=1e-15)
     draw = np.random.default_rng(0)
     for nats in draw.uniform(1, 9, size=(100, 5)):
-        found = metrics.measure([Scored(row(1, 2), float(n), 2) for n in nats])
+        found = metrics.compute_metrics([SampleScore(row(1, 2), float(n), 2) for n in nats])
         assert found.gen_ppl_by_token.value < found.gen_ppl_by_sample.value
-    unequal = metrics.measure([Scored(row(1, 2, 3, 4), 4 * math.log(8), 4), Scored(row(1), math.log(2), 1)])
+    unequal = metrics.compute_metrics(
+        [SampleScore(row(1, 2, 3, 4), 4 * math.log(8), 4), SampleScore(row(1), math.log(2), 1)]
+    )
     assert unequal.gen_ppl_by_token.value == pytest.approx(8 ** (4 / 5) * 2 ** (1 / 5))  # every token weighs the same
     assert unequal.gen_ppl_by_sample.value == pytest.approx((8 + 2) / 2)  # every sample does
 
@@ -78,8 +84,8 @@ def test_standard_errors_cover_what_is_estimated() -> None:
     truth = np.array([math.exp(2), math.exp(2 + 0.3**2 / 2), math.exp(2)])
     for _ in range(sets):
         lengths, each = draw.choice([4, 100], 200), draw.normal(2, 0.3, 200)
-        by_token, by_sample = metrics._of_ratio(each * lengths, lengths), metrics._mean(np.exp(each))
-        found = [by_token, by_sample, Mean(by_token.value, by_token.value * each.std() / 200**0.5)]
+        by_token, by_sample = metrics._exp_of_ratio(each * lengths, lengths), metrics._mean(np.exp(each))
+        found = [by_token, by_sample, MeanWithError(by_token.value, by_token.value * each.std() / 200**0.5)]
         held += np.abs([mean.value for mean in found] - truth) < 1.96 * np.array([mean.stderr for mean in found])
     assert (np.abs(held[:2] / sets - 0.95) < 0.03).all(), held / sets
     assert held[2] / sets < 0.9
@@ -87,23 +93,25 @@ def test_standard_errors_cover_what_is_estimated() -> None:
 
 def test_no_generative_perplexity_without_entropy() -> None:
     """It is one type; entropy has no default, is finite, and every record and table has it."""
-    assert all(f.default is f.default_factory for f in fields(Quality))  # both MISSING: all must be given
-    whole = metrics.measure([Scored(row(1, 2), 3.0, 2)])
-    given = {f.name: getattr(whole, f.name) for f in fields(Quality) if f.name != "entropy"}
+    assert all(f.default is f.default_factory for f in fields(QualityMetrics))  # both MISSING: all must be given
+    whole = metrics.compute_metrics([SampleScore(row(1, 2), 3.0, 2)])
+    given = {f.name: getattr(whole, f.name) for f in fields(QualityMetrics) if f.name != "entropy"}
     with pytest.raises(TypeError, match="entropy"):
-        Quality(**given)
+        QualityMetrics(**given)
     with pytest.raises(ValueError, match="entropy is nan"):
-        replace(whole, entropy=Mean(math.nan, None))
-    with pytest.raises(ValueError, match="without entropy_nats"):
-        results.table([], ["source", "gen_ppl_by_token"])
+        replace(whole, entropy=MeanWithError(math.nan, None))
+    with pytest.raises(ValueError, match="must contain entropy_nats"):
+        results.quality_table([], ["source", "gen_ppl_by_token"])
     public = [getattr(module, name) for module in (metrics, results, samples) for name in vars(module)]
-    makers = [f for f in public if getattr(f, "__annotations__", {}).get("return") in (Quality, "Quality")]
-    assert set(makers) == {metrics.measure}  # and no function returns a perplexity by itself
+    makers = [
+        f for f in public if getattr(f, "__annotations__", {}).get("return") in (QualityMetrics, "QualityMetrics")
+    ]
+    assert set(makers) == {metrics.compute_metrics}  # and no function returns a perplexity by itself
 
 
 def test_impossible_samples_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="finds a sample impossible"):
-        metrics.measure([Scored(row(1, 2), math.inf, 2), Scored(row(1, 2), 1.0, 2)])
+    with pytest.raises(ValueError, match="assigns probability 0 to a sample"):
+        metrics.compute_metrics([SampleScore(row(1, 2), math.inf, 2), SampleScore(row(1, 2), 1.0, 2)])
 
 
 # Judges ----------------------------------------------------------------------------------------------------
@@ -116,7 +124,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def judge(folder: Path) -> Judge:
-    return judges.load(str(folder))
+    return judges.load_judge(str(folder))
 
 
 TEXTS = ["a cat", "the cat sat on a mat", "abab", "two small birds fly over old red houses", "zz"]
@@ -138,90 +146,90 @@ def alone(folder: Path, text: str, start: bool) -> list[float]:
 
 @pytest.mark.parametrize("first", ["skipped", "scored"])
 def test_costs_are_those_of_an_independent_computation(folder: Path, first: str) -> None:
-    judge = judges.load(str(folder), first=first)
-    for text, found in zip(TEXTS, score(judge, judge.encode(TEXTS)), strict=True):
+    judge = judges.load_judge(str(folder), first_token=first)
+    for text, found in zip(TEXTS, score_samples(judge, judge.encode(TEXTS)), strict=True):
         costs = alone(folder, text, start=first == "scored")
-        assert found.counted == len(costs)
+        assert found.scored_tokens == len(costs)
         assert found.nats == pytest.approx(sum(costs), rel=1e-5)
     backwards = sum(alone(folder, TEXTS[1][::-1], start=False))  # the mutant reads from right to left
-    assert abs(score(judge, judge.encode(TEXTS[1:2]))[0].nats - backwards) > 0.1
+    assert abs(score_samples(judge, judge.encode(TEXTS[1:2]))[0].nats - backwards) > 0.1
 
 
 class Shifted(Judge):
     """The mutant: rows are filled up on the left, where everything sees it."""
 
     def __init__(self, judge: Judge) -> None:
-        self.judge, self.skips_first = judge, judge.skips_first
+        self.judge, self.skips_first_token = judge, judge.skips_first_token
 
     encode = decode = features = None  # type: ignore[assignment]
 
-    def costs(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    def token_nll(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
         shifts = (~valid).sum(-1).tolist()
         left = torch.stack([r.roll(s) for r, s in zip(x, shifts, strict=True)])
-        costs = self.judge.costs(left, torch.ones_like(valid))
+        costs = self.judge.token_nll(left, torch.ones_like(valid))
         return torch.stack([r.roll(-s) for r, s in zip(costs, shifts, strict=True)])
 
 
 def test_mates_and_batches_change_no_cost(judge: Judge) -> None:
     """Padding is not seen and not counted: one at a time, all at once, in any order."""
     rows = judge.encode(TEXTS)
-    one = [found.nats for found in score(judge, rows, batch=1)]
+    one = [found.nats for found in score_samples(judge, rows, batch=1)]
     for size in (2, 3, 8):
-        assert [found.nats for found in score(judge, rows, batch=size)] == pytest.approx(one, rel=1e-6)
-    turned = [found.nats for found in score(judge, rows[::-1], batch=3)]
+        assert [found.nats for found in score_samples(judge, rows, batch=size)] == pytest.approx(one, rel=1e-6)
+    turned = [found.nats for found in score_samples(judge, rows[::-1], batch=3)]
     assert turned[::-1] == pytest.approx(one, rel=1e-6)
-    wrong = [found.nats for found in score(Shifted(judge), rows, batch=8)]
+    wrong = [found.nats for found in score_samples(Shifted(judge), rows, batch=8)]
     assert wrong != pytest.approx(one, rel=1e-2)
-    mind = features(judge, rows, batch=1)
-    assert np.allclose(features(judge, rows, batch=3), mind, atol=1e-5)
+    mind = extract_features(judge, rows, batch=1)
+    assert np.allclose(extract_features(judge, rows, batch=3), mind, atol=1e-5)
     assert not np.allclose(mind[0], mind[1], atol=1e-2)
 
 
 def test_a_gguf_file_is_the_same_judge(judge: Judge, folder: Path, tmp_path: Path) -> None:
     path = tiny_judges.save_gguf(tmp_path / "judge.gguf", folder)
-    other = judges.load(str(path))
+    other = judges.load_judge(str(path))
     for mine, its in zip(judge.encode(TEXTS), other.encode(TEXTS), strict=True):
         assert mine.tolist() == its.tolist()
-    costs = [[found.nats for found in score(each, each.encode(TEXTS))] for each in (judge, other)]
+    costs = [[found.nats for found in score_samples(each, each.encode(TEXTS))] for each in (judge, other)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-5)
-    assert other.context == judge.context == 48
+    assert other.context_length == judge.context_length == 48
 
 
 def test_a_judge_that_has_no_starting_token_cannot_count_the_first(folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    from sedd.evaluation.quality.judge_hf import HuggingFace
+    from sedd.evaluation.quality.judge_hf import HuggingFaceJudge
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, bos_token=None, eos_token=None)
     with pytest.raises(ValueError, match="no token that starts a text"):
-        HuggingFace(tiny_judges.network(len(tokenizer)), tokenizer, "nameless", skips_first=False)
+        HuggingFaceJudge(tiny_judges.network(len(tokenizer)), tokenizer, "nameless", skips_first_token=False)
 
 
 def test_a_judge_is_told_apart_by_its_weights(judge: Judge, tmp_path: Path) -> None:
     other, same = tiny_judges.save(tmp_path / "other", seed=1), tiny_judges.save(tmp_path / "same")
-    assert judges.load(str(other)).sha256 != judge.sha256
-    assert judges.load(str(same)).sha256 == judge.sha256
+    assert judges.load_judge(str(other)).sha256 != judge.sha256
+    assert judges.load_judge(str(same)).sha256 == judge.sha256
 
 
-# Samples ---------------------------------------------------------------------------------------------------
+# SampleSet ---------------------------------------------------------------------------------------------------
 
 
-def read(path: Path, content: str) -> Samples:
+def read(path: Path, content: str) -> SampleSet:
     path.write_text(content)
-    return samples.read(path)
+    return samples.read_samples(path)
 
 
 def test_files_of_samples(tmp_path: Path) -> None:
     wanted = [Sample("a b", None), Sample("c", None)]
-    assert read(tmp_path / "a.txt", "a b\nc\n").rows == wanted
-    assert read(tmp_path / "a.txt", "a\u2028b\x0cc\n").rows == [Sample("a\u2028b\x0cc", None)]
-    assert read(tmp_path / "a.json", '["a b", "c"]').rows == wanted
-    assert read(tmp_path / "b.json", '[{"text": "a b"}, {"text": "c"}]').rows == wanted
-    assert read(tmp_path / "a.jsonl", '"a b"\n"c"\n').rows == wanted
+    assert read(tmp_path / "a.txt", "a b\nc\n").samples == wanted
+    assert read(tmp_path / "a.txt", "a\u2028b\x0cc\n").samples == [Sample("a\u2028b\x0cc", None)]
+    assert read(tmp_path / "a.json", '["a b", "c"]').samples == wanted
+    assert read(tmp_path / "b.json", '[{"text": "a b"}, {"text": "c"}]').samples == wanted
+    assert read(tmp_path / "a.jsonl", '"a b"\n"c"\n').samples == wanted
     for name, text in (("0", "a b"), ("1", "c\nd")):
         (tmp_path / "texts").mkdir(exist_ok=True)
         (tmp_path / "texts" / f"{name}.txt").write_text(text)
-    assert samples.read(tmp_path / "texts").rows == [Sample("a b", None), Sample("c\nd", None)]
+    assert samples.read_samples(tmp_path / "texts").samples == [Sample("a b", None), Sample("c\nd", None)]
 
 
 def test_what_samples_cost_is_carried_over(tmp_path: Path) -> None:
@@ -232,7 +240,8 @@ def test_what_samples_cost_is_carried_over(tmp_path: Path) -> None:
     found = read(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert (found.nfe, found.seconds) == (4, 1)
     assert (found.facts["steps"], found.facts["draw_precision"], found.facts["sampler"]) == (8, "float32", None)
-    again = read(tmp_path / "b.jsonl", "\n".join(samples.lines(found)))
+    samples.write_samples(found, tmp_path / "b.jsonl")
+    again = samples.read_samples(tmp_path / "b.jsonl")
     assert again == replace(found, source=again.source)
 
 
@@ -254,27 +263,27 @@ def test_files_that_hold_no_samples(tmp_path: Path, name: str, content: str, sen
 
 def test_ids_are_taken_where_they_mean_the_same_to_the_judge(judge: Judge) -> None:
     """'ab' is one token if it is read anew, and two as it was drawn: the ids are kept as they are."""
-    drawn = Samples([Sample("abc", [0, 1, 2])], "drawn")
-    assert samples.rows(drawn, judge).ids[0].tolist() == judge.encode(["abc"])[0].tolist() != [0, 1, 2]
-    assert samples.rows(drawn, judge, by_ids=True).ids[0].tolist() == [0, 1, 2]
-    assert samples.rows(Samples([Sample(None, [0, 1, 2])], "ids"), judge).ids[0].tolist() == [0, 1, 2]
+    drawn = SampleSet([Sample("abc", [0, 1, 2])], "drawn")
+    assert samples.encode_for_judge(drawn, judge).ids[0].tolist() == judge.encode(["abc"])[0].tolist() != [0, 1, 2]
+    assert samples.encode_for_judge(drawn, judge, by_ids=True).ids[0].tolist() == [0, 1, 2]
+    assert samples.encode_for_judge(SampleSet([Sample(None, [0, 1, 2])], "ids"), judge).ids[0].tolist() == [0, 1, 2]
     for wrong, sentence in (
         (Sample("abd", [0, 1, 2]), "mean another text"),
         (Sample(None, [0, 999]), "its tokenizer is another"),
         (Sample("abc", None), "has no ids"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            samples.rows(Samples([wrong], "wrong"), judge, by_ids=True)
+            samples.encode_for_judge(SampleSet([wrong], "wrong"), judge, by_ids=True)
 
 
 def test_what_is_longer_than_the_context_is_refused_or_cut(judge: Judge) -> None:
-    long = Samples([Sample("c" * 60, None), Sample("c" * 48, None)], "long")
+    long = SampleSet([Sample("c" * 60, None), Sample("c" * 48, None)], "long")
     with pytest.raises(ValueError, match="sample 0 of long has 60 tokens of the judge, which reads 48"):
-        samples.rows(long, judge)
-    found = samples.rows(long, judge, truncate=True)
+        samples.encode_for_judge(long, judge)
+    found = samples.encode_for_judge(long, judge, truncate=True)
     assert ([len(ids) for ids in found.ids], found.truncated) == ([48, 48], 1)
     with pytest.raises(ValueError, match="none of which is counted"):
-        samples.rows(Samples([Sample("c", None)], "short"), judge)
+        samples.encode_for_judge(SampleSet([Sample("c", None)], "short"), judge)
 
 
 def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,15 +319,22 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
 
 
 def result(**changed: object) -> dict[str, object]:
-    found = Samples([Sample("a cat", None), Sample("abab", None)], "a.txt", 4.0, 0.1, {"draw_precision": "float64"})
-    known = quality.judged(found, Known())
+    found = SampleSet([Sample("a cat", None), Sample("abab", None)], "a.txt", 4.0, 0.1, {"draw_precision": "float64"})
+    known = quality.evaluate_samples(found, Known())
     return {**known, **changed}
 
 
 class Known(Judge):
     """Every token costs as many nats as its number."""
 
-    name, sha256, precision, vocab_size, context, skips_first = "known", "0" * 64, "float64", 128, None, False
+    name, sha256, precision, vocab_size, context_length, skips_first_token = (
+        "known",
+        "0" * 64,
+        "float64",
+        128,
+        None,
+        False,
+    )
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([ord(c) for c in text]) for text in texts]
@@ -326,7 +342,7 @@ class Known(Judge):
     def decode(self, ids: object) -> str:
         return "".join(map(chr, np.asarray(ids)))
 
-    def costs(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    def token_nll(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
         return x.double() / 100
 
     def features(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -338,49 +354,49 @@ def test_a_record_has_every_fact() -> None:
     costs = [np.array([ord(c) for c in text]) / 100 for text in ("a cat", "abab")]
     assert found["gen_ppl_by_token"] == pytest.approx(np.exp(np.concatenate(costs).mean()), rel=1e-5)
     assert found["gen_ppl_by_sample"] == pytest.approx(np.mean([np.exp(c.mean()) for c in costs]), rel=1e-5)
-    assert set(results.NEEDED) <= set(found)
+    assert set(results.REQUIRED_FIELDS) <= set(found)
     assert json.loads(json.dumps(found)) == found
     assert (found["samples"], found["tokens"], found["nfe"], found["seconds_per_sample"]) == (2, 9, 4.0, 0.1)
 
 
-@pytest.mark.parametrize("key", results.SAME)
+@pytest.mark.parametrize("key", results.JUDGE_FIELDS)
 def test_what_was_made_in_different_ways_shares_no_table(key: str) -> None:
-    with pytest.raises(ValueError, match="never share a table"):
-        results.table([result(), result(**{key: "other"})], ["gen_ppl_by_token", "entropy_nats"])
-    assert results.table([result(), result()], ["samples", "mauve"]) == [[2, None], [2, None]]
+    with pytest.raises(ValueError, match="cannot share a table"):
+        results.quality_table([result(), result(**{key: "other"})], ["gen_ppl_by_token", "entropy_nats"])
+    assert results.quality_table([result(), result()], ["samples", "mauve"]) == [[2, None], [2, None]]
 
 
 def test_different_draw_precisions_are_warned_of() -> None:
-    assert results.warnings([result(), result()]) == []
-    (words,) = results.warnings([result(), result(draw_precision="float32")])
+    assert results.comparison_warnings([result(), result()]) == []
+    (words,) = results.comparison_warnings([result(), result(draw_precision="float32")])
     assert words.startswith("warning: these samples were drawn with float32 and float64 precision")
-    (words,) = results.warnings([result(), result(draw_precision=None)])
+    (words,) = results.comparison_warnings([result(), result(draw_precision=None)])
     assert "float64 and unknown" in words
-    assert "number of samples" in results.warnings([result(), result(samples=3, tokens=13)])[0]
-    assert "length of samples" in results.warnings([result(), result(tokens=12)])[0]
+    assert "number of samples" in results.comparison_warnings([result(), result(samples=3, tokens=13)])[0]
+    assert "length of samples" in results.comparison_warnings([result(), result(tokens=12)])[0]
 
 
 def test_a_stored_result_without_entropy_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(result()))
-    assert results.stored(path) == [result()]
+    assert results.read_results(path) == [result()]
     for broken in ({k: v for k, v in result().items() if k != "entropy_nats"}, result(entropy_nats=None)):
         path.write_text(json.dumps(broken))
         with pytest.raises(ValueError, match=r"without (an )?entropy"):
-            results.stored(path)
+            results.read_results(path)
     path.write_text('[{"text": "a"}]')
-    assert results.stored(path) is None
+    assert results.read_results(path) is None
 
 
 def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setting_alone() -> None:
-    from sedd.evaluation.quality.plots import picture
+    from sedd.evaluation.quality.plots import plot_quality
 
     made = [
         result(steps=steps, temperature=warmth, nfe=steps * 0.9, gen_ppl_by_token=90.0 / steps, entropy_nats=warmth + 2)
         for steps in (4, 8)
         for warmth in (0.5, 1.0)
     ]
-    cost, entropy = picture(made, ["steps", "temperature"]).axes
+    cost, entropy = plot_quality(made, ["steps", "temperature"]).axes
     for axes, x in ((cost, "nfe"), (entropy, "entropy_nats")):
         lines = [bars.lines[0] for bars in axes.containers]
         for line, warmth in zip(lines, (0.5, 1.0), strict=True):
@@ -391,7 +407,7 @@ def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setti
         "a.txt, temperature 0.5",
         "a.txt, temperature 1.0",
     ]
-    timeless, _ = picture([result(nfe=None), result(nfe=None)]).axes  # texts whose cost nobody knows
+    timeless, _ = plot_quality([result(nfe=None), result(nfe=None)]).axes  # texts whose cost nobody knows
     assert timeless.get_xscale() == "linear"
 
 
@@ -399,14 +415,14 @@ def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setti
 
 
 def test_sweeps() -> None:
-    base = sweep.Way(generate.SamplingSettings(seed=3))
-    assert sweep.ways(base, []) == [base]
-    found = sweep.ways(base, ["steps=4,inf", "temperature=0.5,1"])
+    base = sweep.SweepPoint(generate.SamplingSettings(seed=3))
+    assert sweep.sweep_points(base, []) == [base]
+    found = sweep.sweep_points(base, ["steps=4,inf", "temperature=0.5,1"])
     said = [(way.settings.steps, way.settings.temperature, way.settings.seed) for way in found]
     assert said == [(4, 0.5, 3), (4, 1.0, 3), (None, 0.5, 3), (None, 1.0, 3)]
-    (way,) = sweep.ways(base, ["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
+    (way,) = sweep.sweep_points(base, ["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
     assert (way.settings.sampler, way.settings.options, way.length) == ("remask", {"eta": 0.1}, 5)
-    assert (way.settings.top_k, sweep.names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
+    assert (way.settings.top_k, sweep.swept_names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
 
 
 @pytest.mark.parametrize(
@@ -422,30 +438,30 @@ def test_sweeps() -> None:
 )
 def test_bad_sweeps(spec: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        sweep.ways(sweep.Way(generate.SamplingSettings()), [spec])
+        sweep.sweep_points(sweep.SweepPoint(generate.SamplingSettings()), [spec])
 
 
 def test_mauve_is_near_one_for_one_law_and_near_nothing_for_two(judge: Judge) -> None:
-    from sedd.evaluation.quality.mauve import Reference
+    from sedd.evaluation.quality.mauve import MauveReference
 
     draw = np.random.default_rng(0)
 
-    def texts(letters: str) -> Samples:
-        return Samples([Sample("".join(draw.choice(list(letters), 12)), None) for _ in range(60)], letters)
+    def texts(letters: str) -> SampleSet:
+        return SampleSet([Sample("".join(draw.choice(list(letters), 12)), None) for _ in range(60)], letters)
 
-    reference = Reference(texts("abcdef"), judge)
-    same = quality.judged(texts("abcdef"), judge, reference=reference)
-    other = quality.judged(texts("uvwxyz"), judge, reference=reference)
+    reference = MauveReference(texts("abcdef"), judge)
+    same = quality.evaluate_samples(texts("abcdef"), judge, reference=reference)
+    other = quality.evaluate_samples(texts("uvwxyz"), judge, reference=reference)
     assert same["mauve"] > 0.8 > 0.3 > other["mauve"]
     assert (same["mauve_reference"], same["mauve_texts"], same["mauve_buckets"]) == ("abcdef", 60, 6)
 
 
 def test_mauve_and_transformers_are_asked_for_by_name(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sedd.evaluation.quality.mauve import Reference
+    from sedd.evaluation.quality.mauve import MauveReference
 
     for module in ("mauve", "transformers"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=r"pip install 'sedd\[mauve\]'"):
-        Reference(Samples([Sample("a", None)] * 2, "a"), judge)
-    with pytest.raises(ValueError, match=r"pip install 'sedd\[judge\]'"):
-        judges.load("gpt2")
+    with pytest.raises(ValueError, match=re.escape(install_hint("mauve"))):
+        MauveReference(SampleSet([Sample("a", None)] * 2, "a"), judge)
+    with pytest.raises(ValueError, match=re.escape(install_hint("judge"))):
+        judges.load_judge("gpt2")

@@ -31,14 +31,14 @@ from sedd.cli.sample import (
 )
 
 if TYPE_CHECKING:
-    from sedd.evaluation.quality import Samples
-    from sedd.evaluation.quality.sweep import Way
+    from sedd.evaluation.quality import SampleSet
+    from sedd.evaluation.quality.sweep import SweepPoint
     from sedd.generate import SamplingRun
     from sedd.sampling import Prompt
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
 Record = dict[str, Any]
-Look = Callable[["Samples"], Record]
+Look = Callable[["SampleSet"], Record]
 
 
 @app.command()
@@ -122,24 +122,26 @@ def quality(
     if save is not None:
         _writable(save, RECORDS[1:])
     how = settings(steps, sampler, grid, seed, temperature, top_p, top_k, options, label, guidance)
-    base = sweeps.Way(how, length)
-    plan = _Plan(sweeps.ways(base, sweep or []), count, batch, device or best_device(), draw_precision, bool(sweep))
+    base = sweeps.SweepPoint(how, length)
+    plan = _Plan(
+        sweeps.sweep_points(base, sweep or []), count, batch, device or best_device(), draw_precision, bool(sweep)
+    )
     if save is not None and (len(inputs) > 1 or len(plan.ways) > 1):
         raise ValueError("save keeps the samples of one run, drawn in one way; leave out other inputs and --sweep")
-    work = [record.stored(path) or plan.samples(path) for path in inputs]
+    work = [record.read_results(path) or plan.samples(path) for path in inputs]
     records = [one for each in work if isinstance(each, list) for one in each]
     if not all(isinstance(each, list) for each in work):
         look = _judge(judge, first_token, judge_precision, plan.device, mauve, ids, truncate, judge_batch, records)
         verdicts = (each if isinstance(each, list) else [look(_kept(one, save)) for one in each] for each in work)
         records = [one for several in verdicts for one in several]
-    _deliver(records, sweeps.names(sweep or []), out or [], as_json)
+    _deliver(records, sweeps.swept_names(sweep or []), out or [], as_json)
 
 
 @dataclass(frozen=True)
 class _Plan:
     """How runs are sampled, and files taken."""
 
-    ways: "list[Way]"
+    ways: "list[SweepPoint]"
     count: int
     batch: int
     device: str
@@ -151,22 +153,22 @@ class _Plan:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
-    def samples(self, path: Path) -> "Iterator[Samples]":
+    def samples(self, path: Path) -> "Iterator[SampleSet]":
         """Those of a run are drawn when they are asked for; all that can be refused is refused now."""
         from sedd.evaluation.quality import judges
         from sedd.evaluation.quality import samples as given
 
-        if judges.is_run(path):
+        if judges.is_run_folder(path):
             return self._drawn(path)
         if not path.exists():
             raise ValueError(f"{path} does not exist; name the folder of a run, a file of samples, or saved results")
         if self.swept:
             raise ValueError(f"{path} holds samples, which are drawn already; --sweep needs the folder of a run")
-        found = given.read(path)
+        found = given.read_samples(path)
         facts = {**found.facts, "draw_precision": found.facts.get("draw_precision") or self.draw_precision}
         return iter([replace(found, facts=facts)])
 
-    def _drawn(self, path: Path) -> "Iterator[Samples]":
+    def _drawn(self, path: Path) -> "Iterator[SampleSet]":
         from sedd import factory, generate
         from sedd.evaluation.quality import samples as given
 
@@ -174,9 +176,9 @@ class _Plan:
         jobs = [generate.SamplingRun.of(loaded, way.settings) for way in self.ways]
         canvases = [generate.blank(loaded, self.count, way.length) for way in self.ways]
 
-        def draw(job: "SamplingRun", prompt: "Prompt") -> "Samples":
+        def draw(job: "SamplingRun", prompt: "Prompt") -> "SampleSet":
             with watched(f"sampling {path}", shown=True) as on_progress:
-                return given.draw(loaded, job, prompt, self.batch, str(path), on_progress)
+                return given.generate_samples(loaded, job, prompt, self.batch, str(path), on_progress)
 
         return map(draw, jobs, canvases)
 
@@ -193,21 +195,21 @@ def _judge(
     beside: list[Record],
 ) -> Look:
     """The judge, and MAUVE's reference as it has it in mind, as a function from samples to their record."""
-    from sedd.evaluation.quality import judged, judges
+    from sedd.evaluation.quality import evaluate_samples, judges
     from sedd.evaluation.quality import results as record
     from sedd.evaluation.quality import samples as given
-    from sedd.evaluation.quality.mauve import Reference
+    from sedd.evaluation.quality.mauve import MauveReference
 
     if name is None:
         raise ValueError("samples need a judge; name a Hugging Face model or an autoregressive run with --judge")
-    texts = None if mauve is None else given.read(mauve)
-    judge = judges.load(name, first=first, precision=precision, device=device)
-    record.table([*beside, record.facts(judge)], ())  # refused before the work is done
-    reference = None if texts is None else Reference(texts, judge, batch)
+    texts = None if mauve is None else given.read_samples(mauve)
+    judge = judges.load_judge(name, first_token=first, precision=precision, device=device)
+    record.quality_table([*beside, record.judge_record(judge)], ())  # refused before the work is done
+    reference = None if texts is None else MauveReference(texts, judge, batch)
 
-    def look(samples: "Samples") -> Record:
+    def look(samples: "SampleSet") -> Record:
         with watched(f"judging {samples.source}", shown=True) as on_progress:
-            return judged(
+            return evaluate_samples(
                 samples, judge, by_ids=ids, truncate=truncate, reference=reference, batch=batch, on_progress=on_progress
             )
 
@@ -222,12 +224,12 @@ def _writable(path: Path, kinds: Sequence[str]) -> None:
         raise ValueError(f"{path.parent} does not exist; make it, or choose another place for {path.name}")
 
 
-def _kept(samples: "Samples", path: Path | None) -> "Samples":
-    from sedd.evaluation.quality.samples import lines
+def _kept(samples: "SampleSet", path: Path | None) -> "SampleSet":
+    from sedd.evaluation.quality.samples import write_samples
 
     if path is not None:
         with written(path):
-            path.write_text("".join(f"{line}\n" for line in lines(samples)), encoding="utf-8")
+            write_samples(samples, path)
     return samples
 
 
@@ -241,20 +243,20 @@ COSTS = ("nfe", "seconds_per_sample", "draw_precision")
 def _deliver(records: list[Record], swept: list[str], out: list[Path], as_json: bool) -> None:
     """The table or the records to stdout, files where they were asked for, and what to keep in mind to stderr."""
     from sedd import plot
-    from sedd.evaluation.quality import table, warnings
-    from sedd.evaluation.quality.plots import picture
+    from sedd.evaluation.quality import comparison_warnings, quality_table
+    from sedd.evaluation.quality.plots import plot_quality
 
     extra = [name if name in records[0] else "options" for name in swept if name not in WAYS]
     columns = [*WAYS, *extra, "gen_ppl_by_token", "gen_ppl_by_sample", *COUNTED]
     columns += [*(["mauve"] if any(record.get("mauve") is not None for record in records) else []), *COSTS]
-    rows = table(records, columns)
+    rows = quality_table(records, columns)
     for path in out:
         if path.suffix in PICTURES:
-            plot.save_png(picture(records, swept), path)
+            plot.save_png(plot_quality(records, swept), path)
         else:
             with written(path):
                 path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    for words in warnings(records):
+    for words in comparison_warnings(records):
         print(f"sedd: {words}", file=sys.stderr)
     if as_json:
         for record in records:

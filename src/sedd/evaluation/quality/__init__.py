@@ -1,26 +1,26 @@
-"""Generative quality: what samples are worth to a judge, a language model with a name.  [§10]
+"""Sample quality: generative perplexity, entropy, diversity and MAUVE of samples under a judge.  [§10]
 
-`samples.read` and `samples.draw` give `Samples`, `judges.load` a `Judge`, `measure` the `Quality` of what the judge
-said; `judged` does all of it and makes the record, and `table` puts records side by side if they may stand there. A
-generative perplexity is found in `Quality` and nowhere else, and no `Quality` is without an entropy: repeating oneself
-is cheap.
+A judge is a causal language model that scores samples. `samples.read_samples` and `samples.generate_samples` return a
+`SampleSet`, `judges.load_judge` returns a `Judge`, and `evaluate_samples` returns the record of all metrics;
+`quality_table` puts comparable records side by side. `QualityMetrics` is the only type that holds a generative
+perplexity, and it always holds an entropy too: repetitive text has a low perplexity.
 """
 
-from sedd.evaluation.quality.judge import Judge, Scored, score
-from sedd.evaluation.quality.metrics import Mean, Quality, measure
-from sedd.evaluation.quality.results import judged, table, warnings
-from sedd.evaluation.quality.samples import Sample, Samples
+from sedd.evaluation.quality.judge import Judge, SampleScore, score_samples
+from sedd.evaluation.quality.metrics import MeanWithError, QualityMetrics, compute_metrics
+from sedd.evaluation.quality.results import comparison_warnings, evaluate_samples, quality_table
+from sedd.evaluation.quality.samples import Sample, SampleSet
 
 __all__ = [
     "Judge",
-    "Mean",
-    "Quality",
+    "MeanWithError",
+    "QualityMetrics",
     "Sample",
-    "Samples",
-    "Scored",
-    "judged",
-    "measure",
-    "score",
-    "table",
-    "warnings",
+    "SampleScore",
+    "SampleSet",
+    "comparison_warnings",
+    "compute_metrics",
+    "evaluate_samples",
+    "quality_table",
+    "score_samples",
 ]

@@ -1,4 +1,4 @@
-"""Judges: language models that say what each token of a text costs, given those before it."""
+"""The interface of judges: causal language models that assign a cost, −log p, to each token of a text."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -13,78 +13,81 @@ from torch import Tensor
 from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]
-"""Told how many rows are done, and how many there are."""
+"""Called with the number of rows done and their total."""
 
 
 class Judge(ABC):
-    """A causal language model with its own tokens."""
+    """A causal language model with its own tokenizer."""
 
     name: str
     sha256: str
-    """Of its weights and its tokens: two judges of one name may differ."""
+    """Hash of its weights and vocabulary: judges of the same name may differ."""
     precision: str
     vocab_size: int
-    context: int | None
-    """The most tokens that it reads; None: any number."""
-    skips_first: bool
-    """Whether a text's first token is read and not counted, as in published tables; if not, it is counted, given the
-    token with which the judge starts a text."""
+    context_length: int | None
+    """Longest sequence it reads, in tokens; None: unlimited."""
+    skips_first_token: bool
+    """Whether a text's first token is context only and not counted, as in published tables; else it is counted, given
+    the judge's beginning-of-text token."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The judge's tokens of each text, with nothing added."""
+        """Encode each text without special tokens."""
 
     @abstractmethod
     def decode(self, ids: ArrayLike) -> str:
-        """The text of the judge's tokens; specials have none."""
+        """Decode tokens, leaving out special ones."""
 
     @abstractmethod
-    def costs(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"]) -> Float[Tensor, "b L"]:
-        """−log p of every token given those before it, in nats; anything where it is not valid, 0 where not counted."""
+    def token_nll(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"]) -> Float[Tensor, "b L"]:
+        """Return −log p of every token given the preceding ones, in nats.
+
+        Tokens that are not counted have 0; entries that are not valid are arbitrary.
+        """
 
     @abstractmethod
     def features(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"]) -> Float[Tensor, "b h"]:
-        """What the judge has in mind at the last token of each row."""
+        """Return the hidden state at the last token of each row."""
 
 
-class Scored(NamedTuple):
-    """A sample, as its judge read it."""
+class SampleScore(NamedTuple):
+    """The cost of a sample under a judge."""
 
     ids: Ids
     nats: float
-    counted: int
-    """How many tokens cost them."""
+    scored_tokens: int
+    """Number of tokens that ``nats`` is a sum over."""
 
 
 @torch.no_grad()
-def score(
+def score_samples(
     judge: Judge, rows: Sequence[Ids], batch: int = 8, on_progress: OnProgress = lambda done, total: None
-) -> list[Scored]:
-    """What each row costs; neither its mates nor the size of a batch matter, but for the last bits."""
+) -> list[SampleScore]:
+    """Return −log p of each row; up to rounding it does not depend on the other rows or the batch size."""
     nats, done = np.zeros(len(rows)), 0
-    for numbers, x, valid in _batches(rows, batch):
-        costs = torch.where(valid, judge.costs(x, valid), 0).double().sum(-1)
-        nats[numbers] = costs.cpu().numpy()
-        on_progress(done := done + len(numbers), len(rows))
-    return [Scored(row, float(n), len(row) - judge.skips_first) for row, n in zip(rows, nats, strict=True)]
+    for indices, x, valid in _padded_batches(rows, batch):
+        nll = torch.where(valid, judge.token_nll(x, valid), 0).double().sum(-1)
+        nats[indices] = nll.cpu().numpy()
+        on_progress(done := done + len(indices), len(rows))
+    return [SampleScore(row, float(n), len(row) - judge.skips_first_token) for row, n in zip(rows, nats, strict=True)]
 
 
 @torch.no_grad()
-def features(judge: Judge, rows: Sequence[Ids], batch: int = 8) -> Float[np.ndarray, "n h"]:
-    """What the judge has in mind at the end of each row."""
+def extract_features(judge: Judge, rows: Sequence[Ids], batch: int = 8) -> Float[np.ndarray, "n h"]:
+    """Return the judge's hidden state at the end of each row."""
     found: dict[int, np.ndarray] = {}
-    for numbers, x, valid in _batches(rows, batch):
-        found.update(zip(numbers, judge.features(x, valid).float().cpu().numpy(), strict=True))
-    return np.stack([found[number] for number in range(len(rows))])
+    for indices, x, valid in _padded_batches(rows, batch):
+        found.update(zip(indices, judge.features(x, valid).float().cpu().numpy(), strict=True))
+    return np.stack([found[index] for index in range(len(rows))])
 
 
-def _batches(rows: Sequence[Ids], size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Rows of like lengths side by side, filled up on the right: what comes after a token is never seen by it."""
-    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))  # the longest first: memory fails at once
+def _padded_batches(rows: Sequence[Ids], size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Batch rows of similar lengths, padded on the right, where a causal model does not see the padding."""
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))  # longest first: out of memory fails at once
     for start in range(0, len(order), size):
-        numbers = order[start : start + size]
-        x = np.zeros((len(numbers), len(rows[numbers[0]])), dtype=np.int64)
-        for row, number in zip(x, numbers, strict=True):
-            row[: len(rows[number])] = rows[number]
-        lengths = torch.tensor([len(rows[number]) for number in numbers])
-        yield numbers, torch.from_numpy(x), torch.arange(x.shape[-1]) < lengths[:, None]
+        indices = order[start : start + size]
+        x = np.zeros((len(indices), len(rows[indices[0]])), dtype=np.int64)
+        for row, index in zip(x, indices, strict=True):
+            row[: len(rows[index])] = rows[index]
+        lengths = torch.tensor([len(rows[index]) for index in indices])
+        yield indices, torch.from_numpy(x), torch.arange(x.shape[-1]) < lengths[:, None]

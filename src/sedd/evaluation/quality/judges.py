@@ -1,36 +1,44 @@
-"""A judge, wherever it lies."""
+"""Loading of judges by name."""
 
 from pathlib import Path
 
 from sedd import factory
 from sedd.evaluation.quality import judge_hf
 from sedd.evaluation.quality.judge import Judge
-from sedd.evaluation.quality.judge_sedd import Own
+from sedd.evaluation.quality.judge_sedd import SeddJudge
 
-FIRST = {"skipped": True, "scored": False}
-"""Whether a judge skips a text's first token."""
+SKIPS_FIRST_TOKEN = {"skipped": True, "scored": False}
+"""Values of ``--first-token``."""
 PRECISIONS = ("float32", "bfloat16", "float64")
 
 
-def load(place: str, *, first: str | None = None, precision: str = "float32", device: str = "cpu") -> Judge:
-    """A run of ours, a Hugging Face folder, a ``.gguf`` file, or a name on the Hub.
+def load_judge(
+    source: str, *, first_token: str | None = None, precision: str = "float32", device: str = "cpu"
+) -> Judge:
+    """Load a judge.
 
-    ``first`` says what becomes of a text's first token: by default Hugging Face models skip it, ours count it.
+    Args:
+        source: A sedd run, a Hugging Face folder, a ``.gguf`` file, or the name of a model on the Hub.
+        first_token: Whether the first token of a text is ``skipped`` or ``scored``; by default Hugging Face models skip
+            it and sedd runs score it.
+        precision: Of a Hugging Face model.
+        device: Device of the judge.
     """
-    if first is not None and first not in FIRST:
-        raise ValueError(f"first-token is {first!r}; choose one of {', '.join(FIRST)}")
+    if first_token is not None and first_token not in SKIPS_FIRST_TOKEN:
+        raise ValueError(f"first-token is {first_token!r}; choose one of {', '.join(SKIPS_FIRST_TOKEN)}")
     if precision not in PRECISIONS:
         raise ValueError(f"judge-precision is {precision!r}; choose one of {', '.join(PRECISIONS)}")
-    path = Path(place)
-    if is_run(path):
+    path = Path(source)
+    if is_run_folder(path):
         if precision != "float32":
-            raise ValueError(f"judge {place} is a run of ours and judges in float32; leave out --judge-precision")
-        return Own(factory.load(path, device=device), place, FIRST[first or "scored"])
-    if not path.exists() and (path.suffix == ".gguf" or place.startswith((".", "/", "~")) or place.count("/") > 1):
-        raise ValueError(f"judge {place} does not exist; name a folder, a .gguf file, or a model on the Hub")
-    return judge_hf.load(place, skips_first=FIRST[first or "skipped"], precision=precision, device=device)
+            raise ValueError(f"judge {source} is a sedd run and judges in float32; leave out --judge-precision")
+        return SeddJudge(factory.load(path, device=device), source, SKIPS_FIRST_TOKEN[first_token or "scored"])
+    if not path.exists() and (path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1):
+        raise ValueError(f"judge {source} does not exist; name a folder, a .gguf file, or a model on the Hub")
+    skips_first_token = SKIPS_FIRST_TOKEN[first_token or "skipped"]
+    return judge_hf.load_hf_judge(source, skips_first_token=skips_first_token, precision=precision, device=device)
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run of ours, or one of its checkpoints."""
+def is_run_folder(path: Path) -> bool:
+    """Return whether a folder is a sedd run or one of its checkpoints."""
     return (path / "checkpoints").is_dir() or (path / "ema.safetensors").is_file()

@@ -1,18 +1,21 @@
-"""The one door to mauve-text: how much of the room of human texts samples cover, in the features of the judge."""
+"""MAUVE: how well samples cover the distribution of human texts, in a judge's features. The only user of mauve-text.
+
+Reference: Pillutla et al. 2021, "MAUVE: Measuring the Gap Between Neural Text and Human Text using Divergence
+Frontiers".
+"""
 
 from typing import Any, final
 
-from sedd.evaluation.quality import samples as given
-from sedd.evaluation.quality.judge import Judge, features
-from sedd.evaluation.quality.samples import Samples
+from sedd.evaluation.quality.judge import Judge, extract_features
+from sedd.evaluation.quality.samples import SampleSet, encode_for_judge
 from sedd.extras import install_hint
 from sedd.tokenizer import Ids
 
-FEW = 100
-"""Below so many texts on either side MAUVE says little."""
+RECOMMENDED_TEXTS = 100
+"""With fewer texts on either side MAUVE is unreliable."""
 
 
-def _mauve() -> Any:
+def _import_mauve() -> Any:
     try:
         import mauve
     except ImportError:
@@ -21,22 +24,24 @@ def _mauve() -> Any:
 
 
 @final
-class Reference:
-    """Texts that samples are held against, as the judge has them in mind; cut to its context where they are longer."""
+class MauveReference:
+    """Features of the texts that samples are compared with; texts beyond the judge's context length are truncated."""
 
-    def __init__(self, texts: Samples, judge: Judge, batch: int = 8) -> None:
-        _mauve()  # refused before the work is done
-        if len(texts.rows) < 2:
-            raise ValueError(f"{texts.source} holds one text; MAUVE compares laws, and wants {FEW} or more")
+    def __init__(self, texts: SampleSet, judge: Judge, batch: int = 8) -> None:
+        _import_mauve()  # a missing package is reported before the work
+        if len(texts.samples) < 2:
+            raise ValueError(
+                f"{texts.source} holds one text; MAUVE compares distributions and needs {RECOMMENDED_TEXTS} or more"
+            )
         self.source = texts.source
-        self.features = features(judge, given.rows(texts, judge, truncate=True).ids, batch)
+        self.features = extract_features(judge, encode_for_judge(texts, judge, truncate=True).ids, batch)
 
-    def against(self, judge: Judge, rows: list[Ids], batch: int) -> dict[str, Any]:
-        """MAUVE between 0 and 1, as the library computes it by default; nothing is downloaded."""
+    def compare(self, judge: Judge, rows: list[Ids], batch: int) -> dict[str, Any]:
+        """Return MAUVE, between 0 and 1, with mauve-text's default settings; nothing is downloaded."""
         if len(rows) < 2:
-            raise ValueError(f"there is one sample; MAUVE compares laws, and wants {FEW} or more")
-        ours = features(judge, rows, batch)
-        found = _mauve().compute_mauve(p_features=ours, q_features=self.features, verbose=False)
+            raise ValueError(f"there is one sample; MAUVE compares distributions and needs {RECOMMENDED_TEXTS} or more")
+        features = extract_features(judge, rows, batch)
+        found = _import_mauve().compute_mauve(p_features=features, q_features=self.features, verbose=False)
         return {
             "mauve": round(float(found.mauve), 6),
             "mauve_reference": self.source,

@@ -1,6 +1,6 @@
-"""From costs and tokens to numbers: two generative perplexities, and what shows whether they were earned.  [§10]
+"""Sample metrics: generative perplexity in its two conventions, entropy, distinct n-grams and self-repetition.  [§10]
 
-All is counted in the judge's tokens, so that models with different tokens can be compared.
+All are computed over the judge's tokens, so that models with different tokenizers can be compared.
 """
 
 import math
@@ -10,20 +10,20 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from sedd.evaluation.quality.judge import Scored
+from sedd.evaluation.quality.judge import SampleScore
 from sedd.tokenizer import Ids
 
-GRAMS = (1, 2, 3, 4)
-REPEATED = 4
-"""The length of what counts as repeated inside a sample."""
+NGRAM_SIZES = (1, 2, 3, 4)
+REPETITION_SIZE = 4
+"""Size of the n-grams whose repetition inside a sample is counted."""
 
 
-class Mean(NamedTuple):
-    """A mean over samples, and how far it may be from that over all samples of their kind."""
+class MeanWithError(NamedTuple):
+    """A mean over samples and its standard error."""
 
     value: float
     stderr: float | None
-    """None for one sample alone."""
+    """None if there is one sample only."""
 
     def __str__(self) -> str:
         return f"{self.value:.4g}" if self.stderr is None else f"{self.value:.4g} ± {self.stderr:.2g}"
@@ -31,70 +31,78 @@ class Mean(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Quality:
-    """The generative perplexity of samples under a judge, in both conventions in use, beside their entropy."""
+class QualityMetrics:
+    """Generative perplexity of samples under a judge, in both conventions, always together with their entropy."""
 
-    gen_ppl_by_token: Mean
-    """exp(Σ nats/Σ tokens): one mean over all tokens of all samples."""
-    gen_ppl_by_sample: Mean
-    """The mean over samples of exp(nats/tokens): more than the other if samples are equally long, and moved by few."""
-    entropy: Mean
-    """−Σ_w f_w log f_w in nats, f_w the share of token w in a sample; the mean over samples."""
+    gen_ppl_by_token: MeanWithError
+    """exp(Σ nats/Σ tokens) over all tokens of all samples."""
+    gen_ppl_by_sample: MeanWithError
+    """Mean over samples of exp(nats/tokens). For samples of equal length it is the larger of the two (Jensen); it is
+    sensitive to single samples."""
+    entropy: MeanWithError
+    """Unigram entropy of a sample, −Σ_w f_w log f_w in nats with f_w the frequency of token w; mean over samples."""
     distinct: tuple[float | None, ...]
-    """Of 1, 2, 3, 4 tokens in a row in all samples, the share that are different; it falls with their number."""
-    repetition: Mean | None
-    """Of 4 tokens in a row in a sample, the share that stood in it before; the mean over samples."""
+    """Distinct-n for n = 1, 2, 3, 4: different n-grams over all n-grams of all samples. It falls with their number."""
+    self_repetition: MeanWithError | None
+    """Fraction of a sample's 4-grams that occurred earlier in it; mean over samples."""
     samples: int
     tokens: int
 
     def __post_init__(self) -> None:
         for name in ("gen_ppl_by_token", "gen_ppl_by_sample", "entropy"):
             if not math.isfinite(getattr(self, name).value):
-                raise ValueError(f"{name} is {getattr(self, name).value}; the judge finds a sample impossible")
+                raise ValueError(
+                    f"{name} is {getattr(self, name).value}; the judge assigns probability 0 to a sample: use another "
+                    "judge"
+                )
 
 
-def measure(scored: Sequence[Scored]) -> Quality:
-    """What samples are worth that a judge has read."""
-    rows = [one.ids for one in scored]
-    nats, counted = (np.array([getattr(one, name) for one in scored], dtype=float) for name in ("nats", "counted"))
-    with np.errstate(over="ignore", invalid="ignore"):  # refused by name, by `Quality`
-        by_token, by_sample = _of_ratio(nats, counted), _mean(np.exp(nats / counted))
-    repeated = [1 - different / total for different, total in (_grams([row], REPEATED) for row in rows) if total]
-    return Quality(
+def compute_metrics(scores: Sequence[SampleScore]) -> QualityMetrics:
+    """Compute all metrics of samples that a judge has scored."""
+    rows = [score.ids for score in scores]
+    nats = np.array([score.nats for score in scores], dtype=float)
+    counts = np.array([score.scored_tokens for score in scores], dtype=float)
+    with np.errstate(over="ignore", invalid="ignore"):  # `QualityMetrics` refuses what is not finite
+        by_token, by_sample = _exp_of_ratio(nats, counts), _mean(np.exp(nats / counts))
+    counted = (_count_ngrams([row], REPETITION_SIZE) for row in rows)
+    repeated = [1 - different / total for different, total in counted if total]
+    return QualityMetrics(
         gen_ppl_by_token=by_token,
         gen_ppl_by_sample=by_sample,
-        entropy=_mean(np.array([entropy(row) for row in rows])),
-        distinct=tuple(distinct(rows, n) for n in GRAMS),
-        repetition=_mean(np.array(repeated)) if repeated else None,
+        entropy=_mean(np.array([unigram_entropy(row) for row in rows])),
+        distinct=tuple(distinct_ngrams(rows, n) for n in NGRAM_SIZES),
+        self_repetition=_mean(np.array(repeated)) if repeated else None,
         samples=len(rows),
         tokens=sum(map(len, rows)),
     )
 
 
-def entropy(row: Ids) -> float:
-    """−Σ_w f_w log f_w of the tokens of one sample, in nats."""
-    share = np.unique(row, return_counts=True)[1] / len(row)
-    return float(-(share * np.log(share)).sum()) + 0.0  # no −0
+def unigram_entropy(row: Ids) -> float:
+    """Return −Σ_w f_w log f_w of the token frequencies of one sample, in nats."""
+    frequency = np.unique(row, return_counts=True)[1] / len(row)
+    return float(-(frequency * np.log(frequency)).sum()) + 0.0  # turns −0 into 0
 
 
-def distinct(rows: Sequence[Ids], n: int) -> float | None:
-    """Different n-grams over all n-grams of all rows; None where no row has one."""
-    different, total = _grams(rows, n)
+def distinct_ngrams(rows: Sequence[Ids], n: int) -> float | None:
+    """Return distinct-n over all rows, or None if every row is shorter than n."""
+    different, total = _count_ngrams(rows, n)
     return different / total if total else None
 
 
-def _grams(rows: Sequence[Ids], n: int) -> tuple[int, int]:
+def _count_ngrams(rows: Sequence[Ids], n: int) -> tuple[int, int]:
+    """Count different n-grams and all n-grams."""
     found = [tuple(row[i : i + n]) for row in (row.tolist() for row in rows) for i in range(len(row) - n + 1)]
     return len(set(found)), len(found)
 
 
-def _mean(values: np.ndarray) -> Mean:
+def _mean(values: np.ndarray) -> MeanWithError:
     n = len(values)
-    return Mean(float(values.mean()), float(values.std(ddof=1) / n**0.5) if n > 1 else None)
+    return MeanWithError(float(values.mean()), float(values.std(ddof=1) / n**0.5) if n > 1 else None)
 
 
-def _of_ratio(nats: np.ndarray, counted: np.ndarray) -> Mean:
-    """exp(ratio), ratio = Σ nats/Σ tokens; the error of a ratio is told by its residuals nats − ratio·tokens."""
-    n, ratio = len(nats), nats.sum() / counted.sum()
-    value, left = float(np.exp(ratio)), nats - ratio * counted
-    return Mean(value, value * float((n / (n - 1) * (left**2).sum()) ** 0.5 / counted.sum()) if n > 1 else None)
+def _exp_of_ratio(nats: np.ndarray, counts: np.ndarray) -> MeanWithError:
+    """Return exp(r), r = Σ nats/Σ tokens, with the standard error from the residuals nats − r·tokens (delta method)."""
+    n, ratio = len(nats), nats.sum() / counts.sum()
+    value, residuals = float(np.exp(ratio)), nats - ratio * counts
+    stderr = value * float((n / (n - 1) * (residuals**2).sum()) ** 0.5 / counts.sum()) if n > 1 else None
+    return MeanWithError(value, stderr)

@@ -1,4 +1,4 @@
-"""Quality against cost, and against entropy: where a low generative perplexity was bought by repetition, it shows."""
+"""Plots of generative perplexity against cost and entropy; a low perplexity at low entropy is due to repetition."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,44 +9,44 @@ from sedd import plot
 
 
 @plot.Style()
-def picture(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -> Figure:
-    """Points with bars that hold 95 %; those that differ in the first swept setting alone are joined."""
+def plot_quality(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -> Figure:
+    """Plot the records with 95 % intervals; records that differ only in the first swept setting are joined."""
     figure = plot.figure(11.0, 4.8)
     cost, entropy = plot.axes(figure, columns=2, sharey=True)
-    for number, (label, points) in enumerate(_lines(records, swept).items()):
+    for number, (label, points) in enumerate(_group(records, swept).items()):
         color = f"C{number % 10}"
         timed = [point for point in points if point["nfe"] is not None]
-        _draw(cost, timed, "nfe", color, label)
-        _draw(entropy, points, "entropy_nats", color, label)
+        _plot_points(cost, timed, "nfe", color, label)
+        _plot_points(entropy, points, "entropy_nats", color, label)
         for point in points if swept else ():
-            where = (point["entropy_nats"], point["gen_ppl_by_token"])
-            entropy.annotate(str(_value(point, swept[0])), where, (4, 4), textcoords="offset points", fontsize=8)
-    cost.set(xlabel="network calls a sample", ylabel="generative perplexity, by token")
+            position = (point["entropy_nats"], point["gen_ppl_by_token"])
+            entropy.annotate(str(_value(point, swept[0])), position, (4, 4), textcoords="offset points", fontsize=8)
+    cost.set(xlabel="network calls per sample", ylabel="generative perplexity, by token")
     if calls := sorted({round(record["nfe"]) for record in records if record["nfe"]}):
         cost.set_xscale("log")
         cost.set_xticks(calls, [str(number) for number in calls])
         cost.set_xticks([], minor=True)
-    entropy.set(xlabel="entropy of a sample's tokens, nats" + (f"; labels: {swept[0]}" if swept else ""))
+    entropy.set(xlabel="unigram entropy of a sample, nats" + (f"; labels: {swept[0]}" if swept else ""))
     entropy.legend(fontsize="small")
     first = records[0]
     figure.suptitle(f"Judge {first['judge']}, first token {first['first_token']}", fontsize=11)
     return figure
 
 
-def _draw(axes: Any, points: Sequence[dict[str, Any]], x: str, color: str, label: str) -> None:
-    across, up = [point[x] for point in points], [point["gen_ppl_by_token"] for point in points]
-    wide = [1.96 * (point["stderr_entropy_nats"] or 0) for point in points] if x == "entropy_nats" else None
-    high = [1.96 * (point["stderr_gen_ppl_by_token"] or 0) for point in points]
-    axes.errorbar(across, up, high, wide, fmt="o-", color=color, linewidth=1, capsize=2, label=label)
+def _plot_points(axes: Any, points: Sequence[dict[str, Any]], x: str, color: str, label: str) -> None:
+    values, perplexities = [point[x] for point in points], [point["gen_ppl_by_token"] for point in points]
+    x_error = [1.96 * (point["stderr_entropy_nats"] or 0) for point in points] if x == "entropy_nats" else None
+    y_error = [1.96 * (point["stderr_gen_ppl_by_token"] or 0) for point in points]
+    axes.errorbar(values, perplexities, y_error, x_error, fmt="o-", color=color, linewidth=1, capsize=2, label=label)
 
 
-def _lines(records: Sequence[dict[str, Any]], swept: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Records by where they come from and by all that is swept but the first."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def _group(records: Sequence[dict[str, Any]], swept: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Group records by their source and by all swept settings but the first."""
+    groups: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         label = ", ".join([record["source"], *(f"{name} {_value(record, name)}" for name in swept[1:])])
-        found.setdefault(label, []).append(record)
-    return found
+        groups.setdefault(label, []).append(record)
+    return groups
 
 
 def _value(record: dict[str, Any], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Ways to sample that differ in named settings: ``steps=16,32,64``."""
+"""Sweeps over sampling settings: ``steps=16,32,64``."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,59 +11,63 @@ from sedd.generate.settings import SETTINGS, SamplingSettings, parse_setting, pa
 
 @final
 @dataclass(frozen=True)
-class Way:
-    """How to sample, and how long texts."""
+class SweepPoint:
+    """Sampling settings and the length of the samples."""
 
     settings: SamplingSettings
     length: int | None = None
 
 
-def ways(base: Way, sweeps: Sequence[str]) -> list[Way]:
-    """``base`` with every choice of the values that each ``name=value,value`` gives; the first name varies slowest."""
-    axes = [_axis(spec) for spec in sweeps]
-    found = []
-    for chosen in product(*(words for _, words in axes)):
-        way = base
-        for (name, _), word in zip(axes, chosen, strict=True):
-            way = _varied(way, name, word)
-        found.append(way)
-    return found
+def sweep_points(base: SweepPoint, sweeps: Sequence[str]) -> list[SweepPoint]:
+    """Return ``base`` with every combination of the values in ``sweeps``; the first name varies slowest.
+
+    Args:
+        base: The settings that are not swept.
+        sweeps: Specifications of the form ``name=value,value``.
+    """
+    axes = [_parse_axis(spec) for spec in sweeps]
+    points = []
+    for values in product(*(values for _, values in axes)):
+        point = base
+        for (name, _), value in zip(axes, values, strict=True):
+            point = _replace(point, name, value)
+        points.append(point)
+    return points
 
 
-def names(sweeps: Sequence[str]) -> list[str]:
-    """What is varied."""
-    return [_axis(spec)[0] for spec in sweeps]
+def swept_names(sweeps: Sequence[str]) -> list[str]:
+    """Return the names of the swept settings."""
+    return [_parse_axis(spec)[0] for spec in sweeps]
 
 
-def _axis(spec: str) -> tuple[str, list[str]]:
+def _parse_axis(spec: str) -> tuple[str, list[str]]:
     name, equals, values = spec.partition("=")
     name, words = name.replace("-", "_"), values.split(",")
-    options = sorted(set(_options()))
-    if name not in (known := [*SETTINGS, "length", *options]):
+    if name not in (known := [*SETTINGS, "length", *sorted(set(_sampler_options()))]):
         raise ValueError(f"sweep is {spec!r}; what can be varied is {', '.join(known)}")
     if not equals or not all(words):
         raise ValueError(f"sweep is {spec!r}; write it as name=value,value, as in steps=16,32,64")
     return name, words
 
 
-def _options() -> Iterator[str]:
-    """The options that samplers have of their own; a plugin that cannot be imported has none."""
-    own = {"model", "process", "schedule"}
+def _sampler_options() -> Iterator[str]:
+    """Yield the names of all samplers' own options; a plugin that cannot be imported has none."""
+    common = {"model", "process", "schedule"}
     for name in registry.SAMPLERS.names:
         try:
             kind = registry.SAMPLERS.load(name)
         except ValueError:
             continue
-        yield from (f.name for f in fields(kind) if f.name not in own)
+        yield from (f.name for f in fields(kind) if f.name not in common)
 
 
-def _varied(way: Way, name: str, word: str) -> Way:
+def _replace(point: SweepPoint, name: str, text: str) -> SweepPoint:
+    settings = point.settings
     try:
-        settings = way.settings
         if name == "length":
-            return replace(way, length=int(word))
+            return replace(point, length=int(text))
         if name in SETTINGS:
-            return replace(way, settings=replace(settings, **{name: parse_setting(name, word)}))
-        return replace(way, settings=replace(settings, options={**settings.options, name: parse_value(word)}))
+            return replace(point, settings=replace(settings, **{name: parse_setting(name, text)}))
+        return replace(point, settings=replace(settings, options={**settings.options, name: parse_value(text)}))
     except ValueError as error:
-        raise ValueError(f"sweep of {name} cannot take {word!r}: {error}") from None
+        raise ValueError(f"sweep of {name} cannot take {text!r}: {error}") from None
