@@ -1,4 +1,4 @@
-"""Triton's kernels, on a GPU where there is one and else through Triton's interpreter. Run without shape checks."""
+"""Triton kernels, on a GPU where there is one and else in Triton's interpreter. Run without shape checks."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from sedd.runtime import device as card
+from sedd.runtime import device as devices
 
-# read when kernels are made, so before they are imported
+# Triton reads it when kernels are defined, so set it before they are imported
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -19,14 +19,14 @@ def device() -> str:
 
 
 @pytest.fixture
-def a_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[int, int]], None]]:
-    """Pretend that there is a card of some capability."""
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[int, int]], None]]:
+    """Pretend that there is a GPU of some compute capability."""
 
     def pretend(capability: tuple[int, int]) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-        card.has_triton.cache_clear()
+        devices.has_triton.cache_clear()
 
     yield pretend
     monkeypatch.undo()
-    card.has_triton.cache_clear()
+    devices.has_triton.cache_clear()

@@ -11,7 +11,7 @@ from sedd import factory
 from sedd.bench.measure import Machine, Row, forget, row
 from sedd.diffusion.precision import compute_dtype, upcast
 from sedd.nn.layers import Linear
-from sedd.ops import PackedTokens, take
+from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.training.loss import FusedLoss
 
 LOSS_FLOPS = "6 · rows that count · width · vocabulary"
@@ -60,7 +60,7 @@ class _Head(nn.Module):
         return_hidden: bool = False,
     ) -> Tensor:
         with torch.autocast(self.states.device.type, torch.bfloat16, enabled=self.halved):
-            hidden = take(self.states, packed).to(compute_dtype(self.head.weight))
+            hidden = gather(self.states, packed).to(compute_dtype(self.head.weight))
             return hidden if return_hidden else upcast(self.head(hidden))
 
 

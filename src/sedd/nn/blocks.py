@@ -11,11 +11,11 @@ from typing import NamedTuple, final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sedd import ops
 from sedd.diffusion.precision import compute_dtype
 from sedd.nn.layers import AttentionContext, Float32Linear, LayerNorm, Linear, QKScale, Shape, attend
-from sedd.ops import Modulation, PackedTokens, ResidualBranch
-from sedd.ops.block_ops import RMS_NORM, NormSpec
+from sedd.ops import block_ops
+from sedd.ops.block_ops import RMS_NORM, Modulation, NormSpec, ResidualBranch
+from sedd.ops.packed_tokens import PackedTokens, gather
 
 
 class Parts(NamedTuple):
@@ -28,7 +28,7 @@ class Parts(NamedTuple):
     out: Linear
     up: Linear
     down: Linear
-    bend: str
+    activation: str
     """The activation."""
     modulation: Float32Linear | None
     """What σ decides; None: nothing."""
@@ -63,18 +63,18 @@ class Block(nn.Module, ABC):
         """
         of = self.parts()
         dtype = compute_dtype(of.qkv.weight)
-        via, drop = ops.between(x.device.type, dtype), self.dropout if self.training else 0.0
+        backend, dropout = block_ops.select_backend(x.device.type, dtype), self.dropout if self.training else 0.0
         first, second = _told(of.modulation, c)
-        x, n, few = via.join(x, branch, of.norms[0], first.change, dtype, None, self.narrow)
-        seen = attend(*via.turned(n, of.qkv.weight, self.heads, sight.rotation, of.gains, few), sight)
-        x, seen = ops.take(x, rows), ops.take(seen, rows)
-        added = ops.branch(via.linear(seen, of.out.weight), first.gate, drop)
-        x, n, few = via.join(x, added, of.norms[1], second.change, dtype, rows, self.narrow)
-        thought = via.thought(n, (of.up.weight, of.up.bias), of.down.weight, of.bend, few)
+        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, of.norms[0], first.change, dtype, None, self.narrow)
+        seen = attend(*backend.qkv_rotary(n, of.qkv.weight, self.heads, sight.rotation, of.gains, n_fp8), sight)
+        x, seen = gather(x, rows), gather(seen, rows)
+        added = ResidualBranch.with_dropout(backend.linear(seen, of.out.weight), first.gate, dropout)
+        x, n, n_fp8 = backend.residual_norm_modulate(x, added, of.norms[1], second.change, dtype, rows, self.narrow)
+        y = backend.mlp(n, (of.up.weight, of.up.bias), of.down.weight, of.activation, n_fp8)
         bias = (
             None if of.down.bias is None else of.down.bias.clone()
         )  # its shards are gone when the next block reads it
-        return x, ops.branch(thought, second.gate, drop, bias)
+        return x, ResidualBranch.with_dropout(y, second.gate, dropout, bias)
 
 
 class FinalLayer(nn.Module, ABC):
@@ -96,7 +96,8 @@ class FinalLayer(nn.Module, ABC):
         """What the head reads."""
         norm, modulation = self.parts()
         dtype = compute_dtype(self.linear.weight)
-        return ops.between(x.device.type, dtype).join(x, branch, norm, _changed(modulation, c), dtype, rows)[1]
+        backend = block_ops.select_backend(x.device.type, dtype)
+        return backend.residual_norm_modulate(x, branch, norm, _changed(modulation, c), dtype, rows)[1]
 
 
 class Told(NamedTuple):

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd import ops
 from sedd.diffusion import check
 from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
@@ -27,8 +26,9 @@ from sedd.nn.layers import (
     Shape,
     sight,
 )
-from sedd.ops import PackedTokens, ResidualBranch, fp8
-from sedd.ops.block_ops import Rotation
+from sedd.ops import block_ops, fp8
+from sedd.ops.block_ops import ResidualBranch, Rotation
+from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
 
@@ -122,14 +122,14 @@ class Transformer(nn.Module, ABC):
         """
         check.states(x, self.states)
         b, length = sigma.numel(), x.shape[-1]
-        via = ops.between(x.device.type, compute_dtype(self.head.weight))
-        h = upcast(via.looked(x.reshape(b, length), self.vocab_embed()))
+        backend = block_ops.select_backend(x.device.type, compute_dtype(self.head.weight))
+        h = upcast(backend.embedding(x.reshape(b, length), self.vocab_embed()))
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
-            h = h + upcast(via.looked(label[:, None], self.label_embed()))
+            h = h + upcast(backend.embedding(label[:, None], self.label_embed()))
         valid = None if valid is None else valid.reshape(b, length)
         within, after = (None, rows) if self.compiled else (rows, None)  # how many they are would be a shape of a graph
-        last = ops.take(self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), within), after)
+        last = gather(self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), within), after)
         return last.view(*x.shape, -1) if rows is None else last
 
     def trunk(
@@ -188,7 +188,7 @@ class Transformer(nn.Module, ABC):
     def narrow(self) -> None:
         """From now on blocks multiply in float8 where that is worth it, and the stream has the dtype of the trunk."""
         head = self.head.weight
-        if refusal := fp8.refusal(head.device.type, head.shape[-1]):
+        if refusal := fp8.unsupported_reason(head.device.type, head.shape[-1]):
             raise ValueError(refusal)
         for block in self.blocks:
             block.narrow = True  # type: ignore[assignment]

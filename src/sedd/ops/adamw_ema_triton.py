@@ -1,4 +1,7 @@
-"""A step of AdamW and of the average after it, in Triton: one launch, each number read once and written once."""
+"""One step of AdamW and of the EMA in Triton: one launch, which reads and writes each number once.
+
+References: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization" (AdamW).
+"""
 
 import functools
 from typing import NamedTuple
@@ -9,111 +12,151 @@ import triton.language as tl
 from torch import Tensor
 
 SIZE, WARPS = 1024, 4
-"""Entries a program, and its warps."""
-WIDE = 16
-"""Bytes that are read at once: what every pointer is a multiple of."""
+"""Entries and warps per program."""
+ALIGNMENT = 16
+"""Bytes of a vectorized load, which every pointer must be a multiple of."""
 
 
-class Weight(NamedTuple):
-    """A tensor of weights, and what moves with it or moves it: each `wide`, in float32."""
+class ParameterState(NamedTuple):
+    """A parameter with its gradient, optimizer state and EMA; tensors are float32 and `aligned`."""
 
     value: Tensor
-    gradient: Tensor
-    mean: Tensor
-    """Of gradients."""
-    square: Tensor
-    """The same of their squares."""
-    average: Tensor
-    """Of the weights."""
-    steps: Tensor
-    """How many there were."""
-    decay: float
+    grad: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    ema: Tensor
+    step: Tensor
+    """Steps so far, a scalar on the device."""
+    weight_decay: float
 
 
-class Rule(NamedTuple):
-    """How they move."""
+class AdamWHyperparameters(NamedTuple):
+    """Hyperparameters of one step."""
 
-    rate: float
+    lr: float
     beta1: float
     beta2: float
     eps: float
-    share: float
-    """Of the new weights in their average."""
+    ema_weight: float
+    """Weight of the new parameters in their EMA: 1 − decay."""
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """The same, to be read in order and ``WIDE`` bytes at once: it may be a view into something larger, or a file."""
-    fits = tensor.data_ptr() % WIDE == 0 and tensor.is_contiguous()
+def aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor itself if it is contiguous and aligned, else a copy that is."""
+    fits = tensor.data_ptr() % ALIGNMENT == 0 and tensor.is_contiguous()
     return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def move(weights: list[Weight], rule: Rule, scale: Tensor, finite: Tensor) -> None:
-    """AdamW of gradients times ``scale``, then the average; nothing, and no step, unless ``finite``. Nobody waits."""
-    if not weights:
+def adamw_ema_step(
+    parameters: list[ParameterState], hyper: AdamWHyperparameters, grad_scale: Tensor, finite: Tensor
+) -> None:
+    """Update parameters, moments, EMA and step counts in place, without waiting for the device.
+
+    Args:
+        parameters: All parameters that have a gradient.
+        hyper: Hyperparameters of this step.
+        grad_scale: Factor of all gradients, from gradient clipping; a scalar on the device.
+        finite: Whether to do the step at all; a scalar on the device.
+    """
+    if not parameters:
         return
-    device, counts = weights[0].value.device, [w.steps for w in weights]
-    torch._foreach_add_(counts, [finite.float()] * len(counts))  # a list: of one alone the host would ask its value
+    device, counts = parameters[0].value.device, [p.step for p in parameters]
+    torch._foreach_add_(counts, [finite.float()] * len(counts))  # with one tensor alone, it would wait for its value
     steps = torch.stack(counts).double()
-    rates, roots = rule.rate / (1 - rule.beta1**steps), (1 - rule.beta2**steps).sqrt()
-    cuts, decays = _cut(tuple((w.value.numel(), w.decay) for w in weights), SIZE, device)
-    _move[(len(cuts),)](
-        _pointers(weights).to(device, non_blocking=True), cuts, decays, rates.float(), roots.float(), scale, finite,
-        rule.rate, 1 - rule.beta1, rule.beta2, 1 - rule.beta2, rule.eps, rule.share, SIZE=SIZE, num_warps=WARPS,
+    step_sizes, denoms = hyper.lr / (1 - hyper.beta1**steps), (1 - hyper.beta2**steps).sqrt()
+    chunks, decays = _chunks(tuple((p.value.numel(), p.weight_decay) for p in parameters), SIZE, device)
+    _adamw_ema[(len(chunks),)](
+        _pointers(parameters).to(device, non_blocking=True), chunks, decays, step_sizes.float(), denoms.float(),
+        grad_scale, finite, hyper.lr, 1 - hyper.beta1, hyper.beta2, 1 - hyper.beta2, hyper.eps, hyper.ema_weight,
+        SIZE=SIZE, num_warps=WARPS,
     )  # fmt: skip
-    torch.autograd.graph.increment_version([t for w in weights for t in (w.value, w.mean, w.square, w.average)])
+    torch.autograd.graph.increment_version([t for p in parameters for t in (p.value, p.exp_avg, p.exp_avg_sq, p.ema)])
 
 
-def _pointers(weights: list[Weight]) -> Tensor:
-    """Where they are, on the host: gradients lie elsewhere at every step. Torch keeps the page until it is copied."""
-    table = torch.tensor([t.data_ptr() for w in weights for t in w[:5]], pin_memory=weights[0].value.is_cuda)
-    if (table % WIDE).any():
-        raise ValueError(f"weights and averages must lie at multiples of {WIDE} bytes; clone those that do not")
+def _pointers(parameters: list[ParameterState]) -> Tensor:
+    """Return the addresses of all tensors, in pinned memory: gradients have new ones at every step."""
+    table = torch.tensor([t.data_ptr() for p in parameters for t in p[:5]], pin_memory=parameters[0].value.is_cuda)
+    if (table % ALIGNMENT).any():
+        raise ValueError(f"a parameter or its EMA is not aligned to {ALIGNMENT} bytes; clone those that are not")
     return table
 
 
 @functools.lru_cache(maxsize=8)
-def _cut(kinds: tuple[tuple[int, float], ...], size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which tensor each program moves, from where and how many entries; and by how much each tensor decays."""
-    cuts = [(i, at, min(size, n - at)) for i, (n, _) in enumerate(kinds) for at in range(0, n, size)]
-    return torch.tensor(cuts, device=device).view(-1, 3), torch.tensor([d for _, d in kinds], device=device)
+def _chunks(sizes: tuple[tuple[int, float], ...], size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (tensor, first entry, number of entries) of every program, and the weight decay of every tensor."""
+    chunks = [(i, at, min(size, n - at)) for i, (n, _) in enumerate(sizes) for at in range(0, n, size)]
+    return torch.tensor(chunks, device=device).view(-1, 3), torch.tensor([d for _, d in sizes], device=device)
 
 
 @triton.jit
-def _move(
-    table, cuts, decays, rates, roots, scale, finite, rate, share1, beta2, share2, eps, share, SIZE: tl.constexpr
+def _adamw_ema(
+    table, chunks, decays, step_sizes, denoms, grad_scale, finite, lr, w1, beta2, w2, eps, ema_weight,
+    SIZE: tl.constexpr,
 ):  # fmt: skip
-    cut, well, scale = cuts + 3 * tl.program_id(0), tl.load(finite), tl.load(scale)
-    tensor, at, count = tl.load(cut), tl.load(cut + 1), tl.load(cut + 2)
-    row, lost = table + 5 * tensor, rate * tl.load(decays + tensor)
-    step, root = tl.load(rates + tensor), tl.load(roots + tensor)
-    if well:
-        if count == SIZE:  # no mask, so that reads are wide
-            _part(row, at, count, lost, step, root, scale, share1, beta2, share2, eps, share, SIZE, True)
+    chunk, is_finite, scale = chunks + 3 * tl.program_id(0), tl.load(finite), tl.load(grad_scale)
+    tensor, at, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    row, decay = table + 5 * tensor, lr * tl.load(decays + tensor)
+    step_size, denom = tl.load(step_sizes + tensor), tl.load(denoms + tensor)
+    if is_finite:
+        if count == SIZE:  # without a mask loads are vectorized
+            _update(
+                row,
+                at,
+                count,
+                decay,
+                step_size,
+                denom,
+                scale,
+                w1,
+                beta2,
+                w2,
+                eps,
+                ema_weight,
+                SIZE,
+                True,
+            )
         else:
-            _part(row, at, count, lost, step, root, scale, share1, beta2, share2, eps, share, SIZE, False)
+            _update(
+                row,
+                at,
+                count,
+                decay,
+                step_size,
+                denom,
+                scale,
+                w1,
+                beta2,
+                w2,
+                eps,
+                ema_weight,
+                SIZE,
+                False,
+            )
 
 
 @triton.jit
-def _part(
-    row, at, count, lost, step, root, scale, share1, beta2, share2, eps, share, SIZE: tl.constexpr, WHOLE: tl.constexpr
+def _update(
+    row, at, count, decay, step_size, denom, scale, w1, beta2, w2, eps, ema_weight, SIZE: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, SIZE)
-    held = None if WHOLE else i < count
-    values, gradients, means = _at(row, at) + i, _at(row + 1, at) + i, _at(row + 2, at) + i
-    squares, averages = _at(row + 3, at) + i, _at(row + 4, at) + i
-    p, g, m = tl.load(values, mask=held), tl.load(gradients, mask=held), tl.load(means, mask=held)
-    v, average = tl.load(squares, mask=held), tl.load(averages, mask=held)
+    inside = None if WHOLE else i < count
+    values, grads, exp_avgs = _pointer(row, at) + i, _pointer(row + 1, at) + i, _pointer(row + 2, at) + i
+    exp_avg_sqs, emas = _pointer(row + 3, at) + i, _pointer(row + 4, at) + i
+    p, g, m = tl.load(values, mask=inside), tl.load(grads, mask=inside), tl.load(exp_avgs, mask=inside)
+    v, ema = tl.load(exp_avg_sqs, mask=inside), tl.load(emas, mask=inside)
     g *= scale
-    m += share1 * (g - m)
-    v = beta2 * v + share2 * g * g
-    p -= lost * p
-    p -= step * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root) + eps)
-    tl.store(values, p, mask=held)
-    tl.store(means, m, mask=held)
-    tl.store(squares, v, mask=held)
-    tl.store(averages, average + share * (p - average), mask=held)
+    m += w1 * (g - m)
+    v = beta2 * v + w2 * g * g
+    p -= decay * p
+    p -= step_size * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), denom) + eps)
+    tl.store(values, p, mask=inside)
+    tl.store(exp_avgs, m, mask=inside)
+    tl.store(exp_avg_sqs, v, mask=inside)
+    tl.store(emas, ema + ema_weight * (p - ema), mask=inside)
 
 
 @triton.jit
-def _at(row, at):
+def _pointer(row, at):
+    """Return the address of entry ``at`` of the tensor whose base is stored in ``row``."""
     return tl.multiple_of(tl.load(row).to(tl.pointer_type(tl.float32)) + at, 16)

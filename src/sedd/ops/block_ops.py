@@ -1,13 +1,11 @@
-"""What stands between the matrix products of a block, in torch: on any device, in any precision, seen by autograd.
+"""Operations of a transformer block beside attention, with their PyTorch reference.
 
-A block reads a normed stream and adds its answer to the stream. The sum, the dropout of what is added and the norm for
-whoever reads next are one `join`; `turned` and `thought` are matrix products with what follows them, `linear` is one
-alone. Before all blocks tokens are `looked` up. Weights are given as they are kept and cast here to the dtype of what
-they meet. `swift` has the same five by hand, for CUDA.
+The reference runs on any device and in any precision and is differentiated by autograd; `block_ops_triton` has the
+kernels for CUDA. Weights are passed as they are stored and cast here to the dtype of their input.
 """
 
-import sys
-from typing import NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,11 +16,9 @@ from sedd.diffusion.precision import upcast
 from sedd.ops import fp8
 from sedd.ops.fp8 import Fp8Tensor
 from sedd.ops.packed_tokens import PackedTokens
-from sedd.runtime import device as card
+from sedd.runtime import device as devices
 
-_LOW = 0xFFFFFFFF
-Matrix = tuple[Tensor, Tensor | None]
-"""A weight, and a bias if there is one."""
+WeightAndBias = tuple[Tensor, Tensor | None]
 
 
 class NormSpec(NamedTuple):
@@ -46,181 +42,199 @@ class Rotation(NamedTuple):
 
 
 class Modulation(NamedTuple):
-    """x·(1 + scale) + shift, for every sequence of a batch."""
+    """adaLN modulation x·(1 + scale) + shift, one shift and scale per sequence."""
 
     shift: Float[Tensor, "b h"]
     scale: Float[Tensor, "b h"]
 
 
 class ResidualBranch(NamedTuple):
-    """What is to be added to the stream: gate·dropout(y + bias)."""
+    """The output of a block that is yet to be added to the residual stream: gate·dropout(y + bias)."""
 
     y: Float[Tensor, "*s h"]
     gate: Float[Tensor, "b h"] | None
-    rate: float = 0.0
-    """The share of y that is dropped."""
+    dropout: float = 0.0
+    """Probability of dropping an entry of y."""
     seed: Int[Tensor, " 2"] | None = None
-    """What decides which; None: nothing is dropped."""
+    """Seed of the dropout mask; None: no dropout."""
     bias: Float[Tensor, " h"] | None = None
 
+    @classmethod
+    def with_dropout(
+        cls,
+        y: Float[Tensor, "*s h"],
+        gate: Float[Tensor, "b h"] | None,
+        dropout: float,
+        bias: Float[Tensor, " h"] | None = None,
+    ) -> "ResidualBranch":
+        """Make a branch whose dropout seed is drawn from torch's global generator of the device."""
+        return cls(y, gate, dropout, torch.randint(2**32, (2,), device=y.device) if dropout else None, bias)
 
-def branch(
-    y: Float[Tensor, "*s h"], gate: Float[Tensor, "b h"] | None, rate: float, bias: Float[Tensor, " h"] | None = None
-) -> ResidualBranch:
-    """One with fresh dropout, drawn from torch's global generator of the device."""
-    return ResidualBranch(y, gate, rate, torch.randint(2**32, (2,), device=y.device) if rate else None, bias)
 
+class BlockOps(ABC):
+    """The operations, implemented by `TorchBlockOps` and by `block_ops_triton.TritonBlockOps`."""
 
-@runtime_checkable
-class BlockOps(Protocol):
-    """This module, or `swift`."""
+    @abstractmethod
+    def embedding(self, x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tensor, "*s h"]:
+        """Return the rows of ``table`` at ``x``."""
 
-    def looked(self, x: Tensor, table: Tensor) -> Tensor:
-        """Rows of a table."""
-        ...
-
-    def join(
+    @abstractmethod
+    def residual_norm_modulate(
         self,
-        x: Tensor,
+        x: Float[Tensor, "*s h"],
         branch: ResidualBranch | None,
         norm: NormSpec,
-        change: Modulation | None,
+        modulation: Modulation | None,
         dtype: torch.dtype,
-        rows: PackedTokens | None = None,
-        narrow: bool = False,
-    ) -> tuple[Tensor, Tensor, Fp8Tensor | None]:
-        """The stream with a branch added, and what the next block reads of it."""
-        ...
+        packed: PackedTokens | None = None,
+        use_fp8: bool = False,
+    ) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Fp8Tensor | None]:
+        """Add a branch to the residual stream, normalize the sum and modulate it.
 
-    def turned(
+        Args:
+            x: Residual stream of whole sequences, (b, L, h), or of the ``packed`` tokens of theirs, (n, h).
+            branch: What to add; None: nothing.
+            norm: The normalization of the next block.
+            modulation: Shift and scale after the normalization (adaLN); None: none.
+            dtype: Dtype of the normalized output.
+            packed: The tokens that the rows of ``x`` are; None: all.
+            use_fp8: Whether to quantize the normalized output as well.
+
+        Returns:
+            The residual stream in its own dtype, the normalized output, and that quantized if ``use_fp8``.
+        """
+
+    @abstractmethod
+    def qkv_rotary(
         self,
-        n: Tensor,
-        weight: Tensor,
+        x: Float[Tensor, "b L h"],
+        weight: Float[Tensor, "hhh h"],
         heads: int,
         rotation: Rotation,
-        gains: tuple[Tensor, Tensor] | None,
-        few: Fp8Tensor | None = None,
+        qk_scale: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
+        x_fp8: Fp8Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values."""
-        ...
+        """Project to queries, keys and values, (b, L, heads, d), and apply rotary positions to queries and keys.
 
-    def thought(self, n: Tensor, up: Matrix, down: Tensor, bend: str, few: Fp8Tensor | None = None) -> Tensor:
-        """Two matrix products with an activation between them."""
-        ...
+        Args:
+            x: The normalized input.
+            weight: The weights of queries, keys and values, stacked.
+            heads: The number of heads.
+            rotation: Rotary angles.
+            qk_scale: Weights of QK-norm, the RMS normalization of each head of queries and keys; None: no QK-norm.
+            x_fp8: ``x`` quantized: the forward product is then in float8. The backward product is not, since
+                quantizing its gradient costs as much as float8 saves.
+        """
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """A matrix product."""
-        ...
+    @abstractmethod
+    def mlp(
+        self,
+        x: Float[Tensor, "*s h"],
+        up: WeightAndBias,
+        down: Float[Tensor, "h inner"],
+        activation: str,
+        x_fp8: Fp8Tensor | None = None,
+    ) -> Float[Tensor, "*s h"]:
+        """Compute activation(x·upᵀ + bias)·downᵀ.
+
+        Args:
+            x: The normalized input.
+            up: First weight and bias.
+            down: Second weight.
+            activation: See `apply_activation`.
+            x_fp8: ``x`` quantized: the products are then in float8, the second in the backward pass too.
+        """
+
+    @abstractmethod
+    def linear(self, x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:
+        """Compute x·weightᵀ."""
 
 
-def between(device: str, dtype: torch.dtype) -> BlockOps:
-    """`swift` on CUDA, where Triton runs and float32 is exact enough; this, for whatever a compiler is to see."""
-    if torch.compiler.is_compiling() or device != "cuda" or dtype == torch.float64 or not card.has_triton():
-        return sys.modules[__name__]
+@final
+class TorchBlockOps(BlockOps):
+    """The PyTorch reference."""
+
+    def embedding(self, x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tensor, "*s h"]:
+        """Return the rows of ``table`` at ``x``."""
+        return F.embedding(x, table)
+
+    def residual_norm_modulate(
+        self,
+        x: Float[Tensor, "*s h"],
+        branch: ResidualBranch | None,
+        norm: NormSpec,
+        modulation: Modulation | None,
+        dtype: torch.dtype,
+        packed: PackedTokens | None = None,
+        use_fp8: bool = False,
+    ) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Fp8Tensor | None]:
+        """Add a branch to the residual stream, normalize the sum and modulate it."""
+
+        def per_token(per_sequence: Tensor) -> Tensor:
+            return per_sequence[:, None] if packed is None else per_sequence[packed.sequence]
+
+        if branch is not None:
+            y = upcast(branch.y) if branch.bias is None else upcast(branch.y) + upcast(branch.bias)
+            if branch.seed is not None:
+                keep = dropout_mask(y.numel(), branch.dropout, branch.seed).view(y.shape)
+                y = torch.where(keep, y / (1 - branch.dropout), 0)
+            x = (upcast(x) + (y if branch.gate is None else per_token(branch.gate) * y)).to(x.dtype)
+        n = normalize(x, norm)
+        n = n if modulation is None else n * (1 + per_token(modulation.scale)) + per_token(modulation.shift)
+        n = n.to(dtype)
+        return x, n, fp8.quantize_rowwise(n.detach().flatten(0, -2)) if use_fp8 else None
+
+    def qkv_rotary(
+        self,
+        x: Float[Tensor, "b L h"],
+        weight: Float[Tensor, "hhh h"],
+        heads: int,
+        rotation: Rotation,
+        qk_scale: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
+        x_fp8: Fp8Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Project to queries, keys and values, and apply rotary positions to queries and keys."""
+        weight = weight.to(x.dtype)
+        qkv = F.linear(x, weight) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, weight, None, fp8_backward=False)
+        q, k, v = (part.unflatten(-1, (heads, -1)) for part in qkv.chunk(3, -1))
+        if qk_scale is not None:
+            q, k = (
+                normalize(a, RMS_NORM._replace(weight=scale)).to(a.dtype)
+                for a, scale in zip((q, k), qk_scale, strict=True)
+            )
+        return apply_rotary(q, rotation), apply_rotary(k, rotation), v
+
+    def mlp(
+        self,
+        x: Float[Tensor, "*s h"],
+        up: WeightAndBias,
+        down: Float[Tensor, "h inner"],
+        activation: str,
+        x_fp8: Fp8Tensor | None = None,
+    ) -> Float[Tensor, "*s h"]:
+        """Compute activation(x·upᵀ + bias)·downᵀ."""
+        w1, b1, w2 = up[0].to(x.dtype), None if up[1] is None else up[1].to(x.dtype), down.to(x.dtype)
+        if x_fp8 is None:
+            return F.linear(apply_activation(F.linear(x, w1, b1), activation), w2)
+        inner = apply_activation(fp8.fp8_linear(x, x_fp8, w1, b1, fp8_backward=False), activation)
+        inner_fp8 = fp8.quantize_rowwise(inner.detach().flatten(0, -2))
+        return fp8.fp8_linear(inner, inner_fp8, w2, None, fp8_backward=True)
+
+    def linear(self, x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:
+        """Compute x·weightᵀ."""
+        return F.linear(x, weight.to(x.dtype))
+
+
+TORCH = TorchBlockOps()
+
+
+def select_backend(device: str, dtype: torch.dtype) -> BlockOps:
+    """Return the Triton kernels on CUDA, except for float64 and inside a compiled graph; else the reference."""
+    if torch.compiler.is_compiling() or device != "cuda" or dtype == torch.float64 or not devices.has_triton():
+        return TORCH
     from sedd.ops import block_ops_triton
 
-    return block_ops_triton
-
-
-def looked(x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tensor, "*s h"]:
-    """The rows of a table at x."""
-    return F.embedding(x, table)
-
-
-def join(
-    x: Float[Tensor, "*s h"],
-    branch: ResidualBranch | None,
-    norm: NormSpec,
-    change: Modulation | None,
-    dtype: torch.dtype,
-    rows: PackedTokens | None = None,
-    narrow: bool = False,
-) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Fp8Tensor | None]:
-    """The stream with a branch added, in the dtype it has, and what the next block reads of it, in ``dtype``.
-
-    If that is ``narrow``, its eighths come with it. The stream is that of whole sequences, (b, L, h), or of some
-    ``rows`` of theirs, (n, h).
-    """
-
-    def each(told: Tensor) -> Tensor:
-        return told[:, None] if rows is None else told[rows.which]
-
-    if branch is not None:
-        y = upcast(branch.y) if branch.bias is None else upcast(branch.y) + upcast(branch.bias)
-        if branch.seed is not None:
-            kept = survivors(y.numel(), branch.rate, branch.seed).view(y.shape)
-            y = torch.where(kept, y / (1 - branch.rate), 0)
-        x = (upcast(x) + (y if branch.gate is None else each(branch.gate) * y)).to(x.dtype)
-    n = normalize(x, norm)
-    n = n if change is None else n * (1 + each(change.scale)) + each(change.shift)
-    n = n.to(dtype)
-    return x, n, fp8.eighths(n.detach().flatten(0, -2)) if narrow else None
-
-
-def survivors(count: int, rate: float, seed: Int[Tensor, " 2"]) -> Bool[Tensor, " count"]:
-    """Which of ``count`` entries dropout leaves: a hash of their number, so that nothing need be stored."""
-    first = _mixed(seed[0])
-    h = (torch.arange(count, device=seed.device) * 0x9E3779B9 + first) & _LOW
-    h = (h ^ (h >> 16)) * 0x21F0AAAD & _LOW
-    h = (h ^ (h >> 15) ^ _mixed(seed[1] ^ first)) * 0xD35A2D97 & _LOW
-    return (h ^ (h >> 15)) >= threshold(rate)
-
-
-def _mixed(h: Tensor) -> Tensor:
-    """Numbers that are near each other are not any more."""
-    h = (h ^ (h >> 16)) * 0x21F0AAAD & _LOW
-    h = (h ^ (h >> 15)) * 0xD35A2D97 & _LOW
-    return h ^ (h >> 15)
-
-
-def threshold(rate: float) -> int:
-    """Hashes below it are dropped."""
-    return round(rate * 2**32)
-
-
-def turned(
-    n: Float[Tensor, "b L h"],
-    weight: Float[Tensor, "hhh h"],
-    heads: int,
-    rotation: Rotation,
-    gains: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
-    few: Fp8Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, (b, L, heads, d); queries and keys are turned to their positions.
-
-    With ``gains``, queries and keys are first normed, head by head, and multiplied by them. With a ``few`` bits of n
-    the product is one of `eighths`, on the way forwards alone: its gradient would cost as much to press as it saves.
-    """
-    weight = weight.to(n.dtype)
-    said = F.linear(n, weight) if few is None else fp8.linear(n, few, weight, None, back=False)
-    q, k, v = (part.unflatten(-1, (heads, -1)) for part in said.chunk(3, -1))
-    if gains is not None:
-        q, k = (normalize(a, RMS_NORM._replace(weight=gain)).to(a.dtype) for a, gain in zip((q, k), gains, strict=True))
-    return apply_rotary(q, rotation), apply_rotary(k, rotation), v
-
-
-def thought(
-    n: Float[Tensor, "*s h"], up: Matrix, down: Float[Tensor, "h wide"], bend: str, few: Fp8Tensor | None = None
-) -> Float[Tensor, "*s h"]:
-    """Two matrix products with an activation between them: ``gelu`` in its tanh form, or ``relu2``, max(0, z)².
-
-    With a ``few`` bits of n they are of `eighths`, the second on its way back as well.
-    """
-    w1, b1, w2 = up[0].to(n.dtype), None if up[1] is None else up[1].to(n.dtype), down.to(n.dtype)
-    if few is None:
-        return F.linear(bent(F.linear(n, w1, b1), bend), w2)
-    inner = bent(fp8.linear(n, few, w1, b1, back=False), bend)
-    return fp8.linear(inner, fp8.eighths(inner.detach().flatten(0, -2)), w2, None, back=True)
-
-
-def linear(x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:
-    """xWᵀ."""
-    return F.linear(x, weight.to(x.dtype))
-
-
-def bent(z: Float[Tensor, "*s"], bend: str) -> Float[Tensor, "*s"]:
-    """The activation."""
-    return F.gelu(z, approximate="tanh") if bend == "gelu" else F.relu(z).square()
+    return block_ops_triton.TRITON
 
 
 def normalize(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"]:
@@ -239,3 +253,34 @@ def apply_rotary(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[T
     a, b = upcast(x).chunk(2, -1)
     cos, sin = (part[:, None] for part in rotation)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+def apply_activation(z: Float[Tensor, "*s"], activation: str) -> Float[Tensor, "*s"]:
+    """Apply ``gelu`` in its tanh form, or ``relu2``, max(0, z)²."""
+    return F.gelu(z, approximate="tanh") if activation == "gelu" else F.relu(z).square()
+
+
+# Dropout ---------------------------------------------------------------------------------------------------
+
+_LOW_32_BITS = 0xFFFFFFFF
+
+
+def dropout_mask(count: int, dropout: float, seed: Int[Tensor, " 2"]) -> Bool[Tensor, " count"]:
+    """Return which of ``count`` entries to keep: a hash of their index, so that the mask need not be stored."""
+    first = _hash32(seed[0])
+    h = (torch.arange(count, device=seed.device) * 0x9E3779B9 + first) & _LOW_32_BITS
+    h = (h ^ (h >> 16)) * 0x21F0AAAD & _LOW_32_BITS
+    h = (h ^ (h >> 15) ^ _hash32(seed[1] ^ first)) * 0xD35A2D97 & _LOW_32_BITS
+    return (h ^ (h >> 15)) >= dropout_threshold(dropout)
+
+
+def dropout_threshold(dropout: float) -> int:
+    """Return the 32-bit hash below which an entry is dropped."""
+    return round(dropout * 2**32)
+
+
+def _hash32(h: Tensor) -> Tensor:
+    """32-bit integer hash finalizer."""
+    h = (h ^ (h >> 16)) * 0x21F0AAAD & _LOW_32_BITS
+    h = (h ^ (h >> 15)) * 0xD35A2D97 & _LOW_32_BITS
+    return h ^ (h >> 15)

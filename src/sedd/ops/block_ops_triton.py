@@ -1,24 +1,83 @@
-"""The twin of `glue` for CUDA: every tensor is read and written once, on the way there and on the way back."""
+"""Block operations for CUDA: Triton kernels that read and write every tensor once per pass."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from sedd.ops import embedding_triton, fp8, fp8_triton, residual_norm_triton, rotary_triton
-from sedd.ops.block_ops import RMS_NORM, Matrix, Modulation, NormSpec, ResidualBranch, Rotation
+from sedd.ops import activation_triton, embedding_triton, fp8, fp8_triton, residual_norm_triton, rotary_triton
+from sedd.ops.block_ops import RMS_NORM, BlockOps, Modulation, NormSpec, ResidualBranch, Rotation, WeightAndBias
 from sedd.ops.fp8 import Fp8Tensor
 from sedd.ops.packed_tokens import PackedTokens
 
 
-def looked(x: Tensor, table: Tensor) -> Tensor:
-    """See `glue.looked`."""
-    rows: Tensor = _Looked.apply(x, table)  # type: ignore[no-untyped-call]
-    return rows
+@final
+class TritonBlockOps(BlockOps):
+    """The operations of `BlockOps` with hand-written backward passes."""
+
+    def embedding(self, x: Tensor, table: Tensor) -> Tensor:
+        """See `BlockOps.embedding`."""
+        rows: Tensor = _Embedding.apply(x, table)  # type: ignore[no-untyped-call]
+        return rows
+
+    def residual_norm_modulate(
+        self,
+        x: Tensor,
+        branch: ResidualBranch | None,
+        norm: NormSpec,
+        modulation: Modulation | None,
+        dtype: torch.dtype,
+        packed: PackedTokens | None = None,
+        use_fp8: bool = False,
+    ) -> tuple[Tensor, Tensor, Fp8Tensor | None]:
+        """See `BlockOps.residual_norm_modulate`."""
+        shift, scale = (None, None) if modulation is None else modulation
+        y, gate, dropout, seed, bias = branch or (None, None, 0.0, None, None)
+        tensors = y, bias, gate, norm.weight, norm.bias, shift, scale
+        options = _ResidualNormOptions(norm, dropout, seed, dtype, packed, use_fp8)
+        total, n, *n_fp8 = _ResidualNorm.apply(x, *tensors, options)  # type: ignore[no-untyped-call]
+        return x if branch is None else total, n, Fp8Tensor(*n_fp8) if use_fp8 else None
+
+    def qkv_rotary(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        heads: int,
+        rotation: Rotation,
+        qk_scale: tuple[Tensor, Tensor] | None,
+        x_fp8: Fp8Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `BlockOps.qkv_rotary`."""
+        q_scale, k_scale = qk_scale or (None, None)
+        q, k, v = _QKVRotary.apply(x, weight, heads, *rotation, q_scale, k_scale, x_fp8)  # type: ignore[no-untyped-call]
+        return q, k, v
+
+    def mlp(
+        self, x: Tensor, up: WeightAndBias, down: Tensor, activation: str, x_fp8: Fp8Tensor | None = None
+    ) -> Tensor:
+        """See `BlockOps.mlp`."""
+        if x_fp8 is not None or torch.is_grad_enabled():
+            y: Tensor = _MLP.apply(x, *up, down, activation, x_fp8)  # type: ignore[no-untyped-call]
+            return y
+        flat, w1, w2 = x.reshape(-1, x.shape[-1]), up[0].to(x.dtype), down.to(x.dtype)
+        b1 = None if up[1] is None else up[1].to(x.dtype)
+        if activation == "gelu" and b1 is not None:  # a matrix product with GELU in its epilogue
+            inner = torch._addmm_activation(b1, flat, w1.t(), use_gelu=True)
+        else:
+            inner = activation_triton.activation_forward(F.linear(flat, w1, b1), activation)
+        return F.linear(inner, w2).view(x.shape)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `BlockOps.linear`."""
+        y: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
+        return y
 
 
-class _Looked(torch.autograd.Function):
+TRITON = TritonBlockOps()
+
+
+class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(x)
@@ -28,38 +87,22 @@ class _Looked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (x,) = ctx.saved_tensors
-        return None, embedding_triton.summed(grad.flatten(0, -2).contiguous(), x.flatten(), ctx.states).to(ctx.dtype)
+        rows = grad.flatten(0, -2).contiguous()
+        return None, embedding_triton.segment_sum(rows, x.flatten(), ctx.states).to(ctx.dtype)
 
 
-def join(
-    x: Tensor,
-    branch: ResidualBranch | None,
-    norm: NormSpec,
-    change: Modulation | None,
-    dtype: torch.dtype,
-    rows: PackedTokens | None = None,
-    narrow: bool = False,
-) -> tuple[Tensor, Tensor, Fp8Tensor | None]:
-    """See `glue.join`."""
-    shift, scale = (None, None) if change is None else change
-    y, gate, rate, seed, bias = branch or (None, None, 0.0, None, None)
-    given = y, bias, gate, norm.weight, norm.bias, shift, scale
-    total, n, *few = _Join.apply(x, *given, _Rest(norm, rate, seed, dtype, rows, narrow))  # type: ignore[no-untyped-call]
-    return x if branch is None else total, n, Fp8Tensor(*few) if narrow else None
-
-
-class _Rest(NamedTuple):
-    """What a join is told besides tensors with gradients."""
+class _ResidualNormOptions(NamedTuple):
+    """Arguments without a gradient."""
 
     norm: NormSpec
-    rate: float
+    dropout: float
     seed: Tensor | None
     dtype: torch.dtype
-    rows: PackedTokens | None
-    narrow: bool
+    packed: PackedTokens | None
+    use_fp8: bool
 
 
-class _Join(torch.autograd.Function):
+class _ResidualNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -71,141 +114,117 @@ class _Join(torch.autograd.Function):
         bias: Tensor | None,
         shift: Tensor | None,
         scale: Tensor | None,
-        rest: _Rest,
+        options: _ResidualNormOptions,
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         x = x.contiguous()
         y = None if y is None else y.contiguous()
-        length, starts = (x.shape[1], None) if rest.rows is None else (rest.rows.length, rest.rows.starts)
-        plan = residual_norm_triton.Join(
-            rest.norm.eps, rest.norm.centred, rest.rate if rest.seed is not None else 0.0, length
+        norm, packed = options.norm, options.packed
+        length, cu_seqlens = (x.shape[1], None) if packed is None else (packed.seq_len, packed.cu_seqlens)
+        dropout = options.dropout if options.seed is not None else 0.0
+        config = residual_norm_triton.ResidualNormConfig(norm.eps, norm.centred, dropout, length)
+        inputs = residual_norm_triton.ResidualNormInputs(
+            y, y_bias, gate, weight, bias, shift, scale, options.seed, cu_seqlens
         )
-        parts = residual_norm_triton.Parts(y, y_bias, gate, weight, bias, shift, scale, rest.seed, starts)
-        few = fp8_triton.empty(x.flatten(0, -2)) if rest.narrow else None
-        total, n, mean, spread = residual_norm_triton.join(x, parts, plan, rest.dtype, few)
-        ctx.plan = plan
-        ctx.save_for_backward(total, *parts, mean, spread)
-        ctx.mark_non_differentiable(*(few or ()))
-        return (None if y is None else total), n, *(few or ())
+        n_fp8 = fp8_triton.empty_rowwise(x.flatten(0, -2)) if options.use_fp8 else None
+        total, n, mean, rstd = residual_norm_triton.residual_norm_forward(x, inputs, config, options.dtype, n_fp8)
+        ctx.config = config
+        ctx.save_for_backward(total, *inputs, mean, rstd)
+        ctx.mark_non_differentiable(*(n_fp8 or ()))
+        return (None if y is None else total), n, *(n_fp8 or ())
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, dn: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        total, *parts, mean, spread = ctx.saved_tensors
-        of = residual_norm_triton.Parts(*parts)
+    def backward(ctx: Any, d_total: Tensor | None, dn: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        total, *saved, mean, rstd = ctx.saved_tensors
+        inputs = residual_norm_triton.ResidualNormInputs(*saved)
         if dn is None:
             dn = torch.zeros_like(total)
-        back = residual_norm_triton.join_back(total, of, ctx.plan, mean, spread, dn.contiguous(), g)
-        told = {"y_bias": of.y_bias, "gate": of.gate, "weight": of.weight, "bias": of.bias}
-        told |= {"shift": of.shift, "scale": of.scale}
-        given = (None if a is None else getattr(back, name).to(a.dtype) for name, a in told.items())
-        return back.dx, back.dy, *given, None
+        grads = residual_norm_triton.residual_norm_backward(
+            total, inputs, ctx.config, mean, rstd, dn.contiguous(), d_total
+        )
+        needed = {name: getattr(inputs, name) for name in ("y_bias", "gate", "weight", "bias", "shift", "scale")}
+        given = (None if a is None else getattr(grads, name).to(a.dtype) for name, a in needed.items())
+        return grads.dx, grads.dy, *given, None
 
 
-def turned(
-    n: Tensor,
-    weight: Tensor,
-    heads: int,
-    rotation: Rotation,
-    gains: tuple[Tensor, Tensor] | None,
-    few: Fp8Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `glue.turned`."""
-    q, k, v = _Turned.apply(n, weight, heads, *rotation, *(gains or (None, None)), few)  # type: ignore[no-untyped-call]
-    return q, k, v
-
-
-class _Turned(torch.autograd.Function):
+class _QKVRotary(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        n: Tensor,
+        x: Tensor,
         weight: Tensor,
         heads: int,
         cos: Tensor,
         sin: Tensor,
-        q_gain: Tensor | None,
-        k_gain: Tensor | None,
-        few: Fp8Tensor | None,
+        q_scale: Tensor | None,
+        k_scale: Tensor | None,
+        x_fp8: Fp8Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        gains = None if q_gain is None or k_gain is None else rotary_triton.Gains(q_gain, k_gain)
-        flat, ctx.dtype = n.reshape(-1, n.shape[-1]), weight.dtype
-        weight = weight.to(n.dtype)
-        if few is not None:
-            qkv = fp8.product(few, fp8_triton.press(weight), n.dtype)
+        qk_scale = None if q_scale is None or k_scale is None else (q_scale, k_scale)
+        flat, ctx.dtype = x.reshape(-1, x.shape[-1]), weight.dtype
+        weight = weight.to(x.dtype)
+        if x_fp8 is not None:
+            qkv = fp8.scaled_mm(x_fp8, fp8_triton.quantize(weight), x.dtype)
         else:
-            qkv = n.new_empty(len(flat), len(weight))
-            torch.mm(flat, weight.t(), out=qkv)  # `recompute.cheap` must not keep what is changed
-        out = rotary_triton.turn(qkv, n.shape[1], heads, cos, sin, gains, RMS_NORM.eps)
-        ctx.save_for_backward(n, weight, cos, sin, None if gains is None else qkv, q_gain, k_gain)
+            qkv = x.new_empty(len(flat), len(weight))
+            # `out=` hides this product from selective activation checkpointing, which must not save what is overwritten
+            torch.mm(flat, weight.t(), out=qkv)
+        out = rotary_triton.qk_norm_rotary_forward(qkv, x.shape[1], heads, cos, sin, qk_scale, RMS_NORM.eps)
+        ctx.save_for_backward(x, weight, cos, sin, None if qk_scale is None else qkv, q_scale, k_scale)
         width = len(weight) // 3
         parts = out[:, :width], out[:, width : 2 * width], qkv[:, 2 * width :]
-        q, k, v = (part.unflatten(0, n.shape[:2]).unflatten(-1, (heads, -1)) for part in parts)
+        q, k, v = (part.unflatten(0, x.shape[:2]).unflatten(-1, (heads, -1)) for part in parts)
         return q, k, v
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-        n, weight, cos, sin, qkv, q_gain, k_gain = ctx.saved_tensors
-        gains = None if q_gain is None else rotary_triton.Gains(q_gain, k_gain)
-        dqkv, d_gains = rotary_triton.turn_back(dq, dk, dv, cos if qkv is None else qkv, cos, sin, gains, RMS_NORM.eps)
-        of_gains = (None, None) if d_gains is None else d_gains
-        d_weight = _of_weight(dqkv, n.reshape(-1, n.shape[-1]), ctx.dtype)
-        return (dqkv @ weight).view(n.shape), d_weight, None, None, None, *of_gains, None
+        x, weight, cos, sin, qkv, q_scale, k_scale = ctx.saved_tensors
+        qk_scale = None if q_scale is None else (q_scale, k_scale)
+        dqkv, d_qk_scale = rotary_triton.qk_norm_rotary_backward(
+            dq, dk, dv, cos if qkv is None else qkv, cos, sin, qk_scale, RMS_NORM.eps
+        )
+        d_weight = _weight_grad(dqkv, x.reshape(-1, x.shape[-1]), ctx.dtype)
+        return (dqkv @ weight).view(x.shape), d_weight, None, None, None, *(d_qk_scale or (None, None)), None
 
 
-def _of_weight(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """dyᵀx, the gradient of a weight: not rounded to half precision on its way to a weight that is not."""
+def _weight_grad(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute dyᵀx in the dtype of the weight: float32 gradients are not rounded to half precision first."""
     if dy.is_cuda and dtype == torch.float32 != dy.dtype:
         return torch.mm(dy.t(), x, out_dtype=dtype)
     return (dy.t() @ x).to(dtype)
 
 
-def thought(n: Tensor, up: Matrix, down: Tensor, bend: str, few: Fp8Tensor | None = None) -> Tensor:
-    """See `glue.thought`."""
-    if few is not None or torch.is_grad_enabled():
-        said: Tensor = _Thought.apply(n, *up, down, bend, few)  # type: ignore[no-untyped-call]
-        return said
-    flat, w1, w2 = n.reshape(-1, n.shape[-1]), up[0].to(n.dtype), down.to(n.dtype)
-    b1 = None if up[1] is None else up[1].to(n.dtype)
-    if bend == "gelu" and b1 is not None:  # a matrix product that bends what it writes
-        inner = torch._addmm_activation(b1, flat, w1.t(), use_gelu=True)
-    else:
-        inner = rotary_triton.bend(F.linear(flat, w1, b1), bend)
-    return F.linear(inner, w2).view(n.shape)
-
-
-class _Thought(torch.autograd.Function):
+class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, n: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, bend: str, few: Fp8Tensor | None
+        ctx: Any, x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, activation: str, x_fp8: Fp8Tensor | None
     ) -> Tensor:
-        flat, dtype = n.reshape(-1, n.shape[-1]), n.dtype
-        ctx.bend, ctx.narrow, ctx.dtypes = bend, few is not None, [None if a is None else a.dtype for a in (w1, b1, w2)]
+        flat, dtype = x.reshape(-1, x.shape[-1]), x.dtype
+        ctx.activation, ctx.use_fp8 = activation, x_fp8 is not None
+        ctx.dtypes = [None if a is None else a.dtype for a in (w1, b1, w2)]
         w1, b1, w2 = w1.to(dtype), None if b1 is None else b1.to(dtype), w2.to(dtype)
-        if few is not None:
-            z = fp8.product(few, fp8_triton.press(w1), dtype, b1)
-            y = fp8.product(fp8_triton.bend(z, bend), fp8_triton.press(w2), dtype)
+        if x_fp8 is not None:
+            z = fp8.scaled_mm(x_fp8, fp8_triton.quantize(w1), dtype, b1)
+            y = fp8.scaled_mm(fp8_triton.activate_and_quantize(z, activation), fp8_triton.quantize(w2), dtype)
         else:
             z = F.linear(flat, w1, b1)
-            y = F.linear(rotary_triton.bend(z, bend), w2)
-        ctx.save_for_backward(n, z, w1, w2)
-        return y.view(n.shape)
+            y = F.linear(activation_triton.activation_forward(z, activation), w2)
+        ctx.save_for_backward(x, z, w1, w2)
+        return y.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        n, z, w1, w2 = ctx.saved_tensors
-        of_w1, of_b1, of_w2 = ctx.dtypes
-        flat, dy = n.reshape(-1, n.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        narrow = (fp8_triton.press(dy), fp8_triton.press(w2.t())) if ctx.narrow else None
-        d_inner = dy @ w2 if narrow is None else fp8.product(*narrow, dy.dtype)
-        inner, dz, columns = rotary_triton.bend_back(z, d_inner, ctx.bend, of_b1 is not None)
-        d_b1 = None if columns is None else columns.to(of_b1)
-        return (dz @ w1).view(n.shape), _of_weight(dz, flat, of_w1), d_b1, _of_weight(dy, inner, of_w2), None, None
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """See `glue.linear`."""
-    said: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
-    return said
+        x, z, w1, w2 = ctx.saved_tensors
+        w1_dtype, b1_dtype, w2_dtype = ctx.dtypes
+        flat, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        if ctx.use_fp8:
+            d_inner = fp8.scaled_mm(fp8_triton.quantize(dy), fp8_triton.quantize(w2.t()), dy.dtype)
+        else:
+            d_inner = dy @ w2
+        inner, dz, column_sums = activation_triton.activation_backward(z, d_inner, ctx.activation, b1_dtype is not None)
+        d_b1 = None if column_sums is None else column_sums.to(b1_dtype)
+        dx = (dz @ w1).view(x.shape)
+        return dx, _weight_grad(dz, flat, w1_dtype), d_b1, _weight_grad(dy, inner, w2_dtype), None, None
 
 
 class _Linear(torch.autograd.Function):
@@ -219,4 +238,4 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         flat = dy.reshape(-1, dy.shape[-1])
-        return (flat @ weight).view(x.shape), _of_weight(flat, x.reshape(-1, x.shape[-1]), ctx.dtype)
+        return (flat @ weight).view(x.shape), _weight_grad(flat, x.reshape(-1, x.shape[-1]), ctx.dtype)

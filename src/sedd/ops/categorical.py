@@ -1,9 +1,9 @@
-"""A draw at every row of a head's output, by a law that is affine in the scores: the definition, in torch.
+"""Categorical sampling from the output of a head, one draw per row, from weights that are affine in the scores.
 
-`picks` is its twin in Triton: the output is read and nothing of its size is written.
+`categorical_triton` is the kernel for CUDA: it reads the logits and writes nothing of their size.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -12,78 +12,88 @@ from torch import Tensor
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.rng import CounterRNG
-from sedd.runtime import device as card
+from sedd.runtime import device as devices
 
 
-class Drawn(NamedTuple):
-    """The next token of every row, and how many of their laws had to be made laws."""
+class HeadLogits(NamedTuple):
+    """The output of a head at k positions: log s_y = logits_y + shift for the tokens y < ``vocab_size``."""
 
-    y: Int[Tensor, " k"]
-    clamped: Int[Tensor, ""]
-
-
-class Scores(NamedTuple):
-    """What a head says of some positions: log s_y = z_y + scale for the tokens y < ``vocab_size``."""
-
-    z: Float[Tensor, "k m"]
+    logits: Float[Tensor, "k m"]
     vocab_size: int
-    scale: Float[Tensor, " k"]
-    relative: bool
-    """Whether s is a ratio to x, so that s_x = 1; else s_x is what is said of x, and 0 for a mask."""
+    shift: Float[Tensor, " k"]
+    is_score: bool
+    """Whether s_y is a ratio to the probability of x, so that s_x = 1; else s_x = e^logit, and 0 for a mask."""
 
 
-@runtime_checkable
-class Choose(Protocol):
-    """`choose`, here or in `picks`."""
+class SampledTokens(NamedTuple):
+    """The next token of every row."""
 
-    def __call__(self, said: Scores, x: Tensor, law: AffineWeights, u: Tensor) -> Drawn:
-        """The next token of every row."""
-        ...
+    tokens: Int[Tensor, " k"]
+    clamped_count: Int[Tensor, ""]
+    """Rows with a weight below 0, rounding aside."""
 
 
-def chosen(device: str) -> Choose:
-    """The twin in Triton on CUDA, where it runs."""
-    if device == "cuda" and card.has_triton():
+def samples_from_logits(device: str) -> bool:
+    """Return whether `sample_categorical` runs as a kernel on this device, without a table of weights."""
+    return device == "cuda" and devices.has_triton()
+
+
+def sample_categorical(
+    head: HeadLogits, x: Int[Tensor, " k"], weights: AffineWeights, u: Float[Tensor, "k 2"]
+) -> SampledTokens:
+    """Draw the next token of every row.
+
+    Args:
+        head: The scores.
+        x: The current token of every row.
+        weights: The weight of every next token, affine in the scores.
+        u: Two uniforms per row: the first decides whether the token changes, the second to which.
+    """
+    if samples_from_logits(x.device.type):
         from sedd.ops import categorical_triton
 
-        return categorical_triton.choose
-    return choose
+        return categorical_triton.sample_categorical_triton(head, x, weights, u)
+    return sample_categorical_reference(head, x, weights, u)
 
 
-def uniforms(chance: CounterRNG, length: int, step: int, event: int) -> Float[Tensor, "b length 2"]:
-    """``chance(length, step, event)``, on CUDA by one kernel."""
-    if chance.rows.device.type == "cuda" and card.has_triton():
+def sample_categorical_reference(
+    head: HeadLogits, x: Int[Tensor, " k"], weights: AffineWeights, u: Float[Tensor, "k 2"]
+) -> SampledTokens:
+    """Draw the next token of every row from a table of weights; see `sample_categorical`."""
+    states = max(head.vocab_size, int(x.max()) + 1) if len(x) else head.vocab_size
+    table = dense_weights(head, x, weights, states)
+    total = table.sum(-1, dtype=torch.float64)
+    clamped = table.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)
+    return SampledTokens(categorical.step(x, table.clamp_min(0), u), clamped.sum())
+
+
+def dense_weights(
+    head: HeadLogits, x: Int[Tensor, " k"], weights: AffineWeights, states: int
+) -> Float[Tensor, "k states"]:
+    """Return the weights of all ``states``, in float64 and before negative ones are clamped; see `AffineWeights`."""
+    log_s = head.logits[:, : head.vocab_size].double() + head.shift[:, None].double()
+    is_token = (x < head.vocab_size)[:, None]
+    at = x.clamp_max(head.vocab_size - 1)[:, None]
+    own = torch.zeros_like(at, dtype=torch.float64) if head.is_score else log_s.gather(-1, at)
+    own = own if head.is_score else torch.where(is_token, own, -torch.inf)
+    log_s = torch.where(is_token, log_s.scatter(-1, at, -torch.inf), log_s)
+    highest = torch.maximum(log_s.amax(-1, keepdim=True), own)
+    s, own = torch.exp(log_s - highest), torch.exp(own - highest)
+    total = s.sum(-1, keepdim=True)
+    table = weights.go.double()[:, None] * s
+    stay = torch.zeros_like(total)
+    if weights.stay is not None and weights.stay_sum is not None:
+        stay = weights.stay.double()[:, None] * own + weights.stay_sum.double()[:, None] * total
+    if weights.by_sum is not None and weights.by_own is not None:
+        table = table + weights.by_sum[:, None] * total + weights.by_own[:, None] * own
+    table = torch.nn.functional.pad(table, (0, states - head.vocab_size))
+    return table.scatter(-1, x[:, None], stay)
+
+
+def counter_uniforms(rng: CounterRNG, length: int, step: int, event: int) -> Float[Tensor, "b length 2"]:
+    """Return ``rng(length, step, event)``, on CUDA by one kernel."""
+    if rng.rows.device.type == "cuda" and devices.has_triton():
         from sedd.ops import philox_triton
 
-        return philox_triton.uniforms(chance, length, step, event)
-    return chance(length, step, event)
-
-
-def choose(said: Scores, x: Int[Tensor, " k"], law: AffineWeights, u: Float[Tensor, "k 2"]) -> Drawn:
-    """The first uniform of a row decides whether it moves, the second where to."""
-    states = max(said.vocab_size, int(x.max()) + 1) if len(x) else said.vocab_size
-    weights = weigh(said, x, law, states)
-    total = weights.sum(-1, dtype=torch.float64)
-    clamped = weights.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)
-    return Drawn(categorical.step(x, weights.clamp_min(0), u), clamped.sum())
-
-
-def weigh(said: Scores, x: Int[Tensor, " k"], law: AffineWeights, states: int) -> Float[Tensor, "k states"]:
-    """The weights of all ``states``, entries below 0 kept."""
-    log_s = said.z[:, : said.vocab_size].double() + said.scale[:, None].double()
-    token = (x < said.vocab_size)[:, None]
-    at = x.clamp_max(said.vocab_size - 1)[:, None]
-    own = torch.zeros_like(at, dtype=torch.float64) if said.relative else log_s.gather(-1, at)
-    own = own if said.relative else torch.where(token, own, -torch.inf)
-    log_s = torch.where(token, log_s.scatter(-1, at, -torch.inf), log_s)
-    most = torch.maximum(log_s.amax(-1, keepdim=True), own)
-    s, own = torch.exp(log_s - most), torch.exp(own - most)
-    total = s.sum(-1, keepdim=True)
-    weights = law.go.double()[:, None] * s
-    stays = torch.zeros_like(total)
-    if law.stay is not None and law.stay_sum is not None:
-        stays = law.stay.double()[:, None] * own + law.stay_sum.double()[:, None] * total
-    if law.by_sum is not None and law.by_own is not None:
-        weights = weights + law.by_sum[:, None] * total + law.by_own[:, None] * own
-    weights = torch.nn.functional.pad(weights, (0, states - said.vocab_size))
-    return weights.scatter(-1, x[:, None], stays)
+        return philox_triton.philox_uniforms(rng, length, step, event)
+    return rng(length, step, event)

@@ -1,8 +1,8 @@
-"""Matrix products in float8: every row of a matrix has a scale of its own, so that nothing need be remembered.
+"""Float8 (e4m3) matrix products with rowwise scales: every row has its own, so no history of maxima is stored.
 
-The definition, in torch. `pressed` makes the same eighths on CUDA, where `product` takes half the time of one in
-bfloat16. Gradients of weights stay in the dtype of what they are products of: they are sums over all tokens, and what
-is lost there is lost for good.
+This is the PyTorch reference; `fp8_triton` quantizes on CUDA, where `scaled_mm` takes half the time of a bfloat16
+product. Gradients of weights stay in the dtype of their factors: they are sums over all tokens, where rounding errors
+of float8 would add up.
 """
 
 from typing import Any, NamedTuple
@@ -12,29 +12,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sedd.diffusion.precision import upcast
-from sedd.runtime import device as card
+from sedd.runtime import device as devices
 
-LARGEST = 448.0
-"""Of float8 with four bits of exponent and three of mantissa."""
-LEAST = 1e-30
-"""A row whose largest entry is less is taken for zeros."""
+FP8_MAX = 448.0
+"""Largest number of float8 e4m3."""
+MIN_ABS_MAX = 1e-30
+"""Lower bound of a row's largest absolute value: smaller rows become 0."""
 
 
 class Fp8Tensor(NamedTuple):
-    """A matrix, rounded: values·scale, row by row."""
+    """A quantized matrix: values·scale, with one scale per row."""
 
     values: Tensor
     scale: Float[Tensor, "m 1"]
 
 
-def eighths(x: Float[Tensor, "m k"]) -> Fp8Tensor:
-    """The nearest."""
-    scale = upcast(x).abs().amax(-1, keepdim=True).clamp_min(LEAST).float() / LARGEST
+def quantize_rowwise(x: Float[Tensor, "m k"]) -> Fp8Tensor:
+    """Quantize rows to float8 e4m3, one scale per row."""
+    scale = upcast(x).abs().amax(-1, keepdim=True).clamp_min(MIN_ABS_MAX).float() / FP8_MAX
     return Fp8Tensor((upcast(x) / scale).to(torch.float8_e4m3fn).contiguous(), scale)
 
 
-def product(a: Fp8Tensor, b: Fp8Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
-    """a bᵀ + bias: both are read along their rows."""
+def scaled_mm(a: Fp8Tensor, b: Fp8Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
+    """Compute a·bᵀ + bias."""
     if a.values.is_cuda:
         return torch._scaled_mm(
             a.values,
@@ -45,41 +45,52 @@ def product(a: Fp8Tensor, b: Fp8Tensor, dtype: torch.dtype, bias: Tensor | None 
             out_dtype=dtype,
             use_fast_accum=True,
         )
-    said = (a.values.float() * a.scale) @ (b.values.float() * b.scale).t()
-    return (said if bias is None else said + bias).to(dtype)
+    product = (a.values.float() * a.scale) @ (b.values.float() * b.scale).t()
+    return (product if bias is None else product + bias).to(dtype)
 
 
-def linear(
+def fp8_linear(
     x: Float[Tensor, "*s k"],
-    few: Fp8Tensor,
+    x_fp8: Fp8Tensor,
     weight: Float[Tensor, "n k"],
     bias: Float[Tensor, " n"] | None,
-    back: bool,
+    fp8_backward: bool,
 ) -> Float[Tensor, "*s n"]:
-    """xWᵀ + b by the eighths of both, of which those of x are given; with ``back``, the gradient of x as well."""
-    said: Tensor = _Linear.apply(x.flatten(0, -2), *few, weight, bias, back)  # type: ignore[no-untyped-call]
-    return said.view(*x.shape[:-1], len(weight))
+    """Compute x·weightᵀ + bias in float8.
+
+    Args:
+        x: The input, for the gradient of the weight.
+        x_fp8: The input, quantized.
+        weight: Quantized here.
+        bias: Added in full precision.
+        fp8_backward: Whether the gradient of ``x`` is a float8 product too.
+    """
+    y: Tensor = _Fp8Linear.apply(x.flatten(0, -2), *x_fp8, weight, bias, fp8_backward)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], len(weight))
 
 
-class _Linear(torch.autograd.Function):
+class _Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, values: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, back: bool
+        ctx: Any, x: Tensor, values: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, fp8_backward: bool
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.back, ctx.biased = back, bias is not None
-        return product(Fp8Tensor(values, scale), eighths(weight), x.dtype, bias)
+        ctx.fp8_backward, ctx.has_bias = fp8_backward, bias is not None
+        return scaled_mm(Fp8Tensor(values, scale), quantize_rowwise(weight), x.dtype, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dx = product(eighths(dy), eighths(weight.t()), dy.dtype) if ctx.back else dy @ weight
-        return dx, None, None, dy.t() @ x, dy.sum(0) if ctx.biased else None, None
+        if ctx.fp8_backward:
+            dx = scaled_mm(quantize_rowwise(dy), quantize_rowwise(weight.t()), dy.dtype)
+        else:
+            dx = dy @ weight
+        return dx, None, None, dy.t() @ x, dy.sum(0) if ctx.has_bias else None, None
 
 
-def refusal(device: str, *sizes: int) -> str | None:
-    """Why a network cannot multiply in eighths; None: it can."""
-    if device == "cuda" and not card.has_fp8():
+def unsupported_reason(device: str, *sizes: int) -> str | None:
+    """Return why float8 cannot be used on a device for these matrix sizes; None: it can."""
+    if device == "cuda" and not devices.has_fp8():
         return "float8 needs a GPU of compute capability 8.9 or more with Triton; use bfloat16"
     if odd := [size for size in sizes if size % 16]:
         return f"float8 needs a width that is a multiple of 16, and it is {odd[0]}; use bfloat16"

@@ -1,4 +1,7 @@
-"""Which positions count, packed together: no scatter on the way there or back, so the same bits every time."""
+"""Packing of the positions that count in a loss.
+
+Forward and backward are gathers without atomic additions, so the same bits come out every time.
+"""
 
 from typing import Any, NamedTuple
 
@@ -9,53 +12,55 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 
 class PackedTokens(NamedTuple):
-    """The positions that count, in order, and the way back."""
+    """The selected positions of a batch of b sequences, in order."""
 
-    kept: Int[Tensor, " n"]
-    back: Int[Tensor, " s"]
-    """For every position its place among those that count; n where it is not among them."""
-    starts: Int[Tensor, " b+1"]
-    """Where the rows of each sequence begin among those that count, and the end."""
-
-    @property
-    def length(self) -> int:
-        """How many positions a sequence has."""
-        return len(self.back) // (len(self.starts) - 1)
+    positions: Int[Tensor, " n"]
+    """Flat position of every selected token."""
+    inverse: Int[Tensor, " s"]
+    """For every flat position its row among the selected tokens; n where it is not selected."""
+    cu_seqlens: Int[Tensor, " b+1"]
+    """Cumulative numbers of selected tokens per sequence, from 0."""
 
     @property
-    def which(self) -> Int[Tensor, " n"]:
-        """The sequence of every row that counts."""
-        return self.kept // self.length
+    def seq_len(self) -> int:
+        """Positions per sequence."""
+        return len(self.inverse) // (len(self.cu_seqlens) - 1)
+
+    @property
+    def sequence(self) -> Int[Tensor, " n"]:
+        """The sequence of every selected token."""
+        return self.positions // self.seq_len
 
 
-def unknown_rows(unknown: Bool[Tensor, "*b L"], count: int | None = None) -> PackedTokens:
-    """The positions where ``unknown`` is true, of which there are ``count``.
+def pack_tokens(selected: Bool[Tensor, "*b L"], count: int | None = None) -> PackedTokens:
+    """Pack the positions where ``selected`` is true.
 
-    Whoever made the batch on the CPU knows how many there are. Without ``count`` it is asked of the device, and an
-    accelerator is waited for.
+    Args:
+        selected: The mask.
+        count: How many are selected; None counts them, which on a GPU waits for the device.
     """
-    flat = unknown.flatten()
+    flat = selected.flatten()
     count = int(flat.sum()) if count is None else count
-    kept = flat.to(torch.uint8).argsort(descending=True, stable=True)[:count]
-    starts = F.pad(unknown.sum(-1).flatten().cumsum(0), (1, 0))
-    return PackedTokens(kept, torch.where(flat, flat.cumsum(0) - 1, count), starts)
+    positions = flat.to(torch.uint8).argsort(descending=True, stable=True)[:count]
+    cu_seqlens = F.pad(selected.sum(-1).flatten().cumsum(0), (1, 0))
+    return PackedTokens(positions, torch.where(flat, flat.cumsum(0) - 1, count), cu_seqlens)
 
 
-def take(hidden: Float[Tensor, "*b h"], rows: PackedTokens | None) -> Float[Tensor, "*n h"]:
-    """The rows that count, (n, h); None: all do, and stay as they are."""
-    if rows is None:
+def gather(hidden: Float[Tensor, "*b h"], packed: PackedTokens | None) -> Float[Tensor, "*n h"]:
+    """Return the rows of the selected tokens, (n, h); without a selection ``hidden`` unchanged."""
+    if packed is None:
         return hidden
-    taken: Tensor = _Take.apply(hidden.flatten(0, -2), rows)  # type: ignore[no-untyped-call]
-    return taken
+    rows: Tensor = _Gather.apply(hidden.flatten(0, -2), packed)  # type: ignore[no-untyped-call]
+    return rows
 
 
-class _Take(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, rows: PackedTokens) -> Tensor:
-        ctx.save_for_backward(rows.back)
-        return hidden.index_select(0, rows.kept)
+    def forward(ctx: Any, hidden: Tensor, packed: PackedTokens) -> Tensor:
+        ctx.save_for_backward(packed.inverse)
+        return hidden.index_select(0, packed.positions)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (back,) = ctx.saved_tensors
-        return torch.cat([grad, grad.new_zeros(1, grad.shape[-1])]).index_select(0, back), None
+        (inverse,) = ctx.saved_tensors
+        return torch.cat([grad, grad.new_zeros(1, grad.shape[-1])]).index_select(0, inverse), None

@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import ops
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import Model, Reader
 from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Schedule
+from sedd.ops.categorical import counter_uniforms
 from sedd.sampling import enumeration
 from sedd.sampling.caching import Asked, Sites, Spoken, per_position, show, to_show
 
@@ -217,7 +217,7 @@ def fill(
     context: StepContext,
 ) -> Int[Tensor, "b L"]:
     """Draw the chosen positions from p(x_0 | x), of which the head reads ``hidden``: drawn, never the likeliest."""
-    u = ops.uniforms(context.chance, x.shape[-1], context.step, STEP).flatten(0, 1)
+    u = counter_uniforms(context.chance, x.shape[-1], context.step, STEP).flatten(0, 1)
     y, rows = x.flatten().clone(), hidden.flatten(0, 1)
     for at in context.asked.pieces(where, process.num_states):
         sites = to_show(process, y[at], per_position(sigma, x.shape[-1], at), u[at], context.asked)
@@ -287,7 +287,7 @@ class Product(Stepper, ABC):
         asked, length, y = context.asked, x.shape[-1], x.flatten().clone()
         sigma = self.schedule.sigma(t)
         hidden = asked.hidden(x, sigma, context.valid).flatten(0, 1)
-        u = ops.uniforms(context.chance, length, context.step, STEP).flatten(0, 1)
+        u = counter_uniforms(context.chance, length, context.step, STEP).flatten(0, 1)
         for at in asked.pieces(context.free & self.process.unknown(x), self.process.num_states):
             now, told, before, after = y[at], *(per_position(a, length, at) for a in (sigma, t, s))
             if (speaker := asked.speaker(x.device)) and speaker.relative == self.relative:

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import ops
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import MeanReader, Reader, Speaker
 from sedd.diffusion.process import Process
 from sedd.diffusion.reverse import denoised
+from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
 from sedd.sampling.guidance import passes
 
 
@@ -61,17 +61,17 @@ class Asked:
 
     def speaker(self, device: torch.device) -> Speaker | None:
         """The model, where tokens are drawn from what its head says, without a table of laws."""
-        swift = ops.chosen(device.type) is not ops.choose if self.swift is None else self.swift
+        swift = samples_from_logits(device.type) if self.swift is None else self.swift
         return self.model if swift and isinstance(self.model, Speaker) else None
 
     def pick(self, hidden: Float[Tensor, "k h"], at: "Sites", vocab_size: int) -> Int[Tensor, " k"]:
         """The next token at some positions, where the head reads ``hidden``."""
         assert isinstance(self.model, Speaker)
         assert at.spoken is not None
-        said = ops.Scores(self.model.said(hidden), vocab_size, at.spoken.scale, self.model.relative)
-        drawn = ops.chosen(hidden.device.type)(said, at.x, at.spoken.law, at.u)
-        self.clamped = self.clamped + drawn.clamped
-        return drawn.y
+        said = HeadLogits(self.model.said(hidden), vocab_size, at.spoken.scale, self.model.relative)
+        drawn = sample_categorical(said, at.x, at.spoken.law, at.u)
+        self.clamped = self.clamped + drawn.clamped_count
+        return drawn.tokens
 
     def clean(self, hidden: Tensor, x: Tensor, sigma: Tensor, process: Process) -> Float[Tensor, "k N"]:
         """p(x_0 | x) at some positions: as a denoiser says it, or as a score implies it."""

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd import ops
 from sedd.diffusion.objective import (
     D3PM,
     AnyOrder,
@@ -29,7 +28,8 @@ from sedd.diffusion.parameterization import Mean, Score
 from sedd.diffusion.precision import upcast_dtype
 from sedd.diffusion.process import Absorbing
 from sedd.nn.layers import Linear
-from sedd.ops import PackedTokens
+from sedd.ops.linear_loss import CrossEntropyLoss, HeadLoss, ScoreEntropyLoss, linear_loss
+from sedd.ops.packed_tokens import PackedTokens, pack_tokens
 
 
 class LossOutput(NamedTuple):
@@ -103,7 +103,7 @@ class FusedLoss:
         head = _head(self.network)
         with torch.autocast(hidden.device.type, enabled=False):
             terms = self.terms(x_t, x_0, t, weight, upcast_dtype(head.weight.dtype), packed)
-            loss = ops.linear_loss(hidden.flatten(0, -2), head.weight, head.bias, terms, dtype=hidden.dtype)
+            loss = linear_loss(hidden.flatten(0, -2), head.weight, head.bias, terms, dtype=hidden.dtype)
         return LossOutput(loss.total, _unpack(loss.rows, packed).view(x_t.shape), loss.overflow_count)
 
     def _pack(self, x_t: Tensor, valid: Tensor | None, count: int | None) -> PackedTokens | None:
@@ -111,7 +111,7 @@ class FusedLoss:
         if valid is None and not isinstance(self.process, Absorbing):
             return None
         noisy = self.process.unknown(x_t)
-        return ops.unknown_rows(noisy if valid is None else noisy & valid, count)
+        return pack_tokens(noisy if valid is None else noisy & valid, count)
 
 
 def _head(network: nn.Module) -> Linear:
@@ -123,12 +123,12 @@ def _head(network: nn.Module) -> Linear:
 def _gather(values: Tensor, like: Tensor, packed: PackedTokens | None) -> Tensor:
     """Expand values to all positions and return those of the packed positions."""
     flat = values.expand(like.shape).flatten()
-    return flat if packed is None else flat[packed.kept]
+    return flat if packed is None else flat[packed.positions]
 
 
 def _unpack(values: Tensor, packed: PackedTokens | None) -> Tensor:
     """Put packed values back at their positions, 0 elsewhere."""
-    return values if packed is None else torch.cat([values, values.new_zeros(1)])[packed.back]
+    return values if packed is None else torch.cat([values, values.new_zeros(1)])[packed.inverse]
 
 
 class _ScoreEntropyTerms:
@@ -143,7 +143,7 @@ class _ScoreEntropyTerms:
 
     def __call__(
         self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, dtype: torch.dtype, packed: PackedTokens | None
-    ) -> ops.Cost:
+    ) -> HeadLoss:
         process = self.objective.process
         sigma, rate = (a.to(dtype) for a in self.objective.schedule(t))
         log_data, log_rest = process.ratios(x_t, x_0, sigma)
@@ -151,7 +151,7 @@ class _ScoreEntropyTerms:
         def gather(values: Tensor) -> Tensor:
             return _gather(values, x_t, packed)
 
-        return ops.ScoreEntropy(
+        return ScoreEntropyLoss(
             states=process.vocab_size,
             x_t=None if isinstance(process, Absorbing) else gather(x_t),  # the mask's own entry is not in the loss
             x_0=gather(x_0),
@@ -177,9 +177,9 @@ class _CrossEntropyTerms:
 
     def __call__(
         self, x_t: Tensor, x_0: Tensor, t: Tensor, weight: Tensor, dtype: torch.dtype, packed: PackedTokens | None
-    ) -> ops.Cost:
+    ) -> HeadLoss:
         weights = (weight[:, None] * self._sigma_and_weight(x_t, x_0, t)[1]).to(dtype)
-        return ops.CrossEntropy(self.vocab_size, _gather(x_0, x_t, packed), _gather(weights, x_t, packed))
+        return CrossEntropyLoss(self.vocab_size, _gather(x_0, x_t, packed), _gather(weights, x_t, packed))
 
     def _sigma_and_weight(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         denoiser = _ConstantDenoiser(self.vocab_size)

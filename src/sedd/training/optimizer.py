@@ -158,17 +158,19 @@ class FusedOptimizerStep(OptimizerStep):
         group, share = self.optimizers[0].param_groups[0], 1 - self.ema.decay_at(step)
         averages: dict[Tensor, Tensor] = dict(zip(self.weights, self.ema.weights, strict=True))
         weights = [
-            adamw_ema_triton.Weight(w, g, m, v, averages.pop(w), steps, d) for w, g, m, v, steps, d in self._moments()
+            adamw_ema_triton.ParameterState(w, g, m, v, averages.pop(w), steps, d)
+            for w, g, m, v, steps, d in self._moments()
         ]
         beta1, beta2 = group["betas"]
-        rule = adamw_ema_triton.Rule(group["lr"], beta1, beta2, group["eps"], share)
-        adamw_ema_triton.move(weights, rule, (self.config.grad_clip / (grad_norm + 1e-6)).clamp(max=1), finite)
+        hyper = adamw_ema_triton.AdamWHyperparameters(group["lr"], beta1, beta2, group["eps"], share)
+        grad_scale = (self.config.grad_clip / (grad_norm + 1e-6)).clamp(max=1)
+        adamw_ema_triton.adamw_ema_step(weights, hyper, grad_scale, finite)
         for weight, average in averages.items():  # those without a gradient
             average.lerp_(weight, share * finite)
 
     def _moments(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]]:
         """Yield (weight, gradient, first moment, second moment, step count, weight decay) where there is a gradient."""
-        from sedd.ops.adamw_ema_triton import wide
+        from sedd.ops.adamw_ema_triton import aligned
 
         (optimizer,) = self.optimizers
         for group in optimizer.param_groups:
@@ -178,8 +180,8 @@ class FusedOptimizerStep(OptimizerStep):
                 if not (state := optimizer.state[weight]):  # the keys in torch's order
                     state["step"] = torch.zeros((), device=weight.device)
                     state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
-                state["exp_avg"], state["exp_avg_sq"] = m, v = wide(state["exp_avg"]), wide(state["exp_avg_sq"])
-                yield weight, wide(weight.grad), m, v, state["step"], group["weight_decay"]
+                state["exp_avg"], state["exp_avg_sq"] = m, v = aligned(state["exp_avg"]), aligned(state["exp_avg_sq"])
+                yield weight, aligned(weight.grad), m, v, state["step"], group["weight_decay"]
 
     def update_ema(self, step: int) -> None:
         """Copy the buffers; `step` has averaged the weights."""

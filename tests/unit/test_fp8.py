@@ -7,7 +7,8 @@ from torch import Tensor
 from sedd import factory
 from sedd.config import RunConfig
 from sedd.nn.transformer import Modern, Reference, Transformer
-from sedd.ops import fp8, unknown_rows
+from sedd.ops import fp8
+from sedd.ops.packed_tokens import pack_tokens
 from sedd.runtime import device
 
 
@@ -18,7 +19,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 def test_every_entry_is_near_in_its_own_row() -> None:
     """Half a unit of the last of three bits, or of the least number there is beside the largest of the row."""
     x = draw(50, 96) * torch.logspace(-12, 12, 50)[:, None]
-    values, scale = fp8.eighths(x)
+    values, scale = fp8.quantize_rowwise(x)
     error = (values.float() * scale - x).abs()
     assert (error <= x.abs() / 16 * (1 + 1e-5) + x.abs().amax(-1, keepdim=True) / 448 * 2**-10).all()
     assert error.max() > 0
@@ -28,15 +29,15 @@ def test_every_entry_is_near_in_its_own_row() -> None:
 def test_a_scale_for_all_rows_would_lose_the_small_ones() -> None:
     """The mutant: a row a millionth as large as the largest is gone."""
     x = draw(2, 96) * torch.tensor([[1.0], [1e-6]])
-    scale = x.abs().max() / fp8.LARGEST
+    scale = x.abs().max() / fp8.FP8_MAX
     assert not (x / scale).to(torch.float8_e4m3fn).float()[1].any()
-    assert fp8.eighths(x).values.float()[1].any()
+    assert fp8.quantize_rowwise(x).values.float()[1].any()
 
 
 def test_rows_of_zeros_and_of_what_is_no_number() -> None:
     x = draw(3, 16)
     x[0], x[1, 4] = 0, torch.nan
-    said = fp8.product(fp8.eighths(x), fp8.eighths(draw(5, 16, seed=1)), torch.float32)
+    said = fp8.scaled_mm(fp8.quantize_rowwise(x), fp8.quantize_rowwise(draw(5, 16, seed=1)), torch.float32)
     assert (said[0] == 0).all()
     assert said[1].isnan().all()
     assert said[2].isfinite().all()
@@ -47,8 +48,8 @@ def test_gradients_of_weights_stay_wide(back: bool) -> None:
     """dW = dyᵀx and db = Σ dy exactly; the gradient of x is pressed if asked, and else exact."""
     x, weight, bias = (a.requires_grad_() for a in (draw(2, 7, 32), draw(24, 32, seed=1), draw(24, seed=2)))
     dy = draw(2, 7, 24, seed=3)
-    few = fp8.eighths(x.detach().flatten(0, -2))
-    dx, dw, db = torch.autograd.grad(fp8.linear(x, few, weight, bias, back), [x, weight, bias], dy)
+    few = fp8.quantize_rowwise(x.detach().flatten(0, -2))
+    dx, dw, db = torch.autograd.grad(fp8.fp8_linear(x, few, weight, bias, back), [x, weight, bias], dy)
     torch.testing.assert_close(dw, dy.flatten(0, 1).t() @ x.flatten(0, 1))
     torch.testing.assert_close(db, dy.sum((0, 1)))
     error = (dx - dy @ weight).norm() / dx.norm()
@@ -84,7 +85,7 @@ def test_a_narrow_network_says_nearly_the_same(style: type[Transformer]) -> None
 def test_no_rows_are_no_trouble(style: type[Transformer]) -> None:
     """A part of a batch in which nothing is masked."""
     narrow, x = networks(style, 32)[1], torch.zeros(2, 5, dtype=torch.long)
-    hidden = narrow.hidden(x, torch.ones(2), rows=unknown_rows(x == 19))
+    hidden = narrow.hidden(x, torch.ones(2), rows=pack_tokens(x == 19))
     assert hidden.shape == (0, 32)
     hidden.sum().backward()
 
@@ -104,8 +105,8 @@ def test_who_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="multiple of 16, and it is 24; use bfloat16"):
         networks(Reference, 24)
     monkeypatch.setattr(device, "has_fp8", lambda: False)
-    assert "compute capability 8.9" in str(fp8.refusal("cuda", 64))
-    assert fp8.refusal("cpu", 64) is None
+    assert "compute capability 8.9" in str(fp8.unsupported_reason("cuda", 64))
+    assert fp8.unsupported_reason("cpu", 64) is None
     with pytest.raises(ValueError, match="float8"):
         RunConfig.from_dict({"train": {"precision": "float4"}}).resolved()
     with pytest.raises(ValueError, match="choose one of float32, bfloat16"):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import ops
 from sedd.diffusion.objective import (
     D3PM,
     AnyOrder,
@@ -26,8 +25,18 @@ from sedd.diffusion.parameterization import Mean, Padded, Score
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
-from sedd.ops import linear_loss, linear_loss_reference
-from sedd.ops.linear_loss_reference import Entries, Sums
+from sedd.ops import linear_loss as linear_loss_module
+from sedd.ops.linear_loss import (
+    TORCH,
+    CrossEntropyLoss,
+    EntropySums,
+    EntropyTerms,
+    HeadLoss,
+    LinearLossBackend,
+    ScoreEntropyLoss,
+    linear_loss,
+)
+from sedd.ops.packed_tokens import gather, pack_tokens
 from sedd.training.loss import FusedLoss, has_fused_loss
 
 N, B, L = 13, 5, 7
@@ -150,8 +159,8 @@ def test_what_is_not_fused_is_refused(refuses: Callable[..., None]) -> None:
     assert not has_fused_loss(objective, model)
     assert not has_fused_loss(DenoisingScoreEntropy(process, NOISE), Mean(model.network, process))
     refuses(lambda: FusedLoss(objective, model), "DenoisingConcreteScore", "Score", "objective.loss")
-    cost = ops.CrossEntropy(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
-    refuses(lambda: ops.linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, cost), "4", "5")
+    cost = CrossEntropyLoss(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
+    refuses(lambda: linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, cost), "4", "5")
 
 
 # The kernels themselves ------------------------------------------------------------------------------------
@@ -163,7 +172,7 @@ class Case(NamedTuple):
     hidden: Tensor
     weight: Tensor
     bias: Tensor
-    cost: ops.Cost
+    cost: HeadLoss
     plain: Callable[[Tensor], Tensor]
     """From the head's whole output, in any dtype, to the loss of every row."""
 
@@ -183,14 +192,14 @@ def rows_of(kind: str, n: int = 37, states: int = 150, width: int = 16, sigma: f
     each = torch.rand(n, generator=generator, dtype=torch.float64)
     noise = torch.full((n,), sigma, dtype=torch.float64)
     if kind == "mean":
-        cost: ops.Cost = ops.CrossEntropy(states, x_0, each.float())
+        cost: HeadLoss = CrossEntropyLoss(states, x_0, each.float())
         return Case(hidden, weight, bias, cost, lambda z: -each.to(z.dtype) * _log_softmax(z[:, :states], x_0))
     log_data, log_rest = (
         None if a is None else a.squeeze(-1).float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
     )
     assert log_data is not None
     scale = process.log_scale(noise).float()
-    cost = ops.ScoreEntropy(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, each.float())
+    cost = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, each.float())
 
     def plain(z: Tensor) -> Tensor:
         log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
@@ -224,12 +233,12 @@ def test_no_worse_than_what_it_replaces(kind: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         z = torch.nn.functional.linear(*half)
     plain = error(answers(case.plain(z.float()).sum(), half), truth)
-    loss = ops.linear_loss(*half, case.cost, dtype=torch.bfloat16, block=20)
+    loss = linear_loss(*half, case.cost, dtype=torch.bfloat16, block_rows=20)
     fused = error(answers(loss.total, half), truth)
     for ours, theirs in zip(fused, plain, strict=True):
         assert ours <= theirs * 1.1 + 1e-4
     assert max(plain[1:]) > 1e-3  # bfloat16 is seen: the comparison is not of two exact things
-    single = error(answers(ops.linear_loss(*half, case.cost, block=20).total, half), truth)
+    single = error(answers(linear_loss(*half, case.cost, block_rows=20).total, half), truth)
     assert max(single) < 1e-5
 
 
@@ -238,8 +247,8 @@ def test_no_worse_than_what_it_replaces(kind: str) -> None:
 def test_blocks_change_nothing(kind: str, block: int) -> None:
     case = rows_of(kind)
     leaves = case.leaves(torch.float32)
-    whole = answers(ops.linear_loss(*leaves, case.cost).total, leaves)
-    cut = answers(ops.linear_loss(*leaves, case.cost, block=block).total, leaves)
+    whole = answers(linear_loss(*leaves, case.cost).total, leaves)
+    cut = answers(linear_loss(*leaves, case.cost, block_rows=block).total, leaves)
     assert max(error(cut, whole)) < 1e-6
 
 
@@ -247,7 +256,7 @@ def test_blocks_change_nothing(kind: str, block: int) -> None:
 def test_same_bits_twice(kind: str) -> None:
     case = rows_of(kind)
     leaves = case.leaves(torch.float32)
-    first, second = (answers(ops.linear_loss(*leaves, case.cost, block=10).total, leaves) for _ in range(2))
+    first, second = (answers(linear_loss(*leaves, case.cost, block_rows=10).total, leaves) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -256,10 +265,10 @@ def test_upstream_gradients_and_no_gradients(kind: str) -> None:
     """The gradient of 3·total is three times as large; without a gradient the loss is the same."""
     case = rows_of(kind)
     leaves = case.leaves(torch.float32)
-    once, thrice = (answers(k * ops.linear_loss(*leaves, case.cost).total, leaves) for k in (1, 3))
+    once, thrice = (answers(k * linear_loss(*leaves, case.cost).total, leaves) for k in (1, 3))
     assert max(error(thrice, [3 * a for a in once])) < 1e-6
     with torch.no_grad():
-        looked = ops.linear_loss(*leaves, case.cost)
+        looked = linear_loss(*leaves, case.cost)
     assert not looked.total.requires_grad
     torch.testing.assert_close(looked.total.double(), once[0])
 
@@ -279,7 +288,7 @@ class _Largest(TorchDispatchMode):
 
 def test_the_output_never_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows × vocabulary is nowhere, on the way forwards or back; the plain path, seen the same way, makes it."""
-    monkeypatch.setitem(linear_loss.ENTRIES, "cpu", 2**15)
+    monkeypatch.setitem(linear_loss_module.MAX_LOGITS, "cpu", 2**15)
     process = Absorbing(400)
     objective = DenoisingScoreEntropy(process, NOISE)
     network = drawn(Reference, 401).float()
@@ -306,7 +315,7 @@ def test_scores_too_large_are_counted() -> None:
     """The loss is infinite as it would be, gradients are finite, a row of weight 0 stays at 0, and they are counted."""
     for kind in ("absorbing", "uniform"):
         case = rows_of(kind)
-        assert isinstance(case.cost, ops.ScoreEntropy)
+        assert isinstance(case.cost, ScoreEntropyLoss)
         leaves = case.leaves(torch.float32)
         with torch.no_grad():
             leaves[2][7] = 100.0  # the bias of one token
@@ -314,7 +323,7 @@ def test_scores_too_large_are_counted() -> None:
         reach = torch.ones(37, dtype=torch.bool) if mine is None else mine != 7
         cost = dataclasses.replace(case.cost, weight=case.cost.weight.clone())
         cost.weight[4] = 0
-        loss = ops.linear_loss(*leaves, cost, block=10)
+        loss = linear_loss(*leaves, cost, block_rows=10)
         assert loss.overflow_count == reach.sum() > 0
         assert loss.total == torch.inf
         assert loss.rows[4] == 0
@@ -328,7 +337,7 @@ def test_what_is_no_number_is_not_hidden() -> None:
         leaves = case.leaves(torch.float32)
         with torch.no_grad():
             leaves[0][3] = torch.nan
-        assert ops.linear_loss(*leaves, case.cost).total.isnan()
+        assert linear_loss(*leaves, case.cost).total.isnan()
 
 
 def test_float32_near_the_minimum() -> None:
@@ -345,7 +354,7 @@ def test_float32_near_the_minimum() -> None:
     ratio = process.ratios(x, x_0, noise[:, 0])
     assert ratio.log_rest is not None
     one = torch.ones(n)
-    cost = ops.ScoreEntropy(
+    cost = ScoreEntropyLoss(
         states,
         x[:, 0],
         x_0[:, 0],
@@ -354,7 +363,7 @@ def test_float32_near_the_minimum() -> None:
         ratio.log_rest[:, 0].float(),
         one,
     )
-    loss = ops.linear_loss(hidden.float(), weight.float(), None, cost)
+    loss = linear_loss(hidden.float(), weight.float(), None, cost)
     rest = (truth - loss.rows).abs() / truth
     assert rest.max() < 1e-4
 
@@ -367,9 +376,9 @@ def test_float32_near_the_minimum() -> None:
 def test_a_cpu_never_loads_triton() -> None:
     code = """
 import sys, torch
-from sedd import ops
-cost = ops.CrossEntropy(3, torch.zeros(2, dtype=torch.long), torch.ones(2))
-ops.linear_loss(torch.ones(2, 4, requires_grad=True), torch.ones(3, 4), None, cost).total.backward()
+from sedd.ops.linear_loss import CrossEntropyLoss, linear_loss
+cost = CrossEntropyLoss(3, torch.zeros(2, dtype=torch.long), torch.ones(2))
+linear_loss(torch.ones(2, 4, requires_grad=True), torch.ones(3, 4), None, cost).total.backward()
 print(any(name.split('.')[0] == 'triton' or name == 'sedd.ops.linear_loss_triton' for name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -379,41 +388,41 @@ print(any(name.split('.')[0] == 'triton' or name == 'sedd.ops.linear_loss_triton
 # Mutants: what is compared above notices each of them --------------------------------------------------------
 
 
-def _drop_skip(entries: Entries) -> Entries:
-    return entries._replace(skip=None)
+def _drop_skip(terms: EntropyTerms) -> EntropyTerms:
+    return terms._replace(skip=None)
 
 
-def _no_data(entries: Entries) -> Entries:
-    return entries._replace(at_data=torch.zeros_like(entries.at_data))
+def _no_data(terms: EntropyTerms) -> EntropyTerms:
+    return terms._replace(grad_at_data=torch.zeros_like(terms.grad_at_data))
 
 
-def _no_weight(entries: Entries) -> Entries:
-    return entries._replace(weight=torch.ones_like(entries.weight))
+def _no_weight(terms: EntropyTerms) -> EntropyTerms:
+    return terms._replace(weight=torch.ones_like(terms.weight))
 
 
-def _no_ratio(entries: Entries) -> Entries:
-    return entries._replace(log_rest=None)
+def _no_ratio(terms: EntropyTerms) -> EntropyTerms:
+    return terms._replace(log_rest=None)
 
 
-class Mutant:
-    def __init__(self, change: Callable[[Entries], Entries]) -> None:
+class Mutant(LinearLossBackend):
+    def __init__(self, change: Callable[[EntropyTerms], EntropyTerms]) -> None:
         self.change = change
 
-    def slopes_(self, z: Tensor, entries: Entries) -> Sums:
-        return linear_loss_reference.slopes_(z, self.change(entries))
+    def entropy_and_grad_(self, z: Tensor, terms: EntropyTerms) -> EntropySums:
+        return TORCH.entropy_and_grad_(z, self.change(terms))
 
     def logsumexp(self, z: Tensor, states: int, bias: Tensor | None) -> Tensor:
-        return linear_loss_reference.logsumexp(z, states, bias)
+        return TORCH.logsumexp(z, states, bias)
 
 
 @pytest.mark.parametrize("mutant", [_drop_skip, _no_data, _no_weight, _no_ratio])
-def test_mutants_are_caught(mutant: Callable[[Entries], Entries]) -> None:
+def test_mutants_are_caught(mutant: Callable[[EntropyTerms], EntropyTerms]) -> None:
     """And which twin ran is seen: a wrong one changes the gradients."""
     case = rows_of("uniform")
     leaves = case.leaves(torch.float32)
     truth = answers(case.plain(torch.nn.functional.linear(*leaves)).sum(), leaves)
-    right = answers(ops.linear_loss(*leaves, case.cost).total, leaves)
-    wrong = answers(ops.linear_loss(*leaves, case.cost, twin=Mutant(mutant)).total, leaves)
+    right = answers(linear_loss(*leaves, case.cost).total, leaves)
+    wrong = answers(linear_loss(*leaves, case.cost, backend=Mutant(mutant)).total, leaves)
     assert max(error(right, truth)) < 1e-5 < 1e-3 < max(error(wrong, truth))
 
 
@@ -426,9 +435,9 @@ def test_taking_rows_and_giving_back(share: float) -> None:
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(6, 9, generator=generator) < share
     hidden = torch.randn(6, 9, 4, generator=generator, requires_grad=True)
-    rows = ops.unknown_rows(mask)
-    assert torch.equal(ops.take(hidden, rows), hidden[mask])
+    rows = pack_tokens(mask)
+    assert torch.equal(gather(hidden, rows), hidden[mask])
     sent = torch.randn(int(mask.sum()), 4, generator=generator)
-    (got,) = torch.autograd.grad(ops.take(hidden, rows), hidden, sent)
+    (got,) = torch.autograd.grad(gather(hidden, rows), hidden, sent)
     (want,) = torch.autograd.grad(hidden[mask], hidden, sent)
     assert torch.equal(got, want)

@@ -15,7 +15,7 @@ from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import LogLinear
 from sedd.nn.labels import Labelled
 from sedd.nn.transformer import Modern, Reference, Transformer
-from sedd.ops import PackedTokens, take, unknown_rows
+from sedd.ops.packed_tokens import PackedTokens, gather, pack_tokens
 from sedd.training.loss import FusedLoss
 
 N, B, L, H = 11, 5, 7, 12
@@ -95,9 +95,11 @@ def test_labels_are_told(style: type[Transformer]) -> None:
 @styles
 def test_the_last_states_are_those_of_the_rows(style: type[Transformer]) -> None:
     """Whatever the batch looks like: rows count along its axes, one after another."""
-    made, rows = network(style), unknown_rows(MASKED["some"].view(1, B, L))
+    made, rows = network(style), pack_tokens(MASKED["some"].view(1, B, L))
     x, sigma = torch.arange(B * L).view(1, B, L) % N, torch.linspace(0.1, 2, B, dtype=torch.float64)[None]
-    torch.testing.assert_close(made.hidden(x, sigma, rows=rows), take(made.hidden(x, sigma), rows), rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        made.hidden(x, sigma, rows=rows), gather(made.hidden(x, sigma), rows), rtol=1e-10, atol=0
+    )
 
 
 @styles
@@ -119,14 +121,14 @@ def test_a_mutant_is_seen(style: type[Transformer], monkeypatch: pytest.MonkeyPa
         made = network(style, timed)
         right = stepped(made, MASKED["some"])
         with monkeypatch.context() as patch:
-            patch.setattr(PackedTokens, "which", property(lambda rows: (rows.kept // L + 1) % B))
+            patch.setattr(PackedTokens, "sequence", property(lambda packed: (packed.positions // L + 1) % B))
             assert (far(stepped(made, MASKED["some"]), right) > 1e-3) == timed
 
 
 def test_rows_know_their_sequences() -> None:
     for masked in MASKED.values():
-        rows = unknown_rows(masked)
-        assert rows.length == L
-        assert torch.equal(rows.which, masked.nonzero()[:, 0])
-        assert torch.equal(rows.starts.diff(), masked.sum(-1))
-        assert rows.starts[0] == 0
+        rows = pack_tokens(masked)
+        assert rows.seq_len == L
+        assert torch.equal(rows.sequence, masked.nonzero()[:, 0])
+        assert torch.equal(rows.cu_seqlens.diff(), masked.sum(-1))
+        assert rows.cu_seqlens[0] == 0
