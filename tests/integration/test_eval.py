@@ -185,7 +185,7 @@ def test_score_gives_a_line_each_and_none_depends_on_another(say: Say, runs: dic
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     assert say("score", runs["lambda"], "--file", tmp_path / "texts.txt", "--json")[1] == out
     assert say("score", runs["lambda"], "-", "--json", stdin="\n".join(texts))[1] == out
-    assert "exact nats a token, 5 tokens: a mat" in say("score", runs["autoregressive"], "a mat")[1]
+    assert "exact nats per token, 5 tokens: a mat" in say("score", runs["autoregressive"], "a mat")[1]
 
 
 def test_compare_makes_a_table_and_a_plot(say: Say, runs: dict[str, Path], tmp_path: Path, text: Path) -> None:

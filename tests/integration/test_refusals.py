@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(sedd: Sedd, corpus: P
     flip(saves / "step-00000010" / "ema.safetensors")
     told = sedd("info", run)
     ok(told)
-    assert "nats a token" in told.stdout
+    assert "nats per token" in told.stdout
     assert "step-00000010 is damaged" in told.stderr
     refused(sedd("info", saves / "step-00000010"), "ema.safetensors is not what was written")
     done = sedd(*words, "--save-every", 7, "--set", "train.keep_checkpoints=1", "--out", run, "--resume")

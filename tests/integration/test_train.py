@@ -76,7 +76,7 @@ def test_a_signal_finishes_the_step_and_saves(
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "saved; go on with --resume" in said
+    assert "saved; continue with --resume" in said
     assert "Traceback" not in said
     (newest,) = checkpoint.list_checkpoints(run / "checkpoints")[:1]
     assert checkpoint.corruption(newest) is None
@@ -179,7 +179,7 @@ DATA = Path(os.environ.get("SEDD_TEST_DATA", Path(__file__).parents[3] / "shared
 def test_text_dna_and_molecules(sedd: Sedd, tmp_path: Path, name: str, flags: list[str]) -> None:
     done = sedd("train", DATA / name, *SMALL, "--out", tmp_path / "run", "--steps", 3, *flags)
     ok(done)
-    assert "bits a character" in done.stdout
+    assert "bits per character" in done.stdout
 
 
 @pytest.mark.parametrize("pad", ["model", "ignore"])

@@ -1,6 +1,6 @@
-"""The command line: a file for each command, which puts itself under `root.app`.
+"""The command line: one module per command, registered with `root.app`.
 
-Data goes to stdout, everything else to stderr; torch is imported by the commands when they run.
+Data goes to stdout, everything else to stderr; commands import torch only when they run.
 """
 
 import os
@@ -43,30 +43,31 @@ __all__ = [
 ]
 
 
-MEMORY = (
-    "the GPU has too little memory for this. To train, cut a step into parts (--set train.grad_accumulation=4), compute more "
-    "again (--set train.activation_checkpointing=selective) or record nothing (--set train.cuda_graphs=false); else take less at once (--batch)"
+OUT_OF_MEMORY = (
+    "the GPU has too little memory. For training, accumulate gradients (--set train.grad_accumulation=4), use "
+    "activation checkpointing (--set train.activation_checkpointing=selective) or turn CUDA graphs off (--set "
+    "train.cuda_graphs=false); otherwise use a smaller --batch"
 )
 
 
 def main() -> None:
-    """Run the command line; a refusal is a sentence and exit code 2."""
+    """Run the command line; a ValueError is printed as a sentence, with exit code 2."""
     try:
         app()
     except ValueError as error:
         print(f"sedd: {error}", file=sys.stderr)
-        _leave(2)
+        _exit(2)
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not have been imported
+        if type(error).__name__ != "OutOfMemoryError":  # of torch, which may not be imported
             raise
-        print(f"sedd: {MEMORY}. {'. '.join(str(error).split('. ')[:3])}", file=sys.stderr)
-        _leave(1)
-    except SystemExit as ended:
-        _leave(ended.code)
+        print(f"sedd: {OUT_OF_MEMORY}. {'. '.join(str(error).split('. ')[:3])}", file=sys.stderr)
+        _exit(1)
+    except SystemExit as end:
+        _exit(end.code)
 
 
-def _leave(code: str | int | None) -> NoReturn:
-    """Exit. One of several processes does so at once: threads that gloo has left may abort one that says goodbye."""
+def _exit(code: str | int | None) -> NoReturn:
+    """Exit; one of several processes skips cleanup, in which threads left by gloo may abort it."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not isinstance(code, str):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""``sedd compare``."""
+"""``sedd compare``: runs side by side."""
 
 import json
 from pathlib import Path
@@ -6,28 +6,27 @@ from typing import Annotated
 
 import typer
 
-from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, corpora, watched
-from sedd.cli.root import AsJson, app
+from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, corpora
+from sedd.cli.root import AsJson, app, stderr_progress
 
 
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
     data: Annotated[
-        str | None, typer.Option(help="A text to score all runs on; by default what they kept from their training.")
+        str | None,
+        typer.Option(help="Text to evaluate the runs on; by default the validation split of their data."),
     ] = None,
     protocol: ProtocolName = None,
     draws: Draws = None,
     batch: Batch = 16,
     seed: Seed = 0,
-    plot: Annotated[Path, typer.Option(help="Where the plot goes: a picture, .png, or a page, .html.")] = Path(
-        "compare.png"
-    ),
+    plot: Annotated[Path, typer.Option(help="Plot to write: .png, or .html for a page.")] = Path("compare.png"),
     as_json: AsJson = False,
 ) -> None:
-    """Runs side by side: a table of held-out likelihoods with their errors, and a plot of the way there.
+    """Compare runs: a table of validation bounds with standard errors, and a plot of the training curves.
 
-    Every run is scored on the same text under one protocol; runs that kept different data need --data.
+    All runs are evaluated on the same text by the same protocol; runs trained on different data need --data.
     """
     from sedd import evaluation, factory
     from sedd.evaluation import compare as comparison
@@ -40,7 +39,7 @@ def compare(
         texts = [text for model in models for text in corpora(model, data, chosen)]
         comparison.require_same_data([str(run) for run in runs], texts)
         for run, model, corpus in zip(runs, models, texts, strict=True):
-            with watched(str(run), shown=ranks.is_main) as on_progress:
+            with stderr_progress(str(run), shown=ranks.is_main) as on_progress:
                 record = evaluation.evaluate(
                     model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
                 )

@@ -1,4 +1,4 @@
-"""``sedd import`` and ``sedd export``: published checkpoints, from there and back."""
+"""``sedd import`` and ``sedd export``: convert published checkpoints."""
 
 import sys
 from pathlib import Path
@@ -7,23 +7,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sedd.cli.root import AsJson, app, show
+from sedd.cli.root import AsJson, ModelFolder, app, print_record
 
 
 @app.command("import")
-def bring(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a file of weights, or a Hub id: owner/name.")],
-    out: Annotated[Path, typer.Option(help="The model folder to write; it must be new or empty.")],
+def import_checkpoint(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, weights file, or Hub id (owner/name).")],
+    out: Annotated[Path, typer.Option(help="Model folder to write; it must be new or empty.")],
     tokenizer: Annotated[
-        str | None, typer.Option(help="gpt2, a tokenizer.json, or a folder with one; else what lies beside SRC.")
+        str | None, typer.Option(help="gpt2, a tokenizer.json, or a folder with one; by default the one beside SRC.")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Of a Hub id: a branch, a tag or a commit.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model folder of a published checkpoint: SEDD, RADD or MDLM.
+    """Convert a published SEDD, RADD or MDLM checkpoint into a model folder.
 
-    The layout is recognised from the files. Pickles are read without running anything in them, or refused. Every other
-    command then works: `sedd import owner/name --out model`, `sedd sample model`.
+    The format is recognized from the files. Pickles are read without executing code, or refused. All other commands
+    accept the folder: `sedd import owner/name --out model`, then `sedd sample model`.
     """
     from sedd import hub
     from sedd.hub import convert
@@ -37,7 +37,7 @@ def bring(
         tokens = hub.tokenizer(found, tokenizer)
         folder = convert.save(found, tokens, out, hub.source_name(source))
     if tokens is None:
-        print("sedd: no tokenizer was found, so its tokens are integers; name one by --tokenizer", file=sys.stderr)
+        print("sedd: no tokenizer was found, tokens are shown as integers; name one with --tokenizer", file=sys.stderr)
     record = {
         "model": str(out),
         "layout": found.layout.name,
@@ -50,19 +50,19 @@ def bring(
         "weights": " and ".join(found.weights),
         "bytes": (folder / "ema.safetensors").stat().st_size,
     }
-    show(record, as_json)
+    print_record(record, as_json)
 
 
 @app.command()
 def export(
-    model: Annotated[Path, typer.Argument(help="A model folder, the folder of a run, or one of its checkpoints.")],
-    out: Annotated[Path, typer.Option(help="The folder to write; it must be new or empty.")],
+    model: ModelFolder,
+    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
     format: Annotated[str | None, typer.Option(help="sedd, radd or mdlm; by default the one that fits.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model of the reference network in a published layout: config.json and model.safetensors."""
+    """Write a model of the reference architecture in a published format: config.json and model.safetensors."""
     from sedd.hub import convert
 
     with Console(stderr=True).status("writing"):
         layout = convert.write(model, out, format)
-    show({"checkpoint": str(out), "layout": layout.name}, as_json)
+    print_record({"checkpoint": str(out), "layout": layout.name}, as_json)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from sedd.cli.root import AsJson, app
+from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, AsJson, app
 
 data = typer.Typer(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
@@ -21,13 +21,8 @@ def data_prepare(
         typer.Argument(help="Files (.txt .jsonl .csv .parquet .npy, also compressed), folders, or hf:NAME[:SPLIT]."),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    tokenizer: Annotated[
-        str, typer.Option(help="bytes, chars, bpe:SIZE, gpt2, ints, or the path of a tokenizer.json.")
-    ] = "bytes",
-    packing: Annotated[
-        str,
-        typer.Option(help="packed: one token stream, cut into blocks; lines: one training sequence per line or row."),
-    ] = "packed",
+    tokenizer: Annotated[str, typer.Option(help=TOKENIZER_HELP, show_default=False)] = "bytes",
+    packing: Annotated[str, typer.Option(help=PACKING_HELP, show_default=False)] = "packed",
     length: Annotated[
         int | None, typer.Option(help="Tokens per sequence, with --packing lines; by default the longest.")
     ] = None,

@@ -1,19 +1,14 @@
-"""``sedd info``."""
+"""``sedd info``: describe a model."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from sedd.cli.root import AsJson, app, show
+from sedd.cli.root import AsJson, ModelFolder, app, print_record
 
 
 @app.command()
 def info(
-    model: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints.")],
+    model: ModelFolder,
     as_json: AsJson = False,
 ) -> None:
-    """What a model is: its size, noise, objective, tokenizer, and how far it was trained."""
+    """Describe a model: size, noise process, objective, tokenizer, training progress."""
     from sedd import checkpoint, factory
 
     loaded = factory.load(model)
@@ -22,20 +17,20 @@ def info(
         "folder": str(loaded.folder),
         "parameters": sum(p.numel() for p in loaded.network.parameters()),
         "vocab_size": loaded.process.vocab_size,
-        "length": loaded.config.model.seq_len,
+        "seq_len": loaded.config.model.seq_len,
         "process": loaded.config.noise.process,
         "schedule": str(loaded.schedule),
         "objective": loaded.config.objective,
         "parameterization": loaded.config.model.parameterization,
-        "style": loaded.config.model.architecture,
+        "architecture": loaded.config.model.architecture,
         "tokenizer": loaded.tokenizer.kind,
         **({"labels": ", ".join(loaded.labels)} if loaded.labels else {}),
         "step": state["step"],
         "tokens": state["tokens"],
-        "best_bound": None if state["best"] is None else f"{state['best']:.4f} nats a token",
+        "best_bound": None if state["best"] is None else f"{state['best']:.4f} nats per token",
     }
     if record["best_bound"] is None and not as_json:
         every = loaded.config.train.eval_every
-        when = f"the run looks every {every:,} steps" if every else "the run never looked, train.eval_every is 0"
-        record["best_bound"] = f"none so far ({when}); sedd eval {model} finds the bound"
-    show(record, as_json)
+        when = f"the run evaluates every {every:,} steps" if every else "train.eval_every is 0"
+        record["best_bound"] = f"none yet ({when}); compute it with: sedd eval {model}"
+    print_record(record, as_json)

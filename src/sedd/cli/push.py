@@ -1,4 +1,4 @@
-"""``sedd push``."""
+"""``sedd push``: upload a model to the Hugging Face Hub."""
 
 import json
 from pathlib import Path
@@ -7,23 +7,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sedd.cli.root import AsJson, app, show
+from sedd.cli.root import AsJson, ModelFolder, app, print_record
 
 
 @app.command()
 def push(
-    model: Annotated[Path, typer.Argument(help="The folder of a run, or of a model.")],
-    repo: Annotated[str, typer.Argument(help="Its name on the Hub: owner/name.")],
+    model: ModelFolder,
+    repo: Annotated[str, typer.Argument(help="Name on the Hub: owner/name.")],
     result: Annotated[
-        list[Path] | None, typer.Option(help="What sedd eval --out wrote, for the card. Repeatable.")
+        list[Path] | None, typer.Option(help="Results of sedd eval --out, for the model card. Repeatable.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write what would be uploaded into this folder, and upload nothing.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write the files to instead of uploading them.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Share a model on the Hub: averaged weights, configuration, tokenizer, and a card with its bounds."""
+    """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results."""
     from sedd import hub
 
     results = [record for path in result or [] for record in _records(path)]
@@ -32,7 +30,7 @@ def push(
             address = str(hub.save_pretrained(model, out, repo, results))
         else:
             address = hub.push_to_hub(model, repo, private=private, results=results)
-    show({"model": repo, "address": address}, as_json)
+    print_record({"model": repo, "address": address}, as_json)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
@@ -42,5 +40,5 @@ def _records(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as results: {error}") from None
     if not found or not all(isinstance(record, dict) and needed <= record.keys() for record in found):
-        raise ValueError(f"{path} holds no results; write them by: sedd eval MODEL DATA --out {path}")
+        raise ValueError(f"{path} holds no results; write them with: sedd eval MODEL DATA --out {path}")
     return found

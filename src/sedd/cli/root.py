@@ -1,19 +1,54 @@
-"""The root of the command line, and what its commands share."""
+"""The Typer application, and what its commands share: common options, output and progress bars."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
-from sedd import __version__
+from sedd import __version__, registry
 
 app = typer.Typer(
-    help="Score entropy discrete diffusion: learn the ratios of discrete data, follow them back from noise.",
+    help="Score entropy discrete diffusion: train, sample and evaluate diffusion models of text and other sequences.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+OBJECTIVE_NOTES = {
+    "score-entropy": "SEDD",
+    "lambda-dce": "RADD",
+    "t-dce": "RADD with time",
+    "any-order": "any-order autoregression",
+    "mean": "cross-entropy of the clean token",
+    "concrete-score": "ℓ2 concrete score matching",
+    "autoregressive": "left to right, as a baseline",
+}
+
+
+def list_names(names: registry.Registry, default: str | None = None, notes: dict[str, str] | None = None) -> str:
+    """List the names of a registry for a help text; other packages may have added some."""
+    described = []
+    for name in names.names:
+        remarks = [*(["default"] if name == default else []), *([notes[name]] if notes and name in notes else [])]
+        described.append(f"{name} ({'; '.join(remarks)})" if remarks else name)
+    return ", ".join(described)
+
+
+TOKENIZER_HELP = (
+    f"Tokenizer: {', '.join(['bytes (default)', 'chars', 'bpe:SIZE', 'gpt2', 'ints', *registry.TOKENIZERS.plugins])}, "
+    "or the path of a tokenizer.json."
+)
+PACKING_HELP = "packed (default): one token stream, cut into blocks; lines: one training sequence per line or row."
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one per line.")]
+ModelFolder = Annotated[
+    Path, typer.Argument(help="Folder of a run, of one of its checkpoints, or of a model.", show_default=False)
+]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")]
 
 
 def _version(wanted: bool | None) -> None:
@@ -25,17 +60,43 @@ def _version(wanted: bool | None) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = None,
 ) -> None:
     pass
 
 
-def show(record: dict[str, Any], as_json: bool) -> None:
-    """A line for every entry, or one JSON record."""
+def print_record(record: dict[str, Any], as_json: bool) -> None:
+    """Print a record as one line per entry, or as JSON."""
     if as_json:
         print(json.dumps(record))
         return
     for name, value in record.items():
         shown = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if isinstance(value, float) else str(value)
         print(f"{name.replace('_', ' '):26s} {shown}")
+
+
+@contextmanager
+def stderr_progress(label: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr; yields a callback that takes the work done and the total."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def writing_to(out: Path) -> Iterator[None]:
+    """Create the folder of ``out``; raise ValueError if it cannot be written to."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written to ({error.strerror}); choose another --out") from None
+
+
+def default_device() -> str:
+    """Return cuda if there is a GPU, else cpu."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""The options of commands that sample, made from the fields of `SamplingSettings`."""
+"""The options of commands that sample, derived from the fields of `SamplingSettings`."""
 
 import inspect
 from collections.abc import Callable
@@ -10,18 +10,19 @@ from sedd.generate.settings import SETTINGS, SamplingSettings, parse_options, pa
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+PANEL = "Sampling options"
 OPTION_HELP = "Option of the sampler, as in theta=0.5, eta=0.02, strategy=loop, direction=forward, sites=2. Repeatable."
 
 
 def sampling_options(command: F) -> F:
-    """Replace the ``**settings`` of a command by one option for each field; `sampling_settings` reads them."""
+    """Replace the ``**settings`` of a command by one option per field; `sampling_settings` reads them."""
     signature = inspect.signature(command)
     *own, _ = signature.parameters.values()
     made = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(name), annotation=_annotation(name))
         for name in SETTINGS
     ]
-    annotation = Annotated[list[str] | None, typer.Option("--option", help=OPTION_HELP)]
+    annotation = Annotated[list[str] | None, typer.Option("--option", help=OPTION_HELP, rich_help_panel=PANEL)]
     made.append(inspect.Parameter("options", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
     hints = {name: hint for name, hint in command.__annotations__.items() if name != "settings"}
@@ -35,9 +36,9 @@ def _default(name: str) -> Any:
 
 
 def _annotation(name: str) -> Any:
-    """The type on the command line: steps are text, since they may be ``inf``."""
+    """Return the type and help text of an option; steps are text, since they may be ``inf``."""
     kind: Any = str if name == "steps" else SETTINGS[name].type
-    return Annotated[kind, typer.Option(help=SETTINGS[name].metadata["help"])]
+    return Annotated[kind, typer.Option(help=SETTINGS[name].metadata["help"], rich_help_panel=PANEL)]
 
 
 def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:

@@ -1,4 +1,4 @@
-"""``sedd train`` and ``sedd plan``."""
+"""``sedd train`` and ``sedd plan``: train a model, or estimate what it would cost."""
 
 import json
 import os
@@ -8,48 +8,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sedd.cli.root import AsJson, app, show
+from sedd import recipes, registry
+from sedd.cli.root import OBJECTIVE_NOTES, PACKING_HELP, TOKENIZER_HELP, AsJson, app, list_names, print_record
 
 if TYPE_CHECKING:
     from sedd.config import RunConfig
 
 Sources = Annotated[
     list[str] | None,
-    typer.Argument(help="Files or folders: .txt .jsonl .csv .parquet .npy, also compressed. Not needed with --resume."),
+    typer.Argument(
+        help="Files or folders (.txt .jsonl .csv .parquet .npy, also compressed), hf:NAME[:SPLIT], or a prepared "
+        "dataset. Not needed with --resume."
+    ),
 ]
-Recipe = Annotated[
-    str | None, typer.Option(help="A named run to start from: tiny, text8, dna, molecules, small, medium.")
-]
+Recipe = Annotated[str | None, typer.Option(help=f"Named configuration to start from: {', '.join(recipes.RECIPES)}.")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="A YAML or JSON file of options, as a run stores it.")
+    Path | None, typer.Option("--config", help="YAML or JSON file of options, such as the config.json of a run.")
 ]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Any option by its path: --set optim.lr=3e-4. Repeatable.")
+    list[str] | None, typer.Option("--set", help="Any configuration key: --set optim.lr=3e-4. Repeatable.")
 ]
-Process = Annotated[str | None, typer.Option(help="What noise does: absorbing (default) or uniform.")]
-Parameterization = Annotated[str | None, typer.Option(help="What the network says: score or mean.")]
-Objective = Annotated[str | None, typer.Option(help="What is made small: score-entropy (default), lambda-dce, d3pm …")]
-TokenizerSpec = Annotated[
-    str | None, typer.Option("--tokenizer", help="bytes (default), chars, bpe:4096, gpt2, ints, or a tokenizer.json.")
+Process = Annotated[str | None, typer.Option(help=f"Noise process: {list_names(registry.PROCESSES, 'absorbing')}.")]
+Parameterization = Annotated[
+    str | None,
+    typer.Option(help="Network output: score (ratios) or mean (the clean token); by default what the objective needs."),
 ]
-Packing = Annotated[
-    str | None, typer.Option(help="packed (default): one stream, cut into blocks; lines: a record a line or row.")
+Objective = Annotated[
+    str | None,
+    typer.Option(help=f"Training objective: {list_names(registry.OBJECTIVES, 'score-entropy', OBJECTIVE_NOTES)}."),
 ]
+TokenizerSpec = Annotated[str | None, typer.Option("--tokenizer", help=TOKENIZER_HELP)]
+Packing = Annotated[str | None, typer.Option(help=PACKING_HELP)]
 LabelColumn = Annotated[
-    str | None, typer.Option("--label", help="The column of a table that says what each record is; for lines.")
+    str | None, typer.Option("--label", help="Column of a table that holds the label; with --packing lines.")
 ]
-Steps = Annotated[int | None, typer.Option(help="Stop after this many steps.")]
-Minutes = Annotated[float | None, typer.Option(help="Stop after this many minutes of training.")]
+Steps = Annotated[int | None, typer.Option(help="Number of training steps.")]
+Minutes = Annotated[float | None, typer.Option(help="Training time in minutes.")]
 
 
-def _configured(words: dict[str, Any], out: Path | None = None) -> "RunConfig":
-    """The configuration that the words of a command ask for; with ``out``, of the run that goes on there."""
+def _configure(options: dict[str, Any], out: Path | None = None) -> "RunConfig":
+    """Build the configuration from a command's options; with ``out``, continue from the one stored there."""
     from sedd.training import overrides
 
-    given = {name: None if words[name] == () else words[name] for name in overrides.PATHS if name in words}
+    given = {name: None if options[name] == () else options[name] for name in overrides.PATHS if name in options}
     stored = overrides.stored_config(out) if out else None
     return overrides.merge_config(
-        given, stored=stored, recipe=words["recipe"], file=words["config"], sets=words["sets"] or []
+        given, stored=stored, recipe=options["recipe"], file=options["config"], sets=options["sets"] or []
     )
 
 
@@ -57,7 +61,7 @@ def _configured(words: dict[str, Any], out: Path | None = None) -> "RunConfig":
 def train(
     context: typer.Context,
     sources: Sources = None,
-    out: Annotated[Path, typer.Option(help="The folder of the run.")] = Path("run"),
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("run"),
     recipe: Recipe = None,
     process: Process = None,
     parameterization: Parameterization = None,
@@ -68,26 +72,28 @@ def train(
     steps: Steps = None,
     minutes: Minutes = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides first weights, order of data and noise.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of initial weights, data order and noise.")] = None,
     config: ConfigFile = None,
     sets: Sets = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
-    compile: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Compile the network.")] = None,
-    fsdp: Annotated[bool | None, typer.Option("--fsdp/--no-fsdp", help="Cut weights over processes (FSDP2).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
+    compile: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Compile the network with torch.compile.")
+    ] = None,
+    fsdp: Annotated[bool | None, typer.Option("--fsdp/--no-fsdp", help="Shard weights over processes (FSDP2).")] = None,
     on_nonfinite: Annotated[
-        str | None, typer.Option(help="stop (default) or skip, at a loss that is no number.")
+        str | None, typer.Option(help="What to do at a non-finite loss: stop (default) or skip the step.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on a file, on one process or, under torchrun, on many.
+    """Train a model, on one process or, under torchrun, on several.
 
     Examples: `sedd train book.txt --out run --minutes 5`, or
     `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`.
-    What is not given is decided by the recipe or a default, and stored in the run's config.json.
+    Options that are not given come from the recipe or are defaults; all are stored in the run's config.json.
     """
     from sedd import training
 
-    chosen = _configured(context.params, out if resume else None)
+    chosen = _configure(context.params, out if resume else None)
     training.check_writable(out)
     with training.progress_bar() as (on_event, preparing):
         try:
@@ -96,7 +102,7 @@ def train(
             print(f"sedd: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
     if end.signal is not None:
-        print(f"sedd: stopped by a signal at step {end.state.step}, saved; go on with --resume", file=sys.stderr)
+        print(f"sedd: stopped by a signal at step {end.state.step} and saved; continue with --resume", file=sys.stderr)
         raise typer.Exit(128 + end.signal)
     if int(os.environ.get("RANK", "0")) == 0:
         if as_json:
@@ -126,8 +132,8 @@ def plan(
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run would cost here: parameters, memory, tokens a second over 20 steps, time to finish."""
+    """Estimate the cost of a run on this machine: parameters, memory, tokens per second, time to finish."""
     from sedd import training
 
-    chosen = _configured(context.params)
-    show(training.estimate_cost(chosen, lambda: training.prepare_data(chosen)), as_json)
+    chosen = _configure(context.params)
+    print_record(training.estimate_cost(chosen, lambda: training.prepare_data(chosen)), as_json)
