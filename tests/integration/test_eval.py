@@ -288,7 +288,7 @@ def test_the_suite_is_one_table_of_one_protocol(say: Say, long_run: Path, benchm
         (["eval", "RUN", "TEXT", "--estimator", "guess"], "'guess'; choose one of"),
         (["eval", "RUN", "TEXT", "--out", "none/x.json"], "none does not exist"),
         (["eval", "RUN", "TEXT", "--suite", "zero-shot"], "protocol strict has no suite"),
-        (["eval", "RUN", "TEXT", "--dataset", "ptb", "--dataset", "lm1b"], "several go with --suite"),
+        (["eval", "RUN", "TEXT", "--dataset", "ptb", "--dataset", "lm1b"], "several only with --suite"),
         (["score", "RUN", "the cat sat on a mat and saw two small birds"], "44 tokens and the model was trained on 32"),
         (["score", "RUN", ""], "a text is empty"),
         (["score", "RUN"], "no text was given"),
