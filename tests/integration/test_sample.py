@@ -114,7 +114,7 @@ def test_trace_writes_a_picture(sedd: Sedd, models: Callable[[str], Path], tmp_p
         (["infill", "{x}"], "{8}"),
         (["infill"], "no template"),
         (["infill", "--file", "nowhere.txt"], "nowhere.txt"),
-        (["sample", "--sampler", "best"], "choose one of exact"),
+        (["sample", "--sampler", "best"], "choose one of first-hitting"),
         (["sample", "--sampler", "gibbs"], "remask"),
         (["sample", "--sampler", "theta", "--option", "theta=a"], "must be a float"),
         (["sample", "--sampler", "theta", "--option", "eta=1"], "it takes theta"),
