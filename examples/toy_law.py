@@ -14,7 +14,7 @@ from rich.progress import track
 from sedd import exact
 from sedd.diffusion import categorical
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import Mean
+from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import LogLinear, stratified
 from sedd.sampling import Tweedie
@@ -44,7 +44,7 @@ def main() -> None:
     """Train, bound, sample."""
     law, process, schedule = sentence_law(), Absorbing(len(WORDS)), LogLinear()
     generator = torch.Generator().manual_seed(0)
-    model = Mean(exact.Table(process.num_states, law.length), process)
+    model = MeanModel(exact.Table(process.num_states, law.length), process)
     objective = DenoisingScoreEntropy(process, schedule)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 

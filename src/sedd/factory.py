@@ -20,10 +20,9 @@ from sedd.config import RunConfig
 from sedd.diffusion import parameterization as parameterizations
 from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.schedule import Schedule
-from sedd.nn.labels import Labelled
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import Transformer
-from sedd.runtime.inference_graphs import Replayed
+from sedd.runtime.inference_graphs import GraphedBackbone
 from sedd.tokenizer import Tokenizer, load_tokenizer
 from sedd.tokenizer import build_tokenizer as build_tokenizer
 
@@ -51,9 +50,11 @@ def build_transformer(architecture: str, **options: Any) -> Transformer:
     return made
 
 
-def parameterization(name: str, network: nn.Module, process: Process) -> nn.Module:
-    """``network``, wrapped so that it is called as a model is."""
-    made: nn.Module = registry.PARAMETERIZATIONS.load(name)(network, process)
+def parameterization(
+    name: str, network: nn.Module, process: Process, **options: Any
+) -> parameterizations.DiscreteModel:
+    """Build the model that ``network`` parameterizes; ``options`` are those of `parameterization.DiscreteModel`."""
+    made: parameterizations.DiscreteModel = registry.PARAMETERIZATIONS.load(name)(network, process, **options)
     return made
 
 
@@ -95,10 +96,10 @@ def _estimators(loaded: "LoadedModel", whole: bool, t_min: float, seed: int) -> 
     from sedd import likelihood
 
     process, schedule = loaded.process, loaded.schedule
-    if isinstance(loaded.model, parameterizations.Causal):
+    if isinstance(loaded.model, parameterizations.CausalModel):
         return {"forward": likelihood.LeftToRight()}
     bound = likelihood.Bound(process, schedule) if whole else likelihood.Published(process, schedule, t_min)
-    if not (isinstance(loaded.model, parameterizations.Mean) and isinstance(process, Absorbing)):
+    if not (isinstance(loaded.model, parameterizations.MeanModel) and isinstance(process, Absorbing)):
         return {"bound": bound}
     in_order = functools.partial(likelihood.OneOrder, process)
     return {
@@ -122,12 +123,12 @@ def build_sampler(
     from sedd import sampling
 
     warping = warping or sampling.Warping()
-    if isinstance(model, parameterizations.Causal):
+    if isinstance(model, parameterizations.CausalModel):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
         return sampling.LeftToRight(model, process, schedule, warping)
     name = name or default_sampler(model, process)
-    if name == "ancestral" and not isinstance(model, parameterizations.MeanReader):
+    if name == "ancestral" and not isinstance(model, parameterizations.HiddenStateDenoiser):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
@@ -145,9 +146,9 @@ def build_sampler(
 
 def default_sampler(model: Any, process: Process) -> str:
     """Name the default sampler of a model."""
-    if isinstance(model, parameterizations.Causal):
+    if isinstance(model, parameterizations.CausalModel):
         return "left-to-right"
-    if not isinstance(model, parameterizations.MeanReader):
+    if not isinstance(model, parameterizations.HiddenStateDenoiser):
         return "tweedie"
     return "first-hitting" if isinstance(process, Absorbing) else "ancestral"
 
@@ -210,18 +211,31 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
     )
 
 
-def build_model(config: RunConfig, network: nn.Module, setup: DiffusionSetup) -> nn.Module:
-    """The network, called as a model is."""
-    network = parameterizations.Untimed(network) if config.time_conditioning == "zero" else network
-    if config.model.parameterization == "causal":
-        return parameterizations.Causal(network, setup.process.vocab_size)
-    return parameterization(config.model.parameterization or "score", network, setup.process)
+def build_model(
+    config: RunConfig, network: nn.Module, setup: DiffusionSetup, cuda_graphs: bool = False
+) -> parameterizations.DiscreteModel:
+    """Build the model of a run from its network.
+
+    Args:
+        config: The run.
+        network: Its network.
+        setup: Its process, schedule and objective.
+        cuda_graphs: Compute hidden states by CUDA graphs where the network is on a GPU; not for training.
+    """
+    graphed = GraphedBackbone(network) if cuda_graphs and next(network.parameters()).is_cuda else None
+    return parameterization(
+        config.model.parameterization or "score",
+        network,
+        setup.process,
+        time_conditioning=config.time_conditioning,
+        graphed=graphed,
+    )
 
 
 class LoadedModel(NamedTuple):
     """A trained model and what belongs to it."""
 
-    model: nn.Module
+    model: parameterizations.DiscreteModel
     network: nn.Module
     process: Process
     schedule: Schedule
@@ -249,11 +263,6 @@ def served(network: Transformer, device: str, precision: str) -> Transformer:
         if precision == "bfloat16" and isinstance(part, Linear):
             part.to(torch.bfloat16)
     return network
-
-
-def replayed(network: nn.Module) -> nn.Module:
-    """The network as it is, or on a GPU with recordings of its launches."""
-    return Replayed(network) if next(network.parameters()).is_cuda else network
 
 
 def load(
@@ -288,7 +297,7 @@ def load(
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
     half = config.train.precision != "float32" and device.startswith("cuda")  # float8 is for training alone
     net = served(net, device, precision or ("bfloat16" if half else "float32"))
-    model = build_model(config, replayed(net), made)
+    model = build_model(config, net, made, cuda_graphs=True)
     return LoadedModel(model, net, *made, load_tokenizer(path), config, path, tuple(labels))
 
 
@@ -301,9 +310,7 @@ def labelled(loaded: LoadedModel, label: str | None) -> LoadedModel:
     if label not in loaded.labels:
         raise ValueError(f"label is {label!r}; this model knows {', '.join(loaded.labels)}")
     number = torch.tensor(loaded.labels.index(label), device=loaded.device)
-    made = DiffusionSetup(loaded.process, loaded.schedule, loaded.objective)
-    model = build_model(loaded.config, replayed(Labelled(loaded.network, number)), made)
-    return loaded._replace(model=model, label=label)
+    return loaded._replace(model=loaded.model.bind(label=number), label=label)
 
 
 def guided(loaded: LoadedModel, label: str | None, guidance: float = 1.0) -> Any:
@@ -315,7 +322,7 @@ def guided(loaded: LoadedModel, label: str | None, guidance: float = 1.0) -> Any
     told = labelled(loaded, label)
     if guidance in (0, 1):
         return (told if guidance else loaded).model
-    if isinstance(told.model, parameterizations.Causal):
+    if isinstance(told.model, parameterizations.CausalModel):
         raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
     from sedd import sampling
 

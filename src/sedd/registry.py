@@ -140,9 +140,10 @@ TOKENIZERS = Registry(
 PARAMETERIZATIONS = Registry(
     "parameterization",
     {
-        "score": "sedd.diffusion.parameterization:Score",
-        "mean": "sedd.diffusion.parameterization:Mean",
-        "conditional": "sedd.diffusion.parameterization:Conditional",
+        "score": "sedd.diffusion.parameterization:ScoreModel",
+        "mean": "sedd.diffusion.parameterization:MeanModel",
+        "conditional": "sedd.diffusion.parameterization:ConditionalModel",
+        "causal": "sedd.diffusion.parameterization:CausalModel",
     },
 )
 ARCHITECTURES = Registry(

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from sedd import data, exact, training
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric
 from sedd.nn.transformer import Modern, Reference, Transformer
@@ -19,7 +19,7 @@ from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Bytes
 
 
-@pytest.mark.parametrize("wrapper", [Score, Mean])
+@pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
 @pytest.mark.parametrize("process", [Uniform(7), Absorbing(7)], ids=str)
 def test_compiled_losses_are_the_same(process: Process, wrapper: type) -> None:
     """The border's checks look at values on the CPU; inside a graph they must not."""

@@ -7,7 +7,7 @@ from torch._dynamo.utils import counters
 
 from sedd import registry
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import Score
+from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
@@ -29,7 +29,7 @@ def stepped(network: Transformer, t: float) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     x_0, times = torch.randint(11, (4, 6), generator=generator), torch.full((4,), t)
     x_t = OBJECTIVE.corrupt(x_0, times, generator)
-    loss = FusedLoss(OBJECTIVE, Score(network, OBJECTIVE.process))(x_t, x_0, times, torch.ones(4))
+    loss = FusedLoss(OBJECTIVE, ScoreModel(network, OBJECTIVE.process))(x_t, x_0, times, torch.ones(4))
     return loss.positions, *torch.autograd.grad(loss.total, list(network.parameters()))
 
 

@@ -1,5 +1,6 @@
 """The likelihood of a continuation: the bound is the conditional, where it can be; greedy text is greedy."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from toys import random_law
 from sedd import evaluation, exact, generate
 from sedd.config import ModelConfig, RunConfig
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import Causal, Given, Mean
+from sedd.diffusion.parameterization import CausalModel, DiscreteModel, MeanModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.evaluation import continuation
@@ -37,14 +38,14 @@ def loaded(model: torch.nn.Module, process: Process, schedule: Schedule) -> Load
     return LoadedModel(model, exact.Table(2, 1), process, schedule, objective, letters, config, Path())
 
 
-def exact_denoiser() -> Mean:
+def exact_denoiser() -> MeanModel:
     """The true law of the clean token as a network that is told no noise."""
     table = exact.Table(4, 4)
     x = exact.every(4, 4)
     log_mean = exact.Score(LAW, ABSORBING).log_mean(x, torch.ones(len(x)))
     with torch.no_grad():
         table.weight[..., :3] = log_mean.clamp_min(-1e3)  # at tokens that are known, −∞
-    return Mean(table.requires_grad_(False), ABSORBING)
+    return MeanModel(table.requires_grad_(False), ABSORBING)
 
 
 class Next(torch.nn.Module):
@@ -59,7 +60,7 @@ class Next(torch.nn.Module):
 @pytest.mark.parametrize("context", [[1], [0, 2], [2, 1, 0]], ids=str)
 def test_the_score_of_what_follows_is_the_conditional_score(context: list[int]) -> None:
     """Everywhere and at every noise; so is its bound in expectation, the entropy of what follows."""
-    model, truth = Given(exact.Score(LAW, ABSORBING), torch.tensor(context)), rest_of(context)
+    model, truth = exact.Score(LAW, ABSORBING).bind(context=torch.tensor(context)), rest_of(context)
     x = exact.every(4, truth.length)
     masked = ABSORBING.unknown(x)
     for sigma in (0.01, 1.0, 5.0):
@@ -73,7 +74,7 @@ def test_the_score_of_what_follows_is_the_conditional_score(context: list[int]) 
 
 def test_under_uniform_noise_it_is_another_law() -> None:
     """A bound still, but of filling in behind a context that is taken for noisy: worse than the conditional."""
-    model, truth = Given(exact.Score(LAW, UNIFORM), torch.tensor([0, 2])), rest_of([0, 2])
+    model, truth = exact.Score(LAW, UNIFORM).bind(context=torch.tensor([0, 2])), rest_of([0, 2])
     bound = exact.bound(model, truth, UNIFORM, LogLinear(), true_base=True, nodes=96).total
     assert bound > truth.entropy() + 1e-3
     own = exact.bound(exact.Score(truth, UNIFORM), truth, UNIFORM, LogLinear(), true_base=True, nodes=96).total
@@ -88,7 +89,7 @@ def test_the_estimate_is_the_bound_on_what_follows(process: Process, schedule: S
     """9 continuations, 5 standard errors of 4096 draws each: false alarm below 1e-5."""
     context = np.array([0, 2])
     model = exact.Score(LAW, process)
-    truth = bound_of_each(Given(model, torch.from_numpy(context)), process, schedule, length=2, nodes=80)
+    truth = bound_of_each(model.bind(context=torch.from_numpy(context)), process, schedule, length=2, nodes=80)
     if process is ABSORBING:  # the exact score: the bound is −log p(rest | context), but for base and reconstruction
         np.testing.assert_allclose(truth, -rest_of([0, 2]).log_prob(exact.every(3, 2)), atol=0.02)
     for rest, bound in zip(exact.every(3, 2).numpy(), truth, strict=True):
@@ -101,7 +102,7 @@ def test_the_estimate_is_the_bound_on_what_follows(process: Process, schedule: S
 def test_denoisers_and_autoregressive_models_have_the_exact_conditional(split: int) -> None:
     """In one order and left to right to 1e-9, in any order within 5 standard errors."""
     denoiser = loaded(exact_denoiser(), ABSORBING, LogLinear())
-    causal = loaded(Causal(Next(), 3), ABSORBING, LogLinear())
+    causal = loaded(CausalModel(Next(), ABSORBING), ABSORBING, LogLinear())
     for x in LAW.sequences[::7]:
         context, rest = x[:split].numpy(), x[split:].numpy()
         truth = -rest_of(context.tolist()).log_prob(x[None, split:]).item()
@@ -115,19 +116,23 @@ def test_denoisers_and_autoregressive_models_have_the_exact_conditional(split: i
 # Tests of the tests ----------------------------------------------------------------------------------------
 
 
-class ContextNoisedToo(Given):
-    """What is noised with everything else: no context at all."""
+def masked_context(bind: object) -> object:
+    """A context that is masked like everything else: none at all."""
 
-    def _whole(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.full((*x.shape[:-1], len(self.context)), ABSORBING.mask), x], -1)
+    def bound(model: DiscreteModel, *, context: torch.Tensor) -> DiscreteModel:
+        return bind(model, context=torch.full_like(context, ABSORBING.mask))
+
+    return bound
 
 
 def whole_row(kept: object) -> object:
     """The bound on context and continuation together, taken for that on the continuation."""
 
-    def estimate(model: Given, by: object, rows: list[np.ndarray], **options: object) -> Estimate:
+    def estimate(model: DiscreteModel, by: object, rows: list[np.ndarray], **options: object) -> Estimate:
         row = np.concatenate([model.context.numpy(), rows[0]])
-        found = kept(model.model, by, [row], **options)
+        unbound = copy.copy(model)
+        unbound.context = None
+        found = kept(unbound, by, [row], **options)
         return found._replace(nats=found.nats * len(row) / len(rows[0]), stderr=found.stderr * len(row) / len(rows[0]))
 
     return estimate
@@ -137,7 +142,7 @@ def whole_row(kept: object) -> object:
 def test_mutants_are_caught(mutant: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is right is within 4 standard errors, what is wrong is not within 8."""
     if mutant == "context":
-        monkeypatch.setattr(continuation, "Given", ContextNoisedToo)
+        monkeypatch.setattr(DiscreteModel, "bind", masked_context(DiscreteModel.bind))
     if mutant == "whole":
         monkeypatch.setattr(continuation, "estimate", whole_row(continuation.estimate))
     made = loaded(exact_denoiser(), ABSORBING, LogLinear())
@@ -176,7 +181,7 @@ def test_greedy_texts_are_made_of_likeliest_tokens(context: list[int]) -> None:
     """A score, a denoiser and an autoregressive model that know the law, against enumeration."""
     score = loaded(exact.Score(LAW, ABSORBING), ABSORBING, Geometric())
     denoiser = loaded(exact_denoiser(), ABSORBING, LogLinear())
-    causal = loaded(Causal(Next(), 3), ABSORBING, LogLinear())
+    causal = loaded(CausalModel(Next(), ABSORBING), ABSORBING, LogLinear())
     given = np.array(context, dtype=np.int64)
     for made, truth in [(score, surest_first), (denoiser, surest_first), (causal, left_to_right)]:
         assert list(generate.greedy(made, given, 4 - len(context))) == truth(context)

@@ -7,7 +7,7 @@ from toys import expected_loss, random_law, random_model, tensor
 from sedd import exact
 from sedd.diffusion.divergence import Divergence, score_entropy
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 from sedd.exact import Distribution, objectives
@@ -79,7 +79,7 @@ def test_the_practical_base_costs_its_divergence(
     torch.testing.assert_close(base.prior, length * process.prior_kl(sigma), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("wrapper", [Score, Mean])
+@pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
 @pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear()), (Uniform, Geometric())])
 def test_a_wrong_model_has_a_worse_bound(kind: type[Process], schedule: Schedule, wrapper: type) -> None:
     law, process = random_law(3, 3, 0), kind(3)

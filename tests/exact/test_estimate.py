@@ -11,7 +11,7 @@ from toys import random_law, random_model
 
 from sedd import exact, likelihood
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform, at_token
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Schedule
@@ -65,7 +65,7 @@ def bound_of_each(model: object, process: Process, schedule: Schedule, length: i
 
 
 @pytest.mark.parametrize(("process", "schedule"), NOISES, ids=str)
-@pytest.mark.parametrize("wrapper", [None, Score, Mean], ids=["exact", "score", "mean"])
+@pytest.mark.parametrize("wrapper", [None, ScoreModel, MeanModel], ids=["exact", "score", "mean"])
 def test_the_estimate_is_the_bound(process: Process, schedule: Schedule, wrapper: type | None) -> None:
     """5 standard errors, 4 numbers: false alarm below 1e-5. They are 20 % of the bound at most."""
     law = random_law(3, 3, 0)
@@ -113,12 +113,12 @@ def test_the_error_is_calibrated_and_the_bound_bounds() -> None:
     assert above > -4
 
 
-def small() -> Mean:
+def small() -> MeanModel:
     """A transformer that has learned nothing, but says something: its head is not 0. 8 tokens, any length."""
     network = Modern(states=9, width=16, depth=1, heads=2, timed=False, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         network.head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
-    return Mean(network.requires_grad_(False).eval(), Absorbing(8))
+    return MeanModel(network.requires_grad_(False).eval(), Absorbing(8))
 
 
 def texts(count: int, lengths: tuple[int, ...]) -> list[np.ndarray]:
@@ -152,7 +152,7 @@ def test_the_error_is_the_spread_over_seeds(
 def test_subtracting_luck_leaves_the_expectation(process: Process, schedule: Schedule) -> None:
     """40 seeds, their mean within 4 of its standard errors, half that of one; with little to fit the factors to."""
     law = random_law(3, 3, 1)
-    model = random_model(Mean, process, 3).requires_grad_(False)
+    model = random_model(MeanModel, process, 3).requires_grad_(False)
     truth = bound_of_each(model, process, schedule).mean() / 3
     values = [found(model, Bound(process, schedule), law.sequences, draws=4, seed=seed).nats for seed in range(40)]
     assert abs(np.mean(values) - truth) < 4 * np.std(values, ddof=1) / math.sqrt(40)
@@ -228,7 +228,7 @@ def test_looks_are_noised_as_the_process_says(process: Process) -> None:
 # Orders ----------------------------------------------------------------------------------------------------
 
 
-def chain_rule(model: Mean, x_0: torch.Tensor, order: tuple[int, ...]) -> float:
+def chain_rule(model: MeanModel, x_0: torch.Tensor, order: tuple[int, ...]) -> float:
     """−log p(x_0) in an order, a token after the other."""
     x, total = torch.full_like(x_0, model.process.num_states - 1), 0.0
     for position in order:
@@ -242,7 +242,7 @@ def chain_rule(model: Mean, x_0: torch.Tensor, order: tuple[int, ...]) -> float:
 def test_one_order_is_the_chain_rule(order: tuple[int, ...]) -> None:
     law, process = random_law(3, 3, 0), Absorbing(3)
     estimator = OneOrder(process, lambda length: torch.tensor(order))
-    model = random_model(Mean, process, 3).requires_grad_(False)
+    model = random_model(MeanModel, process, 3).requires_grad_(False)
     for x_0 in law.sequences[::5]:
         result = found(model, estimator, x_0[None])
         assert result.nats * 3 == pytest.approx(chain_rule(model, x_0, order), abs=1e-9)
@@ -254,7 +254,7 @@ def test_one_order_is_the_chain_rule(order: tuple[int, ...]) -> None:
 
 def test_one_order_sums_to_one() -> None:
     """So it is a likelihood: Σ_x p(x) = 1 over all 27 sequences, for a model that is wrong about everything."""
-    model, process = random_model(Mean, Absorbing(3), 3).requires_grad_(False), Absorbing(3)
+    model, process = random_model(MeanModel, Absorbing(3), 3).requires_grad_(False), Absorbing(3)
     backward = OneOrder(process, lambda length: torch.arange(length).flip(0))
     costs = [3 * found(model, backward, x[None]).nats for x in exact.every(3, 3)]
     assert np.exp(-np.array(costs)).sum() == pytest.approx(1, abs=1e-9)
@@ -266,7 +266,7 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
     And it bounds what a model that draws its order at random says: −log of the mean of p over the orders.
     """
     law, process = random_law(3, 3, 0), Absorbing(3)
-    model = random_model(Mean, process, 3).requires_grad_(False)
+    model = random_model(MeanModel, process, 3).requires_grad_(False)
     rows = law.sequences.repeat_interleave((300 * law.probabilities).round().long(), 0)
     uneven = torch.bincount(exact.index_of(rows, 3), minlength=27).double()
     as_often = exact.Distribution((uneven / uneven.sum()).view(3, 3, 3))
@@ -296,7 +296,7 @@ def test_left_to_right_is_exact() -> None:
 @pytest.mark.parametrize("t_min", [1e-3, 0.2])
 def test_published_numbers_are_means_over_t_of_the_diffusion_term(t_min: float) -> None:
     law, process, schedule = random_law(3, 3, 0), Absorbing(3), LogLinear()
-    model = random_model(Mean, process, 3).requires_grad_(False)
+    model = random_model(MeanModel, process, 3).requires_grad_(False)
     each = exact.Distribution(torch.full((3, 3, 3), 1 / 27, dtype=torch.float64))
     truth = exact.bound(model, each, process, schedule, t_min=t_min, nodes=60).diffusion.item() / (1 - t_min) / 3
     result = found(model, Published(process, schedule, t_min), law.sequences.repeat(8, 1), draws=12)

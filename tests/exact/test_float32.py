@@ -5,7 +5,7 @@ import torch
 
 from sedd.diffusion import divergence
 from sedd.diffusion.objective import D3PM, DenoisingScoreEntropy, Objective
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear
 
@@ -69,7 +69,7 @@ def test_score_entropy(process: Process, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["random", "zero", "sharp"])
-@pytest.mark.parametrize("wrapper", [Score, Mean])
+@pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
 @pytest.mark.parametrize("process", [Uniform(N), Absorbing(N)], ids=str)
 def test_score_entropy_of_a_network(process: Process, wrapper: type, kind: str) -> None:
     """From a network's output, through the parameterization."""
@@ -78,7 +78,7 @@ def test_score_entropy_of_a_network(process: Process, wrapper: type, kind: str) 
     def loss(z: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         return process.score_entropy(wrapper(Says(z), process)(x_t, sigma), x_t, x_0, sigma)
 
-    mean = wrapper is Mean and isinstance(process, Uniform)
+    mean = wrapper is MeanModel and isinstance(process, Uniform)
     sure = 1e-5 if mean and kind == "sharp" else 1e-30  # log p of a sure model is known to 1e-6
     agree(loss, outputs(kind, process), atol=sure, softmax=2e-7 if mean else 0.0)
 
@@ -119,7 +119,7 @@ def test_half_precision_networks_get_float32_losses(objective: Objective) -> Non
     output = torch.randn(4, 6, process.num_states, dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(9, (4, 6), generator=generator)
-    loss = objective(Mean(Says(output), process), x_0, torch.rand(4, dtype=torch.float64), generator)
+    loss = objective(MeanModel(Says(output), process), x_0, torch.rand(4, dtype=torch.float64), generator)
     assert loss.dtype == torch.float32
     assert loss.isfinite().all()
 
@@ -179,7 +179,7 @@ def test_losses_stay_finite_next_to_no_noise() -> None:
     x_t, x_0 = tokens(process)
     sigma = torch.logspace(-38, -8, len(SIGMAS))
     z = outputs("random", process).requires_grad_()
-    loss = process.score_entropy(Mean(Says(z), process)(x_t, sigma), x_t, x_0, sigma)
+    loss = process.score_entropy(MeanModel(Says(z), process)(x_t, sigma), x_t, x_0, sigma)
     assert loss[:, 0].isfinite().all()  # kept tokens: replaced ones do not happen there
     loss[:, 0].sum().backward()
     assert z.grad.isfinite().all()

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from toys import tensor
 
 from sedd import exact
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LogLinear
-from sedd.nn.labels import Labelled
 from sedd.sampling import (
     Ancestral,
     Asked,
@@ -42,7 +41,7 @@ COUNT = 20_000
 LABELS, TOKENS, LENGTH = 3, 3, 2
 SCHEDULE = LogLinear(1e-2)
 PROCESSES = {"absorbing": Absorbing(TOKENS), "uniform": Uniform(TOKENS)}
-WRAPPERS = {"score": Score, "mean": Mean}
+WRAPPERS = {"score": ScoreModel, "mean": MeanModel}
 KINDS = [(process, said) for process in PROCESSES for said in WRAPPERS]
 
 
@@ -74,7 +73,7 @@ def tilted(free: Tensor, given: Tensor, weight: float) -> Tensor:
 class Truth(nn.Module):
     """The network that a perfect training on the joint law would end with; the label after the last is none."""
 
-    timed = True
+    depends_on_sigma = True
 
     def __init__(self, process: Process, wrapper: type, length: int = LENGTH) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class Truth(nn.Module):
         return said[rows]
 
     def _said(self, score: exact.Score, x: Tensor, sigma: Tensor) -> Tensor:
-        if self.wrapper is Mean:
+        if self.wrapper is MeanModel:
             return nn.functional.pad(score.log_mean(x, sigma), (0, self.process.num_states - TOKENS))
         return score(x, sigma) - self.process.log_scale(sigma)[:, None, None]
 
@@ -103,11 +102,11 @@ class Truth(nn.Module):
         return self.hidden(x, sigma, valid, label)
 
 
-def told(kind: tuple[str, str], label: int | None, length: int = LENGTH) -> Score | Mean:
+def told(kind: tuple[str, str], label: int | None, length: int = LENGTH) -> ScoreModel | MeanModel:
     """The model that is told a label, as `build` makes it."""
     process, wrapper = PROCESSES[kind[0]], WRAPPERS[kind[1]]
     network: nn.Module = Truth(process, wrapper, length)
-    return wrapper(network if label is None else Labelled(network, torch.tensor(label)), process)
+    return wrapper(network, process).bind(label=None if label is None else torch.tensor(label))
 
 
 def steered(kind: tuple[str, str], label: int, weight: float, length: int = LENGTH) -> Guided:
@@ -153,13 +152,13 @@ def test_each_row_of_a_batch_may_have_a_label_of_its_own() -> None:
     """As in training, in any order."""
     process, sigma = PROCESSES["uniform"], tensor(0.7).expand(4)
     x, label = torch.tensor([[0, 1], [2, 2], [1, 0], [1, 1]]), torch.tensor([2, 0, LABELS, 1])
-    network = Truth(process, Score)
-    together = Score(Labelled(network, label), process)(x, sigma)
+    network = Truth(process, ScoreModel)
+    together = ScoreModel(network, process).bind(label=label)(x, sigma)
     for row in range(4):
         alone = told(("uniform", "score"), None if label[row] == LABELS else int(label[row]))
         torch.testing.assert_close(together[row], alone(x[row : row + 1], sigma[:1])[0])
     order = torch.tensor([3, 1, 0, 2])
-    torch.testing.assert_close(Score(Labelled(network, label[order]), process)(x[order], sigma), together[order])
+    torch.testing.assert_close(ScoreModel(network, process).bind(label=label[order])(x[order], sigma), together[order])
 
 
 # What guidance is ------------------------------------------------------------------------------------------
@@ -291,9 +290,9 @@ def test_draws_have_the_law_that_enumeration_says(name: str, kind: tuple[str, st
 class Rates:
     """A mutant: rates are mixed, and nothing is normalised."""
 
-    timed = True
+    depends_on_sigma = True
 
-    def __init__(self, free: Score | Mean, given: Score | Mean, weight: float) -> None:
+    def __init__(self, free: ScoreModel | MeanModel, given: ScoreModel | MeanModel, weight: float) -> None:
         self.free, self.given, self.weight = free, given, weight
 
     def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
@@ -306,11 +305,13 @@ class Rates:
         return hidden
 
 
-def steered_parts(kind: tuple[str, str], label: int, length: int = LENGTH) -> tuple[Score | Mean, Score | Mean]:
+def steered_parts(
+    kind: tuple[str, str], label: int, length: int = LENGTH
+) -> tuple[ScoreModel | MeanModel, ScoreModel | MeanModel]:
     return told(kind, None, length), told(kind, label, length)
 
 
-MUTANTS: dict[str, Callable[[Score | Mean, Score | Mean, Process], object]] = {
+MUTANTS: dict[str, Callable[[ScoreModel | MeanModel, ScoreModel | MeanModel, Process], object]] = {
     "not normalised": lambda free, given, process: Rates(free, given, 2.5),
     "label ignored": lambda free, given, process: guided(free, free, process, 2.5),
     "label and none swapped": lambda free, given, process: guided(given, free, process, 2.5),

@@ -12,7 +12,7 @@ from scipy import stats
 from sedd import exact, plot, registry
 from sedd.demos import all_masked, one_step, ratios, samplers, sentences
 from sedd.diffusion import categorical
-from sedd.diffusion.parameterization import Mean
+from sedd.diffusion.parameterization import MeanModel
 from sedd.sampling import Tweedie
 
 # Ratios ----------------------------------------------------------------------------------------------------
@@ -133,14 +133,14 @@ def test_learning_brings_grammar() -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> Mean:
+def model() -> MeanModel:
     model = all_masked.network(seed=0)
     for _ in all_masked.learn(model, steps=400, seed=0):
         pass
     return model
 
 
-def test_sentences_out_of_masks_follow_the_corpus_unless_drawn_at_once_or_by_argmax(model: Mean) -> None:
+def test_sentences_out_of_masks_follow_the_corpus_unless_drawn_at_once_or_by_argmax(model: MeanModel) -> None:
     """Chi-square on 2,000 draws at 1e-4, where draws from the corpus itself would fail in 1 of 10^4.
 
     Its power: one step, which draws words apart, has a total variation of 0.185 and a noncentrality of 360, and is

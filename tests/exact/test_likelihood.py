@@ -7,14 +7,14 @@ import torch
 from toys import random_law, random_model
 
 from sedd import exact, likelihood
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, stratified
 
 DRAWS = 60_000
 
 
-@pytest.mark.parametrize("wrapper", [Score, Mean])
+@pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
 @pytest.mark.parametrize(
     ("process", "schedule"),
     [(Absorbing(3), LogLinear()), (Absorbing(3), Geometric(1e-2, 8.0)), (Uniform(3), Geometric(1e-2, 8.0))],
@@ -39,7 +39,7 @@ def test_terms_average_to_the_expected_bound(process: Process, schedule: Schedul
 
 def test_padding_does_not_count() -> None:
     process, schedule = Absorbing(3), LogLinear()
-    model = random_model(Mean, process, 3).requires_grad_(False)
+    model = random_model(MeanModel, process, 3).requires_grad_(False)
     x_0, masks = torch.tensor([[0, 1, 2]]), torch.full((1, 3), 3)
     times, valid = likelihood.early_times(torch.tensor([0.7])), torch.tensor([[True, True, False]])
     whole = likelihood.terms(model, process, schedule, x_0, masks, x_0, times, torch.ones_like(valid))

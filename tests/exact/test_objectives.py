@@ -10,7 +10,7 @@ from toys import expected_loss, random_law, random_model, tensor
 
 from sedd import exact
 from sedd.diffusion import objective as objectives
-from sedd.diffusion.parameterization import Causal, Conditional, Mean, Score
+from sedd.diffusion.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform, at_token, log_odds
 from sedd.diffusion.schedule import Cosine, Geometric, ImportanceTimes, LogLinear, Polynomial, Schedule, stratified
 from sedd.exact import objectives as definition
@@ -19,14 +19,14 @@ PROCESSES = [Uniform, Absorbing]
 SCHEDULES: list[Schedule] = [LogLinear(), Geometric(), Cosine(), Polynomial()]
 LAW = random_law(3, 3, seed=0)
 AT_NOISE = {  # objective, definition, what it is tested on, whether the schedule's rate weighs it
-    objectives.DenoisingScoreEntropy: (definition.denoising_score_entropy, Score, True),
-    objectives.DenoisingConcreteScore: (definition.denoising_concrete_score, Score, True),
-    objectives.SoftmaxLinear: (definition.softmax_linear, Score, True),
-    objectives.ImplicitScoreEntropy: (definition.implicit_score_entropy, Score, True),
-    objectives.ExplicitScoreEntropy: (definition.explicit_score_entropy, Score, True),
-    objectives.ExplicitConcreteScore: (definition.explicit_concrete_score, Score, True),
-    objectives.RatioMatching: (definition.ratio_matching, Conditional, False),
-    objectives.MeanCrossEntropy: (definition.mean_cross_entropy, Mean, False),
+    objectives.DenoisingScoreEntropy: (definition.denoising_score_entropy, ScoreModel, True),
+    objectives.DenoisingConcreteScore: (definition.denoising_concrete_score, ScoreModel, True),
+    objectives.SoftmaxLinear: (definition.softmax_linear, ScoreModel, True),
+    objectives.ImplicitScoreEntropy: (definition.implicit_score_entropy, ScoreModel, True),
+    objectives.ExplicitScoreEntropy: (definition.explicit_score_entropy, ScoreModel, True),
+    objectives.ExplicitConcreteScore: (definition.explicit_concrete_score, ScoreModel, True),
+    objectives.RatioMatching: (definition.ratio_matching, ConditionalModel, False),
+    objectives.MeanCrossEntropy: (definition.mean_cross_entropy, MeanModel, False),
 }
 
 
@@ -50,7 +50,7 @@ def test_losses_are_their_definitions(kind: type, process: Process, schedule: Sc
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
 def test_d3pm_is_its_definition(process: Process, schedule: Schedule) -> None:
-    model, objective = random_model(Mean, process, 3), objectives.D3PM(process, schedule, steps=5)
+    model, objective = random_model(MeanModel, process, 3), objectives.D3PM(process, schedule, steps=5)
     times = objective.times(torch.linspace(0.1, 0.9, 5).double())
     assert times.weight.tolist() == [5.0] * 5
     for t in times.t:
@@ -62,7 +62,7 @@ def test_d3pm_is_its_definition(process: Process, schedule: Schedule) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_time_dce_is_its_definition(schedule: Schedule) -> None:
     process = Absorbing(3)
-    model, objective = random_model(Mean, process, 3), objectives.TimeDCE(process, schedule)
+    model, objective = random_model(MeanModel, process, 3), objectives.TimeDCE(process, schedule)
     for t in map(tensor, (0.02, 0.5, 1.0)):
         sigma, rate = schedule(t)
         found = expected_loss(objective, model, LAW, schedule, t)
@@ -72,7 +72,7 @@ def test_time_dce_is_its_definition(schedule: Schedule) -> None:
 @pytest.mark.parametrize("masked", [0.01, 0.4, 0.99])
 def test_lambda_dce_is_its_definition(masked: float) -> None:
     process, at = Absorbing(3), tensor(masked)
-    model = random_model(Mean, process, 3)
+    model = random_model(MeanModel, process, 3)
     linear = LogLinear(1e-12)  # σ(t) = −log(1 − t) but for the last digit
     found = expected_loss(objectives.LambdaDCE(process), model, LAW, linear, at)
     torch.testing.assert_close(found, definition.lambda_dce(model, LAW, process, at), rtol=1e-9, atol=0)
@@ -81,7 +81,7 @@ def test_lambda_dce_is_its_definition(masked: float) -> None:
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_any_order_is_its_definition(k: int) -> None:
     process = Absorbing(3)
-    model, objective = random_model(Mean, process, 3), objectives.AnyOrder(process)
+    model, objective = random_model(MeanModel, process, 3), objectives.AnyOrder(process)
     x_0, generator = LAW.sequences.repeat(4000, 1), torch.Generator().manual_seed(0)
     t = tensor((k - 0.5) / 3).expand(len(x_0))
     x_t = objective.corrupt(x_0, t, generator)
@@ -101,7 +101,7 @@ def test_any_order_is_its_definition(k: int) -> None:
 
 def test_autoregressive_is_its_definition_and_the_entropy_at_the_truth() -> None:
     objective = objectives.Autoregressive(3)
-    causal = Causal(CausalTable(), 3)
+    causal = CausalModel(CausalTable(), Absorbing(3))
     for model in (causal, exact.Score(LAW, Absorbing(3))):
         t = torch.zeros(len(LAW.sequences)).double()
         found = (LAW.probabilities * objective.loss(model, LAW.sequences, LAW.sequences, t).sum(-1)).sum()
@@ -121,13 +121,13 @@ def test_the_first_token_is_predicted_from_a_start_token_of_its_own() -> None:
             seen.append(x)
             return torch.zeros(*x.shape, 4)
 
-    Causal(Sees(), 3).log_next(torch.tensor([[0, 1, 2]]))
+    CausalModel(Sees(), Absorbing(3)).log_next(torch.tensor([[0, 1, 2]]))
     assert seen[0].tolist() == [[3, 0, 1]]
 
 
 def test_no_masked_token_and_no_time_give_no_nan() -> None:
     process = Absorbing(3)
-    model = random_model(Mean, process, 3)
+    model = random_model(MeanModel, process, 3)
     x_0 = LAW.sequences[:4]
     loss = objectives.LambdaDCE(process)(model, x_0, torch.zeros(4).double(), torch.Generator().manual_seed(0))
     loss.sum().backward()
@@ -149,7 +149,9 @@ def test_explicit_score_entropy_is_zero_at_the_truth_alone(
 ) -> None:
     law, process = random_law(n, length, seed), kind(n)
     truth = definition.explicit_score_entropy(exact.Score(law, process), law, process, tensor(sigma))
-    wrong = definition.explicit_score_entropy(random_model(Score, process, length, seed), law, process, tensor(sigma))
+    wrong = definition.explicit_score_entropy(
+        random_model(ScoreModel, process, length, seed), law, process, tensor(sigma)
+    )
     assert abs(truth) <= 1e-10
     assert wrong > 1e-6
 
@@ -164,7 +166,7 @@ def test_three_forms_of_score_entropy_have_one_gradient(
     kind: type[Process], n: int, length: int, sigma: float, seed: int
 ) -> None:
     """§7.1, and two forms of concrete score matching likewise."""
-    law, process, model = random_law(n, length, seed), kind(n), random_model(Score, kind(n), length, seed)
+    law, process, model = random_law(n, length, seed), kind(n), random_model(ScoreModel, kind(n), length, seed)
     sigma = tensor(sigma)
     truth = gradient(definition.explicit_score_entropy(model, law, process, sigma), model)
     for form in (definition.denoising_score_entropy, definition.implicit_score_entropy):
@@ -175,10 +177,10 @@ def test_three_forms_of_score_entropy_have_one_gradient(
 
 
 @pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
-@pytest.mark.parametrize("kind", [k for k, (_, wrapper, _) in AT_NOISE.items() if wrapper is Score])
+@pytest.mark.parametrize("kind", [k for k, (_, wrapper, _) in AT_NOISE.items() if wrapper is ScoreModel])
 def test_gradients_of_the_training_code_are_those_of_the_definitions(kind: type, process: Process) -> None:
     define, _, _ = AT_NOISE[kind]
-    model, schedule, t = random_model(Score, process, 3), LogLinear(), tensor(0.3)
+    model, schedule, t = random_model(ScoreModel, process, 3), LogLinear(), tensor(0.3)
     sigma, rate = schedule(t)
     found = gradient(expected_loss(make(kind, process, schedule), model, LAW, schedule, t), model)
     torch.testing.assert_close(found, gradient(rate * define(model, LAW, process, sigma), model), rtol=1e-9, atol=1e-11)
@@ -190,7 +192,7 @@ def test_score_entropy_of_a_mask_is_cross_entropy_and_an_excess(n: int, t: float
     process, schedule = Absorbing(n), LogLinear(eps)
     z = torch.randn(1, 1, n + 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True)
     x_0, x_t = torch.tensor([[seed % n]]), torch.tensor([[n]])
-    model = Score(Says(z), process)
+    model = ScoreModel(Says(z), process)
     loss = objectives.DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, tensor(t).view(1)).sum()
     tokens = z[0, 0, :n]
     S = torch.exp(tokens - math.log(n)).sum()
@@ -214,7 +216,7 @@ class Says(torch.nn.Module):
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_score_entropy_of_a_denoiser_is_time_dce_point_by_point(schedule: Schedule) -> None:
     """§7.4, first half."""
-    process, model = Absorbing(3), random_model(Mean, Absorbing(3), 3)
+    process, model = Absorbing(3), random_model(MeanModel, Absorbing(3), 3)
     x_t, x_0 = exact.every(4, 3).repeat_interleave(27, 0), exact.every(3, 3).repeat(64, 1)
     for at in (1e-3, 0.5, 1.0):
         t = tensor(at).expand(len(x_t))
@@ -225,7 +227,7 @@ def test_score_entropy_of_a_denoiser_is_time_dce_point_by_point(schedule: Schedu
 
 def test_time_lambda_and_any_order_are_one_number() -> None:
     """§7.4, second half: ∫ t-DCE = ∫ λ-DCE = mean over k of any-order, up to the prior of a finite σ(1)."""
-    process, model = Absorbing(3), random_model(Mean, Absorbing(3), 3)
+    process, model = Absorbing(3), random_model(MeanModel, Absorbing(3), 3)
     by_lambda = exact.integrate(lambda m: definition.lambda_dce(model, LAW, process, m), nodes=8)
     by_order = torch.stack([definition.any_order(model, LAW, process, k) for k in (1, 2, 3)]).mean()
     torch.testing.assert_close(by_lambda, by_order, rtol=1e-12, atol=0)
@@ -248,7 +250,7 @@ def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Sc
         objective = objectives.DenoisingScoreEntropy(process, schedule)
         return exact.integrate(lambda t: expected_loss(objective, model, LAW, schedule, t), nodes=80).item()
 
-    truth, wrong = exact.Score(LAW, process), random_model(Mean, process, 3, seed=2)
+    truth, wrong = exact.Score(LAW, process), random_model(MeanModel, process, 3, seed=2)
     assert distance(truth, 64) > 0
     for model in (truth, wrong):
         assert 1.9 < distance(model, 64) / distance(model, 128) < 2.1
@@ -257,7 +259,10 @@ def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Sc
 def test_the_truth_is_where_ratio_matching_and_cross_entropy_are_least() -> None:
     for process in (Uniform(3), Absorbing(3)):
         truth, sigma = exact.Score(LAW, process), tensor(0.6)
-        for define, wrapper in ((definition.ratio_matching, Conditional), (definition.mean_cross_entropy, Mean)):
+        for define, wrapper in (
+            (definition.ratio_matching, ConditionalModel),
+            (definition.mean_cross_entropy, MeanModel),
+        ):
             best = define(truth, LAW, process, sigma)
             for seed in range(5):
                 assert define(random_model(wrapper, process, 3, seed), LAW, process, sigma) > best
@@ -275,7 +280,7 @@ def test_softmax_linear_is_not_least_at_the_truth() -> None:
 def test_losses_of_sampled_noise_average_to_the_expected_loss(process: Process) -> None:
     """The whole call: times, weights, noise. 5 standard errors; false alarm below 1e-5 over its 4 comparisons."""
     schedule, generator = Geometric(1e-3, 10.0), torch.Generator().manual_seed(0)
-    model = random_model(Score, process, 3).requires_grad_(False)
+    model = random_model(ScoreModel, process, 3).requires_grad_(False)
     even = objectives.DenoisingScoreEntropy(process, schedule)
     expected = exact.integrate(lambda t: expected_loss(even, model, LAW, schedule, t), nodes=80)
     x_0, u = LAW.draw(20_000, generator), stratified(20_000, generator)

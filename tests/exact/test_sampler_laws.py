@@ -10,7 +10,7 @@ import torch
 from toys import random_law, random_model, tensor
 
 from sedd import exact, sampling
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
@@ -76,8 +76,8 @@ def models(process: Process) -> dict[str, object]:
     """The true score of a law, and two wrong ones: a score that is no law's, and a denoiser that is no law's."""
     return {
         "true": exact.Score(random_law(3, 3, 0), process),
-        "score": random_model(Score, process, 3),
-        "mean": random_model(Mean, process, 3),
+        "score": random_model(ScoreModel, process, 3),
+        "mean": random_model(MeanModel, process, 3),
     }
 
 
@@ -399,7 +399,7 @@ class TimeFree(torch.nn.Module):
 
     def __init__(self, num_states: int, timed: bool = False) -> None:
         super().__init__()
-        self.timed, self.head = timed, torch.nn.Identity()
+        self.depends_on_sigma, self.head = timed, torch.nn.Identity()
         self.table = exact.Table(num_states, 3)
         self.table.weight.data.normal_(generator=torch.Generator().manual_seed(3))
 
@@ -413,7 +413,7 @@ class TimeFree(torch.nn.Module):
 @pytest.mark.parametrize("name", [*(n for n in EVERYWHERE if "early" not in n), *MASKS])
 def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
     process, schedule = SETTINGS[0]
-    model = Mean(TimeFree(4), process)
+    model = MeanModel(TimeFree(4), process)
     chosen = (EVERYWHERE | MASKS)[name](model, process, schedule)
     prompt, times = Prompt(torch.full((50, 3), -1)), uniform_grid(20)
     asked = {cached: Asked(model, cached) for cached in (True, False)}
@@ -422,7 +422,7 @@ def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
     assert asked[True].rows <= asked[False].rows
     if name in ("tweedie", "euler", "theta", "ancestral"):
         assert asked[True].rows < 0.3 * asked[False].rows  # three positions, so at most four different questions a row
-    assert not Asked(Mean(TimeFree(4, timed=True), process)).cached  # told the noise, an answer goes out of date
+    assert not Asked(MeanModel(TimeFree(4, timed=True), process)).cached  # told the noise, an answer goes out of date
 
 
 @pytest.mark.parametrize("steps", [1, 4, 20])
@@ -450,7 +450,7 @@ def test_exact_is_the_uncached_walk_over_all_steps(steps: int) -> None:
 def test_the_number_of_calls_is_known_beforehand(steps: int, length: int) -> None:
     """n(1 − (1 − 1/n)^L) within 2 %, by plans alone; and the plan's number is the one that is made."""
     process, schedule = Absorbing(3), LogLinear()
-    chosen = FirstHitting(random_model(Mean, process, 1), process, schedule)
+    chosen = FirstHitting(random_model(MeanModel, process, 1), process, schedule)
     times, rows = uniform_grid(steps), 2_000_000 // (steps * length) + 400
     plan = chosen.plan(sampling.empty(rows, length), times, CounterRNG(0, torch.arange(rows)))
     due = steps * (1 - (1 - 1 / steps) ** length)

@@ -4,7 +4,7 @@ import torch
 
 from sedd import exact
 from sedd.diffusion.objective import Objective
-from sedd.diffusion.parameterization import Conditional, Mean, Score
+from sedd.diffusion.parameterization import ConditionalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Process
 from sedd.diffusion.schedule import Schedule
 
@@ -17,9 +17,11 @@ def random_law(vocab_size: int, length: int, seed: int) -> exact.Distribution:
     return exact.Distribution.random(vocab_size, length, torch.Generator().manual_seed(seed))
 
 
-def random_model(wrapper: type, process: Process, length: int, seed: int = 1) -> Score | Mean | Conditional:
+def random_model(
+    wrapper: type, process: Process, length: int, seed: int = 1
+) -> ScoreModel | MeanModel | ConditionalModel:
     """A wrong model: a table of random outputs, every entry free."""
-    table = exact.Table(process.num_states, length, blind=wrapper is Conditional)
+    table = exact.Table(process.num_states, length, blind=wrapper is ConditionalModel)
     with torch.no_grad():
         table.weight.normal_(generator=torch.Generator().manual_seed(seed))
     return wrapper(table, process)

@@ -16,12 +16,12 @@ import test_sampler_laws as laws
 
 from sedd import exact, factory, sampling
 from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.rng import CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import Scores, categorical_triton, chosen
-from sedd.runtime.inference_graphs import Replayed
+from sedd.runtime.inference_graphs import GraphedBackbone
 from sedd.sampling import Asked, Prompt, uniform_grid
 
 pytestmark = pytest.mark.gpu
@@ -45,8 +45,8 @@ def test_draws_have_the_law_that_enumeration_says(name: str, kind: str, at: int)
     truth = {given: chosen_one.law(given, uniform_grid(5)) for given in (laws.BLANK, laws.MIDDLE)}
     model: Any = chosen_one.model
     if kind == "true":
-        kind_of = Mean if name == "ancestral" else Score
-        model = kind_of(OnCpu(model, mean=kind_of is Mean), model.process)
+        kind_of = MeanModel if name == "ancestral" else ScoreModel
+        model = kind_of(OnCpu(model, mean=kind_of is MeanModel), model.process)
     else:
         model.network = TableOnCpu(model.network)
     assert Asked(model).speaker(torch.device("cuda")) is model
@@ -144,7 +144,7 @@ def made(style: type[Transformer], timed: bool, states: int = 32) -> Transformer
 def test_a_recording_is_what_it_records(style: type[Transformer], timed: bool) -> None:
     """At every size of batch, padded or not, and again after others were recorded."""
     network = factory.served(made(style, timed), "cuda", "bfloat16")
-    recorded = Replayed(network)
+    recorded = GraphedBackbone(network)
     for _ in range(2):
         for rows in (1, 2, 5, 16, 7):
             generator = torch.Generator().manual_seed(rows)
@@ -171,8 +171,9 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
     found = []
     for device in ("cpu", "cuda"):
         network = made(Reference, True, process.num_states)
-        served = factory.replayed(factory.served(network, device, "float32"))
-        model: Any = factory.parameterization(parameterization, served, process)
+        served = factory.served(network, device, "float32")
+        graphed = GraphedBackbone(served) if device == "cuda" else None
+        model: Any = factory.parameterization(parameterization, served, process, graphed=graphed)
         job = factory.build_sampler(name, model, process, schedule)
         rows = CounterRNG(3, torch.arange(24, device=device))
         *_, last = job.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rows, Asked(model))
@@ -184,8 +185,8 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
 def test_a_planned_run_never_waits() -> None:
     """Once it is planned, events follow each other without a question to the device."""
     process, schedule = Absorbing(31), factory.build_schedule("log-linear")
-    network = factory.replayed(factory.served(made(Reference, timed=False), "cuda", "bfloat16"))
-    model: Any = factory.parameterization("mean", network, process)
+    network = factory.served(made(Reference, timed=False), "cuda", "bfloat16")
+    model: Any = factory.parameterization("mean", network, process, graphed=GraphedBackbone(network))
     job = factory.build_sampler("first-hitting", model, process, schedule)
     for mode in ("default", "error"):  # the first run records and compiles
         rows = CounterRNG(0, torch.arange(4, device="cuda"))

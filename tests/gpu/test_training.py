@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sedd import bench, factory, ops
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.nn.labels import Labelled
 from sedd.ops import block_ops, linear_loss, linear_loss_reference, linear_loss_triton
 from sedd.training import optimizer
 from sedd.training.loss import FusedLoss
@@ -200,10 +199,10 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
     network = factory.build_network(run, parts, 3).cuda()
     for i, p in enumerate(network.parameters()):
         torch.nn.init.normal_(p, 0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
-    told = Labelled(network, torch.arange(8, device="cuda") % 4)
+    model = factory.build_model(run, network, parts).bind(label=torch.arange(8, device="cuda") % 4)
 
     def gradient() -> Tensor:
-        total = FusedLoss(parts.objective, factory.build_model(run, told, parts))(x_t, x_0, t, weight).total
+        total = FusedLoss(parts.objective, model)(x_t, x_0, t, weight).total
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
 
     ours = gradient()

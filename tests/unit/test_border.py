@@ -43,7 +43,7 @@ def test_masks_in_clean_data(refuses: object, generator: torch.Generator) -> Non
     masked = torch.tensor([[0, 4]])
     refuses(lambda: Absorbing(4).corrupt(masked, SIGMA, generator), "token 4", "mask", "0..3")
     dse = objective.DenoisingScoreEntropy(Absorbing(4), LogLinear())
-    model = parameterization.Score(exact.Table(5, 2), Absorbing(4))
+    model = parameterization.ScoreModel(exact.Table(5, 2), Absorbing(4))
     refuses(lambda: dse(model, masked, SIGMA.double(), generator), "token 4", "mask", "0..3")
 
 
@@ -63,7 +63,7 @@ def test_impossible_noise(process: Process, sigma: float, refuses: object, gener
         lambda: process.log_prior(X, bad[:, None]),
         lambda: process.draw_prior((2,), bad[0], generator),
         lambda: process.mean_score(torch.zeros(1, 2, 4), X, bad),
-        lambda: parameterization.Score(exact.Table(process.num_states, 2), process)(X, bad),
+        lambda: parameterization.ScoreModel(exact.Table(process.num_states, 2), process)(X, bad),
         lambda: LogLinear().t(bad),
         lambda: Geometric().t(bad),
     ):
@@ -132,13 +132,13 @@ def test_objectives_refuse_models_that_do_not_predict_what_they_need(
     name: str, method: str, refuses: object, generator: torch.Generator
 ) -> None:
     process = Absorbing(4)
-    model = parameterization.Score(exact.Table(5, 2), process)
+    model = parameterization.ScoreModel(exact.Table(5, 2), process)
     loss = factory.build_objective(name, process, LogLinear())
     refuses(lambda: loss(model, X, SIGMA.double(), generator), method, "Score", "parameterization")
 
 
 def test_networks_of_the_wrong_width(refuses: object) -> None:
-    model = parameterization.Score(exact.Table(4, 2), Absorbing(4))
+    model = parameterization.ScoreModel(exact.Table(4, 2), Absorbing(4))
     refuses(lambda: model(X, SIGMA), "4 entries", "needs 5")
     refuses(lambda: Uniform(4).score_entropy(torch.zeros(1, 2, 5), X, X, SIGMA), "5 entries", "needs 4")
     refuses(lambda: Uniform(4).mean_score(torch.zeros(1, 2, 5), X, SIGMA), "5 entries", "needs 4")

@@ -8,7 +8,7 @@ import torch
 from sedd import exact, factory, registry
 from sedd.config import ModelConfig, RunConfig, TrainConfig
 from sedd.diffusion import objective, parameterization
-from sedd.diffusion.parameterization import Causal, Conditioner, Denoiser, Mean, Predictor, Untimed
+from sedd.diffusion.parameterization import CausalModel, ConditionalPredictor, Denoiser, MeanModel, NextTokenPredictor
 from sedd.diffusion.process import Absorbing, Uniform
 from sedd.diffusion.schedule import ImportanceTimes, LogLinear
 from sedd.training.loss import FusedLoss
@@ -39,7 +39,7 @@ def test_every_objective_gives_a_finite_loss_a_position(name: str, process_name:
 
 def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
     for process in (Uniform(4), Absorbing(4)):
-        for name in registry.PARAMETERIZATIONS.names:
+        for name in ("score", "mean", "conditional"):
             table = exact.Table(process.num_states, 3)
             with torch.no_grad():
                 table.weight.normal_()
@@ -48,10 +48,10 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
             log_score = model(x_t, torch.rand(5))
             assert log_score.shape == (5, 3, process.num_states)
             assert (log_score.gather(-1, x_t[..., None]) == 0).all()
-            assert isinstance(model, parameterization.Model)
+            assert isinstance(model, parameterization.LogScoreModel)
             assert isinstance(model, Denoiser) == (name == "mean")
-            assert isinstance(model, Conditioner) == (name == "conditional")
-    assert isinstance(Causal(table, 4), Predictor)
+            assert isinstance(model, ConditionalPredictor) == (name == "conditional")
+    assert isinstance(CausalModel(table, Absorbing(4)), NextTokenPredictor)
 
 
 def test_options_reach_what_is_built() -> None:
@@ -125,20 +125,20 @@ def test_networks_hear_what_they_are_told(told: str) -> None:
         for parameter in network.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
     model = factory.build_model(run, network, made)
-    assert network.timed == (told != "none")
-    assert model.timed == (told == "sigma")
+    assert network.depends_on_sigma == (told != "none")
+    assert model.depends_on_sigma == (told == "sigma")
     x, sigma = torch.tensor([[5, 1, 5, 2]] * 2), torch.tensor([0.3, 2.0])
     valid = torch.tensor([[True, True, True, False]] * 2)
     for read in (
         lambda: model.log_mean(x, sigma),
-        lambda: model.log_mean(x, sigma, valid)[:, :3],
+        lambda: model.bind(valid=valid).log_mean(x, sigma)[:, :3],
         lambda: model.hidden(x, sigma),
     ):
         same = torch.equal(*read())
         assert same == (told != "sigma")
     heard = sigma if told == "sigma" else torch.zeros(2)
     assert torch.equal(model.hidden(x, sigma), network.hidden(x, heard))
-    headed = model.read_mean(model.hidden(x, sigma)[:, 0], x[:, 0], sigma)
+    headed = model.log_mean_at(model.hidden(x, sigma)[:, 0], x[:, 0], sigma)
     torch.testing.assert_close(headed, model.log_mean(x, sigma)[:, 0])
     x_0, t = torch.tensor([[0, 1, 3, 2]] * 2), torch.tensor([0.3, 0.8]).double()
     plain = made.objective.loss(model, x, x_0, t)
@@ -151,7 +151,7 @@ def test_a_network_that_is_not_in_two_parts_can_hear_0_too() -> None:
             return torch.cos(sigma)[:, None, None] * torch.arange(5.0).expand(*x.shape, 5)
 
     x, sigma = torch.tensor([[4, 1]] * 2), torch.tensor([0.5, 3.0])
-    model = Mean(Untimed(Wave()), Absorbing(4))
-    assert torch.equal(model.log_mean(x, sigma), Mean(Wave(), Absorbing(4)).log_mean(x, torch.zeros(2)))
-    assert torch.equal(model.read_mean(model.hidden(x, sigma)[:, 0], x[:, 0], sigma), model.log_mean(x, sigma)[:, 0])
-    assert not model.timed
+    model = MeanModel(Wave(), Absorbing(4), time_conditioning="zero")
+    assert torch.equal(model.log_mean(x, sigma), MeanModel(Wave(), Absorbing(4)).log_mean(x, torch.zeros(2)))
+    assert torch.equal(model.log_mean_at(model.hidden(x, sigma)[:, 0], x[:, 0], sigma), model.log_mean(x, sigma)[:, 0])
+    assert not model.depends_on_sigma

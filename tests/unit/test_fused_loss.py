@@ -21,7 +21,7 @@ from sedd.diffusion.objective import (
     Objective,
     TimeDCE,
 )
-from sedd.diffusion.parameterization import Mean, Padded, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
@@ -42,16 +42,16 @@ from sedd.training.loss import FusedLoss, has_fused_loss
 N, B, L = 13, 5, 7
 NOISE = LogLinear()
 CASES: dict[str, tuple[type[nn.Module], Objective]] = {
-    "score, absorbing": (Score, DenoisingScoreEntropy(Absorbing(N), NOISE)),
-    "score, uniform": (Score, DenoisingScoreEntropy(Uniform(N), NOISE)),
-    "score, uniform, geometric": (Score, DenoisingScoreEntropy(Uniform(N), Geometric(), t_min=0.1)),
-    "mean by score entropy": (Mean, DenoisingScoreEntropy(Absorbing(N), NOISE)),
-    "t-dce": (Mean, TimeDCE(Absorbing(N), Geometric(1e-2, 4.0))),
-    "lambda-dce": (Mean, LambdaDCE(Absorbing(N))),
-    "any-order": (Mean, AnyOrder(Absorbing(N))),
-    "mean, absorbing": (Mean, MeanCrossEntropy(Absorbing(N), NOISE)),
-    "mean, uniform": (Mean, MeanCrossEntropy(Uniform(N), NOISE)),
-    "d3pm": (Mean, D3PM(Absorbing(N), NOISE, steps=20)),
+    "score, absorbing": (ScoreModel, DenoisingScoreEntropy(Absorbing(N), NOISE)),
+    "score, uniform": (ScoreModel, DenoisingScoreEntropy(Uniform(N), NOISE)),
+    "score, uniform, geometric": (ScoreModel, DenoisingScoreEntropy(Uniform(N), Geometric(), t_min=0.1)),
+    "mean by score entropy": (MeanModel, DenoisingScoreEntropy(Absorbing(N), NOISE)),
+    "t-dce": (MeanModel, TimeDCE(Absorbing(N), Geometric(1e-2, 4.0))),
+    "lambda-dce": (MeanModel, LambdaDCE(Absorbing(N))),
+    "any-order": (MeanModel, AnyOrder(Absorbing(N))),
+    "mean, absorbing": (MeanModel, MeanCrossEntropy(Absorbing(N), NOISE)),
+    "mean, uniform": (MeanModel, MeanCrossEntropy(Uniform(N), NOISE)),
+    "d3pm": (MeanModel, D3PM(Absorbing(N), NOISE, steps=20)),
 }
 cases = pytest.mark.parametrize("case", CASES)
 
@@ -94,8 +94,7 @@ def gradients(network: nn.Module, loss: Tensor) -> list[Tensor]:
 
 def by_definition(objective: Objective, model: Any, given: Shown, valid: Tensor | None = None) -> Tensor:
     """(weight·loss) at every position, 0 at padding."""
-    asked = model if valid is None else Padded(model, valid)
-    loss = given.weight[:, None] * objective.loss(asked, given.x_t, given.x_0, given.t)
+    loss = given.weight[:, None] * objective.loss(model.bind(valid=valid), given.x_t, given.x_0, given.t)
     return loss if valid is None else torch.where(valid, loss, 0)
 
 
@@ -154,10 +153,10 @@ def test_the_host_may_say_how_many(case: str) -> None:
 
 def test_what_is_not_fused_is_refused(refuses: Callable[..., None]) -> None:
     process = Uniform(N)
-    model = Score(drawn(Modern, N), process)
+    model = ScoreModel(drawn(Modern, N), process)
     objective = DenoisingConcreteScore(process, NOISE)
     assert not has_fused_loss(objective, model)
-    assert not has_fused_loss(DenoisingScoreEntropy(process, NOISE), Mean(model.network, process))
+    assert not has_fused_loss(DenoisingScoreEntropy(process, NOISE), MeanModel(model.network, process))
     refuses(lambda: FusedLoss(objective, model), "DenoisingConcreteScore", "Score", "objective.loss")
     cost = CrossEntropyLoss(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
     refuses(lambda: linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, cost), "4", "5")
@@ -292,7 +291,7 @@ def test_the_output_never_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Absorbing(400)
     objective = DenoisingScoreEntropy(process, NOISE)
     network = drawn(Reference, 401).float()
-    model = Score(network, process)
+    model = ScoreModel(network, process)
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(400, (60, 40), generator=generator)
     t = torch.rand(60, generator=generator)

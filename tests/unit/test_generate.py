@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sedd import factory, generate, sampling, tokenizer
 from sedd.diffusion import process, schedule
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.generate import template, trace
 from sedd.nn import transformer
 
@@ -69,7 +69,7 @@ def small(parameterization: type, kind: type, timed: bool = True) -> tuple[objec
 
 CASES = [
     (parameterization, kind, name)
-    for parameterization in (Score, Mean)
+    for parameterization in (ScoreModel, MeanModel)
     for kind in (process.Absorbing, process.Uniform)
     for name in (
         ["first-hitting", "tweedie", "euler", "theta", "remask", "ordered", "confidence", "entropy"]
@@ -103,14 +103,14 @@ def test_a_network_draws_the_same_row_in_any_batch(parameterization: type, kind:
         assert all(when == 0 for a, when in zip(row, filled.when, strict=True) if a >= 0)
 
 
-@pytest.mark.parametrize("parameterization", [Score, Mean])
+@pytest.mark.parametrize("parameterization", [ScoreModel, MeanModel])
 @pytest.mark.parametrize("kind", [process.Absorbing, process.Uniform])
 def test_head_at_some_positions_is_head_at_all(parameterization: type, kind: type) -> None:
     """The twin: `hidden` and `read` say what the whole model says."""
     model, noise = small(parameterization, kind)
     x = torch.randint(noise.num_states, (4, 7), generator=torch.Generator().manual_seed(0))
     sigma = torch.tensor([0.1, 0.5, 1.0, 3.0], dtype=torch.float64)
-    rows = model.read(model.hidden(x, sigma).flatten(0, 1), x.flatten(), sigma.repeat_interleave(7))
+    rows = model.log_score_at(model.hidden(x, sigma).flatten(0, 1), x.flatten(), sigma.repeat_interleave(7))
     torch.testing.assert_close(rows.view(4, 7, -1), model(x, sigma), rtol=1e-5, atol=1e-5)
 
 
@@ -129,7 +129,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize(("parameterization", "kind", "name"), [c for c in CASES if c[0] is Mean])
+@pytest.mark.parametrize(("parameterization", "kind", "name"), [c for c in CASES if c[0] is MeanModel])
 def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type, kind: type, name: str) -> None:
     vocabulary, batch, length = 20_000, 4, 128
     noise = kind(vocabulary)
@@ -147,10 +147,10 @@ def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type
 
 def test_the_default_is_the_best_known_for_the_model() -> None:
     for parameterization, kind, expected in (
-        (Mean, process.Absorbing, sampling.FirstHitting),
-        (Mean, process.Uniform, sampling.Ancestral),
-        (Score, process.Absorbing, sampling.Tweedie),
-        (Score, process.Uniform, sampling.Tweedie),
+        (MeanModel, process.Absorbing, sampling.FirstHitting),
+        (MeanModel, process.Uniform, sampling.Ancestral),
+        (ScoreModel, process.Absorbing, sampling.Tweedie),
+        (ScoreModel, process.Uniform, sampling.Tweedie),
     ):
         model, noise = small(parameterization, kind)
         assert type(factory.build_sampler(None, model, noise, schedule.LogLinear())) is expected

@@ -10,8 +10,8 @@ import torch
 
 from sedd import data, factory
 from sedd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from sedd.diffusion.parameterization import Backbone
-from sedd.nn.labels import Labelled
+from sedd.diffusion.parameterization import ScoreModel
+from sedd.diffusion.process import Uniform
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
 from sedd.training import Trainer, TrainingDataLoader, train_step
@@ -136,16 +136,19 @@ def test_a_label_is_one_row_more_of_one_matrix_and_moves_every_position(style: s
     assert ((one - none).abs().amax(-1) > 1e-3).all()
 
 
-def test_a_labelled_network_is_a_network_in_two_parts() -> None:
+def test_a_bound_label_reaches_the_network_by_both_ways() -> None:
+    """The whole network, and its two parts; with padding, and for any number of rows."""
     net, label = network("modern", True, 3), torch.tensor(2)
-    bound = Labelled(net, label)
-    assert isinstance(bound, Backbone)
-    x, sigma = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([0.3, 2.0], dtype=torch.float64)
+    bound = ScoreModel(net, Uniform(4)).bind(label=label)
+    x, sigma = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([0.3, 2.0])
     valid = torch.tensor([[True, True, False], [True, True, True]])
-    right = net(x, sigma, valid, label=label.expand(2))
-    assert torch.equal(bound(x, sigma, valid), right)
-    assert torch.equal(bound.head(bound.hidden(x, sigma, valid)), right)
-    assert torch.equal(bound(x[:1], sigma[:1]), net(x[:1], sigma[:1], label=label[None]))  # any number of rows
+    right = net(x, sigma, valid, label=label.expand(2)).scatter(-1, x[..., None], 0)
+    assert torch.equal(bound.bind(valid=valid)(x, sigma), right)
+    hidden = bound.hidden(x, sigma, valid)
+    assert torch.equal(
+        bound.log_score_at(hidden.flatten(0, 1), x.flatten(), sigma.repeat_interleave(3)), right.flatten(0, 1)
+    )
+    assert torch.equal(bound(x[:1], sigma[:1]), ScoreModel(net, Uniform(4)).bind(label=label[None])(x[:1], sigma[:1]))
 
 
 # What a step shows -----------------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sedd import registry
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import Score
+from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import LogLinear
-from sedd.nn.labels import Labelled
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.packed_tokens import PackedTokens, gather, pack_tokens
 from sedd.training.loss import FusedLoss
@@ -54,7 +53,7 @@ def stepped(
     generator = torch.Generator().manual_seed(1)
     x_0 = torch.randint(N, (B, L), generator=generator)
     t, weight = torch.rand(2, B, generator=generator, dtype=torch.float64)
-    model = Score(made if label is None else Labelled(made, label), PROCESS)
+    model = ScoreModel(made, PROCESS).bind(label=label)
     loss = FusedLoss(OBJECTIVE, model)(torch.where(masked, N, x_0), x_0, t, weight, valid)
     made.zero_grad()
     loss.total.backward()

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from sedd import factory, registry
 from sedd.diffusion.objective import DenoisingScoreEntropy, LambdaDCE
-from sedd.diffusion.parameterization import Causal, Mean, Score
+from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, lost
 from sedd.nn.layers import Rotary, sight
@@ -346,10 +346,10 @@ def test_the_first_loss_is_known(style: type[Transformer], timed: bool, schedule
     masked = torch.full_like(x_0, N)
     sigma, rate = schedule(t)
     score_entropy = DenoisingScoreEntropy(process, schedule)
-    expected = (lost(sigma)[:, None] * score_entropy.loss(Score(network, process), masked, x_0, t)).mean(-1)
+    expected = (lost(sigma)[:, None] * score_entropy.loss(ScoreModel(network, process), masked, x_0, t)).mean(-1)
     torch.testing.assert_close(expected, rate * torch.exp(-sigma) * math.log(N), rtol=1e-4, atol=0)
-    assert (score_entropy.loss(Score(network, process), x_0, x_0, t) == 0).all()
-    expected = (t[:, None] * LambdaDCE(process).loss(Mean(network, process), masked, x_0, t)).mean(-1)
+    assert (score_entropy.loss(ScoreModel(network, process), x_0, x_0, t) == 0).all()
+    expected = (t[:, None] * LambdaDCE(process).loss(MeanModel(network, process), masked, x_0, t)).mean(-1)
     torch.testing.assert_close(expected, torch.full((6,), math.log(N)))
 
 
@@ -409,7 +409,7 @@ def test_every_weight_learns(style: type[Transformer]) -> None:
     """Three steps from the first weights: none stays where it was, and the loss falls."""
     network = style(states=8, width=24, depth=2, heads=3, generator=torch.Generator().manual_seed(0))
     first = {name: value.clone() for name, value in network.named_parameters()}
-    model, x_0 = Mean(network, Absorbing(7)), ids(1, 6).expand(4, 6)
+    model, x_0 = MeanModel(network, Absorbing(7)), ids(1, 6).expand(4, 6)
     optimizer, loss_of, t = torch.optim.Adam(network.parameters(), 1e-2), LambdaDCE(Absorbing(7)), torch.full((4,), 0.5)
     losses = []
     for _ in range(4):
@@ -426,7 +426,7 @@ def test_every_weight_learns(style: type[Transformer]) -> None:
 @styles
 def test_a_causal_network_is_an_autoregressive_model(style: type[Transformer]) -> None:
     """It reads a start token and is a law: the probabilities of all sequences sum to 1."""
-    model = Causal(make(style, states=4, outputs=3, causal=True, timed=False), vocab_size=3)
+    model = CausalModel(make(style, states=4, outputs=3, causal=True, timed=False), Absorbing(3))
     x = torch.cartesian_prod(*[torch.arange(3)] * 3)
     log_p = model.log_next(x).gather(-1, x[..., None]).sum((-2, -1))
     torch.testing.assert_close(log_p.exp().sum(), torch.tensor(1.0))

@@ -53,7 +53,7 @@ class Samples:
             for parameter in network.parameters():  # a head that says nothing is easier to read than one that does
                 parameter.normal_(0, 0.02, generator=generator)
         network = factory.served(network, s.device, s.precision)
-        model: Any = factory.build_model(run, factory.replayed(network) if swift else network, parts)
+        model: Any = factory.build_model(run, network, parts, cuda_graphs=swift)
         self.sampler = factory.build_sampler(s.sampler, model, parts.process, parts.schedule)
         self.times = factory.build_grid("uniform", s.steps).to(s.device)
         self.prompt = sampler.empty(s.batch, run.model.seq_len, s.device)

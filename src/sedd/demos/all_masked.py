@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sedd import factory, plot
 from sedd.demos import sentences
-from sedd.diffusion.parameterization import Mean
+from sedd.diffusion.parameterization import MeanModel
 from sedd.generate import SamplingSettings
 
 PROCESS = factory.build_process("absorbing", len(sentences.WORDS))
@@ -43,12 +43,12 @@ class Said(NamedTuple):
     """How often draws from the corpus itself would be as far off, or farther."""
 
 
-def network(seed: int) -> Mean:
+def network(seed: int) -> MeanModel:
     """A fresh denoiser."""
     return sentences.network(PROCESS, seed)
 
 
-def learn(model: Mean, steps: int, seed: int) -> Iterator[float]:
+def learn(model: MeanModel, steps: int, seed: int) -> Iterator[float]:
     """Train it by score entropy; yields the loss of every step."""
     objective = factory.build_objective("score-entropy", PROCESS, SCHEDULE)
     return sentences.fit(model, objective, steps, torch.Generator().manual_seed(seed))
@@ -62,7 +62,7 @@ def refuse(steps: int, draws: int) -> None:
         raise ValueError(f"draws is {draws}; the law of six sentences shows in 100 or more")
 
 
-def said(model: Mean, steps: int, draws: int, seed: int) -> Iterator[Said]:
+def said(model: MeanModel, steps: int, draws: int, seed: int) -> Iterator[Said]:
     """What each way of sampling says, from all masks."""
     refuse(steps, draws)
     ways = (

@@ -15,7 +15,7 @@ from torch import Tensor
 from sedd import exact, factory, plot
 from sedd.demos import sentences
 from sedd.diffusion import categorical
-from sedd.diffusion.parameterization import Denoiser, Mean
+from sedd.diffusion.parameterization import Denoiser, MeanModel
 from sedd.diffusion.process import at_token
 
 TOUCHED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
@@ -58,12 +58,12 @@ class Example(NamedTuple):
     draw: str
 
 
-def network(seed: int) -> Mean:
+def network(seed: int) -> MeanModel:
     """A fresh denoiser."""
     return sentences.network(PROCESS, seed)
 
 
-def learn(model: Mean, steps: int, seed: int) -> Iterator[float]:
+def learn(model: MeanModel, steps: int, seed: int) -> Iterator[float]:
     """Train it by score entropy; yields the loss of every step."""
     objective = factory.build_objective("score-entropy", PROCESS, factory.build_schedule("geometric"))
     return sentences.fit(model, objective, steps, torch.Generator().manual_seed(seed))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd import exact, factory, plot
 from sedd.diffusion import check
-from sedd.diffusion.parameterization import Score
+from sedd.diffusion.parameterization import ScoreModel
 
 OBJECTIVES = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax-linear": plot.ORANGE}
 """Score entropy, ℓ2 concrete score matching, the formulation in circulation; and their colours."""
@@ -64,7 +64,7 @@ def learn(states: int, steps: int, seed: int) -> Iterator[Learnt]:
     sigma = schedule.sigma(t)
     for name in OBJECTIVES:
         objective = factory.build_objective(name, process, schedule)
-        model = Score(exact.Table(states, length=1), process)
+        model = ScoreModel(exact.Table(states, length=1), process)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
         def loss_of(x_t: Tensor, x_0: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from sedd import exact, factory, generate, sampling
 from sedd.config import OptimConfig
 from sedd.diffusion import categorical
 from sedd.diffusion.objective import Objective
-from sedd.diffusion.parameterization import Mean
+from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Process
 from sedd.diffusion.schedule import Schedule, stratified
 from sedd.training import optimizer as optim
@@ -66,7 +66,7 @@ def draw(count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
     return sentences()[categorical.draw(shares().expand(count, -1), generator)]
 
 
-def network(process: Process, seed: int) -> Mean:
+def network(process: Process, seed: int) -> MeanModel:
     """A denoiser of 49,000 weights, fresh. Its places are told apart, or four masks would all look the same."""
     trunk = factory.build_transformer(
         "modern",
@@ -77,10 +77,10 @@ def network(process: Process, seed: int) -> Mean:
         cond=32,
         generator=torch.Generator().manual_seed(seed),
     )
-    return Mean(trunk, process)
+    return MeanModel(trunk, process)
 
 
-def fit(model: Mean, objective: Objective[Any], steps: int, generator: torch.Generator) -> Iterator[float]:
+def fit(model: MeanModel, objective: Objective[Any], steps: int, generator: torch.Generator) -> Iterator[float]:
     """Train ``model`` on draws from the corpus; yields the loss of every step, in nats a sentence."""
     if steps < 1:
         raise ValueError(f"steps is {steps}; learning needs at least 1")

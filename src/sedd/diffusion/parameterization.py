@@ -1,11 +1,14 @@
-"""Parameterizations: from what a network says to a log-score.  [§5]
+"""Parameterizations: a network, its process and what it is conditioned on, as one model.  [§5]
 
-Each wraps a network ``network(x, sigma) -> (*b, L, num_states)`` and is then called as a model is:
-``log_score = model(x_t, sigma)``, with 0 at y = x_t. `Mean` and `Conditional` also say what they predict.
+A network maps ``(x, sigma)`` to one output per state, ``(*b, L, num_states)``. A parameterization says what that output
+means: a log-score (`ScoreModel`), the distribution of the clean token (`MeanModel`), that of the noisy token given the
+others (`ConditionalModel`) or that of the next token (`CausalModel`). All but the last are called for log-scores:
+``log_score = model(x_t, sigma)``, with 0 at y = x_t.
 """
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,64 +18,104 @@ from sedd.diffusion import check
 from sedd.diffusion.precision import upcast
 from sedd.diffusion.process import Process
 
+M = TypeVar("M", bound="DiscreteModel")
+
+TimeConditioning = Literal["sigma", "zero", "none"]
+"""What the network is given for the noise level: σ itself, always 0 (as MDLM's networks), or nothing."""
+
+
+# Interfaces ------------------------------------------------------------------------------------------------
+
 
 @runtime_checkable
-class Model(Protocol):
-    """Whatever gives log-scores: a wrapped network, or `exact.Score`."""
+class LogScoreModel(Protocol):
+    """A model of log-scores: a parameterized network, or `exact.Score`."""
 
     def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
-        """log s(x_t)_y, with 0 at y = x_t."""
+        """Return log s(x_t)_y, with 0 at y = x_t."""
         ...
 
 
 @runtime_checkable
-class Reader(Model, Protocol):
-    """A model that can be asked about some positions alone, so that its head runs only where it is needed."""
+class Denoiser(Protocol):
+    """A model of the clean token."""
+
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+        """Return log p(x_0 | x_t), position by position."""
+        ...
+
+
+@runtime_checkable
+class ConditionalPredictor(Protocol):
+    """A model of each noisy token given the others."""
+
+    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """Return log p_t(x_i | x_−i)."""
+        ...
+
+
+@runtime_checkable
+class NextTokenPredictor(Protocol):
+    """A model of each clean token given those before it."""
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+        """Return log p(x_i | x_1 … x_{i−1})."""
+        ...
+
+
+@runtime_checkable
+class HiddenStateModel(LogScoreModel, Protocol):
+    """A log-score model in two parts, so that its head runs only at the positions that are needed."""
 
     @property
-    def timed(self) -> bool:
-        """Whether `hidden` depends on the noise it is told."""
+    def process(self) -> Process:
+        """The noise process."""
+        ...
+
+    @property
+    def depends_on_sigma(self) -> bool:
+        """Whether `hidden` depends on the noise level."""
         ...
 
     def hidden(
         self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
-        """What the head reads, at every position."""
+        """Return the hidden states before the head, at every position."""
         ...
 
-    def read(
+    def log_score_at(
         self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k num_states"]:
-        """The log-score at positions of which `hidden` is given."""
+        """Return the log-score at k positions from their hidden states."""
         ...
 
 
 @runtime_checkable
-class MeanReader(Reader, Protocol):
-    """One that also predicts the clean token, at some positions alone."""
+class HiddenStateDenoiser(HiddenStateModel, Protocol):
+    """A denoiser in two parts."""
 
-    def read_mean(
+    def log_mean_at(
         self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k vocab_size"]:
-        """log p(x_0 | x_t) at positions of which `hidden` is given."""
+        """Return log p(x_0 | x_t) at k positions from their hidden states."""
         ...
 
 
 @runtime_checkable
-class Speaker(Reader, Protocol):
-    """One whose head's output is a score up to a factor, or the law of the clean token: whoever draws can read it."""
+class LogitsModel(HiddenStateModel, Protocol):
+    """A model whose logits are log-scores or log p(x_0 | x_t) up to a constant: fused draws work on them directly."""
 
     @property
-    def relative(self) -> bool:
-        """Whether the output is a score, a ratio to x_t."""
+    def logits_are_scores(self) -> bool:
+        """Whether logits are log-scores, ratios to x_t, rather than log-probabilities of the clean token."""
         ...
 
-    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
-        """The head's output at positions of which `hidden` is given, in the head's own precision."""
+    def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """Return the head's output in its own precision; entries after the last state have no meaning."""
         ...
 
-    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        """What is to be added to it."""
+    def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """Return what is added to logits to make them log-scores."""
         ...
 
 
@@ -81,329 +124,288 @@ class Backbone(Protocol):
     """A network in two parts: its output is ``head(hidden(x, sigma))``."""
 
     @property
-    def timed(self) -> bool:
-        """Whether it is told σ."""
+    def depends_on_sigma(self) -> bool:
+        """Whether the output depends on the noise level."""
         ...
 
     @property
     def head(self) -> nn.Module:
-        """The last matrix."""
+        """The output projection."""
         ...
 
     def hidden(
         self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
     ) -> Float[Tensor, "*b L h"]:
-        """What the head reads."""
+        """Return the hidden states before the head."""
         ...
 
 
 @runtime_checkable
-class Voice(Protocol):
-    """A network that has its own way to say what its head says."""
-
-    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
-        """The head's output, in its own precision; entries after the last that counts mean nothing."""
-        ...
-
-
-@runtime_checkable
-class Denoiser(Protocol):
-    """A model that predicts the clean token."""
-
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
-        """log p(x_0 | x_t), position by position."""
-        ...
-
-
-@runtime_checkable
-class Conditioner(Protocol):
-    """A model that predicts each noisy token from the others."""
-
-    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
-        """log p_t(x_i | x_−i)."""
-        ...
-
-
-@runtime_checkable
-class Predictor(Protocol):
-    """A model that predicts each clean token from those before it."""
-
-    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
-        """log p(x_i | x_1 … x_{i−1})."""
-        ...
-
-
-@final
-class Untimed(nn.Module):
-    """A network that could be told σ and always hears 0, as MDLM's: what it says does not depend on the noise."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    @property
-    def timed(self) -> bool:
-        """It hears 0 at every time."""
-        return False
-
-    @property
-    def head(self) -> nn.Module:
-        """The network's; of one that is not in two parts, nothing."""
-        return self.network.head if isinstance(self.network, Backbone) else nn.Identity()
+class GraphedNetwork(Protocol):
+    """The two parts of a network as CUDA graphs run them: see `runtime.inference_graphs`."""
 
     def hidden(
-        self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L h"]:
-        """What the head reads; of a network that is not in two parts, its output."""
-        network = self.network.hidden if isinstance(self.network, Backbone) else self.network
-        told = torch.zeros_like(sigma)
-        hidden: Tensor = network(x, told) if valid is None else network(x, told, valid)
-        return hidden
+        self, x: Tensor, sigma: Tensor, valid: Tensor | None = None, label: Tensor | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """Return the hidden states before the head."""
+        ...
 
-    def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], *more: Any, **options: Any) -> Any:
-        """What the network says at σ = 0."""
-        return self.network(x, torch.zeros_like(sigma), *more, **options)
+    def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """Return the head's output, padded to a number of entries that is fast to compute."""
+        ...
 
 
-class _Wrapped(nn.Module, ABC):
-    def __init__(self, network: nn.Module, process: Process) -> None:
+# Models ----------------------------------------------------------------------------------------------------
+
+
+class DiscreteModel(nn.Module, ABC):
+    """A network with its process and all that it is conditioned on.
+
+    `bind` sets a label, a padding mask or a context; the bound model shares the network's weights.
+
+    Args:
+        network: Called as ``network(x, sigma)``, and with ``valid`` and ``label=`` where those are bound.
+        process: The noise process; its states are the network's outputs.
+        time_conditioning: What the network is given for the noise level.
+        graphed: Runs `hidden` and `logits` by CUDA graphs; None calls the network.
+    """
+
+    label: Int[Tensor, "*b"] | None = None
+    """The label of all sequences, or of each; None: no label."""
+    valid: Bool[Tensor, "*b L"] | None = None
+    """False at padding, which attention leaves out; None: there is none."""
+    context: Int[Tensor, " c"] | None = None
+    """Tokens before every sequence: the model is that of what follows them."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        process: Process,
+        *,
+        time_conditioning: TimeConditioning = "sigma",
+        graphed: GraphedNetwork | None = None,
+    ) -> None:
         super().__init__()
         self.network, self.process = network, process
+        self.time_conditioning, self.graphed = time_conditioning, graphed
+
+    @final
+    def bind(
+        self: M,
+        *,
+        label: Int[Tensor, "*b"] | None = None,
+        valid: Bool[Tensor, "*b L"] | None = None,
+        context: Int[Tensor, " c"] | None = None,
+    ) -> M:
+        """Return this model, given a label, a padding mask or a context; what is None stays as it is.
+
+        Under absorbing noise a model with a context is the model of what follows, given the context: a token that is
+        not masked is known. Under uniform noise no token is known, and a model takes the context for noisy too, so it
+        scores how it would fill in after a fixed context, not the conditional of the distribution it learned.
+        """
+        bound = copy.copy(self)
+        bound.label = self.label if label is None else label
+        bound.valid = self.valid if valid is None else valid
+        bound.context = self.context if context is None else context
+        return bound
 
     @property
-    def timed(self) -> bool:
-        """Whether `hidden` depends on the noise it is told: as far as is known, it does."""
-        return self.network.timed if isinstance(self.network, Backbone) else True
+    @abstractmethod
+    def depends_on_sigma(self) -> bool:
+        """Whether the output depends on the noise level."""
 
+    @final
     def hidden(
         self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
-        """What the head reads; of a network that is not in two parts, its output."""
+        """Return the hidden states before the head; those of a network without a head are its output.
+
+        Args:
+            x_t: Noisy tokens.
+            sigma: Total noise.
+            valid: False at padding; None: as bound.
+        """
         if not isinstance(self.network, Backbone):
-            return self.output(x_t, sigma, valid)
-        check.states(x_t, self.process.num_states)
-        check.noise(sigma)
-        return self.network.hidden(x_t, sigma.float(), valid)
+            return self._after_context(upcast(self.run_network(x_t, sigma, valid)))
+        arguments, options = self._arguments(x_t, sigma, valid)
+        compute = self.network.hidden if self.graphed is None else self.graphed.hidden
+        return self._after_context(compute(*arguments, **options))
 
-    def read(
-        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k num_states"]:
-        """The log-score at positions of which `hidden` is given."""
-        return self.log_score(self._headed(hidden)[:, None], x_t[:, None], sigma)[:, 0]
+    @final
+    def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """Return the head's output in its own precision; entries after the last state have no meaning."""
+        return self._head(hidden) if self.graphed is None else self.graphed.logits(hidden)
 
-    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
-        """What the head says at positions of which `hidden` is given, and maybe more entries that mean nothing."""
-        return self.network.said(hidden) if isinstance(self.network, Voice) else self._headed(hidden)
+    @final
+    def run_network(self, x_t: Tensor, sigma: Tensor, valid: Tensor | None = None, **options: Any) -> Any:
+        """Call the network with all that this model is conditioned on, and ``options`` of its own; return its result.
 
-    def _headed(self, hidden: Tensor) -> Tensor:
-        return upcast(self.network.head(hidden) if isinstance(self.network, Backbone) else hidden)
+        For losses that are computed from hidden states: the network's ``forward`` is what DDP and FSDP wrap.
+        """
+        arguments, bound = self._arguments(x_t, sigma, valid)
+        return self.network(*arguments, **bound, **options)
 
     @abstractmethod
-    def log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """The log-score that a network's output stands for."""
+    def _inputs(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens and the noise level that the network reads."""
 
-    def output(self, x: Tensor, sigma: Tensor, valid: Tensor | None) -> Tensor:
-        """What the network says, one entry a state, in float32 or better."""
+    @final
+    def _arguments(self, x: Tensor, sigma: Tensor, valid: Tensor | None) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Return the network's arguments: tokens, noise level and, where there are such, padding mask and label."""
+        valid = self.valid if valid is None else valid
+        if self.context is not None:
+            x = torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
+            valid = None if valid is None else nn.functional.pad(valid, (len(self.context), 0), value=True)
+        x, sigma = self._inputs(x, sigma)
+        sigma = torch.zeros_like(sigma) if self.time_conditioning == "zero" else sigma
+        return (
+            [x, sigma] if valid is None else [x, sigma, valid],
+            {} if self.label is None else {"label": self.label.expand(sigma.shape)},
+        )
+
+    @final
+    def _after_context(self, each: Tensor) -> Tensor:
+        return each if self.context is None else each[..., len(self.context) :, :]
+
+    @final
+    def _output(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """Return the network's output, in float32 or better."""
+        output = self._after_context(upcast(self.run_network(x, sigma)))
+        self._check_output(output)
+        return output
+
+    @abstractmethod
+    def _check_output(self, output: Tensor) -> None:
+        """Raise ValueError if the network has the wrong number of outputs."""
+
+    @final
+    def _head(self, hidden: Tensor) -> Tensor:
+        return upcast(self.network.head(hidden) if isinstance(self.network, Backbone) else hidden)
+
+
+class DiffusionModel(DiscreteModel, ABC):
+    """A model of log-scores: ``model(x_t, sigma)`` is log s(x_t)_y, with 0 at y = x_t."""
+
+    @property
+    def depends_on_sigma(self) -> bool:
+        """Whether the output depends on the noise level; True where the network does not say."""
+        if self.time_conditioning != "sigma":
+            return False
+        return self.network.depends_on_sigma if isinstance(self.network, Backbone) else True
+
+    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """Return the log-score."""
+        return self._log_score(self._output(x_t, sigma), x_t, sigma)
+
+    @final
+    def log_score_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k num_states"]:
+        """Return the log-score at k positions from their hidden states."""
+        return self._log_score(self._head(hidden)[:, None], x_t[:, None], sigma)[:, 0]
+
+    @abstractmethod
+    def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """Return the log-score that a network's output stands for."""
+
+    @final
+    def _inputs(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         check.states(x, self.process.num_states)
         check.noise(sigma)
-        told = sigma.float()  # times are drawn in float64; networks compute in less
-        output: Tensor = self.network(x, told) if valid is None else self.network(x, told, valid)
+        return x, sigma.float()  # times are drawn in float64; networks compute in less
+
+    @final
+    def _check_output(self, output: Tensor) -> None:
         check.entries(output, self.process.num_states, "network's output")
-        return upcast(output)
 
 
 @final
-class Score(_Wrapped):
-    """The output is the log-score, up to the scale that noise gives it."""
+class ScoreModel(DiffusionModel):
+    """The network's output is the log-score, up to a shift that depends on the noise level alone."""
 
-    relative = True
+    logits_are_scores = True
 
-    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        """That of the process."""
+    def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """Return the process's shift: 0 (uniform) or −log(e^σ − 1) − log N (absorbing)."""
         return self.process.log_scale(sigma)
 
-    def forward(
-        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L num_states"]:
-        """The log-score."""
-        return self.log_score(self.output(x_t, sigma, valid), x_t, sigma)
-
-    def log_score(
-        self, output: Float[Tensor, "*b L num_states"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L num_states"]:
-        """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing)."""
-        scale = self.process.log_scale(sigma.to(output.dtype))[..., None, None]
-        return (output + scale).scatter(-1, x_t[..., None], 0)
+    def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing).  [§5]"""
+        shift = self.process.log_scale(sigma.to(output.dtype))[..., None, None]
+        return (output + shift).scatter(-1, x_t[..., None], 0)
 
 
 @final
-class Mean(_Wrapped):
-    """The output is a softmax over the N tokens, the law of the clean token; the mask's entry is unused."""
+class MeanModel(DiffusionModel):
+    """A denoiser: softmax of the first N outputs is p(x_0 | x_t); the output at the mask is not used."""
 
-    relative = False
+    logits_are_scores = False
 
-    def scale(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        """None."""
+    def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """Return 0."""
         return torch.zeros_like(sigma)
 
-    def log_mean(
-        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L vocab_size"]:
-        """log p(x_0 | x_t)."""
-        return self._log_mean(self.output(x_t, sigma, valid))
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
+        """Return log p(x_0 | x_t)."""
+        return self._log_mean(self._output(x_t, sigma))
 
-    def read_mean(
+    def log_mean_at(
         self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k vocab_size"]:
-        """log p(x_0 | x_t) at positions of which `hidden` is given."""
-        return self._log_mean(self._headed(hidden))
+        """Return log p(x_0 | x_t) at k positions from their hidden states."""
+        return self._log_mean(self._head(hidden))
 
     def _log_mean(self, output: Tensor) -> Tensor:
         return output[..., : self.process.vocab_size].log_softmax(-1)
 
-    def forward(
-        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L num_states"]:
-        """The score of the predicted law: s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0)."""
-        return self.log_score(self.output(x_t, sigma, valid), x_t, sigma)
-
-    def log_score(
-        self, output: Float[Tensor, "*b L num_states"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L num_states"]:
-        """The score of the predicted law, from the network's output."""
+    def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0), the score of the predicted distribution.  [§5]"""
         return self.process.mean_score(self._log_mean(output), x_t, sigma)
 
 
 @final
-class Conditional(_Wrapped):
-    """The output is the law of the noisy token itself, given the others: ratio matching.  [§6]
+class ConditionalModel(DiffusionModel):
+    """Softmax of the output is the distribution of the noisy token itself, given the others: ratio matching.  [§6]
 
-    The network's output at position i must not depend on x_i, or it would learn to copy.
+    The network's output at position i must not depend on x_i, or it learns to copy.
     """
 
-    def log_conditional(
-        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L num_states"]:
-        """log p_t(x_i | x_−i)."""
-        return self.output(x_t, sigma, valid).log_softmax(-1)
+    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """Return log p_t(x_i | x_−i)."""
+        return self._output(x_t, sigma).log_softmax(-1)
 
-    def forward(
-        self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L num_states"]:
-        """The log-score."""
-        return self.log_score(self.output(x_t, sigma, valid), x_t, sigma)
-
-    def log_score(
-        self, output: Float[Tensor, "*b L num_states"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L num_states"]:
+    def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """log s_y = log p(y | x_−i) − log p(x_i | x_−i)."""
         log_p = output.log_softmax(-1)
         return log_p - log_p.gather(-1, x_t[..., None])
 
 
 @final
-class Causal(nn.Module):
-    """The output at i is a softmax over the token at i, given those before it: the autoregressive baseline.
+class CausalModel(DiscreteModel):
+    """Softmax of the output at i is the distribution of token i given those before it: the autoregressive baseline.
 
-    The network reads the tokens moved one place to the right behind a start token, id ``vocab_size``, and
-    gives at least ``vocab_size`` entries; its output at i must not depend on what stands after i.
+    The network reads the tokens shifted by one position, after a start token with id ``vocab_size``, and has at least
+    ``vocab_size`` outputs; its output at i must not depend on tokens after i. There is no noise level.
     """
-
-    def __init__(self, network: nn.Module, vocab_size: int) -> None:
-        super().__init__()
-        check.vocabulary(vocab_size)
-        self.network, self.vocab_size = network, vocab_size
-
-    def log_next(
-        self, x_0: Int[Tensor, "*b L"], valid: Bool[Tensor, "*b L"] | None = None
-    ) -> Float[Tensor, "*b L vocab_size"]:
-        """log p(x_i | x_1 … x_{i−1})."""
-        before, told = self._before(x_0)
-        output = self.network(before, told) if valid is None else self.network(before, told, valid)
-        return self._log_p(output)
-
-    def hidden(
-        self, x_0: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
-    ) -> Float[Tensor, "b L h"]:
-        """What the head reads at i, of the tokens before i; of a network that is not in two parts, its output."""
-        before, told = self._before(x_0)
-        network = self.network.hidden if isinstance(self.network, Backbone) else self.network
-        hidden: Tensor = network(before, told) if valid is None else network(before, told, valid)
-        return hidden
-
-    def read(
-        self, hidden: Float[Tensor, "k h"], x_0: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
-    ) -> Float[Tensor, "k vocab_size"]:
-        """log p(x_i | x_1 … x_{i−1}) at positions of which `hidden` is given."""
-        return self._log_p(self.network.head(hidden) if isinstance(self.network, Backbone) else hidden)
 
     @property
-    def timed(self) -> bool:
-        """There is no noise to be told of."""
+    def depends_on_sigma(self) -> bool:
+        """False: there is no noise."""
         return False
 
-    def _before(self, x_0: Tensor) -> tuple[Tensor, Tensor]:
-        before = torch.nn.functional.pad(x_0[..., :-1], (1, 0), value=self.vocab_size)
-        return before, torch.zeros(x_0.shape[:-1], device=x_0.device)  # no noise
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
+        """Return log p(x_i | x_1 … x_{i−1})."""
+        return self._log_p(self._output(x_0, torch.zeros(x_0.shape[:-1], device=x_0.device)))
+
+    def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k vocab_size"]:
+        """Return log p(x_i | x_1 … x_{i−1}) at k positions from their hidden states."""
+        return self._log_p(self._head(hidden))
+
+    def _inputs(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        return nn.functional.pad(x[..., :-1], (1, 0), value=self.process.vocab_size), torch.zeros_like(sigma)
+
+    def _check_output(self, output: Tensor) -> None:
+        """Accept any number of outputs: those after the first N are not used."""
 
     def _log_p(self, output: Tensor) -> Tensor:
-        return upcast(output)[..., : self.vocab_size].log_softmax(-1)
-
-
-@final
-class Padded:
-    """A model that is told which positions of its rows are padding: out of attention, and so of every answer."""
-
-    def __init__(self, model: nn.Module, valid: Bool[Tensor, "*b L"]) -> None:
-        self.model, self.valid = model, valid
-
-    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
-        """The model's log-score."""
-        log_score: Tensor = self.model(x_t, sigma, self.valid)
-        return log_score
-
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
-        """The model's prediction of the clean token."""
-        log_mean: Tensor = self.model.log_mean(x_t, sigma, self.valid)  # type: ignore[operator]
-        return log_mean
-
-    def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
-        """The model's prediction of the noisy token."""
-        log_p: Tensor = self.model.log_conditional(x_t, sigma, self.valid)  # type: ignore[operator]
-        return log_p
-
-    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
-        """The model's prediction of the next token."""
-        log_p: Tensor = self.model.log_next(x_0, self.valid)  # type: ignore[operator]
-        return log_p
-
-
-@final
-class Given:
-    """A model of what follows a context: it reads both, and answers for what follows.
-
-    Under absorbing noise the true score, asked so, is the true score of what follows given the context: a token that is
-    not masked is known. Under uniform noise no token is known, so a model takes the context for noisy too: what it then
-    scores is its own way of filling in behind a fixed context, and not the conditional of the law that it learned.
-    """
-
-    def __init__(self, model: Any, context: Int[Tensor, " c"]) -> None:
-        self.model, self.context = model, context
-
-    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
-        """The model's log-score."""
-        return self._rest(self.model(self._whole(x_t), sigma))
-
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
-        """The model's prediction of the clean token."""
-        return self._rest(self.model.log_mean(self._whole(x_t), sigma))
-
-    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
-        """The model's prediction of the next token."""
-        return self._rest(self.model.log_next(self._whole(x_0)))
-
-    def _whole(self, x: Tensor) -> Tensor:
-        return torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
-
-    def _rest(self, said: Tensor) -> Tensor:
-        return said[..., len(self.context) :, :]
+        return output[..., : self.process.vocab_size].log_softmax(-1)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion.parameterization import Model
+from sedd.diffusion.parameterization import LogScoreModel
 from sedd.diffusion.process import Process
 
 
@@ -35,7 +35,7 @@ def analytic(
 
 
 def analytic_step(
-    model: Model,
+    model: LogScoreModel,
     process: Process,
     x: Int[Tensor, "*b L"],
     sigma_t: Float[Tensor, "*b"],
@@ -54,7 +54,7 @@ def denoised(
 
 
 def last_step(
-    model: Model, process: Process, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    model: LogScoreModel, process: Process, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*b L n"]:
     """The table of the step to no noise at all."""
     p = denoised(process, model(x, sigma), x, sigma)

@@ -3,7 +3,6 @@
 import torch
 
 from sedd import factory
-from sedd.diffusion.parameterization import Given
 from sedd.factory import LoadedModel
 from sedd.likelihood import Estimate, Terms, estimate
 from sedd.runtime.distributed import Ranks
@@ -61,6 +60,6 @@ def score_continuation(
             f"{length} in all: shorten one of them"
         )
     by = factory.build_estimator(estimator, loaded, Terms._fields, seed=seed)
-    model = Given(loaded.model, torch.from_numpy(context).to(loaded.device))
+    model = loaded.model.bind(context=torch.from_numpy(context).to(loaded.device))
     ranks = Ranks(0, 1, loaded.device)
     return estimate(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks)

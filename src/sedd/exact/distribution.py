@@ -1,5 +1,6 @@
 """A joint law of short sequences, and its exact score."""
 
+import copy
 import math
 from typing import final
 
@@ -127,9 +128,23 @@ class Score(nn.Module):
         super().__init__()
         law._fits(process)
         self.law, self.process = law, process
+        self.context: Tensor | None = None
+
+    def bind(self, *, context: Int[Tensor, " c"]) -> "Score":
+        """Return the model of what follows ``context``, as `parameterization.DiscreteModel.bind` does."""
+        bound = copy.copy(self)
+        bound.context = context
+        return bound
+
+    def _with_context(self, x: Tensor) -> Tensor:
+        return x if self.context is None else torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
+
+    def _after_context(self, each: Tensor) -> Tensor:
+        return each if self.context is None else each[..., len(self.context) :, :]
 
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """log p_σ(x_t with position i set to y) − log p_σ(x_t)."""
+        x_t = self._with_context(x_t)
         check.states(x_t, self.process.num_states)
         check.noise(sigma)
         n, length = self.process.num_states, self.law.length
@@ -138,11 +153,11 @@ class Score(nn.Module):
         here = index_of(x_t, n)[..., None, None]
         there = here + (torch.arange(n) - x_t[..., None]) * _strides(n, length)[:, None]
         row = row[..., None, None]
-        return log_p[row, there] - log_p[row, here]
+        return self._after_context(log_p[row, there] - log_p[row, here])
 
     @property
-    def timed(self) -> bool:
-        """It depends on the noise."""
+    def depends_on_sigma(self) -> bool:
+        """True."""
         return True
 
     def hidden(
@@ -152,13 +167,13 @@ class Score(nn.Module):
         log_score: Tensor = self(x_t, sigma)
         return log_score
 
-    def read(
+    def log_score_at(
         self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k n"]:
         """What `hidden` said."""
         return hidden
 
-    def read_mean(
+    def log_mean_at(
         self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k N"]:
         """p(x_0 = y) ∝ [exp(−σQ) s]_y · P_σ(x_t, y)."""
@@ -170,13 +185,14 @@ class Score(nn.Module):
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
         """log p(x_0 at i | x_t), by Bayes' rule over every x_0."""
-        law, levels = self.law, sigma.double()
+        law, levels, x_t = self.law, sigma.double(), self._with_context(x_t)
         P = transition_matrix(self.process, levels)[..., : law.vocab_size]
         rows = P.gather(-2, x_t[..., None].expand(*x_t.shape, law.vocab_size))  # P(x_t at i, v), for i and v
         seen = torch.stack([rows[..., i, law.sequences[:, i]] for i in range(law.length)]).prod(0)
         joint = law.probabilities * seen
         is_token = torch.nn.functional.one_hot(law.sequences, law.vocab_size).double()  # x_0, i, v
-        return torch.log(torch.einsum("...a,aiv->...iv", joint, is_token) / joint.sum(-1)[..., None, None])
+        p = torch.einsum("...a,aiv->...iv", joint, is_token) / joint.sum(-1)[..., None, None]
+        return self._after_context(torch.log(p))
 
     def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """log p_σ(x_i | x_−i)."""
@@ -185,21 +201,20 @@ class Score(nn.Module):
 
     def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
         """log p(x_i | x_1 … x_{i−1})."""
-        law = self.law
-        logs = []
+        law, x_0, logs = self.law, self._with_context(x_0), []
         for i in range(law.length):
             agrees = (law.sequences[:, :i] == x_0[..., None, :i]).all(-1)  # *b, a
             token = torch.nn.functional.one_hot(law.sequences[:, i], law.vocab_size).double()
             joint = (law.probabilities * agrees) @ token
             logs.append(torch.log(joint / joint.sum(-1, keepdim=True)))
-        return torch.stack(logs, -2)
+        return self._after_context(torch.stack(logs, -2))
 
 
 @final
 class Table(nn.Module):
     """A network without opinions: one free output for every sequence and position, 0 at first.
 
-    With ``blind`` the output at position i is the same for every x_i, as `parameterization.Conditional` needs.
+    With ``blind`` the output at position i is the same for every x_i, as `parameterization.ConditionalModel` needs.
     """
 
     def __init__(self, num_states: int, length: int, blind: bool = False) -> None:

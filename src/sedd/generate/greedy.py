@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sedd.diffusion.parameterization import Causal
+from sedd.diffusion.parameterization import CausalModel
 from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.run import SamplingRun
@@ -22,7 +22,7 @@ def greedy(loaded: LoadedModel, context: Ids, length: int) -> Iterator[tuple[int
     tokens alone.
     """
     given = torch.from_numpy(context).to(loaded.device)
-    if isinstance(loaded.model, Causal):
+    if isinstance(loaded.model, CausalModel):
         return _in_turn(loaded, given, length)
     return (_surest if isinstance(loaded.process, Absorbing) else _at_last)(loaded, given, length)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sedd.diffusion import check
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import Model
+from sedd.diffusion.parameterization import LogScoreModel
 from sedd.diffusion.process import Process, at_token
 from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
 from sedd.sampling import last_step
@@ -50,7 +50,7 @@ class Terms(NamedTuple):
 
 
 def terms(
-    model: Model,
+    model: LogScoreModel,
     process: Process,
     schedule: Schedule,
     x_0: Int[Tensor, "*b L"],

@@ -99,8 +99,8 @@ class Transformer(nn.Module, ABC):
                 part.draw(generator)
 
     @property
-    def timed(self) -> bool:
-        """Whether it is told σ."""
+    def depends_on_sigma(self) -> bool:
+        """Whether the output depends on the noise level."""
         return self.sigma_map is not None
 
     @property

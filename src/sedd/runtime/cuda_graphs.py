@@ -175,29 +175,34 @@ class _HiddenGraph(NamedTuple):
     x: Tensor
     sigma: Tensor
     valid: Tensor | None
+    label: Tensor | None
     hidden: Tensor
 
 
 @final
 class GraphedHidden:
-    """A network's ``hidden(x, sigma, valid)`` that runs as CUDA graphs, one per batch bucket; without gradients.
+    """A network's ``hidden(x, sigma, valid, label=)`` that runs as CUDA graphs, one per batch bucket; no gradients.
 
     On a CPU, and for batches of more than `MAX_TOKENS` tokens, it calls the network directly.
     """
 
-    def __init__(self, hidden: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
+    def __init__(self, hidden: Callable[..., Tensor]) -> None:
         self.function = hidden
-        self._graphs: dict[tuple[int, int, bool], _HiddenGraph] = {}
+        self._graphs: dict[tuple[int, int, bool, bool], _HiddenGraph] = {}
 
     @torch.no_grad()
     def __call__(
-        self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+        self,
+        x: Int[Tensor, "b L"],
+        sigma: Float[Tensor, " b"],
+        valid: Bool[Tensor, "b L"] | None = None,
+        label: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b L h"]:
         """Return the hidden states that the head reads."""
         rows, length = x.shape
         if not x.is_cuda or batch_bucket(rows) * length > MAX_TOKENS:
-            return self.function(x, sigma, valid)
-        key = batch_bucket(rows), length, valid is not None
+            return self.function(x, sigma, valid, **_labelled(label))
+        key = batch_bucket(rows), length, valid is not None, label is not None
         if key not in self._graphs:
             self._graphs[key] = self._capture(*key, x.device)
         captured = self._graphs[key]
@@ -205,26 +210,33 @@ class GraphedHidden:
         captured.sigma[:rows].copy_(sigma)
         if captured.valid is not None and valid is not None:
             captured.valid[:rows].copy_(valid)
+        if captured.label is not None and label is not None:
+            captured.label[:rows].copy_(label)
         captured.graph.replay()
         return captured.hidden[:rows].clone()  # the next replay overwrites it
 
-    def _capture(self, rows: int, length: int, padded: bool, device: torch.device) -> _HiddenGraph:
+    def _capture(self, rows: int, length: int, padded: bool, labelled: bool, device: torch.device) -> _HiddenGraph:
         x = torch.zeros(rows, length, dtype=torch.long, device=device)
         sigma = torch.ones(rows, device=device)
         valid = torch.ones(rows, length, dtype=torch.bool, device=device) if padded else None
+        label = torch.zeros(rows, dtype=torch.long, device=device) if labelled else None
         graph = torch.cuda.CUDAGraph()
         pool = next((g.graph.pool() for g in self._graphs.values()), None)  # shared: one graph runs at a time
         with capture_stream(device) as stream:
             with torch.cuda.stream(stream):  # libraries initialize in their first calls, which cannot be captured
                 for _ in range(2):
-                    self.function(x, sigma, valid)
+                    self.function(x, sigma, valid, **_labelled(label))
             with torch.cuda.graph(graph, pool, stream, "thread_local"):  # another thread may be sampling
-                hidden = self.function(x, sigma, valid)
-        return _HiddenGraph(graph, x, sigma, valid, hidden)
+                hidden = self.function(x, sigma, valid, **_labelled(label))
+        return _HiddenGraph(graph, x, sigma, valid, label, hidden)
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the graphs out of copies: they refer to the weights of this one."""
         return vars(self) | {"_graphs": {}}
+
+
+def _labelled(label: Tensor | None) -> dict[str, Tensor]:
+    return {} if label is None else {"label": label}
 
 
 # Both ------------------------------------------------------------------------------------------------------

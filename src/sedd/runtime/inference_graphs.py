@@ -19,41 +19,30 @@ def _aligned(head: Any) -> tuple[Tensor, Tensor | None]:
 
 
 @final
-class Replayed(nn.Module):
-    """A network in inference whose hidden states are computed by CUDA graphs."""
+class GraphedBackbone:
+    """The two parts of a network for inference: hidden states by CUDA graphs, and a head padded to a fast size."""
 
     def __init__(self, network: nn.Module) -> None:
-        super().__init__()
         if not isinstance(network, Backbone):
             raise ValueError(f"{type(network).__name__} has no hidden states and head; CUDA graphs need both")
-        self.network: Any = network
-        self._head = _aligned(network.head) if hasattr(network.head, "weight") else None
+        self._head: nn.Module = network.head
+        self._padded_head = _aligned(network.head) if hasattr(network.head, "weight") else None
         self._hidden = GraphedHidden(network.hidden)
-
-    @property
-    def timed(self) -> bool:
-        """Whether the output depends on σ."""
-        timed: bool = self.network.timed
-        return timed
-
-    @property
-    def head(self) -> nn.Module:
-        """The last matrix."""
-        head: nn.Module = self.network.head
-        return head
-
-    def said(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
-        """Return the head's output, followed by padding that means nothing."""
-        logits: Tensor = self.head(hidden) if self._head is None else F.linear(hidden, *self._head)
-        return logits
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the network."""
-        return self.network(*args, **kwargs)
 
     @torch.no_grad()
     def hidden(
-        self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+        self,
+        x: Int[Tensor, "b L"],
+        sigma: Float[Tensor, " b"],
+        valid: Bool[Tensor, "b L"] | None = None,
+        label: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b L h"]:
         """Return the hidden states that the head reads."""
-        return self._hidden(x, sigma, valid)
+        return self._hidden(x, sigma, valid, label)
+
+    def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """Return the head's output, followed by padding that has no meaning."""
+        if self._padded_head is not None:
+            return F.linear(hidden, *self._padded_head)
+        logits: Tensor = self._head(hidden)
+        return logits

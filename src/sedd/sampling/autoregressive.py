@@ -44,7 +44,8 @@ class LeftToRight(Sampler):
             if not (here := blank[:, i]).any():
                 continue
             hidden = asked.fresh(x[:, : i + 1], told)[:, i]
-            p = self.warping(asked.model.read(hidden, x[:, i], told)).exp()
+            log_p = asked.model.log_next_at(hidden)  # type: ignore[attr-defined]
+            p = self.warping(log_p).exp()
             x, when = x.clone(), when.clone()
             x[:, i] = torch.where(here, categorical.invert(p, u[:, i]), x[:, i])
             when[:, i] = torch.where(here, i + 1, 0)

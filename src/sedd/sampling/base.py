@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.parameterization import Model, Reader
+from sedd.diffusion.parameterization import HiddenStateModel, LogScoreModel
 from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Schedule
@@ -105,7 +105,7 @@ class Sampler(ABC):
     assumes: ClassVar[str]
     endless: ClassVar[bool] = False
     """Whether it can do without a grid, one position after another: then its samples have the model's law."""
-    model: Model
+    model: LogScoreModel
     process: Process
     schedule: Schedule
 
@@ -247,7 +247,7 @@ class Product(Stepper, ABC):
 
     @abstractmethod
     def read(
-        self, model: Reader, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+        self, model: HiddenStateModel, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k _"]:
         """What the model says of some positions."""
 
@@ -290,8 +290,8 @@ class Product(Stepper, ABC):
         u = counter_uniforms(context.chance, length, context.step, STEP).flatten(0, 1)
         for at in asked.pieces(context.free & self.process.unknown(x), self.process.num_states):
             now, told, before, after = y[at], *(per_position(a, length, at) for a in (sigma, t, s))
-            if (speaker := asked.speaker(x.device)) and speaker.relative == self.relative:
-                spoken = Spoken(self.affine(before, after), speaker.scale(told).float())
+            if (speaker := asked.speaker(x.device)) and speaker.logits_are_scores == self.relative:
+                spoken = Spoken(self.affine(before, after), speaker.logit_shift(told).float())
                 y[at] = asked.pick(hidden[at], Sites(now, told, u[at], spoken), self.process.vocab_size)
                 continue
             said = self.read(asked.model, hidden[at], now, told)
@@ -311,10 +311,10 @@ class Scored(Product, ABC):
 
     @final
     def read(
-        self, model: Reader, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+        self, model: HiddenStateModel, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k _"]:
         """The log-score."""
-        return model.read(hidden, x, sigma)
+        return model.log_score_at(hidden, x, sigma)
 
 
 def uniform_grid(steps: int) -> Float[Tensor, " n"]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.parameterization import MeanReader, Reader, Speaker
+from sedd.diffusion.parameterization import HiddenStateDenoiser, HiddenStateModel, LogitsModel
 from sedd.diffusion.process import Process
 from sedd.diffusion.reverse import denoised
 from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
@@ -23,8 +23,8 @@ class Asked:
     nevertheless. ``swift`` is whether tokens are drawn from the head's output without a table of laws; None: on a GPU.
     """
 
-    def __init__(self, model: Reader, cached: bool = True, swift: bool | None = None) -> None:
-        self.model, self.cached, self.swift = model, cached and not model.timed, swift
+    def __init__(self, model: HiddenStateModel, cached: bool = True, swift: bool | None = None) -> None:
+        self.model, self.cached, self.swift = model, cached and not model.depends_on_sigma, swift
         self.passes = passes(model)
         self.calls = 0
         """How often the network ran, on however many rows."""
@@ -59,25 +59,25 @@ class Asked:
         most = 2**22 if device.type == "cpu" else 2**29 if self.speaker(device) else 2**26
         return max(1, most // entries)
 
-    def speaker(self, device: torch.device) -> Speaker | None:
+    def speaker(self, device: torch.device) -> LogitsModel | None:
         """The model, where tokens are drawn from what its head says, without a table of laws."""
         swift = samples_from_logits(device.type) if self.swift is None else self.swift
-        return self.model if swift and isinstance(self.model, Speaker) else None
+        return self.model if swift and isinstance(self.model, LogitsModel) else None
 
     def pick(self, hidden: Float[Tensor, "k h"], at: "Sites", vocab_size: int) -> Int[Tensor, " k"]:
         """The next token at some positions, where the head reads ``hidden``."""
-        assert isinstance(self.model, Speaker)
+        assert isinstance(self.model, LogitsModel)
         assert at.spoken is not None
-        said = HeadLogits(self.model.said(hidden), vocab_size, at.spoken.scale, self.model.relative)
+        said = HeadLogits(self.model.logits(hidden), vocab_size, at.spoken.scale, self.model.logits_are_scores)
         drawn = sample_categorical(said, at.x, at.spoken.law, at.u)
         self.clamped = self.clamped + drawn.clamped_count
         return drawn.tokens
 
     def clean(self, hidden: Tensor, x: Tensor, sigma: Tensor, process: Process) -> Float[Tensor, "k N"]:
         """p(x_0 | x) at some positions: as a denoiser says it, or as a score implies it."""
-        if isinstance(self.model, MeanReader):
-            return self.model.read_mean(hidden, x, sigma).exp()
-        return denoised(process, self.model.read(hidden, x, sigma)[:, None], x[:, None], sigma)[:, 0]
+        if isinstance(self.model, HiddenStateDenoiser):
+            return self.model.log_mean_at(hidden, x, sigma).exp()
+        return denoised(process, self.model.log_score_at(hidden, x, sigma)[:, None], x[:, None], sigma)[:, 0]
 
     def law(self, raw: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
         """``raw`` without what is below 0; rounding aside, how often there was something is counted."""
@@ -124,8 +124,8 @@ def to_show(
     speaker = asked.speaker(x.device)
     if speaker is None:
         return Sites(x, sigma, u, None)
-    law = process.last_law(sigma) if speaker.relative else _plain(sigma)
-    return Sites(x, sigma, u, Spoken(law, speaker.scale(sigma).float()))
+    law = process.last_law(sigma) if speaker.logits_are_scores else _plain(sigma)
+    return Sites(x, sigma, u, Spoken(law, speaker.logit_shift(sigma).float()))
 
 
 def show(process: Process, hidden: Float[Tensor, "k h"], at: Sites, asked: Asked) -> Int[Tensor, " k"]:

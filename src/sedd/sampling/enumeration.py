@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd import exact
-from sedd.diffusion.parameterization import Model
+from sedd.diffusion.parameterization import LogScoreModel
 from sedd.diffusion.process import Process
 from sedd.diffusion.reverse import last_step
 from sedd.diffusion.schedule import Schedule
@@ -41,7 +41,7 @@ After = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def walk(
-    model: Model, process: Process, schedule: Schedule, after: After, given: Int[Tensor, " L"], times: Tensor
+    model: LogScoreModel, process: Process, schedule: Schedule, after: After, given: Int[Tensor, " L"], times: Tensor
 ) -> Float[Tensor, " n"]:
     """The law at the end of a grid: ``after(law, blank, t, s)`` makes all steps but the last."""
     law, x, blank = start(process, given), exact.every(process.num_states, len(given)), given < 0

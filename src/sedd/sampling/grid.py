@@ -11,7 +11,7 @@ from torch import Tensor
 from sedd import exact
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.parameterization import MeanReader, Reader
+from sedd.diffusion.parameterization import HiddenStateDenoiser, HiddenStateModel
 from sedd.diffusion.process import Absorbing, Uniform, at_token
 from sedd.diffusion.reverse import analytic, denoised, into, law_of
 from sedd.diffusion.rng import CounterRNG
@@ -94,12 +94,12 @@ class Ancestral(Product):
         return log_mean
 
     def read(
-        self, model: Reader, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+        self, model: HiddenStateModel, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k N"]:
         """log p(x_0 | x)."""
-        if not isinstance(model, MeanReader):
+        if not isinstance(model, HiddenStateDenoiser):
             raise ValueError("sampler ancestral needs a denoiser (parameterization mean); use tweedie for a score")
-        return model.read_mean(hidden, x, sigma)
+        return model.log_mean_at(hidden, x, sigma)
 
     def weights(
         self, said: Float[Tensor, "k N"], x: Int[Tensor, " k"], t: Float[Tensor, " k"], s: Float[Tensor, " k"]
@@ -197,7 +197,7 @@ class Theta(Stepper):
         u = [context.chance(length, context.step, half).flatten(0, 1) for half in (MIDDLE, STEP)]
         for at in asked.pieces(context.free & self.process.unknown(x), n):
             told, a, b = (per_position(v, length, at) for v in (sigma_t, t, s))
-            log_score = asked.model.read(before[at], start[at], told)
+            log_score = asked.model.log_score_at(before[at], start[at], told)
             raw = self.first(log_score[:, None], start[at, None], a, b)[:, 0]
             y[at] = categorical.step(start[at], asked.law(raw), u[0][at])
         middle = y.clone()
@@ -205,8 +205,8 @@ class Theta(Stepper):
         for at in asked.pieces(context.free & self.process.unknown(middle.view_as(x)), n):
             told_t, told_m, a, b = (per_position(v, length, at) for v in (sigma_t, sigma_m, t, s))
             said = (
-                asked.model.read(before[at], start[at], told_t)[:, None],
-                asked.model.read(now[at], middle[at], told_m)[:, None],
+                asked.model.log_score_at(before[at], start[at], told_t)[:, None],
+                asked.model.log_score_at(now[at], middle[at], told_m)[:, None],
             )
             raw = self.second(*said, middle[at, None], a, b)[:, 0]
             y[at] = categorical.step(middle[at], asked.law(raw), u[1][at])
@@ -268,7 +268,7 @@ class Gibbs(Stepper):
             keys = torch.where(context.free, u[..., 0], -1.0)
             site = keys.argmax(-1)  # the free position with the largest of independent uniforms is a random one
             hidden = context.asked.hidden(x, sigma, context.valid)[rows, site]
-            score = context.asked.model.read(hidden, x[rows, site], sigma).exp()
+            score = context.asked.model.log_score_at(hidden, x[rows, site], sigma).exp()
             fresh = categorical.invert(score, u[rows, site, 1])
             x = x.index_put((rows, site), torch.where(context.free[rows, site], fresh, x[rows, site]))
         return x

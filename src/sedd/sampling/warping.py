@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion.parameterization import MeanReader, Reader
+from sedd.diffusion.parameterization import HiddenStateDenoiser, HiddenStateModel
 from sedd.diffusion.process import Process
 from sedd.diffusion.reverse import denoised
 
@@ -57,14 +57,14 @@ class Tempered:
     It samples another law than the model's, on purpose.
     """
 
-    model: Reader
+    model: HiddenStateModel
     process: Process
     warping: Warping
 
     @property
-    def timed(self) -> bool:
+    def depends_on_sigma(self) -> bool:
         """As the model's."""
-        return self.model.timed
+        return self.model.depends_on_sigma
 
     def hidden(
         self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
@@ -72,29 +72,29 @@ class Tempered:
         """As the model's."""
         return self.model.hidden(x_t, sigma, valid)
 
-    def read_mean(
+    def log_mean_at(
         self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k N"]:
         """The tempered law of the clean token."""
-        if isinstance(self.model, MeanReader):
-            return self.warping(self.model.read_mean(hidden, x_t, sigma))
-        log_score = self.model.read(hidden, x_t, sigma)
+        if isinstance(self.model, HiddenStateDenoiser):
+            return self.warping(self.model.log_mean_at(hidden, x_t, sigma))
+        log_score = self.model.log_score_at(hidden, x_t, sigma)
         return self.warping(denoised(self.process, log_score[:, None], x_t[:, None], sigma)[:, 0].log())
 
-    def read(
+    def log_score_at(
         self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k n"]:
         """The score of the tempered law."""
-        log_mean, log_score = self.read_mean(hidden, x_t, sigma), self.model.read(hidden, x_t, sigma)
+        log_mean, log_score = self.log_mean_at(hidden, x_t, sigma), self.model.log_score_at(hidden, x_t, sigma)
         return self.process.retold(log_score[:, None], log_mean[:, None], x_t[:, None], sigma)[:, 0]
 
     def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """The score of the tempered law, everywhere: for proofs."""
-        return everywhere(self.model.hidden, self.read, x_t, sigma)
+        return everywhere(self.model.hidden, self.log_score_at, x_t, sigma)
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
         """The tempered law of the clean token, everywhere: for proofs."""
-        return everywhere(self.model.hidden, self.read_mean, x_t, sigma)
+        return everywhere(self.model.hidden, self.log_mean_at, x_t, sigma)
 
 
 def everywhere(

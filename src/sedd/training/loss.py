@@ -24,7 +24,7 @@ from sedd.diffusion.objective import (
     Objective,
     TimeDCE,
 )
-from sedd.diffusion.parameterization import Mean, Score
+from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.precision import upcast_dtype
 from sedd.diffusion.process import Absorbing
 from sedd.nn.layers import Linear
@@ -45,11 +45,11 @@ class LossOutput(NamedTuple):
 def has_fused_loss(objective: Objective[Any], model: nn.Module) -> bool:
     """Return whether `FusedLoss` covers this objective with this model."""
     match model, objective:
-        case Score(), DenoisingScoreEntropy():
+        case ScoreModel(), DenoisingScoreEntropy():
             return True
-        case Mean(), TimeDCE() | LambdaDCE() | AnyOrder() | MeanCrossEntropy():
+        case MeanModel(), TimeDCE() | LambdaDCE() | AnyOrder() | MeanCrossEntropy():
             return True
-        case Mean(), DenoisingScoreEntropy() | D3PM():
+        case MeanModel(), DenoisingScoreEntropy() | D3PM():
             return isinstance(objective.process, Absorbing)
     return False
 
@@ -64,10 +64,10 @@ class FusedLoss:
                 f"{type(objective).__name__} of a {type(model).__name__} model has no fused loss; "
                 "use objective.loss(model, …)"
             )
-        assert isinstance(model, Score | Mean)
-        self.process, self.network = model.process, model.network
+        assert isinstance(model, ScoreModel | MeanModel)
+        self.model, self.process = model, model.process
         self.terms: _ScoreEntropyTerms | _CrossEntropyTerms
-        if isinstance(model, Score) and isinstance(objective, DenoisingScoreEntropy):
+        if isinstance(model, ScoreModel) and isinstance(objective, DenoisingScoreEntropy):
             self.terms = _ScoreEntropyTerms(objective)
         elif isinstance(objective, DenoisingScoreEntropy):  # of a denoiser: the same integrand as t-DCE  [§7]
             t_dce = TimeDCE(
@@ -98,9 +98,9 @@ class FusedLoss:
                 is waited for.
         """
         packed = self._pack(x_t, valid, count)
-        sigma = self.terms.sigma(x_t, x_0, t).float()
-        hidden: Tensor = self.network(x_t, sigma, valid, packed=packed, return_hidden=True)
-        head = _head(self.network)
+        sigma = self.terms.sigma(x_t, x_0, t)
+        hidden: Tensor = self.model.run_network(x_t, sigma, valid, packed=packed, return_hidden=True)
+        head = _head(self.model.network)
         with torch.autocast(hidden.device.type, enabled=False):
             terms = self.terms(x_t, x_0, t, weight, upcast_dtype(head.weight.dtype), packed)
             loss = linear_loss(hidden.flatten(0, -2), head.weight, head.bias, terms, dtype=hidden.dtype)

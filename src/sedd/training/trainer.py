@@ -24,8 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from sedd import checkpoint, data, factory, generate, registry, sampling, tokenizer
 from sedd.config import RunConfig
 from sedd.diffusion.objective import AnyOrder
-from sedd.diffusion.parameterization import Padded
-from sedd.nn.labels import Labelled
+from sedd.diffusion.parameterization import DiscreteModel
 from sedd.nn.transformer import Transformer
 from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer, validation
@@ -134,14 +133,13 @@ class Trainer:
         loss = self.setup.objective.loss(model, batch.x_t, batch.x_0, batch.t)
         return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
 
-    def model(self, network: nn.Module, label: Tensor) -> nn.Module:
+    def model(self, network: nn.Module, label: Tensor) -> DiscreteModel:
         """Return the model of sequences with these labels."""
-        return factory.build_model(self.config, Labelled(network, label) if self.blocks.labels else network, self.setup)
+        return factory.build_model(self.config, network, self.setup).bind(label=label if self.blocks.labels else None)
 
-    def padded_model(self, network: nn.Module, valid: Tensor, label: Tensor) -> Any:
+    def padded_model(self, network: nn.Module, valid: Tensor, label: Tensor) -> DiscreteModel:
         """Return the model of sequences with these labels, without attention to padding."""
-        model = self.model(network, label)
-        return Padded(model, valid) if self.ignores_padding else model
+        return self.model(network, label).bind(valid=valid if self.ignores_padding else None)
 
     @contextmanager
     def gradient_sync(self, enabled: bool) -> Iterator[None]:

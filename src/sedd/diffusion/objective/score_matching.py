@@ -10,20 +10,20 @@ from torch import Tensor
 
 from sedd.diffusion import divergence
 from sedd.diffusion.objective.base import Integral, weighed
-from sedd.diffusion.parameterization import Conditioner, Model
+from sedd.diffusion.parameterization import ConditionalPredictor, LogScoreModel
 from sedd.diffusion.process import at_token
 from sedd.exact import Distribution, Score
 
 
 @final
 @dataclass(frozen=True)
-class DenoisingScoreEntropy(Integral[Model]):
+class DenoisingScoreEntropy(Integral[LogScoreModel]):
     """∫ σ' E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)] dt: the default, and the bound.  [§4]"""
 
     is_bound: ClassVar[bool] = True
 
     def loss(
-        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·(score entropy against the denoising ratios)."""
         sigma, rate = self.schedule(t)
@@ -33,13 +33,13 @@ class DenoisingScoreEntropy(Integral[Model]):
 
 @final
 @dataclass(frozen=True)
-class DenoisingConcreteScore(Integral[Model]):
+class DenoisingConcreteScore(Integral[LogScoreModel]):
     """The same with ½(s_y − a_y)² in place of score entropy: concrete score matching. No bound.  [§6]"""
 
     is_bound: ClassVar[bool] = False
 
     def loss(
-        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²."""
         sigma, rate = self.schedule(t)
@@ -49,7 +49,7 @@ class DenoisingConcreteScore(Integral[Model]):
 
 @final
 @dataclass(frozen=True)
-class SoftmaxLinear(Integral[Model]):
+class SoftmaxLinear(Integral[LogScoreModel]):
     """A formulation in circulation: s = softmax of the log-scores, and s where score entropy has log s.  [§6]
 
     It is linear in s, so it is no score entropy, its minimum is not at the ratios, and it bounds nothing.
@@ -60,7 +60,7 @@ class SoftmaxLinear(Integral[Model]):
     is_bound: ClassVar[bool] = False
 
     def loss(
-        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y s_y + K(a_y)]."""
         sigma, rate = self.schedule(t)
@@ -70,7 +70,7 @@ class SoftmaxLinear(Integral[Model]):
 
 
 @dataclass(frozen=True)
-class Explicit(Integral[Model], ABC):
+class Explicit(Integral[LogScoreModel], ABC):
     """A loss against the true ratios of a law that is written down."""
 
     law: Distribution
@@ -92,7 +92,7 @@ class ExplicitScoreEntropy(Explicit):
     is_bound: ClassVar[bool] = False
 
     def loss(
-        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·(score entropy against the true ratios); x_0 served to draw x_t only."""
         sigma, rate = self.schedule(t)
@@ -109,7 +109,7 @@ class ExplicitConcreteScore(Explicit):
     is_bound: ClassVar[bool] = False
 
     def loss(
-        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − true ratio)²."""
         sigma, rate = self.schedule(t)
@@ -120,7 +120,7 @@ class ExplicitConcreteScore(Explicit):
 
 @final
 @dataclass(frozen=True)
-class ImplicitScoreEntropy(Integral[Model]):
+class ImplicitScoreEntropy(Integral[LogScoreModel]):
     """Score entropy without any ratio, by asking the model at every neighbour of x_t; small spaces only.  [§6]
 
     It differs from the explicit form by a constant that the model has no part in, so it may be negative.
@@ -129,7 +129,7 @@ class ImplicitScoreEntropy(Integral[Model]):
     is_bound: ClassVar[bool] = False
 
     def loss(
-        self, model: Model, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]."""
         sigma, rate = self.schedule(t)
@@ -152,14 +152,14 @@ class ImplicitScoreEntropy(Integral[Model]):
 
 @final
 @dataclass(frozen=True)
-class RatioMatching(Integral[Conditioner]):
+class RatioMatching(Integral[ConditionalPredictor]):
     """−log p_t(x_i | x_−i), the noisy token given the others, by maximum likelihood. No bound.  [§6]"""
 
     is_bound: ClassVar[bool] = False
-    needs: ClassVar[type | None] = Conditioner
+    needs: ClassVar[type | None] = ConditionalPredictor
 
     def loss(
-        self, model: Conditioner, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, model: ConditionalPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """−log p(x_i | x_−i) at every position of x_t."""
         return -at_token(model.log_conditional(x_t, self.schedule.sigma(t)), x_t)

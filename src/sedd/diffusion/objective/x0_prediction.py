@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical, check
 from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, only_absorbing, weighed
-from sedd.diffusion.parameterization import Denoiser, Predictor
+from sedd.diffusion.parameterization import Denoiser, NextTokenPredictor
 from sedd.diffusion.process import at_token, log_odds
 from sedd.diffusion.schedule import Times, UniformTimes
 
@@ -141,11 +141,11 @@ class AnyOrder(Masked[Denoiser]):
 
 @final
 @dataclass(frozen=True)
-class Autoregressive(Objective[Predictor]):
+class Autoregressive(Objective[NextTokenPredictor]):
     """−log p(x_i | x_1 … x_{i−1}): the baseline. Its sum is no bound but the likelihood itself.  [§6]"""
 
     is_bound: ClassVar[bool] = True
-    needs: ClassVar[type | None] = Predictor
+    needs: ClassVar[type | None] = NextTokenPredictor
     vocab_size: int
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class Autoregressive(Objective[Predictor]):
         return x_0
 
     def loss(
-        self, model: Predictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, model: NextTokenPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """−log p(x_i | what stands before it)."""
         return -at_token(model.log_next(x_0), x_0)

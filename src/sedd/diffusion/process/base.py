@@ -150,7 +150,7 @@ class Process(ABC):
 
     @abstractmethod
     def log_scale(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """What `parameterization.Score` adds to a network's output to make it a log-score.  [§5]"""
+        """What `parameterization.ScoreModel` adds to a network's output to make it a log-score.  [§5]"""
 
     @abstractmethod
     def mean_score(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sedd import checkpoint
-from sedd.diffusion.parameterization import Causal
+from sedd.diffusion.parameterization import CausalModel
 from sedd.diffusion.process import at_token
 from sedd.evaluation.quality.judge import Judge
 from sedd.factory import LoadedModel
@@ -23,7 +23,7 @@ class SeddJudge(Judge):
     """A run with the autoregressive objective. It has its own beginning-of-text token, so all tokens can be counted."""
 
     def __init__(self, loaded: LoadedModel, name: str, skips_first_token: bool = False) -> None:
-        if not isinstance(loaded.model, Causal):
+        if not isinstance(loaded.model, CausalModel):
             raise ValueError(
                 f"judge {name} was trained with objective {loaded.config.objective}, which gives no likelihood of a "
                 "token given the preceding ones; as a judge, a sedd run needs --objective autoregressive"
