@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and with which exit code."""
+"""The command line: output, stdout and stderr, exit codes."""
 
 import json
 import subprocess
@@ -19,8 +19,8 @@ def sedd(*words: str) -> subprocess.CompletedProcess[str]:
     "words",
     [
         ["--help"],
-        ["lab", "--help"],
-        ["lab", "bound", "--help"],
+        ["demo", "--help"],
+        ["demo", "bound", "--help"],
         ["report", "--help"],
         ["data", "prepare", "--help"],
         ["eval", "--help"],
@@ -29,7 +29,7 @@ def sedd(*words: str) -> subprocess.CompletedProcess[str]:
         ["--version"],
     ],
 )
-def test_help_answers_without_torch(words: list[str]) -> None:
+def test_help_does_not_import_torch(words: list[str]) -> None:
     code = (
         "import sys\n"
         "from sedd.cli import main\n"
@@ -47,8 +47,8 @@ def test_version() -> None:
     assert sedd("--version").stdout == f"sedd {__version__}\n"
 
 
-def test_lab_bound_as_json_and_as_a_table() -> None:
-    done = sedd("lab", "bound", "--vocab-size", "2", "--length", "2", "--json")
+def test_demo_bound_as_json_and_as_a_table() -> None:
+    done = sedd("demo", "bound", "--vocab-size", "2", "--length", "2", "--json")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {(row["process"], row["schedule"]) for row in rows} == {
@@ -59,20 +59,20 @@ def test_lab_bound_as_json_and_as_a_table() -> None:
     for row in rows:
         assert abs(row["gap"]) < 1e-6
         assert abs(row["diffusion"] + row["prior"] + row["reconstruction"] - row["entropy"] - row["gap"]) < 1e-9
-    table = sedd("lab", "bound", "--vocab-size", "2", "--length", "2").stdout
+    table = sedd("demo", "bound", "--vocab-size", "2", "--length", "2").stdout
     assert "log-linear" in table
     assert "gap" in table
 
 
-def test_demonstrations_print_data_and_say_where_the_picture_is(tmp_path: Path) -> None:
-    """All in one process: most of their time is torch's start."""
+def test_demonstrations_print_data_and_the_path_of_the_picture(tmp_path: Path) -> None:
+    """All in one process, as most of the time is spent importing torch."""
     small = {
         "ratios": ["--states", "3", "--steps", "5"],
         "one-step": ["--steps", "2", "--examples", "3"],
         "all-masked": ["--steps", "2", "--sampling-steps", "2", "--draws", "100"],
         "samplers": ["--length", "2", "--most", "8"],
     }
-    commands = [["lab", name, *words, "--json", "--out", str(tmp_path / "out")] for name, words in small.items()]
+    commands = [["demo", name, *words, "--json", "--out", str(tmp_path / "out")] for name, words in small.items()]
     code = (
         f"from sedd.cli import app\nfor words in {commands!r}:\n"
         "    print(words[1])\n    app(words, standalone_mode=False)\n"
@@ -93,34 +93,34 @@ def test_demonstrations_print_data_and_say_where_the_picture_is(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
-        (["lab", "one-step", "--noise", "1"], "noise is 1"),
+        (["demo", "one-step", "--noise", "1"], "noise is 1"),
         (["report", "nowhere"], "not the folder of a run"),
-        (["lab", "bound", "--length", "9"], "too many to enumerate"),
-        (["lab", "bound", "--length", "10000"], "too many to enumerate"),
-        (["lab", "bound", "--vocab-size", "1200", "--length", "1"], "too many to enumerate"),
-        (["lab", "bound", "--seed", str(2**70)], "seed is"),
-        (["lab", "bound", "--length", "0"], "length is 0"),
-        (["lab", "bound", "--vocab-size", "1"], "vocab_size is 1"),
+        (["demo", "bound", "--length", "9"], "too many to enumerate"),
+        (["demo", "bound", "--length", "10000"], "too many to enumerate"),
+        (["demo", "bound", "--vocab-size", "1200", "--length", "1"], "too many to enumerate"),
+        (["demo", "bound", "--seed", str(2**70)], "seed is"),
+        (["demo", "bound", "--length", "0"], "length is 0"),
+        (["demo", "bound", "--vocab-size", "1"], "vocab_size is 1"),
     ],
 )
-def test_bad_input_is_a_sentence_and_exit_code_2(words: list[str], sentence: str) -> None:
+def test_bad_input_is_one_message_and_exit_code_2(words: list[str], message: str) -> None:
     done = sedd(*words)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert sentence in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_unknown_options_are_refused_too() -> None:
-    done = sedd("lab", "bound", "--size", "3")
+def test_unknown_options_are_refused() -> None:
+    done = sedd("demo", "bound", "--size", "3")
     assert done.returncode == 2
     assert "--size" in done.stderr
 
 
-def test_too_little_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a GPU: what to do about it. Whatever else goes wrong is ours, and shown whole."""
+def test_out_of_memory_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a GPU the message names remedies; other RuntimeErrors keep their traceback."""
 
     def run(error: Exception) -> None:
         def app() -> None:
@@ -129,12 +129,12 @@ def test_too_little_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys
         monkeypatch.setattr(cli, "app", app)
         cli.main()
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit:
         run(torch.OutOfMemoryError("tried to allocate 3 GiB"))
-    assert left.value.code == 1
-    said = capsys.readouterr().err
+    assert exit.value.code == 1
+    message = capsys.readouterr().err
     assert all(
-        word in said
+        word in message
         for word in (
             "train.grad_accumulation",
             "train.activation_checkpointing",

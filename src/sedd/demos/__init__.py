@@ -1,4 +1,4 @@
-"""Demonstrations on laws small enough to know everything about; a module for each command of ``sedd lab``.
+"""Demonstrations on distributions small enough to enumerate; one module per command of ``sedd demo``.
 
-Each yields what it finds as it finds it, and draws one picture of it.
+Each yields its results as it computes them, and draws one picture of them.
 """

@@ -10,11 +10,11 @@ from sedd import exact, factory, registry
 from sedd.diffusion import check
 
 MOST_WORK = 4_000_000
-"""How much `rows` enumerates: pairs of a noisy and a clean sequence, times their entries, at every node."""
+"""The largest enumeration: pairs of a noisy and a clean sequence, times their entries, per quadrature node."""
 
 
-class Row(NamedTuple):
-    """The exact score's bound on one random law, in nats a sequence."""
+class BoundRow(NamedTuple):
+    """The bound of the exact score on one random distribution, in nats per sequence."""
 
     process: str
     schedule: str
@@ -26,8 +26,8 @@ class Row(NamedTuple):
     gap: float
 
 
-def rows(vocab_size: int, length: int, seed: int) -> Iterator[Row]:
-    """The bound of the exact score, from the true marginal at t = 1, against the entropy it should equal."""
+def compute_bounds(vocab_size: int, length: int, seed: int) -> Iterator[BoundRow]:
+    """Compute the bound of the exact score, from the true marginal at t = 1; it should equal the entropy."""
     check.vocabulary(vocab_size)
     if length < 1:
         raise ValueError(f"length is {length}; it must be 1 or more")
@@ -40,14 +40,14 @@ def rows(vocab_size: int, length: int, seed: int) -> Iterator[Row]:
     for process_name in registry.PROCESSES.built_in:
         for schedule_name in registry.SCHEDULES.built_in:
             process, schedule = factory.build_process(process_name, vocab_size), factory.build_schedule(schedule_name)
-            law = exact.Distribution.random(vocab_size, length, torch.Generator().manual_seed(seed))
-            score = exact.Score(law, process)
-            terms = exact.bound(score, law, process, schedule, true_base=True, nodes=96)
-            yield Row(
+            p_data = exact.Distribution.random(vocab_size, length, torch.Generator().manual_seed(seed))
+            score = exact.Score(p_data, process)
+            terms = exact.bound(score, p_data, process, schedule, true_base=True, nodes=96)
+            yield BoundRow(
                 process=process_name,
                 schedule=schedule_name,
-                entropy=law.entropy().item(),
+                entropy=p_data.entropy().item(),
                 **{name: value.item() for name, value in terms._asdict().items()},
                 bound=terms.total.item(),
-                gap=(terms.total - law.entropy()).item(),
+                gap=(terms.total - p_data.entropy()).item(),
             )

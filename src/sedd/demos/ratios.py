@@ -1,4 +1,4 @@
-"""Three objectives learn one known matrix of ratios, from the same start, by the same steps."""
+"""Three objectives learn a known matrix of ratios, from the same start with the same optimizer."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,52 +13,50 @@ from sedd.diffusion import check
 from sedd.diffusion.parameterization import ScoreModel
 
 OBJECTIVES = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax-linear": plot.ORANGE}
-"""Score entropy, ℓ2 concrete score matching, the formulation in circulation; and their colours."""
+"""Score entropy, ℓ2 concrete score matching and softmax-linear, a formulation in circulation; with their colours."""
 TIME = 0.05
-"""When the ratios are looked at: a twentieth of the tokens are touched, so they are nearly those of the data."""
+"""The time at which ratios are learned: noise has changed a twentieth of the tokens, so they are nearly the data's."""
 MOST_STATES = 32
 
 
-class Learnt(NamedTuple):
-    """What an objective has found after so many steps."""
+class RatioEstimate(NamedTuple):
+    """The ratios that an objective has learned after a number of steps."""
 
     objective: str
     step: int
     loss: float
     error: float
-    """The root mean square of log s − log ratio, over all pairs of different states."""
+    """Root mean square of log s − log ratio over all pairs of different states."""
     log_score: Float[Tensor, "n n"]
 
 
 def true_log_ratios(states: int, seed: int) -> Float[Tensor, "n n"]:
-    """log p(y)/p(x) in row x, column y, of a random law of one token at noise σ(`TIME`)."""
-    law, sigma = _law(states, seed), factory.build_schedule("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
-    log_ratio: Tensor = exact.Score(law, factory.build_process("uniform", states))(law.sequences, sigma.expand(states))
+    """Return log p(y)/p(x), row x and column y, of a random distribution of one token at noise σ(`TIME`)."""
+    p_data, process = _distribution(states, seed), factory.build_process("uniform", states)
+    sigma = factory.build_schedule("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
+    log_ratio: Tensor = exact.Score(p_data, process)(p_data.sequences, sigma.expand(states))
     return log_ratio[:, 0]
 
 
-def _law(states: int, seed: int) -> exact.Distribution:
+def _distribution(states: int, seed: int) -> exact.Distribution:
     check.vocabulary(states)
     if states > MOST_STATES:
         raise ValueError(
-            f"states is {states}; a matrix of more than {MOST_STATES} by {MOST_STATES} cannot be looked at"
+            f"states is {states}; a matrix of more than {MOST_STATES} by {MOST_STATES} is too large to draw"
         )
     return exact.Distribution.random(states, 1, torch.Generator().manual_seed(seed))
 
 
-def learn(states: int, steps: int, seed: int) -> Iterator[Learnt]:
-    """Every objective in turn, at every step: a table of ratios, all 1 at first, and Adam.
+def learn_ratios(states: int, steps: int, seed: int) -> Iterator[RatioEstimate]:
+    """Learn a table of ratios, all 1 at first, with Adam; yields an estimate per objective and step.
 
-    The loss is the objective's own, against denoising ratios, in expectation over all that noise can do: nothing is
-    drawn, and what is left between the three is what they ask for.
+    The loss is the objective's own in exact expectation over clean and noisy tokens. Nothing is sampled, so that the
+    three differ by their objective alone.
     """
     if steps < 1:
-        raise ValueError(f"steps is {steps}; learning needs at least 1")
-    law, process, schedule = (
-        _law(states, seed),
-        factory.build_process("uniform", states),
-        factory.build_schedule("log-linear"),
-    )
+        raise ValueError(f"steps is {steps}; training needs at least 1")
+    p_data, process = _distribution(states, seed), factory.build_process("uniform", states)
+    schedule = factory.build_schedule("log-linear")
     truth, others = true_log_ratios(states, seed), ~torch.eye(states, dtype=torch.bool)
     t = torch.tensor(TIME, dtype=torch.float64)
     sigma = schedule.sigma(t)
@@ -68,38 +66,38 @@ def learn(states: int, steps: int, seed: int) -> Iterator[Learnt]:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
         def loss_of(x_t: Tensor, x_0: Tensor) -> Tensor:
-            return objective.loss(model, x_t, x_0, t.expand(len(x_t))).sum(-1)  # noqa: B023  (called at once)
+            return objective.loss(model, x_t, x_0, t.expand(len(x_t))).sum(-1)  # noqa: B023  (called immediately)
 
         for step in range(steps + 1):
-            loss = exact.expect(loss_of, law, process, sigma)
-            log_score = _trained(name, model(law.sequences, sigma.expand(states)).detach()[:, 0])
+            loss = exact.expect(loss_of, p_data, process, sigma)
+            log_score = _trained(name, model(p_data.sequences, sigma.expand(states)).detach()[:, 0])
             error = (log_score - truth)[others].square().mean().sqrt()
-            yield Learnt(name, step, loss.item(), error.item(), log_score)
+            yield RatioEstimate(name, step, loss.item(), error.item(), log_score)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
 
 def _trained(name: str, log_score: Tensor) -> Tensor:
-    """The score that an objective trains: `softmax-linear` takes a softmax first."""
+    """Return the score that an objective trains; `softmax-linear` takes a softmax first."""
     return log_score.log_softmax(-1) if name == "softmax-linear" else log_score
 
 
-def snapshots(steps: int) -> list[int]:
-    """The steps to look at: the first, the last, and four between."""
+def shown_steps(steps: int) -> list[int]:
+    """Return the steps to show: the first, the last, and four between."""
     return sorted({round(steps * i / 5) for i in range(6)})
 
 
 @plot.Style()
-def picture(found: Sequence[Learnt], truth: Float[Tensor, "n n"]) -> Figure:
-    """A row of matrices for every objective, the truth at its end; below, the error by step."""
-    when = snapshots(max(row.step for row in found))
+def plot_ratios(found: Sequence[RatioEstimate], truth: Float[Tensor, "n n"]) -> Figure:
+    """Draw a row of matrices per objective, with the true one at its end; below, the error by step."""
+    when = shown_steps(max(row.step for row in found))
     figure = plot.figure(11.0, 7.2)
     above, below = plot.stacked(figure, [1.9, 1.0])
     places = plot.axes(above, len(OBJECTIVES), len(when) + 1)
     top = float(truth.abs().max())
     for row, name in enumerate(OBJECTIVES):
-        shown = {learnt.step: learnt.log_score for learnt in found if learnt.objective == name}
+        shown = {estimate.step: estimate.log_score for estimate in found if estimate.objective == name}
         matrices = [*((f"step {step}", shown[step]) for step in when), ("the truth", truth)]
         for ax, (title, matrix) in zip(places[row * len(matrices) :], matrices, strict=False):
             image = ax.imshow(matrix.numpy(), cmap="PuOr", vmin=-top, vmax=top)
@@ -111,7 +109,7 @@ def picture(found: Sequence[Learnt], truth: Float[Tensor, "n n"]) -> Figure:
     bar.outline.set_visible(False)
     (ax,) = plot.axes(below)
     for name, colour in OBJECTIVES.items():
-        curve = [(learnt.step, learnt.error) for learnt in found if learnt.objective == name]
+        curve = [(estimate.step, estimate.error) for estimate in found if estimate.objective == name]
         ax.plot(*zip(*curve, strict=True), color=colour)
         ax.annotate(name, curve[-1], (6, 0), textcoords="offset points", color=colour, va="center")
     ax.set(xlabel="step", ylabel="error of log s\n(root mean square)", yscale="log")

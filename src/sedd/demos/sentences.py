@@ -1,4 +1,4 @@
-"""Six sentences over eight words, and a small network that learns them: what `one_step` and `all_masked` share."""
+"""A corpus of six sentences over eight words, and a small denoiser trained on it; for `one_step` and `all_masked`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ from sedd.training import optimizer as optim
 
 WORDS = ("<pad>", "I", "You", "We", "love", "NLP", "AI", ".")
 MASK = "[MASK]"
-"""What is said for the state after the last word."""
+"""The text of the mask, which is the state after the last word."""
 CORPUS = {
     "I love NLP .": 28,
     "I love AI .": 12,
@@ -27,47 +27,47 @@ CORPUS = {
     "We love NLP .": 17,
     "We love AI .": 8,
 }
-"""A hundred sentences. Who speaks says something about what is loved: the two words are not independent."""
+"""How often each sentence occurs among a hundred. Subject and object are not independent."""
 LENGTH = 4
 BATCH = 256
 _OPTIM = OptimConfig(lr=3e-3, warmup_steps=20, final_lr_fraction=0.01)
 
 
-def read(text: str) -> list[int]:
-    """The ids of the words of a sentence."""
+def sentence_ids(text: str) -> list[int]:
+    """Return the ids of the words of a sentence."""
     return [(*WORDS, MASK).index(word) for word in text.split()]
 
 
-def say(ids: Int[Tensor, " L"]) -> str:
-    """A sequence in words."""
+def sentence_text(ids: Int[Tensor, " L"]) -> str:
+    """Return the words of a sequence."""
     return " ".join((*WORDS, MASK)[i] for i in ids.tolist())
 
 
-def sentences() -> Int[Tensor, "k L"]:
-    """The sentences of the corpus: all that are grammatical."""
-    return torch.tensor([read(text) for text in CORPUS])
+def corpus_ids() -> Int[Tensor, "k L"]:
+    """Return the sentences of the corpus as ids; every other sequence counts as ungrammatical."""
+    return torch.tensor([sentence_ids(text) for text in CORPUS])
 
 
-def shares() -> Float[Tensor, " k"]:
-    """How often each of them stands in the corpus."""
+def corpus_frequencies() -> Float[Tensor, " k"]:
+    """Return the relative frequency of each sentence in the corpus."""
     counts = torch.tensor(list(CORPUS.values()), dtype=torch.float64)
     return counts / counts.sum()
 
 
-def law() -> exact.Distribution:
-    """The corpus as a law of all sequences of `LENGTH` words."""
+def corpus_distribution() -> exact.Distribution:
+    """Return the corpus as a distribution over all sequences of `LENGTH` words."""
     p = torch.zeros((len(WORDS),) * LENGTH, dtype=torch.float64)
-    p[tuple(sentences().T)] = shares()
+    p[tuple(corpus_ids().T)] = corpus_frequencies()
     return exact.Distribution(p)
 
 
-def draw(count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
-    """``count`` sentences of the corpus, with replacement."""
-    return sentences()[categorical.draw(shares().expand(count, -1), generator)]
+def draw_sentences(count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
+    """Draw ``count`` sentences of the corpus, with replacement."""
+    return corpus_ids()[categorical.draw(corpus_frequencies().expand(count, -1), generator)]
 
 
-def network(process: Process, seed: int) -> MeanModel:
-    """A denoiser of 49,000 weights, fresh. Its places are told apart, or four masks would all look the same."""
+def build_denoiser(process: Process, seed: int) -> MeanModel:
+    """Build an untrained denoiser with 49,000 parameters. It has positions, without which four masks look the same."""
     trunk = factory.build_transformer(
         "modern",
         states=process.num_states,
@@ -80,13 +80,14 @@ def network(process: Process, seed: int) -> MeanModel:
     return MeanModel(trunk, process)
 
 
-def fit(model: MeanModel, objective: Objective[Any], steps: int, generator: torch.Generator) -> Iterator[float]:
-    """Train ``model`` on draws from the corpus; yields the loss of every step, in nats a sentence."""
+def train_denoiser(model: MeanModel, objective: Objective[Any], steps: int, seed: int) -> Iterator[float]:
+    """Train ``model`` on draws from the corpus; yields the loss of every step, in nats per sentence."""
     if steps < 1:
-        raise ValueError(f"steps is {steps}; learning needs at least 1")
+        raise ValueError(f"steps is {steps}; training needs at least 1")
+    generator = torch.Generator().manual_seed(seed)
     optimizers = optim.build_optimizers(model, _OPTIM)
     for step in range(steps):
-        x_0 = draw(BATCH, generator)
+        x_0 = draw_sentences(BATCH, generator)
         loss = objective(model, x_0, stratified(BATCH, generator), generator).sum(-1).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), _OPTIM.grad_clip)
@@ -97,10 +98,10 @@ def fit(model: MeanModel, objective: Objective[Any], steps: int, generator: torc
         yield loss.item()
 
 
-def sample(
+def generate_sentences(
     model: Any, process: Process, schedule: Schedule, count: int, settings: generate.SamplingSettings
 ) -> Int[Tensor, "count L"]:
-    """``count`` sequences from noise."""
+    """Sample ``count`` sequences from noise."""
     rows = generate.sample(
         generate.SamplingRun(model, process, schedule, settings), sampling.empty(count, LENGTH), count
     )
@@ -108,6 +109,6 @@ def sample(
 
 
 def total_variation(p: Float[Tensor, " k"]) -> float:
-    """How far a law that gives the sentences ``p``, and the rest to other sequences, is from the corpus."""
-    astray = 1 - p.sum()
-    return ((p - shares()).abs().sum() + astray).item() / 2
+    """Total variation to the corpus of a distribution with probabilities ``p`` of the sentences, the rest elsewhere."""
+    other = 1 - p.sum()
+    return ((p - corpus_frequencies()).abs().sum() + other).item() / 2
