@@ -245,7 +245,9 @@ def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, envi
         train=TrainConfig(batch_size=2, eval_every=0, eval_sequences=1),
         budget=BudgetConfig(steps=1),
     ).resolved()
-    training.run(config, lambda: prepare_data(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None)
+    training.run(
+        config, lambda: prepare_data(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None
+    )
     return tmp_path / "long"
 
 

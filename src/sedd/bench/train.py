@@ -99,8 +99,8 @@ class Steps:
     ) -> None:
         self.batches, self.counts, self.done = batches, counts, 0
         self.network, ema_network = (factory.build_network(run, parts).to(s.device) for _ in range(2))
-        ema = EMA(self.network, ema_network, run.optim.ema_decay)
-        self.optimizer_step = optimizer.build_optimizer_step(self.network, ema, run.optim)
+        self.ema = EMA(self.network, ema_network, run.optim.ema_decay)
+        self.optimizers, self.grad_clip = optimizer.build_optimizers(self.network, run.optim), run.optim.grad_clip
         if s.precision != "float32":
             half = torch.autocast(s.device, torch.bfloat16)
             self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
@@ -133,9 +133,9 @@ class Steps:
         i = self.done % len(self.batches)
         loss = self.loss(i) / self.batches[i].x_0.numel()
         loss.backward()
-        norm = self.optimizer_step.clip_grad_norm()
-        self.optimizer_step.step(self.done, norm, norm.isfinite())
-        self.optimizer_step.update_ema(self.done)
-        self.optimizer_step.zero_grad()
+        norm = optimizer.clip_grad_norm(self.ema.source_weights, self.grad_clip)
+        optimizer.step_if_finite(self.optimizers, norm.isfinite())
+        self.ema.update(self.done)
+        optimizer.zero_grad(self.optimizers)
         self.done += 1
         return loss.detach(), norm

@@ -30,10 +30,5 @@ class EMA:
         """Average the weights after optimizer step ``step``, and copy the buffers."""
         values = [value.to(mean.dtype) for mean, value in zip(self.weights, self.source_weights, strict=True)]
         torch._foreach_lerp_(self.weights, values, 1 - self.decay_at(step))  # one launch where a loop has hundreds
-        self.copy_buffers()
-
-    @torch.no_grad()
-    def copy_buffers(self) -> None:
-        """Copy the network's buffers, which are not averaged."""
         for mine, buffer in self.buffers:
             mine.copy_(buffer)

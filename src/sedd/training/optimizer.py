@@ -1,21 +1,12 @@
-"""Optimizers, the learning-rate schedule and gradient clipping.
-
-An `OptimizerStep` clips the gradient, applies AdamW (and Muon) and updates the EMA. There are two: `TorchOptimizerStep`
-is the definition, `FusedOptimizerStep` computes the same in one Triton launch where AdamW alone trains whole float32
-tensors on a GPU.
-"""
+"""Optimizers (AdamW, Muon), the learning-rate schedule and gradient clipping."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import final
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from sedd.config import OptimConfig
-from sedd.runtime import device
-from sedd.training.ema import EMA
 
 _NOT_HIDDEN = ("embed", "head", "output", "linear", "adaLN", "modulation", "sigma", "time")
 """Parts of the names of matrices that are no hidden layers: embeddings, the head, noise conditioning."""
@@ -94,108 +85,14 @@ def step_if_finite(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> N
             optimizer.step()
 
 
-class OptimizerStep(ABC):
-    """Gradient clipping, optimizer step and EMA update of a network, from the gradients at its parameters."""
-
-    def __init__(self, network: nn.Module, ema: EMA, config: OptimConfig) -> None:
-        self.network, self.ema, self.config = network, ema, config
-        self.optimizers = build_optimizers(network, config)
-        self.weights = ema.source_weights
-
-    @abstractmethod
-    def clip_grad_norm(self) -> Tensor:
-        """Clip the gradient's norm to ``grad_clip`` and return the norm before clipping; call once before `step`."""
-
-    @abstractmethod
-    def step(self, step: int, grad_norm: Tensor, finite: Tensor) -> None:
-        """Update the weights in step number ``step``, unless ``finite`` is false."""
-
-    @abstractmethod
-    def update_ema(self, step: int) -> None:
-        """Update the EMA, once step number ``step`` is known to have been finite."""
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+def clip_grad_norm(weights: list[Tensor], max_norm: float) -> Tensor:
+    """Clip the norm of all gradients together to ``max_norm``, in place, and return the norm before clipping."""
+    norm = torch.nn.utils.clip_grad_norm_(weights, max_norm)
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP: a DTensor
+    return whole
 
 
-@final
-class TorchOptimizerStep(OptimizerStep):
-    """torch's gradient clipping and optimizers, then the EMA."""
-
-    def clip_grad_norm(self) -> Tensor:
-        """Clip the gradients in place."""
-        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.config.grad_clip)
-        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP: a DTensor
-        return whole
-
-    def step(self, step: int, grad_norm: Tensor, finite: Tensor) -> None:
-        """Apply the optimizers."""
-        step_if_finite(self.optimizers, finite)
-
-    def update_ema(self, step: int) -> None:
-        """Average the weights."""
-        self.ema.update(step)
-
-
-@final
-class FusedOptimizerStep(OptimizerStep):
-    """Clipping, AdamW and EMA in one Triton launch: each is bound by memory bandwidth and reads what the last wrote.
-
-    The moments are kept in the state of torch's AdamW, as its own step would have left them.
-    """
-
-    def clip_grad_norm(self) -> Tensor:
-        """Return the norm; `step` scales the gradients as it reads them."""
-        return torch.nn.utils.get_total_norm([w.grad for w in self.weights if w.grad is not None])
-
-    @torch.no_grad()
-    def step(self, step: int, grad_norm: Tensor, finite: Tensor) -> None:
-        """Clip, apply AdamW and average the weights; the kernel reads ``finite`` on the device."""
-        from sedd.ops import adamw_ema_triton
-
-        group, share = self.optimizers[0].param_groups[0], 1 - self.ema.decay_at(step)
-        averages: dict[Tensor, Tensor] = dict(zip(self.weights, self.ema.weights, strict=True))
-        weights = [
-            adamw_ema_triton.ParameterState(w, g, m, v, averages.pop(w), steps, d)
-            for w, g, m, v, steps, d in self._moments()
-        ]
-        beta1, beta2 = group["betas"]
-        hyper = adamw_ema_triton.AdamWHyperparameters(group["lr"], beta1, beta2, group["eps"], share)
-        grad_scale = (self.config.grad_clip / (grad_norm + 1e-6)).clamp(max=1)
-        adamw_ema_triton.adamw_ema_step(weights, hyper, grad_scale, finite)
-        for weight, average in averages.items():  # those without a gradient
-            average.lerp_(weight, share * finite)
-
-    def _moments(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]]:
-        """Yield (weight, gradient, first moment, second moment, step count, weight decay) where there is a gradient."""
-        from sedd.ops.adamw_ema_triton import aligned
-
-        (optimizer,) = self.optimizers
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                if not (state := optimizer.state[weight]):  # the keys in torch's order
-                    state["step"] = torch.zeros((), device=weight.device)
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
-                state["exp_avg"], state["exp_avg_sq"] = m, v = aligned(state["exp_avg"]), aligned(state["exp_avg_sq"])
-                yield weight, aligned(weight.grad), m, v, state["step"], group["weight_decay"]
-
-    def update_ema(self, step: int) -> None:
-        """Copy the buffers; `step` has averaged the weights."""
-        self.ema.copy_buffers()
-
-
-def build_optimizer_step(network: nn.Module, ema: EMA, config: OptimConfig) -> OptimizerStep:
-    """Choose the fused step if AdamW alone trains whole float32 tensors on a GPU with Triton, else torch's."""
-    tensors = [*network.parameters(), *ema.network.parameters()]
-    fused = config.name == "adamw" and device.has_triton() and all(map(_is_plain_cuda, tensors))
-    return (FusedOptimizerStep if fused else TorchOptimizerStep)(network, ema, config)
-
-
-def _is_plain_cuda(weight: Tensor) -> bool:
-    """Whether a weight is one contiguous, aligned float32 tensor on a GPU."""
-    whole = type(weight.data) is Tensor and weight.is_contiguous() and weight.data_ptr() % 16 == 0
-    return whole and weight.is_cuda and weight.dtype == torch.float32
+def zero_grad(optimizers: list[torch.optim.Optimizer]) -> None:
+    """Drop the gradients."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()

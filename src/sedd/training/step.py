@@ -51,18 +51,18 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
         by_time[0].index_add_(0, time_bin, sequence_losses.float())
         by_time[1].index_add_(0, time_bin, micro_batch.valid.sum(-1).float())
 
-    grad_norm = trainer.optimizer_step.clip_grad_norm()
+    grad_norm = optimizer.clip_grad_norm(trainer.ema.source_weights, config.optim.grad_clip)
     by_time = ranks.all_reduce_sum(by_time)
     loss = by_time[0].sum() / batch.tokens
     finite = loss.isfinite() & grad_norm.isfinite()
 
     finish_step(trainer, on_nonfinite)  # the step before this one, whose EMA update must precede new weights
-    optimizer.set_learning_rate(trainer.optimizer_step.optimizers, lr)
-    trainer.optimizer_step.step(state.step, grad_norm, finite)
+    optimizer.set_learning_rate(trainer.optimizers, lr)
+    optimizer.step_if_finite(trainer.optimizers, finite)
     trainer.pending_step = PendingStep.start(state, batch, finite)
     if ranks.device.type == "cpu":
         finish_step(trainer, on_nonfinite)
-    trainer.optimizer_step.zero_grad()
+    optimizer.zero_grad(trainer.optimizers)
 
     state.step, state.tokens = state.step + 1, state.tokens + int(batch.tokens)
     return StepMetrics(loss, grad_norm, by_time)
@@ -74,6 +74,6 @@ def finish_step(trainer: Trainer, on_nonfinite: OnNonFinite) -> None:
     if pending is None:
         return
     if pending.is_finite():
-        trainer.optimizer_step.update_ema(pending.step)
+        trainer.ema.update(pending.step)
     else:
         on_nonfinite(pending)

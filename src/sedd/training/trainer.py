@@ -75,7 +75,7 @@ class Trainer:
         self.network = self._build_network(reshard_after_forward=False)  # the loss reads the head after `forward`
         ema_network = self._build_network(reshard_after_forward=True)  # no backward pass would free its weights
         self.ema = EMA(self.network, ema_network, config.optim.ema_decay)
-        self.optimizer_step = optimizer.build_optimizer_step(self.network, self.ema, config.optim)
+        self.optimizers = optimizer.build_optimizers(self.network, config.optim)
         self.ddp_model: nn.Module = self.network
         if ranks.world_size > 1 and not config.train.fsdp:
             self.ddp_model = nn.parallel.DistributedDataParallel(self.network)
@@ -184,9 +184,7 @@ class Trainer:
             "model": get_model_state_dict(self.network, options=_GATHER),
             "ema": get_model_state_dict(self.ema.network, options=_GATHER),
         }
-        optimizers: dict[str, Any] = get_optimizer_state_dict(
-            self.network, self.optimizer_step.optimizers, options=_GATHER
-        )
+        optimizers: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_GATHER)
         if self.ranks.is_main:
             moments = {f"{name}|{key}": v for name, values in optimizers["state"].items() for key, v in values.items()}
             facts = {"vocab_size": self.blocks.vocab_size, "labels": self.blocks.labels}
@@ -208,13 +206,12 @@ class Trainer:
         for module, stem in ((self.network, "model"), (self.ema.network, "ema")):
             weights: dict[str, Any] = dict(checkpoint.load_tensors(folder, stem))
             set_model_state_dict(module, weights, options=_SCATTER)
-        optimizers = self.optimizer_step.optimizers
-        stored: dict[str, Any] = get_optimizer_state_dict(self.network, optimizers, options=_SCATTER)
+        stored: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_SCATTER)
         stored["state"] = {}  # the options of the parameter groups are those of this run's configuration
         for key, value in checkpoint.load_tensors(folder, "optimizer").items():
             name, _, moment = key.rpartition("|")
             stored["state"].setdefault(name, {})[moment] = value
-        set_optimizer_state_dict(self.network, optimizers, stored, options=_SCATTER)
+        set_optimizer_state_dict(self.network, self.optimizers, stored, options=_SCATTER)
         self.state = TrainingState(**checkpoint.load_json(folder, "state"))
 
     def _check_compatible(self, folder: Path) -> None:

@@ -1,0 +1,119 @@
+"""A training step's optimizer and EMA, against torch's own written out."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sedd.config import OptimConfig
+from sedd.training import optimizer
+from sedd.training.ema import EMA
+
+STEPS = 5
+SHAPES = [(37, 29), (1, 1), (64, 3), (7,), (1,), (130,)]
+CONFIG = OptimConfig(lr=1e-2, weight_decay=0.3, beta1=0.8, beta2=0.97, grad_clip=0.5, ema_decay=0.9)
+
+
+class Net(nn.Module):
+    """Weights of odd sizes and a buffer; its gradients are given, each step's a tenth of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES])
+        self.register_buffer("table", torch.ones(3))
+
+    def set_gradients(self, step: int) -> None:
+        generator = torch.Generator().manual_seed(1 + step)
+        for w in self.weights:
+            w.grad = 10.0**-step * torch.randn(w.shape, generator=generator)
+
+
+class Training:
+    """A network with its optimizers and EMA, stepped as `training.step` does."""
+
+    def __init__(self) -> None:
+        self.network = Net()
+        self.ema = EMA(self.network, copy.deepcopy(self.network), CONFIG.ema_decay)
+        self.optimizers = optimizer.build_optimizers(self.network, CONFIG)
+
+    def step(self, step: int, finite: bool = True) -> Tensor:
+        norm = optimizer.clip_grad_norm(self.ema.source_weights, CONFIG.grad_clip)
+        optimizer.set_learning_rate(self.optimizers, 1e-2 / (1 + step))
+        optimizer.step_if_finite(self.optimizers, torch.tensor(finite))
+        if finite:
+            self.ema.update(step)
+        optimizer.zero_grad(self.optimizers)
+        return norm
+
+    def state(self) -> list[Tensor]:
+        moments = [t for state in self.optimizers[0].state.values() for t in state.values()]
+        return [*self.network.parameters(), *self.ema.weights, *moments]
+
+
+def reference(vectors_decay: bool = False) -> tuple[Net, Net]:
+    """Clipping, AdamW without decay of vectors, and the EMA, in a loop over tensors."""
+    network, average = Net(), Net()
+    groups = [
+        {"params": [w for w in network.weights if (w.ndim > 1) is m], "weight_decay": 0.3 * (m or vectors_decay)}
+        for m in (True, False)
+    ]
+    adam = torch.optim.AdamW(groups, betas=(0.8, 0.97), fused=False)
+    for step in range(STEPS):
+        network.set_gradients(step)
+        nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+        optimizer.set_learning_rate([adam], 1e-2 / (1 + step))
+        adam.step()
+        decay = min(0.9, (1 + step) / (10 + step))
+        for mean, weight in zip(average.parameters(), network.parameters(), strict=True):
+            mean.data.lerp_(weight.data, 1 - decay)
+    return network, average
+
+
+def test_steps_are_clipping_adamw_and_ema() -> None:
+    training, norms = Training(), []
+    for step in range(STEPS):
+        training.network.set_gradients(step)
+        norms.append(training.step(step))
+    assert max(norms) > CONFIG.grad_clip > min(norms)  # clipped in the first steps and not in the last
+    for ours, theirs in zip((training.network, training.ema.network), reference(), strict=True):
+        torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), rtol=1e-6, atol=1e-7)
+
+
+def test_the_reference_tells_a_wrong_weight_decay_apart() -> None:
+    """Mutant: vectors decay too."""
+    right, wrong = reference()[0], reference(vectors_decay=True)[0]
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(list(right.parameters()), list(wrong.parameters()), rtol=1e-6, atol=1e-7)
+
+
+def test_a_nonfinite_step_changes_nothing() -> None:
+    training = Training()
+    training.network.set_gradients(0)
+    training.step(0)
+    before = [t.detach().clone() for t in training.state()]
+    training.network.set_gradients(1)
+    training.network.weights[0].grad.fill_(torch.nan)
+    training.step(1, finite=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, training.state(), strict=True))
+
+
+def test_a_weight_without_a_gradient_stays_and_its_ema_approaches_it() -> None:
+    training = Training()
+    frozen, mean = training.network.weights[4], training.ema.weights[4]
+    frozen.requires_grad_(False).fill_(3)
+    before = mean.clone()
+    training.network.set_gradients(0)
+    frozen.grad = None
+    training.step(0)
+    assert (frozen == 3).all()
+    torch.testing.assert_close(mean, before + 0.9 * (3 - before))
+
+
+def test_buffers_are_copied_to_the_ema() -> None:
+    training = Training()
+    training.network.table.fill_(2)
+    training.network.set_gradients(0)
+    training.step(0)
+    assert (training.ema.network.table == 2).all()
