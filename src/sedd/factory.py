@@ -83,9 +83,9 @@ def build_estimator(
         t_min: The time at which the integral of the diffusion term begins, where it stands alone.
         seed: Decides the order named ``random``.
     """
-    from sedd.likelihood import Terms
+    from sedd.likelihood import BoundTerms
 
-    found = _estimators(loaded, set(terms) == set(Terms._fields), t_min, seed)
+    found = _estimators(loaded, set(terms) == set(BoundTerms._fields), t_min, seed)
     if name is not None and name not in found:
         what = f"{loaded.config.model.parameterization} under {loaded.config.noise.process} noise"
         raise ValueError(f"estimator, for {what}, is {name!r}; choose one of {', '.join(found)}")
@@ -97,14 +97,18 @@ def _estimators(loaded: "LoadedModel", whole: bool, t_min: float, seed: int) -> 
 
     process, schedule = loaded.process, loaded.schedule
     if isinstance(loaded.model, parameterizations.CausalModel):
-        return {"forward": likelihood.LeftToRight()}
-    bound = likelihood.Bound(process, schedule) if whole else likelihood.Published(process, schedule, t_min)
+        return {"forward": likelihood.AutoregressiveEstimator()}
+    bound = (
+        likelihood.BoundEstimator(process, schedule)
+        if whole
+        else likelihood.DiffusionTermEstimator(process, schedule, t_min)
+    )
     if not (isinstance(loaded.model, parameterizations.MeanModel) and isinstance(process, Absorbing)):
         return {"bound": bound}
-    in_order = functools.partial(likelihood.OneOrder, process)
+    in_order = functools.partial(likelihood.FixedOrderEstimator, process)
     return {
         "bound": bound,
-        "any-order": likelihood.AnyOrder(process),
+        "any-order": likelihood.AnyOrderEstimator(process),
         "forward": in_order(torch.arange),
         "backward": in_order(lambda length: torch.arange(length).flip(0)),
         "random": in_order(lambda length: torch.randperm(length, generator=torch.Generator().manual_seed(seed))),

@@ -17,7 +17,7 @@ from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.evaluation import continuation
 from sedd.factory import LoadedModel
-from sedd.likelihood import Estimate
+from sedd.likelihood import LikelihoodEstimate
 from sedd.tokenizer import Characters
 
 LAW = random_law(3, 4, 0)
@@ -128,14 +128,16 @@ def masked_context(bind: object) -> object:
 def whole_row(kept: object) -> object:
     """The bound on context and continuation together, taken for that on the continuation."""
 
-    def estimate(model: DiscreteModel, by: object, rows: list[np.ndarray], **options: object) -> Estimate:
+    def estimate_likelihood(
+        model: DiscreteModel, by: object, rows: list[np.ndarray], **options: object
+    ) -> LikelihoodEstimate:
         row = np.concatenate([model.context.numpy(), rows[0]])
         unbound = copy.copy(model)
         unbound.context = None
         found = kept(unbound, by, [row], **options)
         return found._replace(nats=found.nats * len(row) / len(rows[0]), stderr=found.stderr * len(row) / len(rows[0]))
 
-    return estimate
+    return estimate_likelihood
 
 
 @pytest.mark.parametrize("mutant", [None, "context", "whole"])
@@ -144,7 +146,7 @@ def test_mutants_are_caught(mutant: str | None, monkeypatch: pytest.MonkeyPatch)
     if mutant == "context":
         monkeypatch.setattr(DiscreteModel, "bind", masked_context(DiscreteModel.bind))
     if mutant == "whole":
-        monkeypatch.setattr(continuation, "estimate", whole_row(continuation.estimate))
+        monkeypatch.setattr(continuation, "estimate_likelihood", whole_row(continuation.estimate_likelihood))
     made = loaded(exact_denoiser(), ABSORBING, LogLinear())
     rest = np.array([1, 1])
     truth = -rest_of([0, 2]).log_prob(torch.tensor([[1, 1]])).item()

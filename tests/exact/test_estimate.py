@@ -1,4 +1,4 @@
-"""Ladder step 8: what evaluation prints is the bound, its error is what it says, and orders are likelihoods."""
+"""Estimates of likelihoods are the bound, their standard errors are right, and fixed orders give likelihoods."""
 
 import itertools
 import math
@@ -18,17 +18,17 @@ from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Schedule
 from sedd.exact import objectives
 from sedd.exact.propagation import pairs
 from sedd.likelihood import (
-    AnyOrder,
-    Bound,
-    Design,
-    Estimate,
-    LeftToRight,
-    OneOrder,
-    Published,
-    estimate,
+    AnyOrderEstimator,
+    AutoregressiveEstimator,
+    BoundEstimator,
+    DiffusionTermEstimator,
+    FixedOrderEstimator,
+    LikelihoodEstimate,
+    StratifiedTimes,
+    estimate_likelihood,
     estimators,
 )
-from sedd.likelihood.variance_reduction import Settled
+from sedd.likelihood.variance_reduction import AdjustedCosts
 from sedd.nn.transformer import Modern
 from sedd.runtime.distributed import Ranks
 from sedd.sampling import last_step
@@ -39,9 +39,9 @@ NOISES = [(Absorbing(3), LogLinear()), (Absorbing(3), Geometric(1e-3, 8.0)), (Un
 
 def found(
     model: object, estimator: likelihood.Estimator, rows: object, draws: int = 8, seed: int = 0, batch: int = 512
-) -> Estimate:
+) -> LikelihoodEstimate:
     as_arrays = [np.asarray(row) for row in rows]
-    return estimate(model, estimator, as_arrays, draws=draws, seed=seed, batch=batch, ranks=ALONE)
+    return estimate_likelihood(model, estimator, as_arrays, draws=draws, seed=seed, batch=batch, ranks=ALONE)
 
 
 def bound_of_each(model: object, process: Process, schedule: Schedule, length: int = 3, nodes: int = 40) -> np.ndarray:
@@ -75,7 +75,7 @@ def test_the_estimate_is_the_bound(process: Process, schedule: Schedule, wrapper
     np.testing.assert_allclose(law.probabilities.numpy() @ every, truth.total, rtol=1e-3)  # two ways to the same
     # a data set in which each sequence stands as often as the law says, to a 300th
     rows = law.sequences.repeat_interleave((300 * law.probabilities).round().long(), 0)
-    result = found(model, Bound(process, schedule), rows, draws=8)
+    result = found(model, BoundEstimator(process, schedule), rows, draws=8)
     expected = every[exact.index_of(rows, 3)].mean() / 3
     assert abs(result.nats - expected) <= 5 * result.stderr
     assert 5 * result.stderr <= 0.2 * expected
@@ -95,7 +95,7 @@ def coverage(laws: int, sequences: int, draws: int) -> tuple[float, float, float
         model = exact.Score(law, process)
         every = bound_of_each(model, process, schedule, nodes=16)
         x_0 = law.draw(sequences, generator)
-        result = found(model, Bound(process, schedule), x_0, draws=draws, seed=i)
+        result = found(model, BoundEstimator(process, schedule), x_0, draws=draws, seed=i)
         inside += abs(result.nats - every[exact.index_of(x_0, 3)].mean() / 3) < 1.96 * result.stderr
         population += abs(result.nats - law.probabilities.numpy() @ every / 3) < 1.96 * result.stderr_population
         above.append((result.nats + law.log_prob(x_0).mean().item() / 3) / result.stderr)
@@ -126,45 +126,49 @@ def texts(count: int, lengths: tuple[int, ...]) -> list[np.ndarray]:
     return [draw.integers(0, 8, size=lengths[i % len(lengths)]) for i in range(count)]
 
 
-def as_if_independent(self: Design, costs: np.ndarray, trend: np.ndarray, luck: np.ndarray) -> Settled:
-    """What an average over batches would print: looks as draws of their own, times and all."""
-    return Settled(costs, float(costs.size * costs.var(ddof=1)) / self.draws**2)
+def as_if_independent(
+    self: StratifiedTimes, costs: np.ndarray, trend: np.ndarray, control_variates: np.ndarray
+) -> AdjustedCosts:
+    """The error of a plain mean, which takes the draws as independent."""
+    return AdjustedCosts(costs, float(costs.size * costs.var(ddof=1)) / self.draws**2)
 
 
 @pytest.mark.parametrize(
-    ("settle", "lengths"),
-    [(Design.settle, (40,)), (Design.settle, (40, 10, 3)), (as_if_independent, (40,))],
+    ("adjust", "lengths"),
+    [(StratifiedTimes.adjust, (40,)), (StratifiedTimes.adjust, (40, 10, 3)), (as_if_independent, (40,))],
     ids=["equal lengths", "ragged", "naive"],
 )
 def test_the_error_is_the_spread_over_seeds(
-    settle: object, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    adjust: object, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """40 seeds know it to 11 %, so that 33 % off is a false alarm of 0.3 %. The naive error is twice too large."""
-    monkeypatch.setattr(Design, "settle", settle)
-    bound, rows = Bound(Absorbing(8), LogLinear()), texts(20, lengths)
+    monkeypatch.setattr(StratifiedTimes, "adjust", adjust)
+    bound, rows = BoundEstimator(Absorbing(8), LogLinear()), texts(20, lengths)
     results = [found(small(), bound, rows, draws=12, seed=seed) for seed in range(40)]
     said = math.sqrt(np.mean([result.stderr**2 for result in results]))
     ratio = said / np.std([result.nats for result in results], ddof=1)
-    assert ratio > 2 if settle is as_if_independent else abs(ratio - 1) < 0.33
+    assert ratio > 2 if adjust is as_if_independent else abs(ratio - 1) < 0.33
 
 
 @pytest.mark.parametrize(("process", "schedule"), NOISES[1:], ids=str)
-def test_subtracting_luck_leaves_the_expectation(process: Process, schedule: Schedule) -> None:
+def test_control_variates_leave_the_expectation(process: Process, schedule: Schedule) -> None:
     """40 seeds, their mean within 4 of its standard errors, half that of one; with little to fit the factors to."""
     law = random_law(3, 3, 1)
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     truth = bound_of_each(model, process, schedule).mean() / 3
-    values = [found(model, Bound(process, schedule), law.sequences, draws=4, seed=seed).nats for seed in range(40)]
+    values = [
+        found(model, BoundEstimator(process, schedule), law.sequences, draws=4, seed=seed).nats for seed in range(40)
+    ]
     assert abs(np.mean(values) - truth) < 4 * np.std(values, ddof=1) / math.sqrt(40)
 
 
-def test_looks_are_everywhere_once_and_uniform_each() -> None:
-    design = Design(sequences=5, draws=6, seed=3)
-    assert sorted(design.strata.ravel()) == list(range(30))
-    np.testing.assert_array_equal(np.floor(design.u * 30), design.strata)
-    parts = np.floor(design.u * 3).astype(int)
+def test_every_stratum_is_used_once_and_each_draw_is_uniform() -> None:
+    times = StratifiedTimes(sequences=5, draws=6, seed=3)
+    assert sorted(times.strata.ravel()) == list(range(30))
+    np.testing.assert_array_equal(np.floor(times.u * 30), times.strata)
+    parts = np.floor(times.u * 3).astype(int)
     np.testing.assert_array_equal(parts, np.tile([0, 0, 1, 1, 2, 2], (5, 1)))
-    firsts = np.array([Design(2, 2, seed).u[0, 0] for seed in range(400)])
+    firsts = np.array([StratifiedTimes(2, 2, seed).u[0, 0] for seed in range(400)])
     assert abs(firsts.mean() - 0.5) < 4 * 0.289 / 20  # 4 standard errors
 
 
@@ -173,7 +177,7 @@ def test_looks_are_everywhere_once_and_uniform_each() -> None:
 def test_times_carry_their_weight(schedule: Schedule, t_min: float) -> None:
     """∫ f dt from t_min to 1, whatever the law of the times: 20,000 points, evenly, leave less than 1e-3."""
     u = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
-    t, weight = likelihood.early_noise(u, schedule, t_min)
+    t, weight = likelihood.times_by_noise(u, schedule, t_min)
     assert t.min() >= t_min
     for power in (0, 1, 3):
         torch.testing.assert_close(
@@ -183,7 +187,7 @@ def test_times_carry_their_weight(schedule: Schedule, t_min: float) -> None:
 
 def test_batches_and_processes_change_nothing() -> None:
     """To the digits that are printed, and more: the network's own rounding is all that is left."""
-    bound, rows = Bound(Absorbing(8), LogLinear()), texts(9, (12, 5))
+    bound, rows = BoundEstimator(Absorbing(8), LogLinear()), texts(9, (12, 5))
     whole = found(small(), bound, rows, batch=64)
     for batch in (1, 7):
         part = found(small(), bound, rows, batch=batch)
@@ -192,34 +196,40 @@ def test_batches_and_processes_change_nothing() -> None:
     halves: list[torch.Tensor] = []
 
     class Half(Ranks):  # keeps what it would send, and goes on with the sum once both are there
-        def total(self, values: torch.Tensor) -> torch.Tensor:
+        def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
             halves.append(values)
             return torch.stack(halves).sum(0)
 
     for rank in (0, 1):
-        share = estimate(small(), bound, rows, draws=8, seed=0, batch=7, ranks=Half(rank, 2, torch.device("cpu")))
-    assert ((halves[0][:, 1] == 0) != (halves[1][:, 1] == 0)).all()  # each look, and so its prior, by one of them
+        share = estimate_likelihood(
+            small(), bound, rows, draws=8, seed=0, batch=7, ranks=Half(rank, 2, torch.device("cpu"))
+        )
+    assert ((halves[0][:, 1] == 0) != (halves[1][:, 1] == 0)).all()  # each draw, and so its prior, by one of them
     np.testing.assert_allclose(share.nats, whole.nats, rtol=1e-6)
 
 
-def test_a_look_does_not_depend_on_its_mates() -> None:
-    """A sequence alone, and among others, is shown the same at the same u."""
+def test_a_draw_does_not_depend_on_the_batch() -> None:
+    """The inputs of a draw are the same in a batch of one and in a larger one."""
     x_0 = torch.arange(8).view(2, 4)
-    u, chance = torch.tensor([0.9, 0.3], dtype=torch.float64), CounterRNG(7, torch.tensor([5, 6]))
-    for estimator in (Bound(Uniform(8), Geometric()), Published(Uniform(8), Geometric(), 0.1), AnyOrder(Absorbing(8))):
-        both = estimator.show(x_0, torch.tensor([0, 0]), u, chance)
-        one = estimator.show(x_0[1:], torch.tensor([0]), u[1:], chance[1:])
+    u, rng = torch.tensor([0.9, 0.3], dtype=torch.float64), CounterRNG(7, torch.tensor([5, 6]))
+    for estimator in (
+        BoundEstimator(Uniform(8), Geometric()),
+        DiffusionTermEstimator(Uniform(8), Geometric(), 0.1),
+        AnyOrderEstimator(Absorbing(8)),
+    ):
+        both = estimator.inputs(x_0, torch.tensor([0, 0]), u, rng)
+        one = estimator.inputs(x_0[1:], torch.tensor([0]), u[1:], rng[1:])
         for a, b in zip(both, one, strict=True):
             assert torch.equal(a[1:], b)
 
 
 @pytest.mark.parametrize("process", [Absorbing(4), Uniform(4)], ids=str)
-def test_looks_are_noised_as_the_process_says(process: Process) -> None:
+def test_inputs_are_noised_as_the_process_defines(process: Process) -> None:
     """Transition frequencies of 40,000 tokens against exp(σQ): 5 standard errors, 40 entries: below 3e-5."""
     x_0 = torch.arange(4).repeat(10_000, 1)
     u = torch.full((10_000,), 0.8, dtype=torch.float64)
-    bound = Bound(process, LogLinear())
-    x_t, _, t, _ = bound.show(x_0, torch.zeros(10_000, dtype=torch.long), u, CounterRNG(0, torch.arange(10_000)))
+    bound = BoundEstimator(process, LogLinear())
+    x_t, _, t, _ = bound.inputs(x_0, torch.zeros(10_000, dtype=torch.long), u, CounterRNG(0, torch.arange(10_000)))
     expected = exact.transition_matrix(process, LogLinear().sigma(t[:1]))[0, :, :4]
     counts = torch.stack([torch.bincount(x_t[:, i], minlength=process.num_states) for i in range(4)], 1) / 10_000
     assert ((counts - expected).abs() <= 5 * (expected * (1 - expected) / 10_000).sqrt() + 1e-12).all()
@@ -241,7 +251,7 @@ def chain_rule(model: MeanModel, x_0: torch.Tensor, order: tuple[int, ...]) -> f
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_one_order_is_the_chain_rule(order: tuple[int, ...]) -> None:
     law, process = random_law(3, 3, 0), Absorbing(3)
-    estimator = OneOrder(process, lambda length: torch.tensor(order))
+    estimator = FixedOrderEstimator(process, lambda length: torch.tensor(order))
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     for x_0 in law.sequences[::5]:
         result = found(model, estimator, x_0[None])
@@ -255,7 +265,7 @@ def test_one_order_is_the_chain_rule(order: tuple[int, ...]) -> None:
 def test_one_order_sums_to_one() -> None:
     """So it is a likelihood: Σ_x p(x) = 1 over all 27 sequences, for a model that is wrong about everything."""
     model, process = random_model(MeanModel, Absorbing(3), 3).requires_grad_(False), Absorbing(3)
-    backward = OneOrder(process, lambda length: torch.arange(length).flip(0))
+    backward = FixedOrderEstimator(process, lambda length: torch.arange(length).flip(0))
     costs = [3 * found(model, backward, x[None]).nats for x in exact.every(3, 3)]
     assert np.exp(-np.array(costs)).sum() == pytest.approx(1, abs=1e-9)
 
@@ -271,7 +281,7 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
     uneven = torch.bincount(exact.index_of(rows, 3), minlength=27).double()
     as_often = exact.Distribution((uneven / uneven.sum()).view(3, 3, 3))
     expected = np.mean([objectives.any_order(model, as_often, process, k).item() for k in (1, 2, 3)]) / 3
-    result = found(model, AnyOrder(process), rows, draws=12)
+    result = found(model, AnyOrderEstimator(process), rows, draws=12)
     assert abs(result.nats - expected) <= 5 * result.stderr
     assert 5 * result.stderr < 0.1 * expected
     orders = list(itertools.permutations(range(3)))
@@ -286,7 +296,7 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
 
 def test_left_to_right_is_exact() -> None:
     law = random_law(3, 3, 0)
-    result = found(exact.Score(law, Absorbing(3)), LeftToRight(), law.sequences)
+    result = found(exact.Score(law, Absorbing(3)), AutoregressiveEstimator(), law.sequences)
     assert result.nats == pytest.approx(-law.log_prob(law.sequences).mean().item() / 3, abs=1e-9)
     assert result.stderr == 0
     spread = law.log_prob(law.sequences).std().item() / 3 / math.sqrt(27)
@@ -299,7 +309,7 @@ def test_published_numbers_are_means_over_t_of_the_diffusion_term(t_min: float) 
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     each = exact.Distribution(torch.full((3, 3, 3), 1 / 27, dtype=torch.float64))
     truth = exact.bound(model, each, process, schedule, t_min=t_min, nodes=60).diffusion.item() / (1 - t_min) / 3
-    result = found(model, Published(process, schedule, t_min), law.sequences.repeat(8, 1), draws=12)
+    result = found(model, DiffusionTermEstimator(process, schedule, t_min), law.sequences.repeat(8, 1), draws=12)
     assert abs(result.nats - truth) <= 5 * result.stderr
     assert 5 * result.stderr < 0.2 * truth
     assert result.terms[1:] == (0.0, 0.0)
@@ -309,7 +319,7 @@ def test_published_numbers_are_means_over_t_of_the_diffusion_term(t_min: float) 
 
 
 def without_prior(kept: object) -> object:
-    def terms(*arguments: object) -> likelihood.Terms:
+    def terms(*arguments: object) -> likelihood.BoundTerms:
         all_terms = kept(*arguments)
         return all_terms._replace(prior=torch.zeros_like(all_terms.prior))
 
@@ -325,7 +335,7 @@ def over_masked_tokens(kept: object) -> object:
     return terms
 
 
-def never_even(kept: object) -> object:
+def biased(kept: object) -> object:
     return lambda *arguments: kept(*arguments) + 1
 
 
@@ -337,12 +347,18 @@ def without_constant(kept: object) -> object:
     ("name", "mutant"),
     [
         (None, None),
-        ("terms", without_prior),
-        ("terms", over_masked_tokens),
-        ("early_noise", without_constant),
-        ("_excess", never_even),
+        ("bound_terms", without_prior),
+        ("bound_terms", over_masked_tokens),
+        ("times_by_noise", without_constant),
+        ("_excess_changes", biased),
     ],
-    ids=["none", "prior dropped", "mean over masked tokens", "constant of the weight dropped", "luck that is no luck"],
+    ids=[
+        "none",
+        "prior dropped",
+        "mean over masked tokens",
+        "constant of the weight dropped",
+        "a control variate with a mean",
+    ],
 )
 def test_mutants_are_caught(name: str | None, mutant: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is right is within 3 standard errors of the bound, what is wrong is not within 6."""
@@ -351,6 +367,6 @@ def test_mutants_are_caught(name: str | None, mutant: Callable[..., object], mon
     truth = bound_of_each(model, process, schedule).mean() / 3
     if name is not None:
         monkeypatch.setattr(estimators, name, mutant(getattr(estimators, name)))
-    result = found(model, Bound(process, schedule), law.sequences.repeat(10, 1), draws=8)
+    result = found(model, BoundEstimator(process, schedule), law.sequences.repeat(10, 1), draws=8)
     off = abs(result.nats - truth) / result.stderr
     assert off < 3 if name is None else off > 6

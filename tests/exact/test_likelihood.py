@@ -9,7 +9,7 @@ from toys import random_law, random_model
 from sedd import exact, likelihood
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, stratified
+from sedd.diffusion.schedule import Geometric, LogLinear, LowNoiseTimes, Schedule, stratified
 
 DRAWS = 60_000
 
@@ -25,10 +25,10 @@ def test_terms_average_to_the_expected_bound(process: Process, schedule: Schedul
     law, generator = random_law(3, 3, 0), torch.Generator().manual_seed(0)
     model = random_model(wrapper, process, 3).requires_grad_(False)
     expected = exact.bound(model, law, process, schedule, nodes=150)
-    x_0, times = law.draw(DRAWS, generator), likelihood.early_times(stratified(DRAWS, generator))
+    x_0, times = law.draw(DRAWS, generator), LowNoiseTimes()(stratified(DRAWS, generator))
     x_t, x_first = (process.corrupt(x_0, schedule.sigma(s), generator) for s in (times.t, torch.zeros_like(times.t)))
     valid = torch.ones_like(x_0, dtype=torch.bool)
-    found = likelihood.terms(model, process, schedule, x_0, x_t, x_first, times, valid)
+    found = likelihood.bound_terms(model, process, schedule, x_0, x_t, x_first, times, valid)
     for name in ("diffusion", "prior", "reconstruction"):
         values, truth = getattr(found, name).double(), getattr(expected, name)
         error = values.std() / math.sqrt(DRAWS)
@@ -41,8 +41,8 @@ def test_padding_does_not_count() -> None:
     process, schedule = Absorbing(3), LogLinear()
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     x_0, masks = torch.tensor([[0, 1, 2]]), torch.full((1, 3), 3)
-    times, valid = likelihood.early_times(torch.tensor([0.7])), torch.tensor([[True, True, False]])
-    whole = likelihood.terms(model, process, schedule, x_0, masks, x_0, times, torch.ones_like(valid))
-    part = likelihood.terms(model, process, schedule, x_0, masks, x_0, times, valid)
+    times, valid = LowNoiseTimes()(torch.tensor([0.7])), torch.tensor([[True, True, False]])
+    whole = likelihood.bound_terms(model, process, schedule, x_0, masks, x_0, times, torch.ones_like(valid))
+    part = likelihood.bound_terms(model, process, schedule, x_0, masks, x_0, times, valid)
     assert part.diffusion < whole.diffusion
     torch.testing.assert_close(part.prior, whole.prior * 2 / 3)

@@ -4,7 +4,7 @@ import torch
 
 from sedd import factory
 from sedd.factory import LoadedModel
-from sedd.likelihood import Estimate, Terms, estimate
+from sedd.likelihood import BoundTerms, LikelihoodEstimate, estimate_likelihood
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 
@@ -47,7 +47,7 @@ def score_continuation(
     draws: int = 16,
     seed: int = 0,
     batch: int = 16,
-) -> Estimate:
+) -> LikelihoodEstimate:
     """Estimate −log p(continuation | context), or an upper bound on it, by adding noise to the continuation only.  [§8]
 
     The bound is on the distribution with which the model infills after a fixed context. For scores and denoisers under
@@ -59,7 +59,7 @@ def score_continuation(
             f"the continuation has {len(continuation)} tokens and its context {len(context)}; the model was trained on "
             f"{length} in all: shorten one of them"
         )
-    by = factory.build_estimator(estimator, loaded, Terms._fields, seed=seed)
+    by = factory.build_estimator(estimator, loaded, BoundTerms._fields, seed=seed)
     model = loaded.model.bind(context=torch.from_numpy(context).to(loaded.device))
     ranks = Ranks(0, 1, loaded.device)
-    return estimate(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks)
+    return estimate_likelihood(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks)

@@ -26,7 +26,7 @@ from rich.progress import track
 
 from sedd import evaluation, factory, generate
 from sedd.factory import LoadedModel
-from sedd.likelihood import Terms, estimate
+from sedd.likelihood import BoundTerms, estimate_likelihood
 from sedd.runtime.distributed import Ranks
 from sedd.sampling import Prompt, Warping
 
@@ -71,7 +71,7 @@ class SeddLM(LM):
         evaluation.require_packed_text(loaded)
         self.loaded, self.draws, self.seed, self.steps = loaded, draws, seed, steps
         self.batch, self.estimator_name = int(batch_size) * draws, estimator
-        self.estimator = factory.build_estimator(estimator, loaded, Terms._fields, seed=seed)
+        self.estimator = factory.build_estimator(estimator, loaded, BoundTerms._fields, seed=seed)
         self._sum_of_variances, self._responses = 0.0, 0
 
     @property
@@ -139,7 +139,7 @@ class SeddLM(LM):
         if not len(ids):
             return 0.0
         windows = [ids[i : i + self.length] for i in range(0, len(ids), self.length)]
-        found = estimate(
+        found = estimate_likelihood(
             self.loaded.model,
             self.estimator,
             windows,

@@ -9,7 +9,7 @@ from sedd import checkpoint, factory
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol
 from sedd.factory import LoadedModel
-from sedd.likelihood import Estimate, Estimator, Terms, estimate
+from sedd.likelihood import BoundTerms, Estimator, LikelihoodEstimate, estimate_likelihood
 from sedd.likelihood.estimate import OnProgress
 from sedd.runtime.distributed import Ranks
 
@@ -51,7 +51,7 @@ def evaluate(
     """
     by = factory.build_estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
-    found = estimate(
+    found = estimate_likelihood(
         loaded.model, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
     )
     return {
@@ -73,9 +73,9 @@ def evaluate(
     }
 
 
-def _numbers(found: Estimate, corpus: Corpus, by: Estimator) -> dict[str, Any]:
+def _numbers(found: LikelihoodEstimate, corpus: Corpus, by: Estimator) -> dict[str, Any]:
     bits = found.nats / math.log(2)
-    terms = zip(Terms._fields, found.terms, strict=True)
+    terms = zip(BoundTerms._fields, found.terms, strict=True)
     return {
         "nats_per_token": round(found.nats, DIGITS),
         "stderr_nats_per_token": round(found.stderr, DIGITS + 1),

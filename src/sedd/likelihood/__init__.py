@@ -1,27 +1,34 @@
-"""The likelihood of sequences: the bound of diffusion in three terms, any order, one order, left to right.  [§8]
+"""The likelihood of sequences: the variational bound (ELBO), any-order, fixed-order, autoregressive.  [§6, §8]
 
-`terms` is the bound at one time a sequence. An `Estimator` makes a likelihood of looks at a sequence, `estimate` looks
-at many sequences, on one process or many, and says how far its mean may be off.
+`bound_terms` is the bound at one time per sequence. An `Estimator` averages draws of a sequence to its likelihood or a
+bound on it; `estimate_likelihood` does so for a data set, on one process or many, with a standard error.
 """
 
-from sedd.likelihood.bound import Terms, early_noise, early_times, terms
-from sedd.likelihood.estimate import Estimate, estimate
-from sedd.likelihood.estimators import AnyOrder, Bound, Drawn, Estimator, LeftToRight, OneOrder, Published
-from sedd.likelihood.variance_reduction import Design
+from sedd.likelihood.bound import BoundTerms, bound_terms, times_by_noise
+from sedd.likelihood.estimate import LikelihoodEstimate, estimate_likelihood
+from sedd.likelihood.estimators import (
+    AnyOrderEstimator,
+    AutoregressiveEstimator,
+    BoundEstimator,
+    DiffusionTermEstimator,
+    Estimator,
+    FixedOrderEstimator,
+    MonteCarloEstimator,
+)
+from sedd.likelihood.variance_reduction import StratifiedTimes
 
 __all__ = [
-    "AnyOrder",
-    "Bound",
-    "Design",
-    "Drawn",
-    "Estimate",
+    "AnyOrderEstimator",
+    "AutoregressiveEstimator",
+    "BoundEstimator",
+    "BoundTerms",
+    "DiffusionTermEstimator",
     "Estimator",
-    "LeftToRight",
-    "OneOrder",
-    "Published",
-    "Terms",
-    "early_noise",
-    "early_times",
-    "estimate",
-    "terms",
+    "FixedOrderEstimator",
+    "LikelihoodEstimate",
+    "MonteCarloEstimator",
+    "StratifiedTimes",
+    "bound_terms",
+    "estimate_likelihood",
+    "times_by_noise",
 ]

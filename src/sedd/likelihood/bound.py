@@ -1,4 +1,8 @@
-"""The three terms of the bound, at one time a sequence, and the times to look at.  [§8]"""
+"""The variational bound (ELBO) of discrete diffusion: its three terms at one time per sequence.  [§8]
+
+−log p(x_0) ≤ diffusion + prior + reconstruction, each an expectation over noise; see Lou et al. 2024, "Discrete
+Diffusion Modeling by Estimating the Ratios of the Data Distribution".
+"""
 
 from typing import NamedTuple
 
@@ -10,21 +14,17 @@ from sedd.diffusion import check
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import LogScoreModel
 from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
-from sedd.sampling import last_step
+from sedd.diffusion.reverse import last_step
+from sedd.diffusion.schedule import Schedule, Times
 
 
-def early_times(u: Float[Tensor, "*b"]) -> Times:
-    """t = u²: see `schedule.LowNoiseTimes`."""
-    return LowNoiseTimes()(u)
+def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) -> Times:
+    """Map uniform u to times at which σ/(1 + σ) grows as u³, from t_min to 1; the weights are 1/density.
 
-
-def early_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) -> Times:
-    """σ/(1 + σ) grows as u³ from t_min to 1: the same noise whatever the schedule, and more often little of it.
-
-    At little noise one unknown token weighs 1/σ: with u² the variance would be least, but so much of it in rare large
-    losses that few draws do not see it. At much noise a score that is wrong costs the same at every σ, and 1 − e^−σ
-    in place of σ/(1 + σ) would hardly ever look there.
+    The noise levels are then the same for every schedule, low noise being the most frequent. At low noise one changed
+    token has a loss of about 1/σ. With u² the variance would be smallest, but so much of it would lie in rare large
+    losses that a small number of draws misses it. At high noise a wrong score costs the same at every σ, and 1 − e^−σ
+    in place of σ/(1 + σ) would hardly ever draw a time there.
     """
     check.times(u)
     check.t_min(t_min)
@@ -36,8 +36,8 @@ def early_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) 
     return Times(t=t, weight=3 * (last - first) * u**2 * (1 + sigma) ** 2 / schedule.rate(t))
 
 
-class Terms(NamedTuple):
-    """Nats a sequence; their sum estimates an upper bound on −log p(x_0)."""
+class BoundTerms(NamedTuple):
+    """The terms of the variational bound, in nats per sequence; their sum estimates an upper bound on −log p(x_0)."""
 
     diffusion: Float[Tensor, "*b"]
     prior: Float[Tensor, "*b"]
@@ -45,11 +45,11 @@ class Terms(NamedTuple):
 
     @property
     def total(self) -> Float[Tensor, "*b"]:
-        """The bound."""
+        """The bound itself: the sum of the terms."""
         return self.diffusion + self.prior + self.reconstruction
 
 
-def terms(
+def bound_terms(
     model: LogScoreModel,
     process: Process,
     schedule: Schedule,
@@ -58,8 +58,19 @@ def terms(
     x_first: Int[Tensor, "*b L"],
     times: Times,
     valid: Bool[Tensor, "*b L"],
-) -> Terms:
-    """The terms at one time a sequence: ``x_t`` is noised to that time, ``x_first`` to the schedule's first noise."""
+) -> BoundTerms:
+    """Estimate the terms of the bound from one noisy copy of each sequence.  [§8]
+
+    Args:
+        model: Gives log-scores.
+        process: What noise does to a token.
+        schedule: How much noise there is at each time.
+        x_0: The sequences.
+        x_t: The sequences with the noise of ``times``, for the diffusion term.
+        x_first: The sequences with the schedule's noise at t = 0, for the reconstruction term.
+        times: One time per sequence, weighted by 1/density.
+        valid: False where a position is padding, which is not counted.
+    """
     count = valid.sum(-1)
     ends = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64, device=x_0.device))
     diffusion = DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, times.t)
@@ -68,7 +79,7 @@ def terms(
     if ends[0] > 0:
         first = ends[0].to(diffusion.dtype).expand(x_0.shape[:-1])
         reconstruction = -at_token(last_step(model, process, x_first, first), x_0).clamp_min(1e-30).log()
-    return Terms(
+    return BoundTerms(
         diffusion=torch.where(valid, diffusion, 0).sum(-1),
         prior=(count * process.prior_kl(ends[1])).to(diffusion.dtype),
         reconstruction=torch.where(valid, reconstruction, 0).sum(-1),

@@ -1,7 +1,7 @@
-"""The likelihood of a data set: every look at every sequence, made anywhere, summed in one order.
+"""The likelihood of a data set: Monte Carlo draws of every sequence, computed in any batches, summed in one order.
 
-What a look shows is a function of the seed and its number, so the result depends neither on the size of a batch nor on
-the number of processes, but for the last bits of the network's own arithmetic.
+The noise of a draw is a function of the seed and the draw's number, so the result depends neither on the batch size nor
+on the number of processes, up to the rounding of the network's own arithmetic.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,116 +13,132 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion.rng import CounterRNG
-from sedd.likelihood.estimators import Drawn, Estimator
-from sedd.likelihood.variance_reduction import Design
+from sedd.likelihood.estimators import Estimator, MonteCarloEstimator
+from sedd.likelihood.variance_reduction import StratifiedTimes
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]
-"""Told how many looks this process has made, and how many there are."""
+"""Called with the number of draws that this process has finished, and how many it has in all."""
 
 
-class Estimate(NamedTuple):
-    """Nats a token of one data set."""
+class LikelihoodEstimate(NamedTuple):
+    """Negative log-likelihood of a data set, or a bound on it, in nats per token."""
 
     nats: float
     stderr: float
-    """Of the value on these sequences, whatever further draws would show; 0 where it is exact."""
+    """Standard error of the value on these sequences, from the Monte Carlo draws; 0 where it is exact."""
     stderr_population: float | None
-    """Of the value on all sequences of their kind, as if these had been drawn independently; None for one alone."""
+    """Standard error of the value on the population, as if these sequences were independent samples of it; None for a
+    single sequence."""
     terms: tuple[float, ...]
-    """Diffusion, prior, reconstruction; their sum is ``nats``."""
+    """Diffusion, prior and reconstruction term; their sum is ``nats``."""
 
 
-def estimate(
+def estimate_likelihood(
     model: Any,
     estimator: Estimator,
-    rows: Sequence[Ids],
+    sequences: Sequence[Ids],
     *,
     draws: int,
     seed: int,
     batch: int,
     ranks: Ranks,
     on_progress: OnProgress = lambda done, total: None,
-) -> Estimate:
-    """The likelihood of ``rows`` of tokens under ``model``, ``batch`` looks at a time, shared by all processes."""
+) -> LikelihoodEstimate:
+    """Estimate the likelihood of token sequences under a model.
+
+    Args:
+        model: What ``estimator`` evaluates.
+        estimator: How a sequence's likelihood is estimated.
+        sequences: Token ids; lengths may differ.
+        draws: Monte Carlo draws per sequence; exact estimators ignore it.
+        seed: Decides times and noise.
+        batch: How many draws are evaluated at once on each process; it does not change the result.
+        ranks: The processes that share the work, and their device.
+        on_progress: Called after each batch.
+    """
     if batch < 1:
-        raise ValueError(f"batch is {batch}; at least 1 look is made at a time")
-    if not rows or not all(map(len, rows)):
-        raise ValueError(f"of {len(rows)} sequences some or all are empty; there is nothing to score in them")
-    design = Design(len(rows), draws, seed) if isinstance(estimator, Drawn) else None
-    looks = _Looks(estimator, rows, design, seed)
-    found = torch.zeros(len(looks), 5, dtype=torch.float64)
-    mine = list(looks.batches(batch))[ranks.rank :: ranks.world_size]
+        raise ValueError(f"batch is {batch}; at least 1 draw is evaluated at a time")
+    if not sequences or not all(map(len, sequences)):
+        raise ValueError(f"of {len(sequences)} sequences some or all are empty; there is nothing to score in them")
+    times = StratifiedTimes(len(sequences), draws, seed) if isinstance(estimator, MonteCarloEstimator) else None
+    all_draws = _Draws(estimator, sequences, times, seed)
+    found = torch.zeros(len(all_draws), 5, dtype=torch.float64)
+    mine = list(all_draws.batches(batch))[ranks.rank :: ranks.world_size]
     done, total = 0, sum(map(len, mine))
     for numbers in mine:
-        x_0, *shown = (column.to(ranks.device) for column in looks.show(numbers))
+        x_0, *inputs = (column.to(ranks.device) for column in all_draws.inputs(numbers))
         with torch.no_grad():
-            costs = estimator.cost(model, x_0, *shown)
-        found[torch.from_numpy(numbers), :3] = torch.stack(costs, -1).double().cpu()
-        if isinstance(estimator, Drawn):
-            found[torch.from_numpy(numbers), 3:] = estimator.luck(x_0, *shown).cpu()
+            terms = estimator.nats(model, x_0, *inputs)
+        found[torch.from_numpy(numbers), :3] = torch.stack(terms, -1).double().cpu()
+        if isinstance(estimator, MonteCarloEstimator):
+            found[torch.from_numpy(numbers), 3:] = estimator.control_variates(x_0, *inputs).cpu()
         on_progress(done := done + len(numbers), total)
-    return _summary(ranks.all_reduce_sum(found.to(ranks.device)).cpu().numpy(), looks)
+    return _summary(ranks.all_reduce_sum(found.to(ranks.device)).cpu().numpy(), all_draws)
 
 
 @final
-class _Looks:
-    """All looks at a data set, by number: those at its first sequence, then those at its second …"""
+class _Draws:
+    """All draws of a data set by number: those of the first sequence, then those of the second …"""
 
-    def __init__(self, estimator: Estimator, rows: Sequence[Ids], design: Design | None, seed: int) -> None:
-        self.estimator, self.rows, self.design, self.seed = estimator, rows, design, seed
-        self.lengths = np.array([len(row) for row in rows])
+    def __init__(
+        self, estimator: Estimator, sequences: Sequence[Ids], times: StratifiedTimes | None, seed: int
+    ) -> None:
+        self.estimator, self.sequences, self.times, self.seed = estimator, sequences, times, seed
+        self.lengths = np.array([len(ids) for ids in sequences])
         lengths, which = np.unique(self.lengths, return_inverse=True)
-        counts = np.array([estimator.looks(n, design.draws if design else 0) for n in lengths.tolist()])[which]
+        counts = np.array([estimator.draws_of(n, times.draws if times else 0) for n in lengths.tolist()])[which]
         self.starts = np.concatenate([[0], np.cumsum(counts)])
-        self.u = design.u.ravel() if design else np.zeros(len(self))  # nothing is drawn where the value is exact
+        self.u = times.u.ravel() if times else np.zeros(len(self))  # unused where the value is exact
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def batches(self, size: int) -> Iterator[Int[np.ndarray, " looks"]]:
-        """All numbers, those of sequences of one length together: nothing is ever padded."""
+    def batches(self, size: int) -> Iterator[Int[np.ndarray, " draws"]]:
+        """The numbers of all draws; sequences of one length come together, so that nothing is padded."""
         for length in np.unique(self.lengths):
             rows = np.flatnonzero(self.lengths == length)
             numbers = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
             yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
 
-    def show(self, numbers: Int[np.ndarray, " looks"]) -> tuple[Tensor, ...]:
-        """The sequences, and what is shown of them: made on the CPU, so the same everywhere."""
+    def inputs(self, numbers: Int[np.ndarray, " draws"]) -> tuple[Tensor, ...]:
+        """The sequences of these draws, and the estimator's inputs: made on the CPU, so identical on every device."""
         rows = np.searchsorted(self.starts, numbers, side="right") - 1
-        looks = numbers - self.starts[rows]
-        x_0 = torch.from_numpy(np.stack([self.rows[row] for row in rows]))
-        chance = CounterRNG(self.seed, torch.from_numpy(numbers))
-        return x_0, *self.estimator.show(x_0, torch.from_numpy(looks), torch.from_numpy(self.u[numbers]), chance)
+        index = numbers - self.starts[rows]
+        x_0 = torch.from_numpy(np.stack([self.sequences[row] for row in rows]))
+        rng = CounterRNG(self.seed, torch.from_numpy(numbers))
+        return x_0, *self.estimator.inputs(x_0, torch.from_numpy(index), torch.from_numpy(self.u[numbers]), rng)
 
 
-def _summary(found: Float[np.ndarray, "looks 5"], looks: _Looks) -> Estimate:
-    """Means over looks and sums over sequences, in the order of their numbers."""
+def _summary(found: Float[np.ndarray, "draws 5"], draws: _Draws) -> LikelihoodEstimate:
+    """Means over draws and sums over sequences, in the order of their numbers."""
     if not np.isfinite(found).all():
-        raise ValueError("the model gives a cost that is not finite; its weights are damaged, or its training blew up")
-    costs, luck, tokens = found[:, :3], found[:, 3:], looks.lengths.sum()
-    means = np.add.reduceat(costs, looks.starts[:-1]) / np.diff(looks.starts)[:, None]
+        raise ValueError("the model gives a loss that is not finite; its weights are damaged, or its training diverged")
+    costs, control_variates, tokens = found[:, :3], found[:, 3:], draws.lengths.sum()
+    means = np.add.reduceat(costs, draws.starts[:-1]) / np.diff(draws.starts)[:, None]
     each, variance = means.sum(-1), 0.0
-    if isinstance(looks.estimator, Drawn) and looks.design is not None:
-        shape = looks.design.strata.shape
-        trend = looks.estimator.trend(torch.from_numpy(looks.design.middles.ravel())).numpy()
-        settled = looks.design.settle(costs.sum(-1).reshape(shape), trend.reshape(shape), luck.reshape(*shape, -1))
-        each, variance = settled.costs.mean(-1), settled.variance
-    certain = means[:, 1:].sum(0)  # luck is of the diffusion term
-    terms = np.array([each.sum() - certain.sum(), *certain]) / tokens
-    return Estimate(
+    if isinstance(draws.estimator, MonteCarloEstimator) and draws.times is not None:
+        shape = draws.times.strata.shape
+        trend = draws.estimator.trend(torch.from_numpy(draws.times.midpoints.ravel())).numpy()
+        adjusted = draws.times.adjust(
+            costs.sum(-1).reshape(shape), trend.reshape(shape), control_variates.reshape(*shape, -1)
+        )
+        each, variance = adjusted.costs.mean(-1), adjusted.variance
+    others = means[:, 1:].sum(0)  # control variates adjust the diffusion term alone
+    terms = np.array([each.sum() - others.sum(), *others]) / tokens
+    return LikelihoodEstimate(
         nats=float(each.sum() / tokens),
         stderr=float(variance**0.5 / tokens),
-        stderr_population=_spread(each, looks.lengths),
+        stderr_population=_population_stderr(each, draws.lengths),
         terms=tuple(terms.tolist()),
     )
 
 
-def _spread(costs: Float[np.ndarray, " rows"], lengths: Int[np.ndarray, " rows"]) -> float | None:
-    """The error of Σ costs/Σ lengths as an estimate of E cost/E length, by the residuals cost − ratio·length."""
+def _population_stderr(costs: Float[np.ndarray, " sequences"], lengths: Int[np.ndarray, " sequences"]) -> float | None:
+    """Standard error of the ratio estimator Σ costs/Σ lengths, from the residuals cost − ratio·length."""
     n = len(costs)
     if n < 2:
         return None
-    left = costs - costs.sum() / lengths.sum() * lengths
-    return float((n / (n - 1) * (left**2).sum()) ** 0.5 / lengths.sum())
+    residuals = costs - costs.sum() / lengths.sum() * lengths
+    return float((n / (n - 1) * (residuals**2).sum()) ** 0.5 / lengths.sum())

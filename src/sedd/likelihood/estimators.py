@@ -1,7 +1,7 @@
-"""Estimators: −log p(x_0), or a bound on it, as the mean of looks at x_0.  [§6, §8]
+"""Estimators of −log p(x_0), or of an upper bound on it, as a mean over draws.  [§6, §8]
 
-A look shows the model something and asks what that costs. What it shows is a function of numbers of its own, so it may
-be made anywhere.
+A draw consists of inputs made from x_0 (a noisy or masked copy, a time, a position) and of the nats that the model
+assigns to them. The inputs are a function of the draw's own random numbers, so any process can make them.
 """
 
 from abc import ABC, abstractmethod
@@ -13,88 +13,98 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion import check, objective
-from sedd.diffusion.objective import DenoisingScoreEntropy
+from sedd.diffusion import check
+from sedd.diffusion.objective import AnyOrder, DenoisingScoreEntropy
 from sedd.diffusion.process import Absorbing, Process, at_token
 from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import Schedule, Times, lost
-from sedd.likelihood.bound import Terms, early_noise, early_times, terms
+from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times, lost
+from sedd.likelihood.bound import BoundTerms, bound_terms, times_by_noise
 
 
 class Estimator(ABC):
-    """−log p(x_0), or a bound on it, as a mean over looks at x_0."""
+    """−log p(x_0), or an upper bound on it, as a mean over draws."""
 
     is_exact: ClassVar[bool]
-    """Whether the mean over all looks is the value itself; else each look is a draw, and there may be any number."""
+    """Whether the mean over all draws is the value itself; otherwise the draws are random, and more are better."""
 
     included: ClassVar[tuple[str, ...]]
-    """The terms of §8 that are in it."""
+    """The terms of the variational bound that it includes.  [§8]"""
 
     @abstractmethod
-    def looks(self, length: int, draws: int) -> int:
-        """How many looks at a sequence there are."""
+    def draws_of(self, length: int, draws: int) -> int:
+        """Return how many draws a sequence of this length gets, where ``draws`` were requested."""
 
     @abstractmethod
-    def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
+    def inputs(
+        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
     ) -> tuple[Tensor, ...]:
-        """What looks of these numbers show: times are made of ``u`` in (0, 1), noise of the chance of each row."""
+        """Make the inputs of one draw per row.
+
+        Args:
+            x_0: The sequences.
+            index: The number of each draw among those of its sequence.
+            u: Uniform numbers in (0, 1), from which times are made.
+            rng: The random numbers of each row, from which noise is made.
+        """
 
     @abstractmethod
-    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
-        """Nats for every row: a sequence, and what was made for a look at it."""
+    def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
+        """Evaluate one draw per row, in nats per sequence."""
 
 
-class Drawn(Estimator, ABC):
-    """An estimate: every look is at a time and a noise of its own."""
+class MonteCarloEstimator(Estimator, ABC):
+    """An estimator whose draws are random: each has its own time and noise."""
 
     is_exact: ClassVar[bool] = False
 
-    def looks(self, length: int, draws: int) -> int:
-        """As many as are asked for."""
+    def draws_of(self, length: int, draws: int) -> int:
+        """As many as were requested."""
         return draws
 
     @abstractmethod
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """How cost changes with u if every token that noise takes costs the same, up to a factor."""
+        """Return the expected nats as a function of u, up to a factor, if every changed token cost the same."""
 
     @abstractmethod
-    def luck(self, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Float[Tensor, "b 2"]:
-        """By how much noise took more than was to be expected: twice, up to factors, and 0 in expectation at any u."""
+    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
+        """Return two measures of how many more tokens were changed than expected; at any u their expectation is 0."""
 
 
-def _noised(process: Process, x_0: Tensor, sigma: Tensor, u: Float[Tensor, "b L 2"]) -> Int[Tensor, "b L"]:
-    """x_t given x_0, as `Process.corrupt` draws it: the first uniform says whether, the second what."""
+def _corrupt(process: Process, x_0: Tensor, sigma: Tensor, u: Float[Tensor, "b L 2"]) -> Int[Tensor, "b L"]:
+    """Draw x_t given x_0 as `Process.corrupt` does, the first uniform deciding whether, the second into what."""
     check.clean(x_0, process.vocab_size)
     return torch.where(u[..., 0] < lost(sigma)[:, None], process.limit(u[..., 1]), x_0)
 
 
-def _taken(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
+def _change_rate(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
+    """d(1 − e^−σ)/du: how fast tokens are replaced as u grows."""
     sigma, rate = schedule(times.t)
     return times.weight * rate * torch.exp(-sigma)
 
 
-def _excess(process: Process, schedule: Schedule, x_0: Tensor, x_t: Tensor, times: Times) -> Float[Tensor, "b 2"]:
-    """With m the chance that a token changes: changed/m − L, and −log m times it; in proportion to what is taken.
+def _excess_changes(
+    process: Process, schedule: Schedule, x_0: Tensor, x_t: Tensor, times: Times
+) -> Float[Tensor, "b 2"]:
+    """changed/m − L, and −log m times it, both scaled by `_change_rate`; m is the probability that a token changes.
 
-    A changed token costs about 1/m under absorbing noise, and about −log m/m under uniform noise, whose ratios are so
-    large. Both sums are 0 in expectation, whatever the model.
+    A changed token costs about 1/m under absorbing noise and about −log m/m under uniform noise, whose ratios are that
+    large. Both have expectation 0 for every model.
     """
-    one = torch.zeros_like(times.t, dtype=torch.long)
-    m = 1 - process.transition(one, one, schedule.sigma(times.t))  # the same for every token
-    m = m.clamp_min(torch.finfo(m.dtype).tiny)  # at no noise nothing changes, and nothing is taken
-    excess = _taken(times, schedule) * ((x_t != x_0).sum(-1) / m - x_0.shape[-1])
+    token = torch.zeros_like(times.t, dtype=torch.long)
+    m = 1 - process.transition(token, token, schedule.sigma(times.t))  # the same for every token
+    m = m.clamp_min(torch.finfo(m.dtype).tiny)  # without noise no token changes, and the rate is 0
+    excess = _change_rate(times, schedule) * ((x_t != x_0).sum(-1) / m - x_0.shape[-1])
     return torch.stack([excess, -m.log() * excess], -1)
 
 
-def _alone(nats: Float[Tensor, " b"]) -> Terms:
-    return Terms(nats, torch.zeros_like(nats), torch.zeros_like(nats))
+def _diffusion_only(nats: Float[Tensor, " b"]) -> BoundTerms:
+    return BoundTerms(nats, torch.zeros_like(nats), torch.zeros_like(nats))
 
 
 @final
 @dataclass(frozen=True)
-class Bound(Drawn):
-    """The bound of §8, all of it, from t = 0 to 1."""
+class BoundEstimator(MonteCarloEstimator):
+    """The variational bound (negative ELBO) with all three terms, integrated over t from 0 to 1.  [§8]"""
 
     included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
     process: Process
@@ -102,35 +112,35 @@ class Bound(Drawn):
 
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """d(1 − e^−σ)/du."""
-        return _taken(early_noise(u, self.schedule), self.schedule)
+        return _change_rate(times_by_noise(u, self.schedule), self.schedule)
 
-    def luck(self, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Float[Tensor, "b 2"]:
-        """Tokens changed."""
-        x_t, _, t, weight = shown
-        return _excess(self.process, self.schedule, x_0, x_t, Times(t, weight))
+    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
+        """How many more tokens of x_t were changed than expected."""
+        x_t, _, t, weight = inputs
+        return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight))
 
-    def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
+    def inputs(
+        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
     ) -> tuple[Tensor, ...]:
-        """x_t, x at the schedule's first noise, and the time."""
-        times = early_noise(u, self.schedule)
+        """x_t, the sequence with the schedule's noise at t = 0, the time and its weight."""
+        times = times_by_noise(u, self.schedule)
         x_t, x_first = (
-            _noised(self.process, x_0, self.schedule.sigma(t), chance(x_0.shape[-1], event=event))
+            _corrupt(self.process, x_0, self.schedule.sigma(t), rng(x_0.shape[-1], event=event))
             for event, t in enumerate((times.t, torch.zeros_like(times.t)))
         )
         return x_t, x_first, times.t, times.weight
 
-    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+    def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """The three terms."""
-        x_t, x_first, t, weight = shown
+        x_t, x_first, t, weight = inputs
         valid = torch.ones_like(x_0, dtype=torch.bool)
-        return terms(model, self.process, self.schedule, x_0, x_t, x_first, Times(t, weight), valid)
+        return bound_terms(model, self.process, self.schedule, x_0, x_t, x_first, Times(t, weight), valid)
 
 
 @final
 @dataclass(frozen=True)
-class Published(Drawn):
-    """What published tables hold: the diffusion term alone, as a mean over t in [t_min, 1]. Below the bound.  [§8]"""
+class DiffusionTermEstimator(MonteCarloEstimator):
+    """The diffusion term alone, as a mean over t in [t_min, 1]: what published tables report, below the bound.  [§8]"""
 
     included: ClassVar[tuple[str, ...]] = ("diffusion",)
     process: Process
@@ -142,113 +152,117 @@ class Published(Drawn):
 
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """d(1 − e^−σ)/du."""
-        return _taken(early_noise(u, self.schedule, self.t_min), self.schedule)
+        return _change_rate(times_by_noise(u, self.schedule, self.t_min), self.schedule)
 
-    def luck(self, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Float[Tensor, "b 2"]:
-        """Tokens changed."""
-        x_t, t, weight = shown
-        return _excess(self.process, self.schedule, x_0, x_t, Times(t, weight))
+    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
+        """How many more tokens of x_t were changed than expected."""
+        x_t, t, weight = inputs
+        return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight))
 
-    def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
+    def inputs(
+        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
     ) -> tuple[Tensor, ...]:
-        """x_t and the time."""
-        times = early_noise(u, self.schedule, self.t_min)
-        x_t = _noised(self.process, x_0, self.schedule.sigma(times.t), chance(x_0.shape[-1]))
+        """x_t, the time and its weight."""
+        times = times_by_noise(u, self.schedule, self.t_min)
+        x_t = _corrupt(self.process, x_0, self.schedule.sigma(times.t), rng(x_0.shape[-1]))
         return x_t, times.t, times.weight / (1 - self.t_min)
 
-    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+    def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """Denoising score entropy."""
-        x_t, t, weight = shown
+        x_t, t, weight = inputs
         loss = DenoisingScoreEntropy(self.process, self.schedule).loss(model, x_t, x_0, t).sum(-1)
-        return _alone(weight.to(loss.dtype) * loss)
+        return _diffusion_only(weight.to(loss.dtype) * loss)
 
 
 @final
 @dataclass(frozen=True)
-class AnyOrder(Drawn):
-    """The mean over all orders of the likelihood in one order: a bound, for a denoiser under absorbing noise.  [§6]"""
+class AnyOrderEstimator(MonteCarloEstimator):
+    """The mean of −log p over all orders of the tokens: a bound, for a denoiser under absorbing noise.  [§6]
 
-    included: ClassVar[tuple[str, ...]] = Bound.included
+    Reference: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean
+    Data".
+    """
+
+    included: ClassVar[tuple[str, ...]] = BoundEstimator.included
     process: Absorbing
 
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """dt/du."""
-        return early_times(u).weight
+        return LowNoiseTimes()(u).weight
 
-    def luck(self, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Float[Tensor, "b 2"]:
-        """None: exactly k tokens are masked."""
+    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
+        """Zero: exactly k tokens are masked."""
         return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
 
-    def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
+    def inputs(
+        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
     ) -> tuple[Tensor, ...]:
-        """x with exactly k tokens masked, and the time that picked k."""
-        times, length = early_times(u), x_0.shape[-1]
+        """The sequence with exactly k tokens masked, the time that chose k, and its weight."""
+        times, length = LowNoiseTimes()(u), x_0.shape[-1]
         k = 1 + torch.floor(times.t * length)
-        rank = chance(length)[..., 0].argsort(-1).argsort(-1)
+        rank = rng(length)[..., 0].argsort(-1).argsort(-1)
         return torch.where(rank < k[:, None], self.process.mask, x_0), times.t, times.weight
 
-    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+    def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """L/k · −log p of the k masked tokens."""
-        x_t, t, weight = shown
-        loss = objective.AnyOrder(self.process).loss(model, x_t, x_0, t).sum(-1)
-        return _alone(weight.to(loss.dtype) * loss)
+        x_t, t, weight = inputs
+        loss = AnyOrder(self.process).loss(model, x_t, x_0, t).sum(-1)
+        return _diffusion_only(weight.to(loss.dtype) * loss)
 
 
 @final
 @dataclass(frozen=True)
-class OneOrder(Estimator):
-    """−Σ_j log p(x at o_j | x at o_1 … o_{j−1}): exact, by a look for each token of a sequence.  [§6]
+class FixedOrderEstimator(Estimator):
+    """−Σ_j log p(x at o_j | x at o_1 … o_{j−1}) in one order o: exact, with one draw per token.  [§6]
 
-    A denoiser that reads masks is an autoregressive model in every order o, each with a likelihood of its own.
+    A denoiser under absorbing noise is an autoregressive model in every order, each with a likelihood of its own.
     """
 
     is_exact: ClassVar[bool] = True
-    included: ClassVar[tuple[str, ...]] = Bound.included
+    included: ClassVar[tuple[str, ...]] = BoundEstimator.included
     process: Absorbing
     order: Callable[[int], Int[Tensor, " L"]]
-    """Which position comes first, second … in a sequence of this length."""
+    """The positions of a sequence of this length, in the order in which they are revealed."""
 
-    def looks(self, length: int, draws: int) -> int:
-        """One a token."""
+    def draws_of(self, length: int, draws: int) -> int:
+        """One per token."""
         return length
 
-    def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
+    def inputs(
+        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
     ) -> tuple[Tensor, ...]:
-        """x with what comes after masked, and the position that comes now."""
+        """The sequence with the later tokens of the order masked, and the position to predict."""
         order = self.order(x_0.shape[-1])
-        hidden = order.argsort() >= looks[:, None]
-        return torch.where(hidden, self.process.mask, x_0), order[looks]
+        masked = order.argsort() >= index[:, None]
+        return torch.where(masked, self.process.mask, x_0), order[index]
 
-    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
-        """L · −log p of one token: the mean over the looks is then their sum."""
-        x_t, position = shown
+    def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
+        """L · −log p of one token: the mean over the draws is then the sum over tokens."""
+        x_t, position = inputs
         length = x_0.shape[-1]
         masked = self.process.unknown(x_t).sum(-1)
         log_p = at_token(model.log_mean(x_t, -torch.log1p(-masked / (length + 1))), x_0)  # σ as in `objective.AnyOrder`
-        return _alone(-length * log_p.gather(-1, position[:, None]).squeeze(-1))
+        return _diffusion_only(-length * log_p.gather(-1, position[:, None]).squeeze(-1))
 
 
 @final
 @dataclass(frozen=True)
-class LeftToRight(Estimator):
-    """−Σ_i log p(x_i | x_1 … x_{i−1}) of an autoregressive model: exact, in one look."""
+class AutoregressiveEstimator(Estimator):
+    """−Σ_i log p(x_i | x_1 … x_{i−1}) of an autoregressive model: exact, with one draw."""
 
     is_exact: ClassVar[bool] = True
-    included: ClassVar[tuple[str, ...]] = Bound.included
+    included: ClassVar[tuple[str, ...]] = BoundEstimator.included
 
-    def looks(self, length: int, draws: int) -> int:
+    def draws_of(self, length: int, draws: int) -> int:
         """One."""
         return 1
 
-    def show(
-        self, x_0: Int[Tensor, "b L"], looks: Int[Tensor, " b"], u: Float[Tensor, " b"], chance: CounterRNG
+    def inputs(
+        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
     ) -> tuple[Tensor, ...]:
-        """Nothing: the model reads x_0."""
+        """None: the model reads x_0."""
         return ()
 
-    def cost(self, model: Any, x_0: Int[Tensor, "b L"], *shown: Tensor) -> Terms:
+    def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """−log p of every token given those before it."""
-        return _alone(-at_token(model.log_next(x_0), x_0).sum(-1))
+        return _diffusion_only(-at_token(model.log_next(x_0), x_0).sum(-1))

@@ -1,16 +1,17 @@
-"""At which times to look at which sequence, what to make of the costs, and how far the mean may then be off.
+"""Variance reduction for Monte Carlo estimates of the bound: stratified times, control variates, an error estimate.
 
-Every sequence is looked at in pairs, a pair in each of draws/2 equal parts of (0, 1). In each part the looks of all
-sequences stand in one of its 2n equal strata each, in random order: together they are spread over (0, 1) as evenly as
-can be, and still each by itself is uniform in its part.
+Each sequence is drawn in pairs, one pair in each of draws/2 equal parts of (0, 1). Within a part, the draws of all n
+sequences occupy its 2n equal strata in random order: together they cover (0, 1) evenly, and each one is uniform in its
+part.
 
-The mean is off because of noise, and because of which sequence met which time. Both show in the differences of pairs:
-what belongs to a sequence cancels in them, and the variance of a sum of two is that of their difference. Three things
-can be told from the rest, and are, by least squares on the differences:
+The estimated mean is wrong because of the noise, and because each sequence met only some times. Both errors show in
+the differences within pairs: what belongs to the sequence cancels, and the variance of a sum of two draws is that of
+their difference. A least-squares fit to the differences separates three parts:
 
-- what the time explains, a trend and a broken line: no error, since all strata are met;
-- luck, how much more noise took than was to be expected: its expectation is 0, so it is subtracted from the mean;
-- what is left: its squares, each as it would be had its pair not been fitted, are the variance.
+- what the time explains, a trend and a piecewise linear function: not an error, since every stratum is used;
+- control variates, how much more noise a sequence received than expected: their expectation is 0, so their fitted
+  contribution is subtracted from the mean;
+- residuals: their squares, each corrected as if its pair had been left out of the fit, give the variance.
 """
 
 from dataclasses import dataclass
@@ -21,23 +22,23 @@ import numpy as np
 from jaxtyping import Float, Int, UInt
 
 SEGMENTS = 32
-"""Of the broken line at most; each needs 16 pairs."""
-FEW = 8
-"""Pairs of which nothing can be told."""
+"""Most segments of the piecewise linear function; each needs 16 pairs."""
+MIN_PAIRS = 8
+"""With fewer pairs nothing is fitted."""
 
 
-class Settled(NamedTuple):
-    """Costs, once times and luck have had their say."""
+class AdjustedCosts(NamedTuple):
+    """Costs after control variates and the effect of time have been subtracted."""
 
     costs: Float[np.ndarray, "sequences draws"]
     variance: float
-    """Of Σ over sequences of the mean of their looks, given the sequences."""
+    """Variance of the sum over sequences of the mean of their draws, given the sequences."""
 
 
 @final
 @dataclass(frozen=True)
-class Design:
-    """Times for ``draws`` looks at each of ``sequences``: a function of these numbers alone."""
+class StratifiedTimes:
+    """Stratified times for ``draws`` draws of each of ``sequences``: a function of these numbers and the seed alone."""
 
     sequences: int
     draws: int
@@ -45,19 +46,21 @@ class Design:
 
     def __post_init__(self) -> None:
         if self.draws < 2 or self.draws % 2:
-            raise ValueError(f"draws is {self.draws}; they come in pairs, whose differences are the error: 2, 4, 6 …")
+            raise ValueError(
+                f"draws is {self.draws}; they come in pairs, whose differences give the error: choose 2, 4, 6 …"
+            )
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}; it must lie in 0..2⁶³ − 1")
 
     @cached_property
     def strata(self) -> Int[np.ndarray, "sequences draws"]:
-        """In which of sequences·draws equal parts of (0, 1) a look stands; pairs are neighbouring columns."""
+        """The stratum of each draw among sequences·draws equal parts of (0, 1); pairs are neighbouring columns."""
         size = 2 * self.sequences
         parts = [(part * size + self._order(part, size)).reshape(-1, 2) for part in range(self.draws // 2)]
         return np.concatenate(parts, axis=1)
 
     def _order(self, part: int, size: int) -> Int[np.ndarray, " size"]:
-        """A permutation by sorting bits: numpy promises that Philox stays as it is, but not that its shuffles do."""
+        """Permute by sorting random bits: numpy keeps Philox stable across versions, but not its shuffles."""
         return np.asarray(np.argsort(self._bits(part, size), kind="stable"))
 
     def _bits(self, stream: int, size: int) -> UInt[np.ndarray, " size"]:
@@ -65,43 +68,49 @@ class Design:
 
     @cached_property
     def u(self) -> Float[np.ndarray, "sequences draws"]:
-        """A point inside each stratum."""
+        """A uniform point inside each stratum."""
         bits = self._bits(self.draws, self.strata.size).reshape(self.strata.shape)
         inside = ((bits >> 11).astype(np.float64) + 0.5) * 2.0**-53
         return np.asarray((self.strata + inside) / self.strata.size)
 
     @property
-    def middles(self) -> Float[np.ndarray, "sequences draws"]:
-        """The middle of each stratum: where in it a look stands is left to chance, and so is part of the error."""
+    def midpoints(self) -> Float[np.ndarray, "sequences draws"]:
+        """The midpoint of each stratum: the position within it is random and counts as error."""
         return (self.strata + 0.5) / self.strata.size
 
-    def settle(
+    def adjust(
         self,
         costs: Float[np.ndarray, "sequences draws"],
         trend: Float[np.ndarray, "sequences draws"],
-        luck: Float[np.ndarray, "sequences draws kinds"],
-    ) -> Settled:
-        """The costs without luck and times, with the same expected mean; ``trend`` is a function of `middles`."""
-        line, kinds = self._line(trend), luck.shape[-1]
-        steps = _differences(np.concatenate([luck, line], -1))
+        control_variates: Float[np.ndarray, "sequences draws kinds"],
+    ) -> AdjustedCosts:
+        """Subtract control variates and the effect of time; the expected mean stays the same.
+
+        Args:
+            costs: Nats of each draw.
+            trend: The expected shape of the costs as a function of `midpoints`, up to a factor.
+            control_variates: Known quantities of each draw with expectation 0.
+        """
+        basis, kinds = self._basis(trend), control_variates.shape[-1]
+        regressors = _differences(np.concatenate([control_variates, basis], -1))
         differences = _differences(costs[..., None])[:, 0]
-        fit = np.linalg.pinv(steps) if len(steps) >= FEW else np.zeros(steps.T.shape)
-        factors = fit @ differences
-        explained = line @ factors[kinds:]
-        # as if the pair had not been fitted: what it pulled the fit towards itself is undone
-        left = (differences - steps @ factors) / np.maximum(1 - (steps * fit.T).sum(-1), 1e-9)
-        # the factors of luck are not known exactly, and what they were multiplied with is not exactly 0
-        unsure = luck.sum((0, 1)) @ fit[:kinds]
-        return Settled(
-            costs=costs - luck @ factors[:kinds] - (explained - explained.mean()),
-            variance=float((left**2 * (1 + unsure**2)).sum()) / self.draws**2,
+        fit = np.linalg.pinv(regressors) if len(regressors) >= MIN_PAIRS else np.zeros(regressors.T.shape)
+        coefficients = fit @ differences
+        explained = basis @ coefficients[kinds:]
+        # leave-one-out residuals: divide by one minus the leverage of the pair
+        residuals = (differences - regressors @ coefficients) / np.maximum(1 - (regressors * fit.T).sum(-1), 1e-9)
+        # the coefficients of the control variates are estimates, and the sums they multiply are not exactly 0
+        uncertainty = control_variates.sum((0, 1)) @ fit[:kinds]
+        return AdjustedCosts(
+            costs=costs - control_variates @ coefficients[:kinds] - (explained - explained.mean()),
+            variance=float((residuals**2 * (1 + uncertainty**2)).sum()) / self.draws**2,
         )
 
-    def _line(self, trend: Float[np.ndarray, "sequences draws"]) -> Float[np.ndarray, "sequences draws corners"]:
-        """The trend, and how far each segment of the broken line has been walked."""
+    def _basis(self, trend: Float[np.ndarray, "sequences draws"]) -> Float[np.ndarray, "sequences draws columns"]:
+        """The functions of time that are fitted: the trend, and one ramp for each segment."""
         segments = min(SEGMENTS, self.strata.size // 32)
-        walked = np.clip(self.middles[..., None] * segments - np.arange(segments), 0, 1)
-        return np.concatenate([trend[..., None], walked], -1)
+        ramps = np.clip(self.midpoints[..., None] * segments - np.arange(segments), 0, 1)
+        return np.concatenate([trend[..., None], ramps], -1)
 
 
 def _differences(x: Float[np.ndarray, "sequences draws columns"]) -> Float[np.ndarray, "pairs columns"]:

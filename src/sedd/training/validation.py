@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd import data, likelihood
 from sedd.diffusion.objective import Autoregressive
-from sedd.diffusion.schedule import Times, stratified
+from sedd.diffusion.schedule import LowNoiseTimes, Times, stratified
 from sedd.factory import DiffusionSetup
 from sedd.runtime.distributed import Ranks
 from sedd.training.batches import seeded_generator
@@ -61,7 +61,7 @@ def _validation_columns(
     ids = np.arange(count) % len(blocks)
     x_0, valid = (torch.from_numpy(a) for a in blocks.read(ids))
     generator = seeded_generator(seed, 0, 2)
-    times = likelihood.early_times(stratified(count, generator))
+    times = LowNoiseTimes()(stratified(count, generator))
     x_t, x_first = (
         torch.where(valid, setup.process.corrupt(x_0, setup.schedule.sigma(t), generator), x_0)
         for t in (times.t, torch.zeros_like(times.t))
@@ -85,7 +85,7 @@ def _bound_sums(
     """Return each term of the bound, their squared total and the number of tokens, summed over sequences."""
     if isinstance(setup.objective, Autoregressive):
         nll = torch.where(valid, setup.objective.loss(model, x_0, x_0, t), 0).sum(-1)
-        terms = likelihood.Terms(nll, torch.zeros_like(nll), torch.zeros_like(nll))
+        terms = likelihood.BoundTerms(nll, torch.zeros_like(nll), torch.zeros_like(nll))
     else:
-        terms = likelihood.terms(model, setup.process, setup.schedule, x_0, x_t, x_first, Times(t, weight), valid)
+        terms = likelihood.bound_terms(model, setup.process, setup.schedule, x_0, x_t, x_first, Times(t, weight), valid)
     return torch.stack([*(a.sum() for a in terms), (terms.total**2).sum(), valid.sum()]).double()
