@@ -14,7 +14,7 @@ from sedd import checkpoint, factory
 from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig
 from sedd.hub import convert
 from sedd.hub.convert.convert import _shapes
-from sedd.hub.convert.layout import LAYOUTS, Sizes
+from sedd.hub.convert.layout import LAYOUTS, WeightSizes
 from sedd.tokenizer import Bytes, Integers
 
 FORMS = ["safetensors", "pickle", "old pickle", "safetensors shards", "pickle shards"]
@@ -22,8 +22,8 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids="-".join)
 
 
 def imported(tmp_path: Path, kind: Kind, form: str = "safetensors") -> Path:
-    found = convert.read(publications.folder(tmp_path / "published", kind, form))
-    return convert.save(found, None, tmp_path / "model", "published")
+    found = convert.read_published(publications.folder(tmp_path / "published", kind, form))
+    return convert.save_model_folder(found, None, tmp_path / "model", "published")
 
 
 def states(kind: Kind) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ def test_wrong_formulas_are_caught(tmp_path: Path, kind: Kind, mutant: str) -> N
 @kinds
 def test_export_undoes_import(tmp_path: Path, kind: Kind, form: str) -> None:
     """To the bit, in whichever file the weights came, with all that the configuration said."""
-    layout = convert.write(imported(tmp_path, kind, form), tmp_path / "back")
+    layout = convert.export_model(imported(tmp_path, kind, form), tmp_path / "back")
     assert layout.name == kind.layout
     back, first = load_file(tmp_path / "back" / "model.safetensors"), publications.weights(kind)
     assert back.keys() == first.keys()
@@ -80,8 +80,8 @@ def test_half_precision_stays_as_it_is(tmp_path: Path, dtype: torch.dtype) -> No
     folder = publications.folder(tmp_path / "published", KINDS[0])
     half = {name: value.to(dtype) for name, value in publications.weights(KINDS[0]).items()}
     checkpoint.write_tensors(folder / "model.safetensors", half)
-    model = convert.save(convert.read(folder), None, tmp_path / "model", "published")
-    convert.write(model, tmp_path / "back", "sedd")
+    model = convert.save_model_folder(convert.read_published(folder), None, tmp_path / "model", "published")
+    convert.export_model(model, tmp_path / "back", "sedd")
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert all(back[name].dtype == dtype and torch.equal(back[name], value) for name, value in half.items())
     assert factory.load(model).network.head.weight.dtype == torch.float32
@@ -121,10 +121,10 @@ def test_import_undoes_export(tmp_path: Path, name: str) -> None:
             parameter.normal_(generator=torch.Generator().manual_seed(i))
     records = {"config": {**run.as_dict(), "vocab_size": 256}, "state": {}}
     first = checkpoint.save(tmp_path, "first", {"ema": network.state_dict()}, records, extra=Bytes().save)
-    layout = convert.write(first, tmp_path / "out")
+    layout = convert.export_model(first, tmp_path / "out")
     assert layout.name == name.split()[0]
-    found = convert.read(tmp_path / "out")
-    again = factory.load(convert.save(found, Bytes(), tmp_path / "again", "out"))
+    found = convert.read_published(tmp_path / "out")
+    again = factory.load(convert.save_model_folder(found, Bytes(), tmp_path / "again", "out"))
     for key, value in network.state_dict().items():
         assert torch.equal(again.network.state_dict()[key], value), key
     same = ModelConfig(**{**vars(run.model), "time_conditioning": again.config.model.time_conditioning})
@@ -161,7 +161,7 @@ def test_published_sizes(kind: Kind, h: int, depth: int, heads: int, parameters:
     if kind.layout != "mdlm":
         said["model"] |= {"hidden_size": h, "n_blocks": depth, "n_heads": heads}
     cond = None if kind.layout == "radd" else 128
-    run, vocab_size = LAYOUTS[kind.layout].understood(said, Sizes(states, h, depth, heads, cond))
+    run, vocab_size = LAYOUTS[kind.layout].parse_config(said, WeightSizes(states, h, depth, heads, cond))
     shapes = {name: tuple(shape) for name, shape in _shapes(run, vocab_size).items()}
     assert shapes == wanted
     assert len(shapes) == entries
@@ -173,7 +173,8 @@ def test_published_sizes(kind: Kind, h: int, depth: int, heads: int, parameters:
 def test_what_configurations_say(tmp_path: Path) -> None:
     """Noise, objective, what the network hears, length and dropout, all of them from the files."""
     found = {
-        "-".join(kind): convert.read(publications.folder(tmp_path / kind.layout / kind.graph, kind)) for kind in KINDS
+        "-".join(kind): convert.read_published(publications.folder(tmp_path / kind.layout / kind.graph, kind))
+        for kind in KINDS
     }
     said = {
         name: (
@@ -208,8 +209,8 @@ def test_the_averages_of_a_lightning_checkpoint_are_used(tmp_path: Path) -> None
     shadows = [value for name, value in averages.items() if "inv_freq" not in name]
     path = lightning(tmp_path / "last.ckpt", {"decay": 0.9999, "num_updates": 7, "shadow_params": shadows})
     for source in (path, tmp_path):
-        found = convert.read(source)
-        model = convert.save(found, None, tmp_path / f"from-{source.name}", "last.ckpt")
+        found = convert.read_published(source)
+        model = convert.save_model_folder(found, None, tmp_path / f"from-{source.name}", "last.ckpt")
         for stem, expected in (("ema", averages), ("model", publications.weights(KINDS[3]))):
             stored = factory.load(model, stem).network.state_dict()
             assert all(torch.equal(stored[name.removeprefix("backbone.")], v) for name, v in expected.items())
@@ -219,9 +220,9 @@ def test_the_averages_of_a_lightning_checkpoint_are_used(tmp_path: Path) -> None
 
 def test_a_lightning_checkpoint_without_averages_is_itself(tmp_path: Path) -> None:
     settings = {"config": {"time_conditioning": True, "model": {"length": 33, "n_heads": HEADS}}}
-    found = convert.read(lightning(tmp_path / "last.ckpt", None, hyper_parameters=settings))
+    found = convert.read_published(lightning(tmp_path / "last.ckpt", None, hyper_parameters=settings))
     assert list(found.weights) == ["ema"]
     assert (found.config.time_conditioning, found.config.model.seq_len, found.original) == ("sigma", 33, None)
-    model = factory.load(convert.save(found, None, tmp_path / "model", "last.ckpt")).model
+    model = factory.load(convert.save_model_folder(found, None, tmp_path / "model", "last.ckpt")).model
     assert error(KINDS[3], model, "told σ") < 1e-4
     assert error(KINDS[3], model) > 1e-2

@@ -65,8 +65,8 @@ def put(cache: Path, name: str, folder: Path, commit: str = COMMIT) -> None:
 
 def model(tmp_path: Path, kind: publications.Kind = SEDD, name: str = "model") -> Path:
     """A model folder of ours."""
-    found = convert.read(publications.folder(tmp_path / f"{name}-source", kind))
-    return convert.save(found, Characters(alphabet="abcdefghijk"), tmp_path / name, "owner/published")
+    found = convert.read_published(publications.folder(tmp_path / f"{name}-source", kind))
+    return convert.save_model_folder(found, Characters(alphabet="abcdefghijk"), tmp_path / name, "owner/published")
 
 
 def scores(loaded: factory.LoadedModel) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_a_published_one_is_converted_once(tmp_path: Path, cache: Path, kind: pu
     times = {path: path.stat().st_mtime_ns for path in first.iterdir()}
     assert hub.fetch("owner/published") == first
     assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == times
-    by_hand = convert.save(convert.read(tmp_path / "source"), None, tmp_path / "by hand", "x")
+    by_hand = convert.save_model_folder(convert.read_published(tmp_path / "source"), None, tmp_path / "by hand", "x")
     assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(factory.load(by_hand)))
     assert checkpoint.load_json(first, "published")["source"] == "owner/published"
     assert hub.fetch(first) == first
@@ -146,7 +146,7 @@ def test_what_is_not_in_the_cache_is_said_in_a_sentence(
     [
         (404, "RepoNotFound", "is it spelt right?"),
         (401, "RepoNotFound", "you are not logged in"),
-        (403, "GatedRepo", "ask for access"),
+        (403, "GatedRepo", "request access"),
         (404, "RevisionNotFound", "no such revision"),
         (400, "", "did not answer"),
     ],
@@ -170,14 +170,14 @@ def test_files_are_downloaded_and_pickles_only_where_there_is_nothing_better(
     assert {path.name for path in found["owner/both"].iterdir()} == {"config.json", "model.safetensors"}
     assert {path.name for path in found["owner/old"].iterdir()} == {"config.json", "pytorch_model.bin"}
     assert {path.name for path in hub.download("owner/both").iterdir()} == {"config.json", "model.safetensors"}
-    one, two = (convert.read(folder).weights["ema"] for folder in found.values())
+    one, two = (convert.read_published(folder).weights["ema"] for folder in found.values())
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
 def test_names_are_names() -> None:
-    assert hub.is_id("louaaron/sedd-small")
+    assert hub.is_repo_id("louaaron/sedd-small")
     assert not any(
-        map(hub.is_id, ["name", "../name", "owner/../name", "/etc/passwd", "a/b/c", "owner/", "-o/n", "o/n\n"])
+        map(hub.is_repo_id, ["name", "../name", "owner/../name", "/etc/passwd", "a/b/c", "owner/", "-o/n", "o/n\n"])
     )
 
 
@@ -193,21 +193,21 @@ def test_manifests_that_name_places_outside_are_damage(tmp_path: Path, cache: Pa
 
 
 def test_the_tokenizer_of_gpt2_is_looked_for_where_it_fits(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
-    found = convert.read(publications.folder(tmp_path / "source", SEDD))
+    found = convert.read_published(publications.folder(tmp_path / "source", SEDD))
     large = found._replace(vocab_size=50257)
-    assert hub.tokenizer(found) is None
-    assert hub.tokenizer(large) is None  # offline, and nowhere on the disk
-    refuses(lambda: hub.tokenizer(large, "gpt2"), "openai-community/gpt2", "HF_HUB_OFFLINE")
+    assert hub.find_tokenizer(found) is None
+    assert hub.find_tokenizer(large) is None  # offline, and nowhere on the disk
+    refuses(lambda: hub.find_tokenizer(large, "gpt2"), "openai-community/gpt2", "HF_HUB_OFFLINE")
     bpe = BPE.train(iter(["some text to learn from"] * 3), 260)
     bpe.save(tmp_path / "bpe")
     (tmp_path / "bpe" / "tokenizer_config.json").unlink()
     put(cache, "gpt2", tmp_path / "bpe")  # as older versions called it
-    assert hub.tokenizer(large) == hub.tokenizer(found, "gpt2") == bpe
+    assert hub.find_tokenizer(large) == hub.find_tokenizer(found, "gpt2") == bpe
     shutil.copy(tmp_path / "bpe" / "tokenizer.json", tmp_path / "source")
-    assert hub.tokenizer(found) == bpe
+    assert hub.find_tokenizer(found) == bpe
     Integers(size=V).save(tmp_path / "source")
-    assert hub.tokenizer(found) == Integers(size=V)
-    refuses(lambda: hub.tokenizer(found, "klingon"), "klingon")
+    assert hub.find_tokenizer(found) == Integers(size=V)
+    refuses(lambda: hub.find_tokenizer(found, "klingon"), "klingon")
 
 
 def test_the_older_files_of_gpt2_will_do(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_the_older_files_of_gpt2_will_do(tmp_path: Path) -> None:
     letters = sorted(json.loads(BPE.train(iter(["a"]), 256).definition)["model"]["vocab"])
     (source / "vocab.json").write_text(json.dumps({letter: i for i, letter in enumerate([*letters, "<|endoftext|>"])}))
     (source / "merges.txt").write_text("#version: 0.2\n")
-    tokens = hub.tokenizer(convert.read(source))
+    tokens = hub.find_tokenizer(convert.read_published(source))
     assert tokens is not None
     assert (tokens.vocab_size, tokens.eos) == (257, 256)
     assert tokens.decode(tokens.encode("any text")) == "any text"
@@ -253,7 +253,14 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     (result,) = card.data.eval_results
     assert (result.metric_value, result.dataset_name) == (1.23456, "test.txt")
     for words in (
-        *("≤ 1.23456 ± 0.00789", "test.txt", "strict", "t-dce", "LogLinear(eps=0.001)", "told no noise"),
+        *(
+            "≤ 1.23456 ± 0.00789",
+            "test.txt",
+            "strict",
+            "t-dce",
+            "LogLinear(eps=0.001)",
+            "noise-level embedding fixed at σ = 0",
+        ),
         *('sedd.load("owner/name")', "sedd sample", "published MDLM checkpoint `owner/published`"),
     ):
         assert words in card.text

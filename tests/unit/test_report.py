@@ -86,7 +86,7 @@ def test_a_text_that_looks_like_a_page_is_text(tmp_path: Path, monkeypatch: pyte
     assert text.count(EVIL) == 2  # the sample, and the line about the run
     assert json.dumps([EVIL], ensure_ascii=False) in text
     assert "<b onclick=x>run" in text
-    unescaped = templates.environment()
+    unescaped = templates.jinja_environment()
     monkeypatch.setattr(unescaped, "autoescape", False)
     monkeypatch.setattr(unescaped, "cache", None)  # or the templates compiled with escaping are used again
     assert not is_inert(page(run))

@@ -28,14 +28,14 @@ def import_checkpoint(
     from sedd import hub
     from sedd.hub import convert
 
-    convert.free(out)
+    convert.require_empty(out)
     with Console(stderr=True).status("reading"):
         local = Path(source)
-        if not local.exists() and hub.is_id(source):
+        if not local.exists() and hub.is_repo_id(source):
             local = hub.download(source, revision, pickles=True)
-        found = convert.read(local)
-        tokens = hub.tokenizer(found, tokenizer)
-        folder = convert.save(found, tokens, out, hub.source_name(source))
+        found = convert.read_published(local)
+        tokens = hub.find_tokenizer(found, tokenizer)
+        folder = convert.save_model_folder(found, tokens, out, hub.source_name(source))
     if tokens is None:
         print("sedd: no tokenizer was found, tokens are shown as integers; name one with --tokenizer", file=sys.stderr)
     record = {
@@ -64,5 +64,5 @@ def export(
     from sedd.hub import convert
 
     with Console(stderr=True).status("writing"):
-        layout = convert.write(model, out, format)
+        layout = convert.export_model(model, out, format)
     print_record({"checkpoint": str(out), "layout": layout.name}, as_json)

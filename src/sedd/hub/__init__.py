@@ -1,20 +1,21 @@
-"""The Hub: models by their name, from it and to it. The one door to ``huggingface_hub``.
+"""Models on the Hugging Face Hub: loading by name, sharing with a model card, and conversion of published checkpoints.
 
-Its caches and its settings hold here too: ``HF_HOME``, ``HF_HUB_OFFLINE``, ``HF_TOKEN`` and the rest.
+`hub.client` is the only module that uses ``huggingface_hub``; its caches and settings apply here too (``HF_HOME``,
+``HF_HUB_OFFLINE``, ``HF_TOKEN`` and others).
 """
 
-from sedd.hub.card import card
-from sedd.hub.client import download, is_id
-from sedd.hub.models import fetch, from_pretrained, push_to_hub, save_pretrained, source_name, tokenizer
+from sedd.hub.card import model_card
+from sedd.hub.client import download, is_repo_id
+from sedd.hub.models import fetch, find_tokenizer, from_pretrained, push_to_hub, save_pretrained, source_name
 
 __all__ = [
-    "card",
     "download",
     "fetch",
+    "find_tokenizer",
     "from_pretrained",
-    "is_id",
+    "is_repo_id",
+    "model_card",
     "push_to_hub",
     "save_pretrained",
     "source_name",
-    "tokenizer",
 ]

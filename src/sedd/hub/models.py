@@ -1,4 +1,4 @@
-"""Models by their name: a folder here, a folder in a published layout, or a repository on the Hub."""
+"""Models by name: a folder, a folder in a published layout, or a repository on the Hub."""
 
 import hashlib
 import os
@@ -11,79 +11,88 @@ from typing import Any
 from sedd import checkpoint, factory
 from sedd import tokenizer as tokenizers
 from sedd.hub import client, convert
-from sedd.hub.card import card
-from sedd.hub.convert import files
-from sedd.hub.convert.convert import RECORD, free
+from sedd.hub.card import model_card
+from sedd.hub.convert.convert import ORIGIN, require_empty
+from sedd.hub.convert.files import WEIGHT_FILES
 from sedd.runtime import run_log
 from sedd.tokenizer import BPE, Tokenizer
 
-GPT2 = ("openai-community/gpt2", "gpt2")
-GPT2_TOKENS = 50257
+GPT2_REPOS = ("openai-community/gpt2", "gpt2")
+GPT2_VOCAB_SIZE = 50257
 
 
 def fetch(name: str | Path, revision: str | None = None) -> Path:
-    """A folder that `build.load` reads, of a model by its name.
+    """Return a folder that `factory.load` reads, for a model given by name.
 
-    A published layout is converted once, into the cache (``SEDD_CACHE``), if it is safetensors; pickles are read by
-    `sedd import` alone.
+    A published checkpoint in safetensors is converted once and cached (``SEDD_CACHE``); pickles are read by
+    `sedd import` only.
     """
     if Path(name).exists():
         folder = Path(name)
-    elif client.is_id(str(name)):
+    elif client.is_repo_id(str(name)):
         folder = client.download(str(name), revision)
     else:
         raise ValueError(f"{name} is neither a folder nor the name of a model on the Hub, owner/name")
-    weights = [file for file in files.NAMES if (folder / file).is_file()]
+    weights = [file for file in WEIGHT_FILES if (folder / file).is_file()]
     if (folder / "checkpoints").is_dir() or (folder / "ema.safetensors").is_file() or not weights:
-        return folder  # ours, or nobody's, of which `build.load` says so
+        return folder  # a run or a model folder; `factory.load` raises the error if it is neither
     if ".safetensors" not in weights[0]:
         raise ValueError(
             f"{name} holds no safetensors of a model; a published checkpoint becomes a model folder by: "
             f"sedd import {name} --out MODEL"
         )
-    return _converted(folder, str(name))
+    return _convert_cached(folder, str(name))
 
 
-def _converted(folder: Path, name: str) -> Path:
-    """The cached model folder of a published one, made where it is missing or of other files."""
+def _convert_cached(folder: Path, name: str) -> Path:
+    """Convert a published checkpoint, unless the cache holds the conversion of these files."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")):
-        real = path.resolve()  # in the Hub's cache, a file called by its content
+        real = path.resolve()  # the Hub's cache names files by their content
         digest.update(f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}\n".encode())
     cache = Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "models"
-    place = cache / digest.hexdigest()[:32]
-    if not place.exists():
-        found = convert.read(folder)
-        convert.save(found, tokenizer(found), place, source_name(name))
-    return place
+    target = cache / digest.hexdigest()[:32]
+    if not target.exists():
+        imported = convert.read_published(folder)
+        convert.save_model_folder(imported, find_tokenizer(imported), target, source_name(name))
+    return target
 
 
 def source_name(name: str) -> str:
-    """How a source is called in records: as on the Hub, or by its last folder alone."""
-    return name if client.is_id(name) and not Path(name).exists() else Path(name).resolve().name
+    """Return the name under which a source is recorded: its id on the Hub, or the last part of its path."""
+    return name if client.is_repo_id(name) and not Path(name).exists() else Path(name).resolve().name
 
 
-def tokenizer(found: convert.Published, given: str | None = None) -> Tokenizer | None:
-    """The tokenizer of a published checkpoint: ``given``, what lies beside it, or GPT-2's; None where there is none."""
-    if given is not None:
-        if given == "gpt2":
-            return _gpt2()
-        return factory.build_tokenizer(given, _no_texts)
-    if (tokens := _beside(found.folder)) is not None:
-        return tokens
-    if found.vocab_size != GPT2_TOKENS:
+def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None) -> Tokenizer | None:
+    """Return the tokenizer of a published checkpoint.
+
+    Args:
+        imported: The checkpoint.
+        name: ``gpt2``, or a path; by default the tokenizer in the checkpoint's folder, or GPT-2's if the vocabulary has
+            its size.
+
+    Returns:
+        The tokenizer, or None if there is none; the tokens are then integers.
+    """
+    if name is not None:
+        if name == "gpt2":
+            return _gpt2_tokenizer()
+        return factory.build_tokenizer(name, _no_texts)
+    if (tokenizer := _tokenizer_in(imported.folder)) is not None:
+        return tokenizer
+    if imported.vocab_size != GPT2_VOCAB_SIZE:
         return None
     try:
-        return _gpt2()
+        return _gpt2_tokenizer()
     except ValueError:
-        return None  # the model works without: its tokens are then integers, which the caller says
+        return None  # the model works with integers, which the caller reports
 
 
 def _no_texts() -> Iterator[str]:
     raise ValueError("a tokenizer that is fitted to texts is none of a published checkpoint; give gpt2 or a path")
 
 
-def _beside(folder: Path) -> Tokenizer | None:
+def _tokenizer_in(folder: Path) -> Tokenizer | None:
     definition, config = folder / tokenizers.DEFINITION, folder / tokenizers.CONFIG
     if config.is_file() and (definition.is_file() or "kind" in checkpoint.load_json(folder, config.stem)):
         return tokenizers.load_tokenizer(folder)
@@ -94,53 +103,58 @@ def _beside(folder: Path) -> Tokenizer | None:
     return None
 
 
-def _gpt2() -> Tokenizer:
-    """GPT-2's, where it was put by hand, or from the Hub."""
+def _gpt2_tokenizer() -> Tokenizer:
+    """Return GPT-2's tokenizer from the local folder ``SEDD_GPT2``, or from the Hub."""
     try:
         return factory.build_tokenizer("gpt2", _no_texts)
     except ValueError:
-        return BPE.read(client.file(GPT2, tokenizers.DEFINITION))
+        return BPE.read(client.download_file(GPT2_REPOS, tokenizers.DEFINITION))
 
 
 def from_pretrained(
     name: str | Path, revision: str | None = None, *, weights: str = "ema", device: str = "cpu"
 ) -> factory.LoadedModel:
-    """A model by its name: a folder, or a repository on the Hub, ours or published."""
+    """Load a model by name: a folder, or a repository on the Hub, in sedd's layout or a published one."""
     return factory.load(fetch(name, revision), weights, device)
 
 
 def save_pretrained(
     model: str | Path, out: Path, name: str | None = None, results: Sequence[Mapping[str, Any]] = ()
 ) -> Path:
-    """Write what is shared of a model: averaged weights, configuration, tokenizer, and a card that says what it is.
+    """Write a model folder for sharing: EMA weights, configuration, tokenizer and a model card.
 
-    ``model`` is the folder of a run or of a model. Names of data stay, the folders they lay in do not.
+    The names of data files are kept; the folders they were in are left out.
+
+    Args:
+        model: The folder of a run or of a model.
+        out: The folder to write.
+        name: The model's name in its card; by default that of ``out``.
+        results: Records of `sedd eval` for the card.
     """
-    out, loaded = free(out), factory.load(model)
+    out, loaded = require_empty(out), factory.load(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
-    known = (loaded.folder / f"{RECORD}.json").is_file()
-    origin = checkpoint.load_json(loaded.folder, RECORD) if known else None
+    imported = (loaded.folder / f"{ORIGIN}.json").is_file()
+    origin = checkpoint.load_json(loaded.folder, ORIGIN) if imported else None
     state = checkpoint.load_json(loaded.folder, "state")
-    records = {"config": config, "state": state} | ({RECORD: origin} if known else {})
-    text = card(loaded, name or out.name, [*_held_out(Path(model), state), *results], origin)
+    records = {"config": config, "state": state} | ({ORIGIN: origin} if imported else {})
+    card = model_card(loaded, name or out.name, [*_validation_result(Path(model), state), *results], origin)
     tensors = {"ema": checkpoint.load_tensors(loaded.folder, "ema")}
     checkpoint.save(out.parent, out.name, tensors, records, extra=loaded.tokenizer.save)
-    with checkpoint.explain_write_errors(
-        out / "README.md"
-    ):  # not in the manifest: people edit it where it is published
-        (out / "README.md").write_text(text, encoding="utf-8")
+    readme = out / "README.md"  # not in the manifest: it may be edited on the Hub
+    with checkpoint.explain_write_errors(readme):
+        readme.write_text(card, encoding="utf-8")
     return out
 
 
-def _held_out(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The bound that a run measured on its held-out data at the step that is saved, with its error."""
+def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the validation bound that a run logged at the saved step, with its standard error, if it did."""
     if not (folder / "log.jsonl").is_file():
         return []
     found = [r for r in run_log.read_log(folder) if r["step"] == state["step"] and "bound_stderr" in r]
     return [
         {
-            "data": "held-out part of its data",
+            "data": "validation split of its data",
             "protocol": "held-out",
             "nats_per_token": round(record["bound"], 5),
             "stderr_nats_per_token": round(record["bound_stderr"], 5),
@@ -153,8 +167,8 @@ def _held_out(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:
 def push_to_hub(
     model: str | Path, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Put a model on the Hub as ``name``, with its card; its address."""
-    if not client.is_id(name):
+    """Upload a model with its card to the Hub as ``name`` and return its address."""
+    if not client.is_repo_id(name):
         raise ValueError(f"{name!r} is no name of a repository; write owner/name")
     temporary = Path(tempfile.mkdtemp(prefix="sedd-"))
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def environment() -> "Environment":
+def jinja_environment() -> "Environment":
     """Return the Jinja environment of this folder, with escaping on and undefined names refused."""
     import jinja2
 
@@ -27,4 +27,4 @@ def environment() -> "Environment":
 
 def render(name: str, **context: Any) -> str:
     """Render the template ``name`` with the variables of ``context``."""
-    return environment().get_template(name).render(context)
+    return jinja_environment().get_template(name).render(context)

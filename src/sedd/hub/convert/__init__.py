@@ -1,10 +1,16 @@
-"""Published checkpoints: SEDD, RADD and MDLM, read with care and written back.
+"""Conversion of published checkpoints: SEDD, RADD and MDLM, in both directions.
 
-The layout is recognised by the names of the weights. Every name, shape, dtype and value is looked at before anything
-is written; pickles are read by torch's restricted loader alone, and what it refuses is refused.
+The layout is recognised by the names of the weights. Every name, shape, dtype and value is checked before anything is
+written; pickles are read with torch's restricted loader only, and what it refuses is refused.
 """
 
-from sedd.hub.convert.convert import Published, free, read, save, write
+from sedd.hub.convert.convert import (
+    ImportedCheckpoint,
+    export_model,
+    read_published,
+    require_empty,
+    save_model_folder,
+)
 from sedd.hub.convert.layout import LAYOUTS
 
-__all__ = ["LAYOUTS", "Published", "free", "read", "save", "write"]
+__all__ = ["LAYOUTS", "ImportedCheckpoint", "export_model", "read_published", "require_empty", "save_model_folder"]
