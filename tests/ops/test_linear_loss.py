@@ -1,4 +1,4 @@
-"""The Triton kernels of the linear loss agree with the reference: odd sizes, padding, every loss, the same bits twice."""
+"""The Triton kernels of the linear loss agree with the reference: odd sizes, padding, every loss, equal bits twice."""
 
 import dataclasses
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_logsumexp_of_subnormal_exponentials(device: str) -> None:
 
 
 def test_half_precision_is_rounded_once(device: str) -> None:
-    """Read as bfloat16, computed in float32, and rounded to bfloat16 when written; the interpreter truncates instead."""
+    """Read as bfloat16, computed in float32, and rounded when written; the interpreter truncates instead."""
     terms = entropy_terms(9, 130, "uniform", device)
     ours, exact = logits(9, 256, torch.bfloat16, device), logits(9, 256, torch.bfloat16, device).float()
     got, want = TRITON.entropy_and_grad_(ours, terms), TORCH.entropy_and_grad_(exact, terms)
