@@ -1,4 +1,4 @@
-"""Where the time of a training step goes on one GPU: ceilings, attention, matrix products, and the step by kernel.
+"""Where the time of a training step goes on one GPU: throughput, attention, matrix products, and the step by kernel.
 
 python benchmarks/anatomy.py                       everything, about five minutes
 python benchmarks/anatomy.py attention products    some of it: attention, products, tiles, variants, whole
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from sedd.ops.linear_loss_reference import Entries
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from sedd import bench, factory
 from sedd.ops import linear_loss, linear_loss_triton
-from sedd.ops.linear_loss_reference import Entries
 
 TOKENS, LENGTH, WIDTH, HEADS = 64 * 1024, 1024, 768, 12
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 def seconds(work: Callable[[], object]) -> float:
     """The median of 15 calls."""
-    return bench.clock(work, "cuda", 15).median
+    return bench.time_calls(work, "cuda", 15).median
 
 
 def attention() -> None:
@@ -86,11 +86,11 @@ def tile_shapes() -> None:
                 stack.enter_context(set_to(vars(linear_loss_triton), name, value))
             each = seconds(lambda: linear_loss_triton.logsumexp(z, states, bias))
         say(f"logsumexp, rows, columns, loads and warps {sums}: {each * 1e3:.3f} ms")
-    on = bench.machine("cuda", "bfloat16")
+    on = bench.describe_machine("cuda", "bfloat16")
     for power, kind in itertools.product((28, 29, 30), ("score", "mean")):
         with set_to(linear_loss.ENTRIES, "cuda", 2**power):
-            row = next(bench.loss(bench.LossSetting(parameterization=kind), on))
-        times = f"{row.milliseconds:.2f} ms, {row.share_of_ceiling:.1%}, {row.peak_gib:.2f} GiB"
+            row = next(bench.measure_loss(bench.LossSetting(parameterization=kind), on))
+        times = f"{row.milliseconds:.2f} ms, {row.utilization:.1%}, {row.peak_gib:.2f} GiB"
         say(f"loss, {kind}, 2^{power} entries: {times}")
 
 
@@ -118,15 +118,17 @@ def only(backend: str) -> Iterator[None]:
             getattr(torch.backends.cuda, f"enable_{name}_sdp")(was)
 
 
-def training(setting: bench.TrainSetting, dropout: float | None = None, piecewise: bool = False) -> bench.Steps:
+def training(setting: bench.TrainSetting, dropout: float | None = None, piecewise: bool = False) -> bench.TrainingSteps:
     """A network in training on four random batches."""
     run = setting.run()
     run.model.dropout = run.model.dropout if dropout is None else dropout
     parts = factory.build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    made = [bench.batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
+    made = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
-    steps = bench.Steps(run, parts, setting, True, [bench.Batch(*(a.cuda() for a in b)) for b in made], counts)
+    steps = bench.TrainingSteps(
+        run, parts, setting, True, [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made], counts
+    )
     if piecewise:
         network = steps.network
         network.pass_through = torch.compile(network.pass_through, fullgraph=True, dynamic=False)
@@ -134,12 +136,12 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     return steps
 
 
-def measured(name: str, steps: bench.Steps) -> None:
+def measured(name: str, steps: bench.TrainingSteps) -> None:
     """Time and memory of a step, after a first one that compiles."""
     began = time.perf_counter()
     loss, norm = (a.item() for a in steps())
     first = time.perf_counter() - began
-    clocked = bench.clock(steps, "cuda", 15)
+    clocked = bench.time_calls(steps, "cuda", 15)
     rate = steps.batches[0].x_0.numel() / clocked.median
     say(
         f"{name}: {clocked.median * 1e3:.2f} ms, {rate:,.0f} tok/s, {clocked.peak / 2**30:.2f} GiB "
@@ -147,7 +149,7 @@ def measured(name: str, steps: bench.Steps) -> None:
     )
 
 
-def kernels_of(steps: bench.Steps, most: int = 40) -> None:
+def kernels_of(steps: bench.TrainingSteps, most: int = 40) -> None:
     """A step by kernel, the longest first."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(3):
@@ -162,13 +164,13 @@ def kernels_of(steps: bench.Steps, most: int = 40) -> None:
 def forget() -> None:
     """Memory and graphs of what came before."""
     torch._dynamo.reset()
-    bench.forget("cuda")
+    bench.free_memory("cuda")
 
 
 def variants() -> None:
     """What changes the time of a step, block by block."""
     base = bench.TrainSetting(compile=False)
-    cheap = bench.TrainSetting(compile=False, recompute="selective")
+    cheap = bench.TrainSetting(compile=False, activation_checkpointing="selective")
     steps = training(base, piecewise=True)
     measured("plain blocks", steps)
     kernels_of(steps)
@@ -191,7 +193,7 @@ def whole() -> None:
     """The trunk as one graph, as training compiles it."""
     for recompute in ("selective", "none"):
         forget()
-        steps = training(bench.TrainSetting(recompute=recompute))
+        steps = training(bench.TrainSetting(activation_checkpointing=recompute))
         measured(f"one graph, {recompute} twice", steps)
         kernels_of(steps)
         del steps

@@ -1,4 +1,4 @@
-"""Training, loss and sampling at the size of published models on one GPU, beside our plain path and beside goals.
+"""Training, loss and sampling at published sizes on one GPU, compared with the PyTorch reference and with goals.
 
 python benchmarks/gpu.py                        a table
 python benchmarks/gpu.py --json FILE            and a record, as kept in benchmarks/results/
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sedd import bench
-from sedd.bench import LossSetting, Machine, Row, SampleSetting, TrainSetting
+from sedd.bench import LossSetting, Machine, Measurement, SampleSetting, TrainSetting
 
 Setting = TrainSetting | LossSetting | SampleSetting
 
 
 class Goal(NamedTuple):
-    """What a row should reach, of those that are given."""
+    """Values that a row should reach; None: no goal."""
 
     tokens_per_second: float | None = None
     peak_gib: float | None = None
     milliseconds: float | None = None
-    share_of_ceiling: float | None = None
+    utilization: float | None = None
 
 
 SCORE = {"objective": "score-entropy", "sampler": "tweedie"}
@@ -39,9 +39,9 @@ GOALS: dict[str, tuple[Setting, Goal]] = {
     "medium, float8": (TrainSetting(recipe="medium", batch=32, precision="float8"), Goal(200e3, 32)),
     "lambda-dce": (TrainSetting(**DCE), Goal(660e3, 24)),
     "lambda-dce, float8": (TrainSetting(**DCE, precision="float8"), Goal(660e3, 24)),
-    "loss": (LossSetting(), Goal(share_of_ceiling=0.6)),
-    "loss, uniform": (LossSetting(process="uniform", rows=32_768), Goal(share_of_ceiling=0.6)),
-    "loss, mean": (LossSetting(parameterization="mean"), Goal(share_of_ceiling=0.6)),
+    "loss": (LossSetting(), Goal(utilization=0.6)),
+    "loss, uniform": (LossSetting(process="uniform", rows=32_768), Goal(utilization=0.6)),
+    "loss, mean": (LossSetting(parameterization="mean"), Goal(utilization=0.6)),
     "sample 1": (SampleSetting(batch=1), Goal(milliseconds=1.1)),
     "sample 16": (SampleSetting(batch=16), Goal(milliseconds=8.0)),
     "sample 1, long": (SampleSetting(batch=1, steps=1024), Goal(milliseconds=750 / 1024)),
@@ -61,22 +61,22 @@ CURVES: dict[str, list[Setting]] = {
 }
 
 
-def rows(setting: Setting, on: Machine) -> Iterator[Row]:
-    """The fused way, then the plain one."""
+def rows(setting: Setting, on: Machine) -> Iterator[Measurement]:
+    """Measure the fused variant, then the PyTorch reference."""
     if isinstance(setting, TrainSetting):
-        return bench.train(setting, on)
-    return bench.loss(setting, on) if isinstance(setting, LossSetting) else bench.sample(setting, on)
+        return bench.measure_training(setting, on)
+    return bench.measure_loss(setting, on) if isinstance(setting, LossSetting) else bench.measure_sampling(setting, on)
 
 
-def show(name: str, row: Row, goal: Goal) -> None:
-    """One line, with what is reached of the goal."""
+def show(name: str, row: Measurement, goal: Goal) -> None:
+    """Print one line, with the fraction of each goal that is reached."""
     if row.milliseconds is None or row.tokens_per_second is None or row.peak_gib is None:
-        print(f"{name:18s} {row.way:6s} out of memory", flush=True)
+        print(f"{name:18s} {row.variant:6s} out of memory", flush=True)
         return
-    line = f"{name:18s} {row.way:6s} {row.milliseconds:9.3f} ms {row.tokens_per_second:12,.0f} tok/s"
-    line += f" {row.peak_gib:7.2f} GiB {row.share_of_ceiling or 0:6.1%}"
+    line = f"{name:18s} {row.variant:6s} {row.milliseconds:9.3f} ms {row.tokens_per_second:12,.0f} tok/s"
+    line += f" {row.peak_gib:7.2f} GiB {row.utilization or 0:6.1%}"
     wanted = [(field, at) for field, at in goal._asdict().items() if at is not None]
-    if row.way == "fused":
+    if row.variant == "fused":
         line += "".join(f"   {field}: {getattr(row, field) / at:4.2f} of {at:,.4g}" for field, at in wanted)
     print(line, flush=True)
 
@@ -89,10 +89,12 @@ def main() -> None:
     parser.add_argument("--curves", action="store_true", help="curves instead of goals, the fused way alone")
     parser.add_argument("--fused-only", action="store_true", help="leave the plain path out")
     given = parser.parse_args()
-    on = bench.machine("cuda", "bfloat16")
+    on = bench.describe_machine("cuda", "bfloat16")
     formulas = {"loss": bench.LOSS_FLOPS, "train": bench.TRAIN_FLOPS, "sample": bench.SAMPLE_FLOPS}
     record: dict[str, object] = {"command": " ".join(sys.argv), "machine": on._asdict(), "flops": formulas}
-    print(f"{on.name}, torch {on.torch}, commit {on.commit}, ceiling {on.ceiling_tflops:.0f} TFLOP/s", flush=True)
+    print(
+        f"{on.name}, torch {on.torch}, commit {on.commit}, matrix products {on.matmul_tflops:.0f} TFLOP/s", flush=True
+    )
     curves = {f"{name} {i}": (setting, Goal()) for name, all in CURVES.items() for i, setting in enumerate(all)}
     for name, (setting, goal) in (curves if given.curves else GOALS).items():
         if given.only and name.split(",")[0] not in given.only.split(","):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sedd import training
-from sedd.bench import place
+from sedd.bench import device_defaults
 from sedd.nn.blocks import Block
 
 HALF = "bfloat16, stream too"
@@ -87,7 +87,12 @@ def main() -> None:
         rows.append(trained(way, seed, given.file, given.recipe, given.steps, given.batch, given.sequences))
         bound, loss, seconds = (rows[-1][key] for key in (*MEASURED, "seconds"))
         print(f"{seed} {way:22s} held out {bound:.4f}, last quarter {loss:.4f} bits/char, {seconds:.0f} s", flush=True)
-        record = {"command": " ".join(sys.argv), "device": place(None).device, "apart": apart(rows), "rows": rows}
+        record = {
+            "command": " ".join(sys.argv),
+            "device": device_defaults(None).device,
+            "apart": apart(rows),
+            "rows": rows,
+        }
         if given.json:
             given.json.write_text(json.dumps(record, indent=1) + "\n")
     for difference in apart(rows):

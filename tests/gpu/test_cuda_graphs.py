@@ -34,8 +34,8 @@ class Lesson:
         run = setting.run()
         run.model.architecture, run.model.dropout, run.model.depth = style, 0.1, 3
         self.parts, generator = factory.build_setup(run, 500), torch.Generator().manual_seed(0)
-        made = [bench.batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
-        self.batches = [bench.Batch(*(a.cuda() for a in b)) for b in made]
+        made = [bench.random_batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
+        self.batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made]
         ends = torch.arange(batch, device="cuda")[:, None] * 5 + 20
         self.valid = torch.arange(run.model.seq_len, device="cuda") < ends if padded else None
         self.network: Transformer = factory.build_network(run, self.parts).cuda()
@@ -161,7 +161,7 @@ def test_memory_of_recordings_is_counted() -> None:
     """What lies between the ways of a step is no tensor of torch's; the peak has it all the same."""
     counted, peaks = [], []
     for recorded in (False, True):
-        bench.forget("cuda")
+        bench.free_memory("cuda")
         lesson = Lesson(recorded, batch=64)
         lesson.gradient(0)
         torch.cuda.reset_peak_memory_stats()
@@ -265,7 +265,7 @@ def a_text(folder: Path) -> str:
 
 def test_what_a_run_would_cost(tmp_path: Path) -> None:
     """Memory is what is reserved, or a little less: what graphs keep is counted, and once."""
-    bench.forget("cuda")
+    bench.free_memory("cuda")
     config = training.merge_config({"sources": [a_text(tmp_path)], "steps": 30}, recipe="tiny")
     config.train.batch_size = 512
     torch.cuda.reset_peak_memory_stats()

@@ -97,7 +97,7 @@ def test_the_twins_agree_on_the_device(kind: str) -> None:
 # Training --------------------------------------------------------------------------------------------------
 
 
-def steps(objective: str = "score-entropy", process: str = "absorbing", **options: Any) -> bench.Steps:
+def steps(objective: str = "score-entropy", process: str = "absorbing", **options: Any) -> bench.TrainingSteps:
     """A small network in training, with dropout, on batches in which another number of tokens is masked each time."""
     setting = bench.TrainSetting(
         recipe="tiny", process=process, objective=objective, batch=8, vocab_size=500, **options
@@ -107,9 +107,10 @@ def steps(objective: str = "score-entropy", process: str = "absorbing", **option
     run.optim.lr = 1e-3
     parts = factory.build_setup(run, 500)
     generator = torch.Generator().manual_seed(0)
-    made = [bench.batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
+    made = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
-    return bench.Steps(run, parts, setting, True, [bench.Batch(*(a.cuda() for a in b)) for b in made], counts)
+    batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made]
+    return bench.TrainingSteps(run, parts, setting, True, batches, counts)
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_two_runs_of_fifty_steps_are_equal_to_the_bit(
 def test_a_step_never_waits_and_is_compiled_once(recompute: str, precision: str) -> None:
     """After the first step: no synchronisation, no new graph, though another number of tokens is masked each time."""
     torch._dynamo.reset()
-    training = steps(recompute=recompute, precision=precision)
+    training = steps(activation_checkpointing=recompute, precision=precision)
     assert len(set(training.counts)) == 5
     training()
     torch.cuda.synchronize()
@@ -165,7 +166,7 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
     run = setting.run()
     run.model.architecture = style
     parts = factory.build_setup(run, 500)
-    batch = bench.batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
+    batch = bench.random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
 
     def gradient(narrow: bool) -> torch.Tensor:
@@ -194,7 +195,7 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
     run = setting.run()
     run.model.architecture = style
     parts = factory.build_setup(run, 500)
-    batch = bench.batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
+    batch = bench.random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
     network = factory.build_network(run, parts, 3).cuda()
     for i, p in enumerate(network.parameters()):
@@ -211,7 +212,7 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
     assert ((ours - theirs).norm() / theirs.norm()).item() < 1e-4
 
 
-def state_of(training: bench.Steps) -> list[Tensor]:
+def state_of(training: bench.TrainingSteps) -> list[Tensor]:
     """All that a step may change: weights, EMA, moments and the number of steps."""
     moments = [t for state in training.optimizers[0].state.values() for t in state.values()]
     return [*training.network.parameters(), *training.ema.weights, *moments]

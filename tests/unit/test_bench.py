@@ -1,4 +1,4 @@
-"""Benchmarks: what they count and what they compare, on sizes that take no time."""
+"""Benchmarks, on tiny sizes: FLOP counts and agreement of the variants."""
 
 import json
 import subprocess
@@ -13,20 +13,20 @@ from sedd import bench, factory
 ON = bench.Machine("cpu", "a test", torch.__version__, "none", "float32", 1e-3)
 
 
-def test_both_ways_are_measured_and_counted() -> None:
-    """The share of the ceiling is the formula's operations over time, and half the rows count."""
+def test_both_variants_are_measured() -> None:
+    """Utilization is the formula's operations over time and throughput; half the positions count."""
     setting = bench.LossSetting(rows=64, width=8, vocab_size=32, precision="float32", device="cpu", repeats=1)
-    rows = list(bench.loss(setting, ON))
-    assert [row.way for row in rows] == ["fused", "plain"]
+    rows = list(bench.measure_loss(setting, ON))
+    assert [row.variant for row in rows] == ["fused", "plain"]
     for row in rows:
         assert row.milliseconds
-        assert row.share_of_ceiling
-        counted = row.share_of_ceiling * row.milliseconds / 1e3 * 1e9 / (6 * 8 * 32)
-        assert abs(counted - 32) < 16  # 64 rows, each touched with probability ½: 4 standard deviations
+        assert row.utilization
+        counted = row.utilization * row.milliseconds / 1e3 * 1e9 / (6 * 8 * 32)
+        assert abs(counted - 32) < 16  # 64 positions, each with probability ½: 4 standard deviations
         assert counted == pytest.approx(round(counted), abs=1e-6)
 
 
-def test_both_ways_train_alike() -> None:
+def test_both_variants_train_alike() -> None:
     """FusedLoss and plain steps from the same weights on the same batches have the same losses and gradients."""
     setting = bench.TrainSetting(
         recipe="tiny", batch=3, length=16, vocab_size=32, precision="float32", device="cpu", compile=False
@@ -34,11 +34,11 @@ def test_both_ways_train_alike() -> None:
     run = setting.run()
     parts = factory.build_setup(run, 32)
     generator = torch.Generator().manual_seed(0)
-    batches = [bench.batch(parts, setting, 16, generator) for _ in range(2)]
+    batches = [bench.random_batch(parts, setting, 16, generator) for _ in range(2)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in batches]
-    ways = [bench.Steps(run, parts, setting, small, batches, counts) for small in (True, False)]
+    variants = [bench.TrainingSteps(run, parts, setting, small, batches, counts) for small in (True, False)]
     for _ in range(3):
-        torch.testing.assert_close(ways[0](), ways[1](), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(variants[0](), variants[1](), rtol=1e-4, atol=1e-5)
 
 
 def sedd(*words: str) -> str:
@@ -50,19 +50,19 @@ def sedd(*words: str) -> str:
     return done.stdout
 
 
-def test_commands_answer() -> None:
-    """A table for people; for machines one record with machine, setting, formula and rows."""
+def test_commands_print_tables_and_json() -> None:
+    """A table, or one JSON record with machine, setting, formula and rows."""
     assert "1.00×" in sedd("loss", "--rows", "32", "--width", "8", "--process", "uniform")
-    few = ("--precision", "float8")
-    record = json.loads(sedd("train", "--batch", "2", "--length", "8", "--objective", "lambda-dce", *few, "--json"))
-    assert [row["way"] for row in record["rows"]] == ["fused", "plain"]
-    assert record["machine"]["ceiling_tflops"] > 0
+    float8 = ("--precision", "float8")
+    record = json.loads(sedd("train", "--batch", "2", "--length", "8", "--objective", "lambda-dce", *float8, "--json"))
+    assert [row["variant"] for row in record["rows"]] == ["fused", "plain"]
+    assert record["machine"]["matmul_tflops"] > 0
     assert "width" in record["flops"]
 
 
 def test_refusals(refuses: Callable[..., None]) -> None:
-    refuses(lambda: bench.place("tpu"), "tpu", "cpu", "cuda")
-    refuses(lambda: bench.machine("cpu", "int8"), "int8", "bfloat16")
+    refuses(lambda: bench.device_defaults("tpu"), "tpu", "cpu", "cuda")
+    refuses(lambda: bench.describe_machine("cpu", "int8"), "int8", "bfloat16")
     refuses(lambda: bench.LossSetting(masked=1.5), "1.5")
     refuses(lambda: bench.LossSetting(precision="float8"), "float8", "bfloat16")
     refuses(lambda: bench.TrainSetting(recipe="huge").run(), "huge", "small")

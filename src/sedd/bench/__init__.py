@@ -1,34 +1,44 @@
-"""Time and memory on this machine of a loss, a training step or sampling, each beside its plain twin in the same run.
+"""Benchmarks of the loss, of a training step and of sampling, each measured beside its PyTorch reference.
 
-Rates are medians over repeated calls with random data. The share of the ceiling is useful arithmetic, by the formula
-that is shown with it, over what the same machine reaches in one large matrix product in the same precision.
+Times are medians over repeated calls with random data. Utilization is the useful arithmetic, by the formula shown with
+the results, divided by the throughput of one large matrix product on the same machine in the same precision.
 """
 
-from sedd.bench.loss import LOSS_FLOPS, LossSetting, loss
-from sedd.bench.measure import Clocked, Machine, PositionEmbedding, Row, ceiling, clock, forget, machine, place
-from sedd.bench.sample import SAMPLE_FLOPS, SampleSetting, sample
-from sedd.bench.train import TRAIN_FLOPS, Batch, Steps, TrainSetting, batch, train
+from sedd.bench.loss import LOSS_FLOPS, LossSetting, measure_loss
+from sedd.bench.measure import (
+    DeviceDefaults,
+    Machine,
+    Measurement,
+    Timing,
+    describe_machine,
+    device_defaults,
+    free_memory,
+    matmul_flops,
+    time_calls,
+)
+from sedd.bench.sample import SAMPLE_FLOPS, SampleSetting, measure_sampling
+from sedd.bench.train import TRAIN_FLOPS, NoisyBatch, TrainingSteps, TrainSetting, measure_training, random_batch
 
 __all__ = [
     "LOSS_FLOPS",
     "SAMPLE_FLOPS",
     "TRAIN_FLOPS",
-    "Batch",
-    "Clocked",
+    "DeviceDefaults",
     "LossSetting",
     "Machine",
-    "PositionEmbedding",
-    "Row",
+    "Measurement",
+    "NoisyBatch",
     "SampleSetting",
-    "Steps",
+    "Timing",
     "TrainSetting",
-    "batch",
-    "ceiling",
-    "clock",
-    "forget",
-    "loss",
-    "machine",
-    "place",
-    "sample",
-    "train",
+    "TrainingSteps",
+    "describe_machine",
+    "device_defaults",
+    "free_memory",
+    "matmul_flops",
+    "measure_loss",
+    "measure_sampling",
+    "measure_training",
+    "random_batch",
+    "time_calls",
 ]

@@ -1,4 +1,4 @@
-"""The loss alone: a head and what it costs, forwards and backwards."""
+"""Benchmark of the output layer and the loss, forward and backward."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from sedd import factory
-from sedd.bench.measure import Machine, Row, forget, row
+from sedd.bench.measure import Machine, Measurement, free_memory, time_variant
 from sedd.diffusion.precision import compute_dtype, upcast
 from sedd.nn.layers import Linear
 from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.training.loss import FusedLoss
 
-LOSS_FLOPS = "6 · rows that count · width · vocabulary"
+LOSS_FLOPS = "6 · positions in the loss · width · vocabulary"
 
 
 @dataclass(frozen=True)
 class LossSetting:
-    """A head and a loss, forwards and backwards."""
+    """Sizes of the output layer and of the loss."""
 
     process: str = "absorbing"
     parameterization: str = "score"
     rows: int = 65_536
     masked: float = 0.5
-    """The share of rows that noise has touched."""
+    """Fraction of positions changed by noise."""
     width: int = 768
     vocab_size: int = 50_257
     precision: str = "bfloat16"
@@ -34,21 +34,23 @@ class LossSetting:
 
     def __post_init__(self) -> None:
         if not 0 < self.masked < 1:
-            raise ValueError(f"masked is {self.masked}; it is a share and must lie between 0 and 1")
+            raise ValueError(f"masked is {self.masked}; it is a fraction and must lie between 0 and 1")
         if self.precision == "float8":
-            raise ValueError("precision is 'float8', which blocks have and a head has not; choose float32 or bfloat16")
+            raise ValueError(
+                "precision is 'float8', which applies to transformer blocks only; choose float32 or bfloat16"
+            )
 
 
 @final
 class _Head(nn.Module):
-    """A network that is nothing but a head over random states."""
+    """A network that consists of the output layer over random hidden states."""
 
     def __init__(self, s: LossSetting, states: int, generator: torch.Generator) -> None:
         super().__init__()
         self.head = Linear(s.width, states)
         self.head.draw(generator)
         self.states = nn.Parameter(torch.randn(1, s.rows, s.width, generator=generator))
-        self.halved = s.precision == "bfloat16"
+        self.is_bfloat16 = s.precision == "bfloat16"
 
     def forward(
         self,
@@ -59,13 +61,13 @@ class _Head(nn.Module):
         packed: PackedTokens | None = None,
         return_hidden: bool = False,
     ) -> Tensor:
-        with torch.autocast(self.states.device.type, torch.bfloat16, enabled=self.halved):
+        with torch.autocast(self.states.device.type, torch.bfloat16, enabled=self.is_bfloat16):
             hidden = gather(self.states, packed).to(compute_dtype(self.head.weight))
             return hidden if return_hidden else upcast(self.head(hidden))
 
 
-def loss(s: LossSetting, on: Machine) -> Iterator[Row]:
-    """Time of head and loss with all gradients, fused and plain."""
+def measure_loss(s: LossSetting, on: Machine) -> Iterator[Measurement]:
+    """Measure output layer and loss with all gradients: fused, and the PyTorch reference."""
     generator = torch.Generator().manual_seed(0)
     process, schedule = factory.build_process(s.process, s.vocab_size), factory.build_schedule("log-linear")
     objective = factory.build_objective("score-entropy", process, schedule)
@@ -76,12 +78,12 @@ def loss(s: LossSetting, on: Machine) -> Iterator[Row]:
     head = _Head(s, process.num_states, generator).to(s.device)
     model = factory.parameterization(s.parameterization, head, process)
     x_0, x_t, t = (a.to(s.device) for a in (x_0, x_t, t))
-    weight, leaves, small = torch.ones_like(t), list(head.parameters()), FusedLoss(objective, model)
-    ways: dict[str, Callable[[], object]] = {
-        "fused": lambda: torch.autograd.grad(small(x_t, x_0, t, weight, count=count).total, leaves),
+    weight, leaves, fused = torch.ones_like(t), list(head.parameters()), FusedLoss(objective, model)
+    variants: dict[str, Callable[[], object]] = {
+        "fused": lambda: torch.autograd.grad(fused(x_t, x_0, t, weight, count=count).total, leaves),
         "plain": lambda: torch.autograd.grad(objective.loss(model, x_t, x_0, t).sum(), leaves),
     }
     flops = 6.0 * count * s.width * s.vocab_size
-    for way, work in ways.items():
-        forget(s.device)
-        yield row(way, work, on, s.repeats, s.rows, flops)
+    for variant, work in variants.items():
+        free_memory(s.device)
+        yield time_variant(variant, work, on, s.repeats, s.rows, flops)

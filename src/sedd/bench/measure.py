@@ -1,8 +1,4 @@
-"""Seconds, bytes, and the ceiling of this machine.
-
-Rates are medians over repeated calls with random data. The share of the ceiling is useful arithmetic, by the formula
-that is shown with it, over what the same machine reaches in one large matrix product in the same precision.
-"""
+"""Time, memory and arithmetic throughput of this machine."""
 
 import gc
 import itertools
@@ -20,41 +16,43 @@ import torch
 from sedd.runtime import cuda_graphs
 
 
-class Row(NamedTuple):
-    """One way to do the work, measured."""
+class Measurement(NamedTuple):
+    """Time and memory of one variant."""
 
-    way: str
+    variant: str
     milliseconds: float | None
-    """Of a step. None: it does not fit in memory, and the rest is None as well."""
+    """Per step. None, like all other fields, if the variant does not fit in memory."""
     tokens_per_second: float | None
     peak_gib: float | None
-    """On a CPU the most this process ever held, so far."""
-    share_of_ceiling: float | None
+    """Peak memory; on a CPU that of the whole process so far."""
+    utilization: float | None
 
 
 class Machine(NamedTuple):
-    """What was measured on, and how fast it multiplies."""
+    """The machine of a measurement, and the throughput of its matrix products."""
 
     device: str
     name: str
     torch: str
     commit: str
     precision: str
-    ceiling_tflops: float
+    matmul_tflops: float
 
 
-def machine(device: str, precision: str) -> Machine:
-    """This machine, with its ceiling measured."""
+def describe_machine(device: str, precision: str) -> Machine:
+    """Describe this machine and measure its matrix-product throughput."""
     name = (
         torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} cores"
     )
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return Machine(device, name, torch.__version__, commit or "unknown", precision, ceiling(device, precision) / 1e12)
+    return Machine(
+        device, name, torch.__version__, commit or "unknown", precision, matmul_flops(device, precision) / 1e12
+    )
 
 
-class PositionEmbedding(NamedTuple):
-    """A kind of device, and what is worth measuring on it."""
+class DeviceDefaults(NamedTuple):
+    """Default sizes of the benchmarks on a kind of device."""
 
     device: str
     precision: str
@@ -65,44 +63,44 @@ class PositionEmbedding(NamedTuple):
     vocab_size: int
 
 
-def place(device: str | None) -> PositionEmbedding:
-    """An accelerator with the sizes of published models, or a CPU with ones that take seconds."""
+def device_defaults(device: str | None) -> DeviceDefaults:
+    """Return the sizes of published models for a GPU, or sizes that take seconds for a CPU."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and torch.cuda.is_available():
-        return PositionEmbedding("cuda", "bfloat16", "small", 64, 65_536, 768, 50_257)
+        return DeviceDefaults("cuda", "bfloat16", "small", 64, 65_536, 768, 50_257)
     if device == "cpu":
-        return PositionEmbedding("cpu", "float32", "tiny", 8, 1024, 128, 4096)
-    raise ValueError(f"device is {device!r}; it must be cpu, or cuda where there is a GPU")
+        return DeviceDefaults("cpu", "float32", "tiny", 8, 1024, 128, 4096)
+    raise ValueError(f"device is {device!r}; it must be cpu, or cuda if there is a GPU")
 
 
-def ceiling(device: str, precision: str) -> float:
-    """Floating-point operations a second of one large matrix product of random numbers."""
+def matmul_flops(device: str, precision: str) -> float:
+    """Measure the floating-point operations per second of one large matrix product of random numbers."""
     size = 8192 if device == "cuda" else 1024
-    a, b = (torch.randn(size, size, device=device, dtype=dtype(precision)) for _ in "ab")
-    return 2 * size**3 / clock(lambda: a @ b, device, repeats=20).median
+    a, b = (torch.randn(size, size, device=device, dtype=torch_dtype(precision)) for _ in "ab")
+    return 2 * size**3 / time_calls(lambda: a @ b, device, repeats=20).median
 
 
-def dtype(precision: str) -> torch.dtype:
-    """The one of that name; for float8 the one around it, in which the ceiling is measured as well."""
+def torch_dtype(precision: str) -> torch.dtype:
+    """Return the dtype of that name; for float8, bfloat16, in which the matrix product is measured as well."""
     if precision not in ("float32", "bfloat16", "float8"):
         raise ValueError(f"precision is {precision!r}; choose one of float32, bfloat16, float8")
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 
-class Clocked(NamedTuple):
-    """Seconds of repeated calls, and the most memory during them."""
+class Timing(NamedTuple):
+    """Seconds of each call, and the peak memory in bytes."""
 
     seconds: list[float]
     peak: int
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """Median seconds."""
         return statistics.median(self.seconds)
 
 
-def clock(work: Callable[[], object], device: str, repeats: int, warmup: int = 3) -> Clocked:
-    """Time ``work``, call by call, after ``warmup`` calls that do not count."""
+def time_calls(work: Callable[[], object], device: str, repeats: int, warmup: int = 3) -> Timing:
+    """Time each call of ``work`` after ``warmup`` calls."""
     for _ in range(warmup):
         work()
     if device != "cuda":
@@ -111,20 +109,20 @@ def clock(work: Callable[[], object], device: str, repeats: int, warmup: int = 3
             began = time.perf_counter()
             work()
             seconds.append(time.perf_counter() - began)
-        return Clocked(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        return Timing(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     torch.cuda.reset_peak_memory_stats()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     marks[0].record()
-    for mark in marks[1:]:  # the host runs ahead, as it does in training
+    for mark in marks[1:]:  # kernels are queued asynchronously, as in training
         work()
         mark.record()
     torch.cuda.synchronize()
     seconds = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
-    return Clocked(seconds, cuda_graphs.peak_memory())
+    return Timing(seconds, cuda_graphs.peak_memory())
 
 
-def row(
-    way: str,
+def time_variant(
+    variant: str,
     work: Callable[[], object],
     on: Machine,
     repeats: int,
@@ -132,18 +130,29 @@ def row(
     flops: float,
     parts: int = 1,
     warmup: int = 3,
-) -> Row:
-    """``work`` measured; a call has so many tokens, so much arithmetic, and ``parts`` that the time is given for."""
+) -> Measurement:
+    """Measure ``work``.
+
+    Args:
+        variant: Name of the variant.
+        work: The function to call.
+        on: The machine.
+        repeats: Number of timed calls.
+        tokens: Tokens per call.
+        flops: Useful floating-point operations per call.
+        parts: Steps per call; times are given per step.
+        warmup: Calls before the timed ones.
+    """
     try:
-        clocked = clock(work, on.device, repeats, warmup)
+        timing = time_calls(work, on.device, repeats, warmup)
     except torch.OutOfMemoryError:
-        return Row(way, None, None, None, None)
-    share = flops / clocked.median / (on.ceiling_tflops * 1e12)
-    return Row(way, clocked.median * 1e3 / parts, tokens / clocked.median, clocked.peak / 2**30, share)
+        return Measurement(variant, None, None, None, None)
+    utilization = flops / timing.median / (on.matmul_tflops * 1e12)
+    return Measurement(variant, timing.median * 1e3 / parts, tokens / timing.median, timing.peak / 2**30, utilization)
 
 
-def forget(device: str) -> None:
-    """Give back the memory of what came before."""
+def free_memory(device: str) -> None:
+    """Free the memory of earlier work."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

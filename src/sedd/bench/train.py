@@ -1,4 +1,4 @@
-"""A whole training step: loss, gradients, clipping, AdamW, average."""
+"""Benchmark of a training step: loss, gradients, clipping, AdamW, EMA."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sedd import factory, registry
-from sedd.bench.measure import Machine, Row, forget, row
+from sedd.bench.measure import Machine, Measurement, free_memory, time_variant
 from sedd.config import RunConfig
 from sedd.diffusion.schedule import stratified
 from sedd.recipes import RECIPES
@@ -17,14 +17,14 @@ from sedd.training.ema import EMA
 from sedd.training.loss import FusedLoss
 
 TRAIN_FLOPS = (
-    "a token, share is of those that count: 72 · (depth − ¾ · (1 − share)) · width² + 12 · depth · length · width "
-    "+ 6 · share · width · vocabulary"
+    "per token, with f the fraction of tokens in the loss: 72 · (depth − ¾ · (1 − f)) · width² "
+    "+ 12 · depth · length · width + 6 · f · width · vocabulary"
 )
 
 
 @dataclass(frozen=True)
 class TrainSetting:
-    """A training step: loss, gradients, clipping, AdamW, average."""
+    """What to train."""
 
     recipe: str = "small"
     process: str = "absorbing"
@@ -32,17 +32,17 @@ class TrainSetting:
     parameterization: str | None = None
     batch: int = 64
     length: int | None = None
-    """That of the recipe, if None."""
+    """None: that of the recipe."""
     vocab_size: int = 50_257
     precision: str = "bfloat16"
     device: str = "cuda"
     compile: bool = False
-    record: bool = True
-    recompute: str = "none"
+    cuda_graphs: bool = True
+    activation_checkpointing: str = "none"
     repeats: int = 20
 
     def run(self) -> RunConfig:
-        """The configuration of such a run."""
+        """Return the run configuration."""
         if self.recipe not in RECIPES:
             raise ValueError(f"recipe is {self.recipe!r}; choose one of {', '.join(RECIPES)}")
         run = RunConfig.from_dict(RECIPES[self.recipe] | {"objective": self.objective})
@@ -51,8 +51,8 @@ class TrainSetting:
         return run.resolved()
 
 
-class Batch(NamedTuple):
-    """What a step is given."""
+class NoisyBatch(NamedTuple):
+    """Clean and noisy tokens, times and weights of a training step."""
 
     x_t: Tensor
     x_0: Tensor
@@ -60,41 +60,44 @@ class Batch(NamedTuple):
     weight: Tensor
 
 
-def train(s: TrainSetting, on: Machine) -> Iterator[Row]:
-    """Time of a training step, fused and plain."""
+def measure_training(s: TrainSetting, on: Machine) -> Iterator[Measurement]:
+    """Measure a training step: fused, and the PyTorch reference."""
     run = s.run()
     parts = factory.build_setup(run, s.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    made = [batch(parts, s, run.model.seq_len, generator) for _ in range(4)]
+    made = [random_batch(parts, s, run.model.seq_len, generator) for _ in range(4)]
     counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
-    batches = [Batch(*(a.to(s.device) for a in b)) for b in made]
+    batches = [NoisyBatch(*(a.to(s.device) for a in b)) for b in made]
     tokens = s.batch * run.model.seq_len
-    m, share = run.model, sum(counts) / len(counts) / tokens
-    blocks = m.depth - 0.75 * (1 - share)  # of the last one, three quarters are for the rows that count alone
-    each = 72 * blocks * m.width**2 + 12 * m.depth * m.seq_len * m.width + 6 * share * m.width * s.vocab_size
-    for way in ("fused", "plain"):
-        forget(s.device)
-        yield row(way, Steps(run, parts, s, way == "fused", batches, counts), on, s.repeats, tokens, each * tokens)
+    m, fraction = run.model, sum(counts) / len(counts) / tokens
+    blocks = m.depth - 0.75 * (1 - fraction)  # three quarters of the last block run only on tokens in the loss
+    flops_per_token = (
+        72 * blocks * m.width**2 + 12 * m.depth * m.seq_len * m.width + 6 * fraction * m.width * s.vocab_size
+    )
+    for variant in ("fused", "plain"):
+        free_memory(s.device)
+        steps = TrainingSteps(run, parts, s, variant == "fused", batches, counts)
+        yield time_variant(variant, steps, on, s.repeats, tokens, flops_per_token * tokens)
 
 
-def batch(parts: factory.DiffusionSetup, s: TrainSetting, length: int, generator: torch.Generator) -> Batch:
-    """Random tokens, noised."""
+def random_batch(parts: factory.DiffusionSetup, s: TrainSetting, length: int, generator: torch.Generator) -> NoisyBatch:
+    """Make a batch of random tokens with noise."""
     times = parts.objective.times(stratified(s.batch, generator))
     x_0 = torch.randint(s.vocab_size, (s.batch, length), generator=generator)
-    return Batch(parts.objective.corrupt(x_0, times.t, generator), x_0, *times)
+    return NoisyBatch(parts.objective.corrupt(x_0, times.t, generator), x_0, *times)
 
 
 @final
-class Steps:
-    """A network in training; every call is a step on the next of a few batches."""
+class TrainingSteps:
+    """Trains a network, one step per call, cycling through a few batches."""
 
     def __init__(
         self,
         run: RunConfig,
         parts: factory.DiffusionSetup,
         s: TrainSetting,
-        small: bool,
-        batches: list[Batch],
+        fused: bool,
+        batches: list[NoisyBatch],
         counts: list[int],
     ) -> None:
         self.batches, self.counts, self.done = batches, counts, 0
@@ -107,11 +110,11 @@ class Steps:
         if s.precision == "float8":
             self.network.narrow()
         model = factory.build_model(run, self.network, parts)
-        if small:
-            self.network.pass_through = registry.ACTIVATION_CHECKPOINTING.load(s.recompute)
+        if fused:
+            self.network.pass_through = registry.ACTIVATION_CHECKPOINTING.load(s.activation_checkpointing)
             if s.compile:
                 self.network.compile_trunk()
-            if s.record:
+            if s.cuda_graphs:
                 self.network.record()
             self.loss = self._fused(FusedLoss(parts.objective, model))
         else:
@@ -129,7 +132,7 @@ class Steps:
         return loss
 
     def __call__(self) -> tuple[Tensor, Tensor]:
-        """The loss in nats a token and the norm of the gradient, for which nobody has waited."""
+        """Run a step; return the loss in nats per token and the gradient norm, without synchronizing."""
         i = self.done % len(self.batches)
         loss = self.loss(i) / self.batches[i].x_0.numel()
         loss.backward()
