@@ -22,7 +22,7 @@ from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.schedule import Schedule
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import Transformer
-from sedd.runtime.inference_graphs import GraphedBackbone
+from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.tokenizer import Tokenizer, load_tokenizer
 from sedd.tokenizer import build_tokenizer as build_tokenizer
 

@@ -21,7 +21,7 @@ from sedd.diffusion.process import Absorbing
 from sedd.diffusion.rng import CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import Scores, categorical_triton, chosen
-from sedd.runtime.inference_graphs import GraphedBackbone
+from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.sampling import Asked, Prompt, uniform_grid
 
 pytestmark = pytest.mark.gpu

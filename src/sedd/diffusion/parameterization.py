@@ -142,7 +142,7 @@ class Backbone(Protocol):
 
 @runtime_checkable
 class GraphedNetwork(Protocol):
-    """The two parts of a network as CUDA graphs run them: see `runtime.inference_graphs`."""
+    """The two parts of a network as CUDA graphs run them: see `runtime.cuda_graphs.GraphedBackbone`."""
 
     def hidden(
         self, x: Tensor, sigma: Tensor, valid: Tensor | None = None, label: Tensor | None = None

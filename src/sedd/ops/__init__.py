@@ -6,7 +6,6 @@
 - `fp8`: float8 matrix products with one scale per row.
 - `categorical`: one draw per row from weights that are affine in the scores.
 - `packed_tokens`: the positions that count in a loss, packed together.
-- `adamw_ema_triton`: one step of AdamW and of the EMA in one launch.
 
 A module ``x_triton`` holds the kernels for ``x`` and is imported only where they run.
 """

@@ -19,8 +19,11 @@ from typing import Any, NamedTuple, TypeGuard, final
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+
+from sedd.diffusion.parameterization import Backbone
 
 OptionalTensors = tuple[Tensor | None, ...]
 MAX_GRAPHS = 4
@@ -180,18 +183,28 @@ class _HiddenGraph(NamedTuple):
 
 
 @final
-class GraphedHidden:
-    """A network's ``hidden(x, sigma, valid, label=)`` that runs as CUDA graphs, one per batch bucket; no gradients.
+class GraphedBackbone:
+    """The two parts of a network in inference: hidden states by CUDA graphs, one per batch bucket, and the head.
 
     On a CPU, and for batches of more than `MAX_TOKENS` tokens, it calls the network directly.
     """
 
-    def __init__(self, hidden: Callable[..., Tensor]) -> None:
-        self.function = hidden
+    def __init__(self, network: nn.Module) -> None:
+        if not isinstance(network, Backbone):
+            raise ValueError(f"{type(network).__name__} has no hidden states and head; CUDA graphs need both")
+        self._network: Any = network
+        self._padded_head = _pad_head(network.head) if hasattr(network.head, "weight") else None
         self._graphs: dict[tuple[int, int, bool, bool], _HiddenGraph] = {}
 
+    def logits(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k m"]:
+        """Return the head's output, followed by padding that has no meaning."""
+        if self._padded_head is not None:
+            return F.linear(hidden, *self._padded_head)
+        logits: Tensor = self._network.head(hidden)
+        return logits
+
     @torch.no_grad()
-    def __call__(
+    def hidden(
         self,
         x: Int[Tensor, "b L"],
         sigma: Float[Tensor, " b"],
@@ -201,7 +214,7 @@ class GraphedHidden:
         """Return the hidden states that the head reads."""
         rows, length = x.shape
         if not x.is_cuda or batch_bucket(rows) * length > MAX_TOKENS:
-            return self.function(x, sigma, valid, **_labelled(label))
+            return self._call(x, sigma, valid, label)
         key = batch_bucket(rows), length, valid is not None, label is not None
         if key not in self._graphs:
             self._graphs[key] = self._capture(*key, x.device)
@@ -225,18 +238,25 @@ class GraphedHidden:
         with capture_stream(device) as stream:
             with torch.cuda.stream(stream):  # libraries initialize in their first calls, which cannot be captured
                 for _ in range(2):
-                    self.function(x, sigma, valid, **_labelled(label))
+                    self._call(x, sigma, valid, label)
             with torch.cuda.graph(graph, pool, stream, "thread_local"):  # another thread may be sampling
-                hidden = self.function(x, sigma, valid, **_labelled(label))
+                hidden = self._call(x, sigma, valid, label)
         return _HiddenGraph(graph, x, sigma, valid, label, hidden)
+
+    def _call(self, x: Tensor, sigma: Tensor, valid: Tensor | None, label: Tensor | None) -> Tensor:
+        hidden: Tensor = self._network.hidden(x, sigma, valid, **({} if label is None else {"label": label}))
+        return hidden
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the graphs out of copies: they refer to the weights of this one."""
         return vars(self) | {"_graphs": {}}
 
 
-def _labelled(label: Tensor | None) -> dict[str, Tensor]:
-    return {} if label is None else {"label": label}
+def _pad_head(head: Any) -> tuple[Tensor, Tensor | None]:
+    """Pad weight and bias to a multiple of 128 rows: matrix products with 50,257 rows take several times longer."""
+    missing = -len(head.weight) % 128
+    weight = F.pad(head.weight.detach(), (0, 0, 0, missing))
+    return weight, None if head.bias is None else F.pad(head.bias.detach(), (0, missing))
 
 
 # Both ------------------------------------------------------------------------------------------------------
