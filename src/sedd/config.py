@@ -4,7 +4,9 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-NEEDS = {  # which parameterization an objective trains, where it is not free to choose
+from sedd import registry
+
+REQUIRED_PARAMETERIZATION = {
     "ratio-matching": "conditional",
     "mean": "mean",
     "d3pm": "mean",
@@ -13,21 +15,22 @@ NEEDS = {  # which parameterization an objective trains, where it is not free to
     "any-order": "mean",
     "autoregressive": "causal",
 }
-TIME_FREE = ("lambda-dce", "any-order", "autoregressive")
-"""Objectives whose network is told no noise level."""
+"""The parameterization that an objective trains, where there is no choice."""
+TIME_FREE_OBJECTIVES = ("lambda-dce", "any-order", "autoregressive")
+"""Objectives of networks that do not depend on the noise level."""
 
 
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
 
 
-def _at_least(name: str, value: int | float, least: int) -> None:
+def _check_at_least(name: str, value: int | float, least: int) -> None:
     if not value >= least:
         raise ValueError(f"{name} is {value}; it must be {least} or more")
 
 
-def _above_zero(name: str, value: int | float) -> None:
+def _check_positive(name: str, value: int | float) -> None:
     if not 0 < value < math.inf:
         raise ValueError(f"{name} is {value}; it must be above 0")
 
@@ -37,94 +40,114 @@ class DataConfig:
     """What to train on."""
 
     sources: list[str] = field(default_factory=list)
+    """Files or folders: text, JSON lines, CSV, Parquet, compressed or not, or one folder of prepared data."""
     tokenizer: str = "bytes"
+    """Tokenizer: bytes, chars, ints, bpe:SIZE to train one, gpt2, or a tokenizer file."""
     packing: str = "packed"
-    """packed: one stream cut into blocks. lines: one record a line, padded to the model's length."""
+    """packed: join all text and cut it into sequences. lines: one record per line, padded to model.seq_len."""
     pad: str = "model"
-    """For lines. model: padding is a token, in the loss. ignore: it is out of noise, loss, attention and counts."""
+    """Padding of lines. model: a token that is learned. ignore: excluded from noise, loss, attention and counts."""
     column: str | None = None
+    """Column of a table, or key of JSON records, that holds the text."""
     label: str | None = None
-    """The column of a table that says what each record is; for lines."""
+    """Column of a table, or key of JSON records, that holds the label; for lines."""
     label_dropout: float = 0.1
-    """The share of rows whose label is hidden in training, so that the law of all of them is learned too."""
+    """Fraction of sequences whose label is hidden in training, so that the model without a label is trained too."""
     val_fraction: float = 0.05
+    """Fraction of the data that is held out for validation."""
 
     def __post_init__(self) -> None:
-        _choice("data.packing", self.packing, ("packed", "lines"))
-        _choice("data.pad", self.pad, ("model", "ignore"))
+        _check_choice("data.packing", self.packing, ("packed", "lines"))
+        _check_choice("data.pad", self.pad, ("model", "ignore"))
         if self.label is not None and self.packing == "packed":
             raise ValueError(
-                f"data.label is {self.label!r}, and packed text has no records to be labelled; set data.packing=lines"
+                f"data.label is {self.label!r}, and packed text has no records to label; set data.packing=lines"
             )
         if not 0 <= self.label_dropout < 1:
-            raise ValueError(f"data.label_dropout is {self.label_dropout}; it is a share and must lie in [0, 1)")
+            raise ValueError(f"data.label_dropout is {self.label_dropout}; it is a fraction and must lie in [0, 1)")
         if not 0 < self.val_fraction < 1:
-            raise ValueError(f"data.val_fraction is {self.val_fraction}; it is a share and must lie between 0 and 1")
+            raise ValueError(f"data.val_fraction is {self.val_fraction}; it is a fraction and must lie between 0 and 1")
 
 
 @dataclass
 class NoiseConfig:
-    """What noise does, and when."""
+    """The noise process and its schedule."""
 
     process: str = "absorbing"
+    """Noise process: absorbing (tokens become masks) or uniform (tokens become random tokens)."""
     schedule: str | None = None
-    """By default log-linear; geometric for a denoiser under uniform noise, whose bound else is infinite."""
+    """Noise schedule; log-linear by default, geometric for a denoiser under uniform noise."""
     options: dict[str, float] = field(default_factory=dict)
-    """Of the schedule: eps, lo, hi, power."""
+    """Options of the schedule: eps, lo, hi, power."""
 
     def __post_init__(self) -> None:
-        _choice("noise.process", self.process, ("absorbing", "uniform"))
+        registry.PROCESSES.check(self.process, "noise.process")
 
 
 @dataclass
 class ModelConfig:
-    """The network."""
+    """The network and its parameterization."""
 
     architecture: str = "modern"
+    """modern: RMSNorm, QK-norm, squared ReLU. reference: the network of the published models."""
     width: int = 256
+    """Width of the residual stream."""
     depth: int = 6
+    """Number of transformer blocks."""
     heads: int = 4
+    """Number of attention heads."""
     cond_dim: int = 128
+    """Width of the noise-level embedding that conditions the blocks (adaLN)."""
     dropout: float = 0.0
+    """Dropout probability of the residual branches."""
     seq_len: int = 256
+    """Tokens per training sequence."""
     parameterization: str | None = None
-    """score or mean; by default what the objective needs, else score."""
+    """score (log-scores) or mean (denoiser); by default what the objective needs, else score."""
     time_conditioning: str | None = None
-    """What the network hears of the noise: sigma, zero whatever it is, or nothing; see `RunConfig.time_conditioning`."""
+    """Noise level given to the network: sigma, zero (always 0) or none; sigma by default if the objective has times."""
 
     def __post_init__(self) -> None:
-        _choice("model.architecture", self.architecture, ("modern", "reference"))
+        _check_choice("model.architecture", self.architecture, ("modern", "reference"))
         for name in ("width", "depth", "heads", "seq_len", "cond_dim"):
-            _at_least(f"model.{name}", getattr(self, name), 1)
+            _check_at_least(f"model.{name}", getattr(self, name), 1)
         if self.parameterization is not None:
-            _choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
+            _check_choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
         if self.time_conditioning is not None:
-            _choice("model.time_conditioning", self.time_conditioning, ("sigma", "zero", "none"))
+            _check_choice("model.time_conditioning", self.time_conditioning, ("sigma", "zero", "none"))
 
 
 @dataclass
 class OptimConfig:
-    """How weights move."""
+    """Optimizer, learning-rate schedule, gradient clipping and EMA."""
 
     name: str = "adamw"
+    """Optimizer: adamw, or muon for hidden matrices with AdamW for the rest."""
     lr: float = 1e-3
+    """Peak learning rate."""
     beta1: float = 0.9
+    """Decay of AdamW's first moment."""
     beta2: float = 0.98
+    """Decay of AdamW's second moment."""
     weight_decay: float = 0.0
+    """Decoupled weight decay of matrices."""
     warmup_steps: int = 100
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises linearly from 0."""
     lr_schedule: str = "cosine"
+    """Learning-rate schedule after warmup: constant, linear or cosine."""
     final_lr_fraction: float = 0.1
-    """The share of the learning rate that is left at the end."""
+    """Fraction of the learning rate that is left at the end of the schedule."""
     grad_clip: float = 1.0
+    """Largest norm of the gradient; larger gradients are scaled down to it."""
     ema_decay: float = 0.999
+    """Decay of the exponential moving average of the weights."""
 
     def __post_init__(self) -> None:
-        _choice("optim.name", self.name, ("adamw", "muon"))
-        _choice("optim.lr_schedule", self.lr_schedule, ("constant", "linear", "cosine"))
-        _above_zero("optim.lr", self.lr)
-        _above_zero("optim.grad_clip", self.grad_clip)
-        _at_least("optim.warmup_steps", self.warmup_steps, 0)
+        _check_choice("optim.name", self.name, ("adamw", "muon"))
+        _check_choice("optim.lr_schedule", self.lr_schedule, ("constant", "linear", "cosine"))
+        _check_positive("optim.lr", self.lr)
+        _check_positive("optim.grad_clip", self.grad_clip)
+        _check_at_least("optim.warmup_steps", self.warmup_steps, 0)
         for name in ("beta1", "beta2", "ema_decay", "final_lr_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optim.{name} is {getattr(self, name)}; it must lie in [0, 1]")
@@ -132,57 +155,69 @@ class OptimConfig:
 
 @dataclass
 class BudgetConfig:
-    """When to stop: at the first of these that is reached."""
+    """When to stop: at the first limit that is reached; 1000 steps if there is none."""
 
     steps: int | None = None
+    """Number of training steps."""
     tokens: int | None = None
+    """Number of training tokens."""
     minutes: float | None = None
+    """Minutes of training, without validation and checkpoints."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "minutes"):
             if (value := getattr(self, name)) is not None:
-                _above_zero(f"budget.{name}", value)
+                _check_positive(f"budget.{name}", value)
 
 
 @dataclass
 class TrainConfig:
-    """How a step is made, and what happens every so often; 0 turns an occasion off."""
+    """How a step is computed, and what happens every so many steps; 0 switches an interval off."""
 
     batch_size: int = 64
-    """Sequences a step, over all processes."""
+    """Sequences per step, over all processes."""
     grad_accumulation: int = 1
-    """Equal parts into which each process cuts its share, to save memory."""
+    """Equal parts into which each process splits its sequences to save memory."""
     time_sampling: str = "uniform"
-    """At which times a step looks. even: all alike. early: t = u², weighed back; for objectives over time."""
+    """Distribution of training times: uniform, or low-noise (t = u², with importance weights)."""
     precision: str = "float32"
-    """Of the trunk's matrix products: float32, bfloat16, or float8 where that is worth it and bfloat16 elsewhere."""
+    """Precision of matrix products: float32, bfloat16 (mixed precision), or float8 in the blocks where it pays."""
     compile: bool = False
-    """Whether torch compiles the network; kernels of our own, which a GPU has, are as fast without."""
+    """Compile the network with torch.compile; the GPU kernels of this package are as fast without."""
     cuda_graphs: bool = True
-    """Whether a single GPU replays the launches of blocks, if they are neither compiled nor recomputed."""
+    """Use CUDA graphs for the blocks on a single GPU, unless they are compiled or checkpointed."""
     activation_checkpointing: str = "none"
-    """What is computed again on the way back, to hold less: nothing, all but matrix products (cheap), or blocks."""
+    """Activations recomputed in the backward pass to save memory: none, selective (all but matrix products), full."""
     deterministic: bool = False
-    """Whether a GPU computes the same bits every time, as a CPU does; attention is slower for it."""
+    """Use deterministic algorithms on a GPU, as a CPU always does; attention is slower."""
     fsdp: bool = False
+    """Shard weights, gradients and optimizer state over processes (FSDP2)."""
     log_every: int = 10
+    """Steps between records of the training loss."""
     eval_every: int = 250
+    """Steps between validations."""
     eval_sequences: int = 256
+    """Sequences per validation."""
     save_every: int = 500
+    """Steps between checkpoints."""
     keep_checkpoints: int = 3
+    """Number of newest checkpoints to keep, beside the best."""
     sample_every: int = 0
+    """Steps between logged samples."""
     on_nonfinite: str = "stop"
+    """At a loss or gradient that is not finite: stop, or skip the step."""
     max_skips: int = 10
+    """Number of steps that may be skipped."""
 
     def __post_init__(self) -> None:
-        _choice("train.precision", self.precision, ("float32", "bfloat16", "float8"))
-        _choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise"))
-        _choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
-        _choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
+        _check_choice("train.precision", self.precision, ("float32", "bfloat16", "float8"))
+        _check_choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise"))
+        _check_choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
+        _check_choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
         for name in ("batch_size", "grad_accumulation", "log_every", "keep_checkpoints", "eval_sequences"):
-            _at_least(f"train.{name}", getattr(self, name), 1)
+            _check_at_least(f"train.{name}", getattr(self, name), 1)
         for name in ("eval_every", "save_every", "sample_every", "max_skips"):
-            _at_least(f"train.{name}", getattr(self, name), 0)
+            _check_at_least(f"train.{name}", getattr(self, name), 0)
 
 
 @dataclass
@@ -196,26 +231,29 @@ class RunConfig:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     objective: str = "score-entropy"
+    """Training objective."""
     objective_options: dict[str, float] = field(default_factory=dict)
+    """Options of the objective, such as t_min, or steps of d3pm."""
     seed: int = 0
+    """Seed of initial weights, data order, times, noise and dropout."""
 
     @property
     def time_conditioning(self) -> str:
-        """What the network hears of the noise: what was chosen, else sigma where the objective has times."""
-        return self.model.time_conditioning or ("none" if self.objective in TIME_FREE else "sigma")
+        """Return the noise level given to the network: as configured, else sigma if the objective has times."""
+        return self.model.time_conditioning or ("none" if self.objective in TIME_FREE_OBJECTIVES else "sigma")
 
     def resolved(self) -> "RunConfig":
-        """This, with what was left open decided and what contradicts refused."""
-        needs = NEEDS.get(self.objective)
-        self.model.parameterization = self.model.parameterization or needs or "score"
-        if needs and self.model.parameterization != needs:
+        """Fill in defaults that depend on other options, refuse options that contradict each other, and return this."""
+        required = REQUIRED_PARAMETERIZATION.get(self.objective)
+        self.model.parameterization = self.model.parameterization or required or "score"
+        if required and self.model.parameterization != required:
             raise ValueError(
-                f"objective {self.objective} trains parameterization {needs}; model.parameterization is "
+                f"objective {self.objective} trains parameterization {required}; model.parameterization is "
                 f"{self.model.parameterization}: leave it out, or choose another objective"
             )
-        if self.objective in TIME_FREE and self.time_conditioning == "sigma":
+        if self.objective in TIME_FREE_OBJECTIVES and self.time_conditioning == "sigma":
             raise ValueError(
-                f"objective {self.objective} has no noise level to tell; leave model.time_conditioning out"
+                f"objective {self.objective} has no noise level to condition on; leave model.time_conditioning out"
             )
         if self.noise.schedule is None:
             denoiser = self.noise.process == "uniform" and self.model.parameterization == "mean"
@@ -225,13 +263,13 @@ class RunConfig:
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as stored beside the weights."""
+        """Return plain data, as stored beside the weights."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "RunConfig":
-        """The run that `as_dict` wrote."""
-        parts = {
+        """Return the configuration that `as_dict` wrote."""
+        sections = {
             "data": DataConfig,
             "noise": NoiseConfig,
             "model": ModelConfig,
@@ -243,6 +281,6 @@ class RunConfig:
         if unknown := sorted(set(data) - known):
             raise ValueError(f"the configuration has {', '.join(unknown)}; it may have {', '.join(sorted(known))}")
         try:
-            return cls(**{name: parts[name](**value) if name in parts else value for name, value in data.items()})
+            return cls(**{name: sections[name](**value) if name in sections else value for name, value in data.items()})
         except TypeError as error:
             raise ValueError(f"the configuration does not fit: {error}") from None

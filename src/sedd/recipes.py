@@ -1,4 +1,4 @@
-"""Named runs: what differs from the defaults of `config`."""
+"""Recipes: named configurations, as differences from the defaults of `config`."""
 
 from typing import Any
 
