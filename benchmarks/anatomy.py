@@ -131,7 +131,9 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     )
     if piecewise:
         network = steps.network
-        network.pass_through = torch.compile(network.pass_through, fullgraph=True, dynamic=False)
+        network.activation_checkpointing = torch.compile(
+            network.activation_checkpointing, fullgraph=True, dynamic=False
+        )
         network.output_layer.compile(fullgraph=True, dynamic=False)
     return steps
 

@@ -42,15 +42,15 @@ class DataConfig:
     sources: list[str] = field(default_factory=list)
     """Files or folders: text, JSON lines, CSV, Parquet, compressed or not, or one folder of prepared data."""
     tokenizer: str = "bytes"
-    """Tokenizer: bytes, chars, ints, bpe:SIZE to train one, gpt2, or a tokenizer file."""
+    """Tokenizer: bytes, chars, ints, bpe:SIZE (trained on the data), gpt2, or the path of a tokenizer."""
     packing: str = "packed"
     """packed: join all text and cut it into sequences. lines: one record per line, padded to model.seq_len."""
     pad: str = "model"
     """Padding of lines. model: a token that is learned. ignore: excluded from noise, loss, attention and counts."""
     column: str | None = None
-    """Column of a table, or key of JSON records, that holds the text."""
+    """Column of a table that holds the text; by default the one that is obvious from its name."""
     label: str | None = None
-    """Column of a table, or key of JSON records, that holds the label; for lines."""
+    """Column of a table that holds the label of each record; for lines."""
     label_dropout: float = 0.1
     """Fraction of sequences whose label is hidden in training, so that the model without a label is trained too."""
     val_fraction: float = 0.05

@@ -17,7 +17,7 @@ OBJECTIVE = DenoisingScoreEntropy(Absorbing(11), LogLinear())
 
 
 def made(style: type[Transformer]) -> Transformer:
-    network = style(states=12, width=16, depth=2, heads=2, cond=4)
+    network = style(states=12, width=16, depth=2, heads=2, cond_dim=4)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -37,7 +37,7 @@ def stepped(network: Transformer, t: float) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", ["none", "selective", "full"])
 def test_one_graph_however_much_is_masked(name: str, style: type[Transformer]) -> None:
     plain, compiled = made(style), made(style)
-    compiled.pass_through = registry.ACTIVATION_CHECKPOINTING.load(name)
+    compiled.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(name)
     torch._dynamo.reset()
     counters.clear()
     compiled.compile_trunk(backend="aot_eager")

@@ -115,7 +115,9 @@ def test_the_error_is_calibrated_and_the_bound_bounds() -> None:
 
 def small() -> MeanModel:
     """A transformer that has learned nothing, but says something: its head is not 0. 8 tokens, any length."""
-    network = Modern(states=9, width=16, depth=1, heads=2, timed=False, generator=torch.Generator().manual_seed(0))
+    network = Modern(
+        states=9, width=16, depth=1, heads=2, time_conditioning=False, generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         network.head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
     return MeanModel(network.requires_grad_(False).eval(), Absorbing(8))

@@ -43,9 +43,9 @@ class Lesson:
             for i, p in enumerate(self.network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
         if setting.precision == "float8":
-            self.network.narrow()
+            self.network.enable_fp8()
         if recorded:
-            self.network.record()
+            self.network.enable_cuda_graphs()
         self.fused = FusedLoss(self.parts.objective, factory.build_model(run, self.network, self.parts))
         self.precision = setting.precision
 
@@ -92,8 +92,8 @@ def test_the_same_bits(style: str, padded: bool, options: dict[str, Any]) -> Non
         found = [lesson.gradient(i) for lesson in (ours, theirs)]
         assert found[0][0].isfinite().all()
         assert same(*found)
-        assert ours.network.recorded is not None
-        assert len(ours.network.recorded._graphs) == 1
+        assert ours.network.graphed_blocks is not None
+        assert len(ours.network.graphed_blocks._graphs) == 1
         with torch.no_grad():
             for p in (*ours.network.parameters(), *theirs.network.parameters()):
                 p *= 0.99
@@ -128,8 +128,8 @@ def test_an_evaluation_in_between_is_not_replayed() -> None:
         total.backward()
         found.append([said.detach(), *(p.grad for p in lesson.network.parameters() if p.grad is not None)])
     assert same(*found)
-    assert ours.network.recorded is not None
-    assert len(ours.network.recorded._graphs) == 1
+    assert ours.network.graphed_blocks is not None
+    assert len(ours.network.graphed_blocks._graphs) == 1
 
 
 def test_weights_that_lie_elsewhere_are_found() -> None:
@@ -180,7 +180,7 @@ def pair(style: str, **options: Any) -> tuple[Transformer, Transformer]:
     for network in made:
         for i, p in enumerate(network.parameters()):
             torch.nn.init.normal_(p, 0, 0.2, generator=torch.Generator("cuda").manual_seed(i))
-    made[0].record()
+    made[0].enable_cuda_graphs()
     return made[0], made[1]
 
 
@@ -193,15 +193,15 @@ def learn(network: Transformer, size: int = 4, valid: Tensor | None = None) -> N
 
 def alike(ours: Transformer, theirs: Transformer) -> None:
     """Gradients, to the bit, and those that are missing; and one of them was replayed."""
-    assert ours.recorded is not None
-    assert ours.recorded._graphs
+    assert ours.graphed_blocks is not None
+    assert ours.graphed_blocks._graphs
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None), name
         assert a.grad is None or torch.equal(a.grad, b.grad), name
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("options", [{"causal": True}, {"timed": False, "causal": True}, {"dropout": 0.3}])
+@pytest.mark.parametrize("options", [{"causal": True}, {"time_conditioning": False, "causal": True}, {"dropout": 0.3}])
 @pytest.mark.parametrize("style", ["reference", "modern"])
 def test_kinds_of_networks(style: str, options: dict[str, Any], padded: bool) -> None:
     """Those that see the past alone, too, with padding or without."""
@@ -229,7 +229,7 @@ def test_shapes_take_turns() -> None:
         for size in (4, 2, 4, 2, 1, 3, 5, 6, 4):
             learn(network, size)
     alike(*made)
-    assert len(made[0].recorded._graphs) == cuda_graphs.MAX_GRAPHS  # type: ignore[union-attr]
+    assert len(made[0].graphed_blocks._graphs) == cuda_graphs.MAX_GRAPHS  # type: ignore[union-attr]
 
 
 def test_gradients_that_are_set_to_0_and_weights_that_are_frozen_for_a_while() -> None:

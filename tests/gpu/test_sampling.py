@@ -132,7 +132,7 @@ def test_masks_are_revealed_at_the_pace_of_the_step() -> None:
 
 
 def made(style: type[Transformer], timed: bool, states: int = 32) -> Transformer:
-    network = style(states=states, width=64, depth=2, heads=2, timed=timed)
+    network = style(states=states, width=64, depth=2, heads=2, time_conditioning=timed)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.normal_(0, 0.12, generator=generator)
@@ -185,7 +185,7 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
 def test_a_planned_run_never_waits() -> None:
     """Once it is planned, events follow each other without a question to the device."""
     process, schedule = Absorbing(31), factory.build_schedule("log-linear")
-    network = factory.served(made(Reference, timed=False), "cuda", "bfloat16")
+    network = factory.served(made(Reference, time_conditioning=False), "cuda", "bfloat16")
     model: Any = factory.parameterization("mean", network, process, graphed=GraphedBackbone(network))
     job = factory.build_sampler("first-hitting", model, process, schedule)
     for mode in ("default", "error"):  # the first run records and compiles

@@ -175,7 +175,7 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
             for i, p in enumerate(network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
         if narrow:
-            network.narrow()
+            network.enable_fp8()
         with torch.autocast("cuda", torch.bfloat16):
             total = FusedLoss(parts.objective, factory.build_model(run, network, parts))(x_t, x_0, t, weight).total
         total.backward()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.nn.layers import Rotary
+from sedd.nn.embeddings import RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import block_ops, fp8, fp8_triton, residual_norm_triton
 from sedd.ops.block_ops import RMS_NORM, TORCH, BlockOps, Modulation, NormSpec, ResidualBranch
@@ -129,7 +129,7 @@ def test_a_whole_network_of_packed_tokens(
     style: type[Transformer], count: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no token is selected."""
-    network = style(states=7, width=12, depth=2, heads=2, cond=4).to(device)
+    network = style(states=7, width=12, depth=2, heads=2, cond_dim=4).to(device)
     weights = list(network.parameters())
     with torch.no_grad():
         for i, weight in enumerate(weights):
@@ -150,7 +150,7 @@ def test_qkv_rotary(qk_norm: bool, length: int, heads: int, d: int, device: str)
     h = heads * d
     n, weight = draw(2, length, h, device=device), draw(3 * h, h, seed=1, device=device)
     qk_scale = (draw(d, seed=2, device=device), draw(d, seed=3, device=device)) if qk_norm else None
-    rotary = Rotary(d).to(device)
+    rotary = RotaryEmbedding(d).to(device)
     leaves = [n, weight, *(qk_scale or ())]
     assert_close(*both(lambda backend: backend.qkv_rotary(n, weight, heads, rotary(length), qk_scale), leaves))
 
@@ -257,7 +257,7 @@ def test_fp8_mlp(activation: str, biased: bool, device: str) -> None:
 
 def test_fp8_qkv_rotary(device: str) -> None:
     n, weight = leaves_for_fp8(((2, 9, 32), (96, 32)), device)
-    rotation = Rotary(16).to(device)(9)
+    rotation = RotaryEmbedding(16).to(device)(9)
     x_fp8 = fp8.quantize_rowwise(n.detach().flatten(0, -2))
     theirs, ours = both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, None, x_fp8), [n, weight])
     assert_close(ours, theirs, rtol=FP8_RTOL[device])

@@ -16,7 +16,7 @@ styles = pytest.mark.parametrize("style", [Reference, Modern])
 
 
 def network(style: type[Transformer], timed: bool = True) -> Transformer:
-    made = style(states=11, width=24, depth=2, heads=3, cond=8, dropout=0.2, timed=timed)
+    made = style(states=11, width=24, depth=2, heads=3, cond_dim=8, dropout=0.2, time_conditioning=timed)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -33,7 +33,7 @@ def gone_through(made: Transformer, name: str) -> tuple[list[Tensor], int]:
         return x
 
     x, sigma = torch.arange(44).view(4, 11) % 11, torch.tensor([0.1, 0.5, 1.0, 2.0])
-    made.pass_through = registry.ACTIVATION_CHECKPOINTING.load(name)
+    made.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(name)
     torch.manual_seed(7)  # dropout
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         loss = made(x, sigma).square().sum()

@@ -17,33 +17,33 @@ def network() -> Modern:
 
 def test_a_cpu_records_nothing() -> None:
     made = network()
-    made.record()
-    assert made.recorded is None
+    made.enable_cuda_graphs()
+    assert made.graphed_blocks is None
 
 
 def test_a_network_that_left_its_gpu_is_not_replayed() -> None:
     made = network()
-    made.recorded = GraphedFunction(made.blocks[:-1].parameters())
+    made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
     made(torch.zeros(2, 4, dtype=torch.long), torch.ones(2)).sum().backward()
-    assert made.recorded._graphs == {}
+    assert made.graphed_blocks._graphs == {}
 
 
 def test_a_copy_is_recorded_anew() -> None:
     """With its own weights: graphs stay where they were made."""
     made = network()
-    made.recorded = GraphedFunction(made.blocks[:-1].parameters())
-    made.recorded._graphs["made"] = CapturedGraphs(None, (), (), None, (), ())
+    made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
+    made.graphed_blocks._graphs["made"] = CapturedGraphs(None, (), (), None, (), ())
     copied = copy.deepcopy(made)
-    assert copied.recorded is not None
-    assert list(made.recorded._graphs) == ["made"]
-    assert copied.recorded._graphs == {}
-    assert [id(w) for w in copied.recorded.weights] == [id(w) for w in copied.blocks[:-1].parameters()]
+    assert copied.graphed_blocks is not None
+    assert list(made.graphed_blocks._graphs) == ["made"]
+    assert copied.graphed_blocks._graphs == {}
+    assert [id(w) for w in copied.graphed_blocks.weights] == [id(w) for w in copied.blocks[:-1].parameters()]
 
 
 def test_nobody_holds_on_to_a_recorded_network() -> None:
     """Its memory on a GPU is back when it is gone, not when Python next looks for what refers to itself."""
     made = network()
-    made.recorded = GraphedFunction(made.blocks[:-1].parameters())
+    made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
     gone = weakref.ref(made)
     gc.disable()
     try:
@@ -61,16 +61,16 @@ def test_what_learns_nothing_is_called_as_it_is() -> None:
     assert said.tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("way", ["compile_trunk", "pass_through"])
+@pytest.mark.parametrize("way", ["compile_trunk", "activation_checkpointing"])
 def test_what_is_compiled_or_recomputed_is_not_recorded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     made = network()
     if way == "compile_trunk":
         made.compile_trunk("eager")
     else:
-        made.pass_through = lambda block, *rest: block(*rest)
-    made.record()
-    assert made.recorded is None
+        made.activation_checkpointing = lambda block, *rest: block(*rest)
+    made.enable_cuda_graphs()
+    assert made.graphed_blocks is None
     other = network()
-    other.record()
-    assert other.recorded is not None
+    other.enable_cuda_graphs()
+    assert other.graphed_blocks is not None

@@ -63,7 +63,7 @@ def networks(style: type[Transformer], width: int) -> list[Transformer]:
         for i, parameter in enumerate(network.parameters()):
             parameter.data.normal_(0, 0.15, generator=torch.Generator().manual_seed(i))
         made.append(network)
-    made[1].narrow()
+    made[1].enable_fp8()
     return made
 
 

@@ -63,7 +63,7 @@ def process_of(objective: Objective) -> Process:
 
 def drawn(style: type[Transformer], states: int, **options: Any) -> Transformer:
     """A small network in which no weight is 0, in float64."""
-    network = style(**({"states": states, "width": 12, "depth": 1, "heads": 2, "cond": 4} | options)).double()
+    network = style(**({"states": states, "width": 12, "depth": 1, "heads": 2, "cond_dim": 4} | options)).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():

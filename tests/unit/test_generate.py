@@ -60,7 +60,12 @@ def small(parameterization: type, kind: type, timed: bool = True) -> tuple[objec
     """A network with random weights, its head too."""
     noise = kind(11)
     made = transformer.Modern(
-        states=noise.num_states, width=16, depth=2, heads=2, timed=timed, generator=torch.Generator().manual_seed(0)
+        states=noise.num_states,
+        width=16,
+        depth=2,
+        heads=2,
+        time_conditioning=timed,
+        generator=torch.Generator().manual_seed(0),
     )
     for i, p in enumerate(made.parameters()):
         p.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(i))

@@ -113,7 +113,15 @@ def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[...
 
 
 def network(style: str, timed: bool, labels: int) -> torch.nn.Module:
-    options = {"states": 4, "width": 16, "depth": 1, "heads": 2, "cond": 8, "timed": timed, "labels": labels}
+    options = {
+        "states": 4,
+        "width": 16,
+        "depth": 1,
+        "heads": 2,
+        "cond_dim": 8,
+        "time_conditioning": timed,
+        "labels": labels,
+    }
     made = factory.build_transformer(style, **options, generator=torch.Generator().manual_seed(0)).double().eval()
     with torch.no_grad():
         for parameter in made.parameters():

@@ -30,7 +30,7 @@ styles = pytest.mark.parametrize("style", [Reference, Modern])
 
 
 def network(style: type[Transformer], timed: bool = True, labels: int = 0) -> Transformer:
-    made = style(states=N + 1, width=H, depth=2, heads=2, cond=4, timed=timed, labels=labels).double()
+    made = style(states=N + 1, width=H, depth=2, heads=2, cond_dim=4, time_conditioning=timed, labels=labels).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -74,7 +74,7 @@ def test_losses_and_gradients_stay(
     style: type[Transformer], timed: bool, masked: str, padded: bool, recompute: str
 ) -> None:
     made, valid = network(style, timed), torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]])
-    made.pass_through = registry.ACTIVATION_CHECKPOINTING.load(recompute)
+    made.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(recompute)
     given = MASKED[masked], valid if padded else None
     with at_the_end(made):
         expected = stepped(made, *given)

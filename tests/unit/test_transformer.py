@@ -14,7 +14,8 @@ from sedd.diffusion.objective import DenoisingScoreEntropy, LambdaDCE
 from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, lost
-from sedd.nn.layers import Rotary, sight
+from sedd.nn.attention import attention_context
+from sedd.nn.embeddings import RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.block_ops import apply_rotary
 
@@ -24,7 +25,7 @@ styles = pytest.mark.parametrize("style", STYLES)
 
 def make(style: type[Transformer], seed: int = 0, **options: object) -> Transformer:
     """A small network in which no weight is 0, so that nothing hides behind its first value."""
-    network = style(**({"states": 7, "width": 24, "depth": 2, "heads": 3, "cond": 8} | options))
+    network = style(**({"states": 7, "width": 24, "depth": 2, "heads": 3, "cond_dim": 8} | options))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -49,8 +50,8 @@ MEDIUM = {"width": 1024, "depth": 24, "heads": 16}
         (SMALL | {"states": 50258}, 169_627_218, 131),
         (MEDIUM | {"states": 50258}, 424_477_010, 251),
         (SMALL | {"states": 50257}, 169_625_681, 131),
-        (SMALL | {"states": 50258, "timed": False}, 162_265_682, 126),
-        (MEDIUM | {"states": 50258, "timed": False}, 405_191_762, 246),
+        (SMALL | {"states": 50258, "time_conditioning": False}, 162_265_682, 126),
+        (MEDIUM | {"states": 50258, "time_conditioning": False}, 405_191_762, 246),
     ],
 )
 def test_published_sizes(options: dict[str, int], parameters: int, entries: int) -> None:
@@ -95,7 +96,7 @@ def test_published_layout(timed: bool) -> None:
         block |= {"norm1.bias": (h,), "norm2.bias": (h,)}
         layout |= {"output_layer.norm_final.bias": (h,)}
     layout |= {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in block.items()}
-    network = Reference(states=D, width=h, depth=2, heads=3, timed=timed)
+    network = Reference(states=D, width=h, depth=2, heads=3, time_conditioning=timed)
     assert {name: tuple(value.shape) for name, value in network.state_dict().items()} == layout
     frequencies = torch.tensor([10000 ** (-2 * i / d) for i in range(d // 2)])
     torch.testing.assert_close(network.state_dict()["rotary_emb.inv_freq"], frequencies)
@@ -157,7 +158,7 @@ def published(w: dict[str, Tensor], x: Tensor, sigma: Tensor, heads: int, mutant
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_reference_is_the_published_network(timed: bool) -> None:
-    network = make(Reference, timed=timed).double()
+    network = make(Reference, time_conditioning=timed).double()
     weights = {name: value.double() for name, value in network.state_dict().items()}
     x, sigma = ids(3, 5), torch.tensor([0.01, 0.7, 6.0], dtype=torch.float64)
     expected = torch.stack([published(weights, *row, heads=3) for row in zip(x, sigma, strict=True)])
@@ -202,7 +203,7 @@ def test_weights_are_a_function_of_the_generator(style: type[Transformer]) -> No
     with torch.device("meta"):
         late = style(states=7, width=24, depth=2, heads=3)
     late = late.to_empty(device="cpu")
-    late.draw(torch.Generator().manual_seed(0))
+    late.reset_parameters(torch.Generator().manual_seed(0))
     assert all(torch.equal(first[name], value) for name, value in late.state_dict().items())
 
 
@@ -255,7 +256,7 @@ def test_padding_on_the_left_of_a_causal_row_is_not_seen(style: type[Transformer
 def test_everybody_sees_somebody_and_nobody_valid_sees_padding(causal: bool) -> None:
     """Some kernels give NaN for a query that sees no key."""
     valid = torch.tensor([[True, True, False], [False, False, True], [False, False, False]])
-    mask = sight(Rotary(8)(3), valid, causal).mask
+    mask = attention_context(RotaryEmbedding(8)(3), valid, causal).mask
     assert mask is not None
     mask = mask[:, 0].expand(3, 3, 3)
     assert mask.any(-1).all()
@@ -280,8 +281,8 @@ def test_who_depends_on_whom(style: type[Transformer], causal: bool) -> None:
 def test_rotary_scores_depend_on_distance_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(8, dtype=torch.float64, generator=generator) for _ in "qk")
-    rotary = Rotary(8).double()
-    rotary.draw(None)
+    rotary = RotaryEmbedding(8).double()
+    rotary.reset_parameters(None)
     rotation = rotary(50)
     rows = (apply_rotary(x.expand(1, 50, 1, 8), rotation)[0, :, 0] for x in (q, k))
     q, k = rows
@@ -316,7 +317,7 @@ def test_modern_queries_and_keys_have_no_scale() -> None:
 def test_time_free_ignores_the_noise_and_timed_does_not(style: type[Transformer]) -> None:
     x = ids(2, 5)
     little, much = torch.full((2,), 0.1), torch.tensor([3.0, math.inf])
-    free, timed = make(style, timed=False), make(style)
+    free, timed = make(style, time_conditioning=False), make(style)
     assert torch.equal(free(x, little), free(x, much))
     assert (timed(x, little) - timed(x, much)).abs().amin(0).max() > 1e-3
     assert not any("sigma" in name or "odulation" in name for name in free.state_dict())
@@ -340,7 +341,7 @@ def test_the_first_loss_is_known(style: type[Transformer], timed: bool, schedule
     The expectation over masks is exact: a token is masked with probability 1 − e^−σ, and costs nothing otherwise.
     """
     N, process = 11, Absorbing(11)
-    network = style(states=N + 1, width=24, depth=2, heads=3, timed=timed)
+    network = style(states=N + 1, width=24, depth=2, heads=3, time_conditioning=timed)
     x_0, t = ids(6, 5, states=N), torch.linspace(0.05, 0.95, 6)
     assert (network(x_0, t) == 0).all()
     masked = torch.full_like(x_0, N)
@@ -358,7 +359,7 @@ def test_the_first_loss_is_known(style: type[Transformer], timed: bool, schedule
 @pytest.mark.parametrize("how", ["autocast", "converted"])
 def test_a_trunk_in_bfloat16_gives_float32(style: type[Transformer], timed: bool, how: str) -> None:
     """The head's product is in bfloat16; the embedding of σ, the residual stream and the output are not."""
-    network, x, sigma = make(style, timed=timed), ids(2, 40), torch.tensor([0.3, 3.0])
+    network, x, sigma = make(style, time_conditioning=timed), ids(2, 40), torch.tensor([0.3, 3.0])
     exact = network(x, sigma)
     network = network.bfloat16() if how == "converted" else network
     seen: dict[str, torch.dtype] = {}
@@ -380,8 +381,8 @@ def test_a_trunk_in_bfloat16_gives_float32(style: type[Transformer], timed: bool
 
 
 def test_rotation_is_not_rounded_with_the_weights() -> None:
-    rotary = Rotary(8)
-    rotary.draw(None)
+    rotary = RotaryEmbedding(8)
+    rotary.reset_parameters(None)
     exact = rotary(2000)
     for rounded, value in zip(rotary.bfloat16()(2000), exact, strict=True):
         assert torch.equal(rounded, value)
@@ -426,7 +427,7 @@ def test_every_weight_learns(style: type[Transformer]) -> None:
 @styles
 def test_a_causal_network_is_an_autoregressive_model(style: type[Transformer]) -> None:
     """It reads a start token and is a law: the probabilities of all sequences sum to 1."""
-    model = CausalModel(make(style, states=4, outputs=3, causal=True, timed=False), Absorbing(3))
+    model = CausalModel(make(style, states=4, outputs=3, causal=True, time_conditioning=False), Absorbing(3))
     x = torch.cartesian_prod(*[torch.arange(3)] * 3)
     log_p = model.log_next(x).gather(-1, x[..., None]).sum((-2, -1))
     torch.testing.assert_close(log_p.exp().sum(), torch.tensor(1.0))
@@ -446,7 +447,7 @@ def test_a_causal_network_is_an_autoregressive_model(style: type[Transformer]) -
         ({"dropout": -0.1}, ["dropout is -0.1"]),
         ({"states": 1}, ["states is 1", "at least 2"]),
         ({"outputs": 1}, ["outputs is 1", "at least 2"]),
-        ({"cond": 0}, ["cond is 0", "timed=False"]),
+        ({"cond_dim": 0}, ["cond_dim is 0", "time_conditioning=False"]),
     ],
 )
 @styles
@@ -476,7 +477,7 @@ def test_only_modern_can_tell_the_places_of_masks_apart(timed: bool) -> None:
     """Rotary attention sees distances: where all tokens are one, the reference network says the same everywhere."""
     masks = torch.full((1, 6), 4)
     for style, tells in (("reference", False), ("modern", True)):
-        network = factory.build_transformer(style, states=5, width=16, depth=2, heads=2, timed=timed)
+        network = factory.build_transformer(style, states=5, width=16, depth=2, heads=2, time_conditioning=timed)
         with torch.no_grad():
             for value in network.parameters():
                 value.normal_(generator=torch.Generator().manual_seed(0))

@@ -48,7 +48,7 @@ class _Head(nn.Module):
     def __init__(self, s: LossSetting, states: int, generator: torch.Generator) -> None:
         super().__init__()
         self.head = Linear(s.width, states)
-        self.head.draw(generator)
+        self.head.reset_parameters(generator)
         self.states = nn.Parameter(torch.randn(1, s.rows, s.width, generator=generator))
         self.is_bfloat16 = s.precision == "bfloat16"
 

@@ -108,14 +108,14 @@ class TrainingSteps:
             half = torch.autocast(s.device, torch.bfloat16)
             self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
         if s.precision == "float8":
-            self.network.narrow()
+            self.network.enable_fp8()
         model = factory.build_model(run, self.network, parts)
         if fused:
-            self.network.pass_through = registry.ACTIVATION_CHECKPOINTING.load(s.activation_checkpointing)
+            self.network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(s.activation_checkpointing)
             if s.compile:
                 self.network.compile_trunk()
             if s.cuda_graphs:
-                self.network.record()
+                self.network.enable_cuda_graphs()
             self.loss = self._fused(FusedLoss(parts.objective, model))
         else:
             self.loss = self._plain(parts, model)

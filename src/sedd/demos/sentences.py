@@ -74,7 +74,7 @@ def build_denoiser(process: Process, seed: int) -> MeanModel:
         width=32,
         depth=2,
         heads=4,
-        cond=32,
+        cond_dim=32,
         generator=torch.Generator().manual_seed(seed),
     )
     return MeanModel(trunk, process)

@@ -1,7 +1,8 @@
-"""Blocks of transformers, and what stands between the last of them and the head; two styles of either.
+"""Transformer blocks and the final layer, in the `reference` and the `modern` architecture.
 
-A block does not add its answer to the stream: it hands both on, and whoever reads next adds it, since that sum and the
-norm that follows are one kernel. A style says what a block is made of; what is done with it is the same for both.
+A block returns the residual stream and the branch that is still to be added to it; the next block, or the final layer,
+adds it, since that sum and the norm that follows are one fused kernel. An architecture defines the weights of a block;
+what is computed with them is the same for both.
 """
 
 from abc import ABC, abstractmethod
@@ -12,115 +13,108 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sedd.diffusion.precision import compute_dtype
-from sedd.nn.layers import AttentionContext, Float32Linear, LayerNorm, Linear, QKScale, Shape, attend
+from sedd.nn.attention import AttentionContext, QKScale, attention
+from sedd.nn.conditioning import block_modulations, final_modulation
+from sedd.nn.layers import Float32Linear, LayerNorm, Linear, TransformerShape
 from sedd.ops import block_ops
-from sedd.ops.block_ops import RMS_NORM, Modulation, NormSpec, ResidualBranch
+from sedd.ops.block_ops import RMS_NORM, NormSpec, ResidualBranch
 from sedd.ops.packed_tokens import PackedTokens, gather
 
 
-class Parts(NamedTuple):
-    """What a block is made of: attention, then two matrices with an activation between them, a norm before each."""
+class BlockWeights(NamedTuple):
+    """The weights of a block: norm and attention, then norm and MLP."""
 
     norms: tuple[NormSpec, NormSpec]
     qkv: Linear
-    gains: tuple[Tensor, Tensor] | None
-    """Of normed queries and keys; None: they are not normed."""
+    qk_scale: tuple[Tensor, Tensor] | None
+    """Scales of normalized queries and keys; None: they are not normalized."""
     out: Linear
     up: Linear
     down: Linear
     activation: str
-    """The activation."""
+    """``gelu`` or ``relu2``."""
     modulation: Float32Linear | None
-    """What σ decides; None: nothing."""
+    """The adaLN layer; None without noise conditioning."""
 
 
 class Block(nn.Module, ABC):
-    """A part of a network that reads the stream and has something to add to it."""
+    """A transformer block: attention and MLP, each after a norm and beside a residual connection."""
 
-    narrow = False
-    """Whether its products are of `kernels.eighths`, where that is worth it."""
+    use_fp8 = False
+    """Whether matrix products run in float8 where that is faster; see `ops.fp8`."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.heads, self.dropout = shape.heads, shape.dropout
 
     @abstractmethod
-    def parts(self) -> Parts:
-        """What it is made of."""
+    def block_weights(self) -> BlockWeights:
+        """Return the weights."""
 
     def forward(
         self,
         x: Float[Tensor, "b L h"],
         branch: ResidualBranch | None,
         c: Float[Tensor, "b cond"] | None,
-        sight: AttentionContext,
-        rows: PackedTokens | None = None,
+        context: AttentionContext,
+        packed: PackedTokens | None = None,
     ) -> tuple[Float[Tensor, "*s h"], ResidualBranch]:
-        """The stream and what is still to be added to it: whoever reads next does that.
+        """Return the residual stream and the branch that is still to be added to it.
 
-        With ``rows`` it goes no further than these: all are seen, and nobody reads the others. At the start, where the
-        modulation is 0, nothing is added if σ is told.
+        Args:
+            x: The residual stream.
+            branch: The previous block's branch, to be added to ``x``.
+            c: The noise-level embedding.
+            context: What attention needs besides its inputs.
+            packed: In the last block, the positions that are read. Attention is over all positions, and everything
+                after it is computed for these alone.
         """
-        of = self.parts()
-        dtype = compute_dtype(of.qkv.weight)
+        w = self.block_weights()
+        dtype = compute_dtype(w.qkv.weight)
         backend, dropout = block_ops.select_backend(x.device.type, dtype), self.dropout if self.training else 0.0
-        first, second = _told(of.modulation, c)
-        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, of.norms[0], first.change, dtype, None, self.narrow)
-        seen = attend(*backend.qkv_rotary(n, of.qkv.weight, self.heads, sight.rotation, of.gains, n_fp8), sight)
-        x, seen = gather(x, rows), gather(seen, rows)
-        added = ResidualBranch.with_dropout(backend.linear(seen, of.out.weight), first.gate, dropout)
-        x, n, n_fp8 = backend.residual_norm_modulate(x, added, of.norms[1], second.change, dtype, rows, self.narrow)
-        y = backend.mlp(n, (of.up.weight, of.up.bias), of.down.weight, of.activation, n_fp8)
-        bias = (
-            None if of.down.bias is None else of.down.bias.clone()
-        )  # its shards are gone when the next block reads it
-        return x, ResidualBranch.with_dropout(y, second.gate, dropout, bias)
+        attention_half, mlp_half = block_modulations(w.modulation, c)
+
+        x, n, n_fp8 = backend.residual_norm_modulate(
+            x, branch, w.norms[0], attention_half.modulation, dtype, None, self.use_fp8
+        )
+        q, k, v = backend.qkv_rotary(n, w.qkv.weight, self.heads, context.rotation, w.qk_scale, n_fp8)
+        attended = attention(q, k, v, context)
+        x, attended = gather(x, packed), gather(attended, packed)
+        branch = ResidualBranch.with_dropout(backend.linear(attended, w.out.weight), attention_half.gate, dropout)
+
+        x, n, n_fp8 = backend.residual_norm_modulate(
+            x, branch, w.norms[1], mlp_half.modulation, dtype, packed, self.use_fp8
+        )
+        y = backend.mlp(n, (w.up.weight, w.up.bias), w.down.weight, w.activation, n_fp8)
+        # a copy: FSDP has freed this block's weights when the next block adds the bias
+        bias = None if w.down.bias is None else w.down.bias.clone()
+        return x, ResidualBranch.with_dropout(y, mlp_half.gate, dropout, bias)
 
 
 class FinalLayer(nn.Module, ABC):
-    """NormSpec, modulation and head."""
+    """Norm and modulation before the head, and the head itself."""
 
     linear: Linear
 
     @abstractmethod
-    def parts(self) -> tuple[NormSpec, Float32Linear | None]:
-        """The norm, and what σ decides of it."""
+    def norm_and_modulation(self) -> tuple[NormSpec, Float32Linear | None]:
+        """Return the norm and its adaLN layer."""
 
     def forward(
         self,
         x: Float[Tensor, "*s h"],
         branch: ResidualBranch | None,
         c: Float[Tensor, "b cond"] | None,
-        rows: PackedTokens | None = None,
+        packed: PackedTokens | None = None,
     ) -> Float[Tensor, "*s h"]:
-        """What the head reads."""
-        norm, modulation = self.parts()
+        """Return the hidden states that the head reads."""
+        norm, layer = self.norm_and_modulation()
         dtype = compute_dtype(self.linear.weight)
         backend = block_ops.select_backend(x.device.type, dtype)
-        return backend.residual_norm_modulate(x, branch, norm, _changed(modulation, c), dtype, rows)[1]
+        return backend.residual_norm_modulate(x, branch, norm, final_modulation(layer, c), dtype, packed)[1]
 
 
-class Told(NamedTuple):
-    """What σ decides of a half of a block."""
-
-    change: Modulation | None
-    gate: Float[Tensor, "b h"] | None
-
-
-def _told(modulation: Float32Linear | None, c: Tensor | None) -> tuple[Told, Told]:
-    """What σ decides of both halves of a block: shift, scale and gate of each, in this order."""
-    if modulation is None or c is None:
-        return Told(None, None), Told(None, None)
-    shift1, scale1, gate1, shift2, scale2, gate2 = modulation(c).chunk(6, -1)
-    return Told(Modulation(shift1, scale1), gate1), Told(Modulation(shift2, scale2), gate2)
-
-
-def _changed(modulation: Float32Linear | None, c: Tensor | None) -> Modulation | None:
-    """What σ decides of the last norm."""
-    return None if modulation is None or c is None else Modulation(*modulation(c).chunk(2, -1))
-
-
-# The published network -------------------------------------------------------------------------------------
+# The architecture of the published models ------------------------------------------------------------------
 
 
 @final
@@ -129,72 +123,72 @@ class ReferenceBlock(Block):
 
     mlp: Mapping[str, Linear]
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
-        width, timed = shape.width, shape.cond is not None
-        self.norm1 = LayerNorm(width, bias=not timed)
+        width, cond_dim = shape.width, shape.cond_dim
+        self.norm1 = LayerNorm(width, bias=cond_dim is None)
         self.attn_qkv = Linear(width, 3 * width, bias=False)
         self.attn_out = Linear(width, width, bias=False)
-        self.norm2 = LayerNorm(width, bias=not timed)
+        self.norm2 = LayerNorm(width, bias=cond_dim is None)
         mlp = nn.ModuleDict({"0": Linear(width, 4 * width), "2": Linear(4 * width, width)})  # GELU is between them
         self.mlp = mlp  # type: ignore[assignment]
-        self.adaLN_modulation = None if shape.cond is None else Float32Linear(shape.cond, 6 * width, zero=True)
+        self.adaLN_modulation = None if cond_dim is None else Float32Linear(cond_dim, 6 * width, zero=True)
 
-    def parts(self) -> Parts:
-        """What it is made of."""
+    def block_weights(self) -> BlockWeights:
+        """Return the weights."""
         norms, (up, down) = (self.norm1(), self.norm2()), self.mlp.values()
-        return Parts(norms, self.attn_qkv, None, self.attn_out, up, down, "gelu", self.adaLN_modulation)
+        return BlockWeights(norms, self.attn_qkv, None, self.attn_out, up, down, "gelu", self.adaLN_modulation)
 
 
 @final
 class ReferenceFinalLayer(FinalLayer):
-    """LayerNorm → modulate → projection with a bias."""
+    """LayerNorm → modulate → head with a bias."""
 
-    def __init__(self, shape: Shape, outputs: int) -> None:
+    def __init__(self, shape: TransformerShape, outputs: int) -> None:
         super().__init__()
-        self.norm_final = LayerNorm(shape.width, bias=shape.cond is None)
-        self.linear = Linear(shape.width, outputs, zero=True)
-        self.adaLN_modulation = None if shape.cond is None else Float32Linear(shape.cond, 2 * shape.width, zero=True)
+        width, cond_dim = shape.width, shape.cond_dim
+        self.norm_final = LayerNorm(width, bias=cond_dim is None)
+        self.linear = Linear(width, outputs, zero=True)
+        self.adaLN_modulation = None if cond_dim is None else Float32Linear(cond_dim, 2 * width, zero=True)
 
-    def parts(self) -> tuple[NormSpec, Float32Linear | None]:
-        """The norm, and what σ decides of it."""
+    def norm_and_modulation(self) -> tuple[NormSpec, Float32Linear | None]:
+        """Return the norm and its adaLN layer."""
         return self.norm_final(), self.adaLN_modulation
 
 
-# The network to train anew ---------------------------------------------------------------------------------
+# The modern architecture -----------------------------------------------------------------------------------
 
 
 @final
 class ModernBlock(Block):
-    """RMSNorm → modulate → attention → gate, then RMSNorm → modulate → squared ReLU → gate, each beside a residual."""
+    """RMSNorm → modulate → attention with QK-norm → gate, then RMSNorm → modulate → squared-ReLU MLP → gate."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
-        width = shape.width
+        width, cond_dim = shape.width, shape.cond_dim
         self.qkv = Linear(width, 3 * width, bias=False)
         self.out = Linear(width, width, bias=False)
         self.q_norm, self.k_norm = QKScale(shape.head_dim), QKScale(shape.head_dim)
         self.up = Linear(width, 4 * width, bias=False)
         self.down = Linear(4 * width, width, bias=False)
-        self.modulation = None if shape.cond is None else Float32Linear(shape.cond, 6 * width, bias=False, zero=True)
+        self.modulation = None if cond_dim is None else Float32Linear(cond_dim, 6 * width, bias=False, zero=True)
 
-    def parts(self) -> Parts:
-        """What it is made of."""
-        gains = self.q_norm(), self.k_norm()
-        return Parts((RMS_NORM, RMS_NORM), self.qkv, gains, self.out, self.up, self.down, "relu2", self.modulation)
+    def block_weights(self) -> BlockWeights:
+        """Return the weights."""
+        norms, scales = (RMS_NORM, RMS_NORM), (self.q_norm(), self.k_norm())
+        return BlockWeights(norms, self.qkv, scales, self.out, self.up, self.down, "relu2", self.modulation)
 
 
 @final
 class ModernFinalLayer(FinalLayer):
-    """RMSNorm → modulate → projection."""
+    """RMSNorm → modulate → head without a bias."""
 
-    def __init__(self, shape: Shape, outputs: int) -> None:
+    def __init__(self, shape: TransformerShape, outputs: int) -> None:
         super().__init__()
-        self.linear = Linear(shape.width, outputs, bias=False, zero=True)
-        self.modulation = (
-            None if shape.cond is None else Float32Linear(shape.cond, 2 * shape.width, bias=False, zero=True)
-        )
+        width, cond_dim = shape.width, shape.cond_dim
+        self.linear = Linear(width, outputs, bias=False, zero=True)
+        self.modulation = None if cond_dim is None else Float32Linear(cond_dim, 2 * width, bias=False, zero=True)
 
-    def parts(self) -> tuple[NormSpec, Float32Linear | None]:
-        """The norm, and what σ decides of it."""
+    def norm_and_modulation(self) -> tuple[NormSpec, Float32Linear | None]:
+        """Return the norm and its adaLN layer."""
         return RMS_NORM, self.modulation

@@ -1,12 +1,13 @@
-"""Transformers: what stands between noisy tokens and a log-score.
+"""Transformers that map noisy tokens to logits.
 
-``network(x, sigma)`` reads ids ``(*b, L)`` and the total noise ``(*b,)`` and gives ``(*b, L, outputs)``, in float32
-or better. It is wrapped by a `parameterization`. Two styles: `Reference` is the network of the published models, to
-the names of its weights; `Modern` is the one to train anew. The head starts at 0, so the first loss is known.
+``network(x, sigma)`` reads ids ``(*b, L)`` and the total noise ``(*b,)`` and returns ``(*b, L, outputs)``, in float32
+or better; a model of `diffusion.parameterization` turns that into log-scores. There are two architectures: `Reference`
+is the network of the published models, down to the names of its weights; `Modern` is the one to train from scratch.
+The head is initialised to 0, so the first loss is known. No sequence length is fixed.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,36 +15,38 @@ from torch import Tensor, nn
 
 from sedd.diffusion import check
 from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
+from sedd.nn.attention import AttentionContext, attention_context
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
-from sedd.nn.layers import (
-    AttentionContext,
-    Embedding,
-    Linear,
-    NoiseEmbedding,
-    Part,
-    PositionEmbedding,
-    Rotary,
-    Shape,
-    sight,
-)
+from sedd.nn.conditioning import NoiseEmbedding
+from sedd.nn.embeddings import Embedding, PositionEmbedding, RotaryEmbedding
+from sedd.nn.layers import Layer, Linear, TransformerShape
 from sedd.ops import block_ops, fp8
 from sedd.ops.block_ops import ResidualBranch, Rotation
 from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.runtime import activation_checkpointing
+from sedd.runtime.activation_checkpointing import ActivationCheckpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
 
 
 class Transformer(nn.Module, ABC):
-    """A transformer over the states of a token, told the total noise σ or not.
+    """A transformer over the states of a token, with or without noise conditioning.
 
-    ``states`` are the rows of the embedding, ``outputs`` those of the head (as many, if None), ``cond`` the width of
-    the embedding of σ. With ``timed=False`` there is none, and σ is not read; with ``causal=True`` the output at i
-    depends on x up to i alone. With ``labels`` of them, sequences may have one: its embedding, or that of no label, is
-    added to every token's. Weights are drawn from ``generator``, or from torch's global one. No length is fixed.
+    Args:
+        states: Rows of the token embedding.
+        outputs: Outputs of the head; as many as states if None.
+        width: Width of the residual stream.
+        depth: Number of blocks.
+        heads: Number of attention heads.
+        cond_dim: Width of the noise-level embedding.
+        dropout: Dropout probability of the residual branches.
+        time_conditioning: Whether the network depends on σ.
+        causal: Whether the output at i depends on x up to i alone.
+        labels: Number of labels. The embedding of a sequence's label, or of no label, is added to that of its tokens.
+        generator: Source of the initial weights; torch's global one if None.
     """
 
-    pass_through: activation_checkpointing.ActivationCheckpointing
-    """How a block is gone through: what it keeps for the way back and what it computes again."""
+    activation_checkpointing: ActivationCheckpointing
+    """How a block is called: `none`, `selective` or `full` of `runtime.activation_checkpointing`."""
 
     def __init__(
         self,
@@ -53,9 +56,9 @@ class Transformer(nn.Module, ABC):
         width: int,
         depth: int,
         heads: int,
-        cond: int = 128,
+        cond_dim: int = 128,
         dropout: float = 0.0,
-        timed: bool = True,
+        time_conditioning: bool = True,
         causal: bool = False,
         labels: int = 0,
         generator: torch.Generator | None = None,
@@ -66,37 +69,40 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"states is {states} and outputs is {outputs}; a token needs at least 2 of each")
         if depth < 1:
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
-        shape = Shape(width=width, heads=heads, cond=cond if timed else None, dropout=dropout)
+        shape = TransformerShape(
+            width=width, heads=heads, cond_dim=cond_dim if time_conditioning else None, dropout=dropout
+        )
         self.states, self.causal, self.labels = states, causal, labels
-        self.pass_through, self.compiled = activation_checkpointing.none, False
-        self.recorded: GraphedFunction | None = None
+        self.activation_checkpointing, self.compiled = activation_checkpointing.none, False
+        self.graphed_blocks: GraphedFunction | None = None
+        # the names of these modules are those of the weights in checkpoints
         self.vocab_embed = Embedding(states, width)
-        self.label_embed = Embedding(labels + 1, width) if labels else None  # the last: no label
-        self.sigma_map = NoiseEmbedding(cond) if timed else None
-        self.place = self._place(shape)
-        self.rotary_emb = Rotary(shape.head_dim)
+        self.label_embed = Embedding(labels + 1, width) if labels else None  # the last row: no label
+        self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
+        self.place = self._position_embedding(shape)
+        self.rotary_emb = RotaryEmbedding(shape.head_dim)
         self.blocks = nn.ModuleList(self._block(shape) for _ in range(depth))
-        self.output_layer = self._last(shape, outputs)
-        if not self.head.weight.is_meta:  # nothing is there to be drawn
-            self.draw(generator)
+        self.output_layer = self._final_layer(shape, outputs)
+        if not self.head.weight.is_meta:  # which has no memory to initialise
+            self.reset_parameters(generator)
 
     @abstractmethod
-    def _place(self, shape: Shape) -> PositionEmbedding | None:
-        """What is added to the embedding of a token for where it stands; None: nothing."""
+    def _position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
+        """Build the absolute position embedding; None: there is none."""
 
     @abstractmethod
-    def _block(self, shape: Shape) -> Block:
-        """One block."""
+    def _block(self, shape: TransformerShape) -> Block:
+        """Build one block."""
 
     @abstractmethod
-    def _last(self, shape: Shape, outputs: int) -> FinalLayer:
-        """What comes after the blocks."""
+    def _final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
+        """Build what follows the blocks."""
 
-    def draw(self, generator: torch.Generator | None = None) -> None:
-        """Draw all weights anew: what a network made on the meta device needs once it has memory."""
-        for part in self.modules():
-            if isinstance(part, Part):
-                part.draw(generator)
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Initialise all weights; a network built on the meta device needs this once it has memory."""
+        for module in self.modules():
+            if isinstance(module, Layer):
+                module.reset_parameters(generator)
 
     @property
     def depends_on_sigma(self) -> bool:
@@ -105,108 +111,8 @@ class Transformer(nn.Module, ABC):
 
     @property
     def head(self) -> Linear:
-        """The last matrix: the output is ``head(hidden(x, sigma))``."""
+        """The last linear map: the output is ``head(hidden(x, sigma))``."""
         return self.output_layer.linear
-
-    def hidden(
-        self,
-        x: Int[Tensor, "*b L"],
-        sigma: Float[Tensor, "*b"],
-        valid: Bool[Tensor, "*b L"] | None = None,
-        rows: PackedTokens | None = None,
-        label: Int[Tensor, "*b"] | None = None,
-    ) -> Float[Tensor, "*s width"]:
-        """What the head reads, in the dtype of its weights or of autocast; see `forward`.
-
-        For every position, (*b, L, width), or for some ``rows`` of them, (n, width).
-        """
-        check.states(x, self.states)
-        b, length = sigma.numel(), x.shape[-1]
-        backend = block_ops.select_backend(x.device.type, compute_dtype(self.head.weight))
-        h = upcast(backend.embedding(x.reshape(b, length), self.vocab_embed()))
-        if self.label_embed is not None:
-            label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
-            h = h + upcast(backend.embedding(label[:, None], self.label_embed()))
-        valid = None if valid is None else valid.reshape(b, length)
-        within, after = (None, rows) if self.compiled else (rows, None)  # how many they are would be a shape of a graph
-        last = gather(self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), within), after)
-        return last.view(*x.shape, -1) if rows is None else last
-
-    def trunk(
-        self,
-        h: Float[Tensor, "b L width"],
-        sigma: Float[Tensor, " b"],
-        valid: Bool[Tensor, "b L"] | None,
-        rotation: Rotation,
-        rows: PackedTokens | None = None,
-    ) -> Float[Tensor, "*s width"]:
-        """From the embedding of tokens to what the head reads: one graph, in which nothing depends on values.
-
-        The rotation is an argument, or a compiler would compute sines again wherever it needs them. In the last block
-        all that follows attention is done for ``rows`` alone, if they are given.
-        """
-        place = sight(rotation, valid, self.causal)
-        c = self._condition(sigma)
-        h = h if self.place is None else h + self.place(h.shape[1])
-        h = h.to(compute_dtype(self.head.weight)) if self.blocks[0].narrow else h
-        replays = self.recorded is not None and self.training and torch.is_grad_enabled() and h.is_cuda
-        h, branch = self._replayed(h, c, place) if replays else self._first(h, c, place)
-        h, branch = self.pass_through(self.blocks[-1], h, branch, c, place, rows)
-        last: Tensor = self.output_layer(h, branch, c, rows)
-        return last
-
-    def _first(self, h: Tensor, c: Tensor | None, place: AttentionContext) -> tuple[Tensor, ResidualBranch | None]:
-        """All blocks but the last. What they say of c is summed apart, in the order of a recording."""
-        c, branch = None if c is None else c.view_as(c), None
-        for block in self.blocks[:-1]:
-            h, branch = self.pass_through(block, h, branch, c, place)
-        return h, branch
-
-    def _replayed(self, h: Tensor, c: Tensor | None, place: AttentionContext) -> tuple[Tensor, ResidualBranch | None]:
-        """The same, by a recording."""
-        assert self.recorded is not None
-        h, y, gate, seed, bias = self.recorded(self._tensors, h, c, place.mask, *place.rotation)
-        rate: Any = self.blocks[-2].dropout
-        return h, ResidualBranch(y, gate, rate, seed, bias)
-
-    def record(self) -> None:
-        """From now on all blocks but the last are replayed in training: see `record.GraphedFunction`.
-
-        On a GPU, that is, where there are several, not compiled and with nothing computed twice. Weights must be whole;
-        if they become other tensors than those that are there now, it is to be called again.
-        """
-        plain = self.pass_through is activation_checkpointing.none and not self.compiled
-        if plain and len(self.blocks) > 1 and self.head.weight.is_cuda:
-            self.recorded = GraphedFunction(self.blocks[:-1].parameters())
-
-    def _tensors(self, h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor) -> OptionalTensors:
-        """`_first` of tensors alone."""
-        h, branch = self._first(h, c, AttentionContext(Rotation(cos, sin), mask, self.causal and mask is None))
-        assert branch is not None
-        return h, branch.y, branch.gate, branch.seed, branch.bias
-
-    def narrow(self) -> None:
-        """From now on blocks multiply in float8 where that is worth it, and the stream has the dtype of the trunk."""
-        head = self.head.weight
-        if refusal := fp8.unsupported_reason(head.device.type, head.shape[-1]):
-            raise ValueError(refusal)
-        for block in self.blocks:
-            block.narrow = True  # type: ignore[assignment]
-
-    def compile_trunk(self, backend: str = "inductor") -> None:
-        """Compile `trunk`, once for every shape of a batch.
-
-        Around it are the embedding, whose gradient is a sum over equal tokens that compilers leave to chance, and
-        whatever reads the last states, which may be a few of the rows and another number in every step.
-        """
-        self.trunk = torch.compile(self.trunk, fullgraph=True, dynamic=False, backend=backend)  # type: ignore[method-assign]
-        self.compiled = True
-
-    def compile_blocks(self, backend: str = "inductor") -> None:
-        """Compile every block by itself: for a network whose weights are gathered between them."""
-        for block in self.blocks:
-            block.compile(backend=backend)
-        self.compiled = True
 
     def forward(
         self,
@@ -218,54 +124,175 @@ class Transformer(nn.Module, ABC):
         packed: PackedTokens | None = None,
         return_hidden: bool = False,
     ) -> Float[Tensor, "*s outputs"]:
-        """An entry for every output, in float32 or better; or what ``read`` makes of the last states and the head.
+        """Return the logits of every position, in float32 or better.
 
-        With ``rows`` the last states are of these alone, which is less work than to leave the others out afterwards.
-
-        Where ``valid`` is False there is padding: no valid position sees it, and what stands there in the output
-        means nothing. Positions count from the left, so padding on the right moves nothing. ``label`` is an id for each
-        sequence; None, and the id after the last, are no label.
+        Args:
+            x: Token ids.
+            sigma: Total noise of each sequence; not read without time conditioning.
+            valid: False at padding: no valid position attends to it, and the output there is meaningless. Positions
+                count from the left, so padding on the right changes nothing.
+            label: Label id of each sequence; None, and the id after the last, mean no label.
+            packed: Compute the output at these positions alone, (n, outputs), with less work in the last block.
+            return_hidden: Return the hidden states that the head reads instead, for a loss that is fused with the
+                head. Unlike `hidden`, this runs the hooks of DDP and FSDP, and autocast.
         """
         hidden = self.hidden(x, sigma, valid, packed, label)
         return hidden if return_hidden else upcast(self.head(hidden))
 
-    def _condition(self, sigma: Tensor) -> Tensor | None:
+    def hidden(
+        self,
+        x: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+        valid: Bool[Tensor, "*b L"] | None = None,
+        packed: PackedTokens | None = None,
+        label: Int[Tensor, "*b"] | None = None,
+    ) -> Float[Tensor, "*s width"]:
+        """Return the hidden states that the head reads, in the dtype of its weights or of autocast; see `forward`.
+
+        Of every position, (*b, L, width), or of the packed ones, (n, width).
+        """
+        check.states(x, self.states)
+        b, length = sigma.numel(), x.shape[-1]
+        backend = block_ops.select_backend(x.device.type, compute_dtype(self.head.weight))
+        h = upcast(backend.embedding(x.reshape(b, length), self.vocab_embed()))
+        if self.label_embed is not None:
+            label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
+            h = h + upcast(backend.embedding(label[:, None], self.label_embed()))
+        valid = None if valid is None else valid.reshape(b, length)
+        # a compiled trunk computes all positions: their number would be a shape that triggers recompilation
+        within, after = (None, packed) if self.compiled else (packed, None)
+        hidden = gather(self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), within), after)
+        return hidden.view(*x.shape, -1) if packed is None else hidden
+
+    def trunk(
+        self,
+        h: Float[Tensor, "b L width"],
+        sigma: Float[Tensor, " b"],
+        valid: Bool[Tensor, "b L"] | None,
+        rotation: Rotation,
+        packed: PackedTokens | None = None,
+    ) -> Float[Tensor, "*s width"]:
+        """Compute the hidden states from the token embeddings: one graph without control flow on values.
+
+        The rotation is an argument, since a compiler would recompute its sines wherever they are used. In the last
+        block everything after attention is computed for the packed positions alone, if they are given.
+        """
+        context = attention_context(rotation, valid, self.causal)
+        c = self._noise_embedding(sigma)
+        h = h if self.place is None else h + self.place(h.shape[1])
+        h = h.to(compute_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
+        use_graphs = self.graphed_blocks is not None and self.training and torch.is_grad_enabled() and h.is_cuda
+        first_blocks = self._graphed_first_blocks if use_graphs else self._first_blocks
+        h, branch = first_blocks(h, c, context)
+        h, branch = self.activation_checkpointing(self.blocks[-1], h, branch, c, context, packed)
+        hidden: Tensor = self.output_layer(h, branch, c, packed)
+        return hidden
+
+    def _noise_embedding(self, sigma: Tensor) -> Tensor | None:
         if self.sigma_map is None:
             return None
         check.noise(sigma)
         c: Tensor = self.sigma_map(sigma.to(upcast_dtype(self.head.weight.dtype)))
         return c
 
+    def _first_blocks(
+        self, h: Tensor, c: Tensor | None, context: AttentionContext
+    ) -> tuple[Tensor, ResidualBranch | None]:
+        """Run all blocks but the last."""
+        # a view of its own: the gradient of c is summed over these blocks first, in the same order as with CUDA graphs
+        c, branch = None if c is None else c.view_as(c), None
+        for block in self.blocks[:-1]:
+            h, branch = self.activation_checkpointing(block, h, branch, c, context)
+        return h, branch
+
+    # CUDA graphs, fp8, compilation -------------------------------------------------------------------------
+
+    def enable_cuda_graphs(self) -> None:
+        """Use CUDA graphs in training for all blocks but the last; see `runtime.cuda_graphs.GraphedFunction`.
+
+        Nothing happens without a GPU, with a single block, in a compiled network, or with activation checkpointing.
+        Weights must not be sharded; if they are replaced by other tensors, call this again.
+        """
+        eager = self.activation_checkpointing is activation_checkpointing.none and not self.compiled
+        if eager and len(self.blocks) > 1 and self.head.weight.is_cuda:
+            self.graphed_blocks = GraphedFunction(self.blocks[:-1].parameters())
+
+    def _graphed_first_blocks(
+        self, h: Tensor, c: Tensor | None, context: AttentionContext
+    ) -> tuple[Tensor, ResidualBranch | None]:
+        """Run all blocks but the last by a CUDA graph."""
+        assert self.graphed_blocks is not None
+        h, y, gate, seed, bias = self.graphed_blocks(
+            self._first_blocks_of_tensors, h, c, context.mask, *context.rotation
+        )
+        dropout: float = self.blocks[-2].dropout  # type: ignore[assignment]
+        return h, ResidualBranch(y, gate, dropout, seed, bias)
+
+    def _first_blocks_of_tensors(
+        self, h: Tensor, c: Tensor | None, mask: Tensor | None, cos: Tensor, sin: Tensor
+    ) -> OptionalTensors:
+        """Run all blocks but the last, with tensors alone as inputs and outputs."""
+        context = AttentionContext(Rotation(cos, sin), mask, self.causal and mask is None)
+        h, branch = self._first_blocks(h, c, context)
+        assert branch is not None
+        return h, branch.y, branch.gate, branch.seed, branch.bias
+
+    def enable_fp8(self) -> None:
+        """Use float8 products in the blocks where they are faster; the residual stream is then in the compute dtype."""
+        head = self.head.weight
+        if reason := fp8.unsupported_reason(head.device.type, head.shape[-1]):
+            raise ValueError(reason)
+        for block in self.blocks:
+            block.use_fp8 = True  # type: ignore[assignment]
+
+    def compile_trunk(self, backend: str = "inductor") -> None:
+        """Compile `trunk`, once for each batch shape.
+
+        The embedding stays outside: compilers make its gradient, a sum over equal tokens, nondeterministic. So does
+        what reads the hidden states, of which the number of packed positions differs in every step.
+        """
+        self.trunk = torch.compile(self.trunk, fullgraph=True, dynamic=False, backend=backend)  # type: ignore[method-assign]
+        self.compiled = True
+
+    def compile_blocks(self, backend: str = "inductor") -> None:
+        """Compile every block by itself, for a network whose weights FSDP gathers between them."""
+        for block in self.blocks:
+            block.compile(backend=backend)
+        self.compiled = True
+
 
 @final
 class Reference(Transformer):
     """The network of the published models, weight by weight.
 
-    Told σ, it has the layout of SEDD; with ``timed=False`` that of RADD, a plain pre-norm transformer.
+    With time conditioning it has the layout of SEDD, without it that of RADD, a plain pre-norm transformer.
+
+    References: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution"; Ou et
+    al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean Data".
     """
 
-    def _place(self, shape: Shape) -> PositionEmbedding | None:
+    def _position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
         return None
 
-    def _block(self, shape: Shape) -> Block:
+    def _block(self, shape: TransformerShape) -> Block:
         return ReferenceBlock(shape)
 
-    def _last(self, shape: Shape, outputs: int) -> FinalLayer:
+    def _final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
         return ReferenceFinalLayer(shape, outputs)
 
 
 @final
 class Modern(Transformer):
-    """RMSNorm, queries and keys normed with a gain, squared ReLU, no biases; gates that start at 0 if σ is told.
+    """RMSNorm, QK-norm, squared ReLU and no biases; with time conditioning, gates are initialised to 0.
 
-    Tokens also know where they stand, not just how far apart: see `layers.PositionEmbedding`.
+    Tokens also have an absolute position embedding; see `embeddings.PositionEmbedding`.
     """
 
-    def _place(self, shape: Shape) -> PositionEmbedding | None:
+    def _position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
         return PositionEmbedding(shape.width)
 
-    def _block(self, shape: Shape) -> Block:
+    def _block(self, shape: TransformerShape) -> Block:
         return ModernBlock(shape)
 
-    def _last(self, shape: Shape, outputs: int) -> FinalLayer:
+    def _final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
         return ModernFinalLayer(shape, outputs)

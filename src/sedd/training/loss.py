@@ -115,9 +115,10 @@ class FusedLoss:
 
 
 def _head(network: nn.Module) -> Linear:
-    """Return the head of a network that may be wrapped, as by DDP."""
-    heads = (getattr(module, "head", None) for module in network.modules())
-    return next(head for head in heads if isinstance(head, Linear))
+    """Return the head of a network, which DDP may wrap."""
+    head = (network.module if isinstance(network, nn.parallel.DistributedDataParallel) else network).head
+    assert isinstance(head, Linear)
+    return head
 
 
 def _gather(values: Tensor, like: Tensor, packed: PackedTokens | None) -> Tensor:

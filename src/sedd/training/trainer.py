@@ -102,15 +102,15 @@ class Trainer:
         """Apply fp8, activation checkpointing, compilation and CUDA graphs to the trained network, not to the EMA."""
         options = self.config.train
         if options.precision == "float8":  # the EMA, which is evaluated, stays in bfloat16
-            self.network.narrow()
-        self.network.pass_through = registry.ACTIVATION_CHECKPOINTING.load(options.activation_checkpointing)
+            self.network.enable_fp8()
+        self.network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(options.activation_checkpointing)
         if options.compile:  # the EMA is evaluated seldom, and with several batch shapes
             if options.fsdp:  # gathering weights between blocks would break the graph of the whole trunk
                 self.network.compile_blocks()
             else:
                 self.network.compile_trunk()
         if options.cuda_graphs and self.ranks.world_size == 1:  # DDP sends gradients while the backward pass still runs
-            self.network.record()
+            self.network.enable_cuda_graphs()
 
     # Loss --------------------------------------------------------------------------------------------------
 
@@ -119,27 +119,24 @@ class Trainer:
 
         The loss is fused with the head where `loss.has_fused_loss` knows how.
         """
-        objective, model = self.setup.objective, self.model(self.ddp_model, batch.label)
+        objective, model = self.setup.objective, self.model(self.ddp_model, batch.valid, batch.label)
         if not has_fused_loss(objective, model):
             losses = self.position_losses(self.ddp_model, batch).sum(-1)
             return losses.sum(), losses.detach()
-        valid, count = batch.valid if self.ignores_padding else None, int(batch.noisy_count.sum())
-        loss = FusedLoss(objective, model)(batch.x_t, batch.x_0, batch.t, batch.weight, valid, count)
+        count = int(batch.noisy_count.sum())
+        loss = FusedLoss(objective, model)(batch.x_t, batch.x_0, batch.t, batch.weight, model.valid, count)
         return loss.total, loss.positions.sum(-1)
 
     def position_losses(self, network: nn.Module, batch: Batch) -> Tensor:
         """Return the weighted loss at each position, (b, L), 0 at padding."""
-        model = self.padded_model(network, batch.valid, batch.label)
+        model = self.model(network, batch.valid, batch.label)
         loss = self.setup.objective.loss(model, batch.x_t, batch.x_0, batch.t)
         return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
 
-    def model(self, network: nn.Module, label: Tensor) -> DiscreteModel:
-        """Return the model of sequences with these labels."""
-        return factory.build_model(self.config, network, self.setup).bind(label=label if self.blocks.labels else None)
-
-    def padded_model(self, network: nn.Module, valid: Tensor, label: Tensor) -> DiscreteModel:
-        """Return the model of sequences with these labels, without attention to padding."""
-        return self.model(network, label).bind(valid=valid if self.ignores_padding else None)
+    def model(self, network: nn.Module, valid: Tensor, label: Tensor) -> DiscreteModel:
+        """Return the model of sequences with this padding, if it is ignored, and these labels, if there are any."""
+        model = factory.build_model(self.config, network, self.setup)
+        return model.bind(valid=valid if self.ignores_padding else None, label=label if self.blocks.labels else None)
 
     @contextmanager
     def gradient_sync(self, enabled: bool) -> Iterator[None]:
@@ -159,7 +156,7 @@ class Trainer:
         """
         options = self.config.train
         return validation.validation_bound(
-            partial(self.padded_model, self.ema_network),
+            partial(self.model, self.ema_network),
             self.setup,
             self.validation_blocks,
             self.ranks,

@@ -1,0 +1,91 @@
+"""Embeddings of tokens and positions."""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sedd.diffusion.precision import upcast, upcast_dtype
+from sedd.nn.layers import Layer
+from sedd.ops.block_ops import Rotation
+
+
+@final
+class Embedding(Layer):
+    """A table of one row per state or label, initialised from U(−1/√width, 1/√width)."""
+
+    def __init__(self, states: int, width: int) -> None:
+        super().__init__()
+        self.bound = 1 / math.sqrt(width)
+        self.embedding = nn.Parameter(torch.empty(states, width))
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None) -> None:
+        """Draw the table from U(−bound, bound)."""
+        self.embedding.uniform_(-self.bound, self.bound, generator=generator)
+
+    def forward(self) -> Float[Tensor, "states width"]:
+        """Return the table, for `ops.block_ops.embedding`."""
+        return self.embedding
+
+
+@final
+class PositionEmbedding(Layer):
+    """Absolute sinusoidal position embedding gain·[cos(iω), sin(iω)] of position i, with ω_k = 10⁴^(−2k/width).
+
+    Rotary attention depends on distances alone, so every position of a sequence of masks looks the same to it. Without
+    this embedding the network could not learn that records begin with a certain token.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.gain = nn.Parameter(torch.empty(width))
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None) -> None:
+        """Set the gain to 1/√width, the scale of a token's embedding."""
+        self.gain.fill_(1 / math.sqrt(self.width))
+
+    def forward(self, length: int) -> Float[Tensor, "L width"]:
+        """Return the embeddings of positions 0 … length − 1, in float32 or better."""
+        gain = upcast(self.gain)
+        k = torch.arange(0, self.width, 2, device=gain.device, dtype=gain.dtype)
+        i = torch.arange(length, device=gain.device, dtype=gain.dtype)
+        angle = i[:, None] * torch.exp(-math.log(1e4) / self.width * k)
+        return gain * torch.cat([angle.cos(), angle.sin()], -1)[:, : self.width]
+
+
+@final
+class RotaryEmbedding(Layer):
+    """Rotary position embedding: position m rotates (x_i, x_{i+d/2}) of a head by m·10⁴^(−2i/d), d = head_dim.
+
+    Attention scores then depend on the distance between query and key alone.
+
+    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+    """
+
+    inv_freq: Tensor
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.register_buffer("inv_freq", torch.empty(head_dim // 2))
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None) -> None:
+        """Compute the frequencies, which published checkpoints store."""
+        self.inv_freq.copy_(self._frequencies(self.inv_freq))
+
+    def forward(self, length: int) -> Rotation:
+        """Return the rotations of positions 0 … length − 1, in float32 or better."""
+        # not from the buffer: in a bfloat16 model it is rounded, and the angles of far positions would be wrong
+        frequencies = self._frequencies(self.inv_freq)
+        angle = torch.arange(length, device=frequencies.device, dtype=frequencies.dtype)[:, None] * frequencies
+        return Rotation(angle.cos(), angle.sin())
+
+    def _frequencies(self, like: Tensor) -> Tensor:
+        i = torch.arange(0, self.head_dim, 2, device=like.device, dtype=upcast_dtype(like.dtype))
+        return torch.exp(-math.log(1e4) / self.head_dim * i)
