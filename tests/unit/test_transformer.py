@@ -441,7 +441,7 @@ def test_a_causal_network_is_an_autoregressive_model(style: type[Transformer]) -
     [
         ({"width": 25}, ["width 25", "multiple of heads 3"]),
         ({"heads": 0}, ["heads 0"]),
-        ({"width": 15}, ["5 a head", "even"]),
+        ({"width": 15}, ["5 per head", "even"]),
         ({"depth": 0}, ["depth is 0", "at least 1"]),
         ({"dropout": 1.0}, ["dropout is 1.0", "[0, 1)"]),
         ({"dropout": -0.1}, ["dropout is -0.1"]),
