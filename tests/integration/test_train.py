@@ -48,7 +48,7 @@ def test_resume_at_another_number_of_processes(sedd: Sedd, corpus: Path, tmp_pat
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     ok(sedd(*words, "--out", whole, "--steps", 12, "--set", "optim.lr_schedule=constant"))
     ok(sedd(*words, "--out", moved, "--steps", 4, "--set", "optim.lr_schedule=constant", "--fsdp", processes=2))
-    ok(sedd(*words, "--out", moved, "--steps", 8, "--resume", "--no-shard"))
+    ok(sedd(*words, "--out", moved, "--steps", 8, "--resume", "--no-fsdp"))
     ok(sedd(*words, "--out", moved, "--steps", 12, "--resume", processes=2))
     for a, b in zip(log(whole), log(moved), strict=True):
         assert abs(a["loss"] - b["loss"]) <= 1e-5 * max(1, abs(a["loss"])), a["step"]
