@@ -1,17 +1,26 @@
-"""Every snippet and every command of the README and the docs is run, and what it prints is compared."""
+"""The README and the docs: snippets run and print what is shown; commands, options, keys and links exist."""
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import typer
+
+from sedd import registry
+from sedd.cli import app
+from sedd.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
+REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -25,9 +34,9 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text()], ids=name)
-def test_snippets_print_what_the_page_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The snippets of a page are one program; a text block after a snippet is its output, to the letter."""
-    monkeypatch.chdir(tmp_path)  # they may write files
+def test_snippets_print_the_output_shown(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snippets of a page are one program; a text block after a snippet is its exact output."""
+    monkeypatch.chdir(tmp_path)  # snippets may write files
     monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(0)
     names: dict[str, object] = {"__name__": "page"}
@@ -63,53 +72,116 @@ def test_commands_run(page: Path, command: str) -> None:
     assert done.stdout
 
 
-def test_named_commands_exist() -> None:
-    """What the prose calls `make x` is a target, and what it calls `sedd x` answers --help."""
+def options(words: list[str]) -> tuple[list[str], set[str]]:
+    """Follow ``words`` through the commands; return the words left over and the options that the last one takes."""
+    command = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    return words, {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def all_options() -> set[str]:
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+    return {option for command in commands for p in command.params for option in (*p.opts, *p.secondary_opts)}
+
+
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+OF_OTHERS = {  # options of lm_eval and of benchmarks/gpu.py
+    "--batch_size", "--curves", "--limit", "--output_path",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_and_options_exist(page: Path) -> None:
+    """Each ``sedd …`` of a page is a command with the options that it is given; each ``make …`` is a target."""
+    text = page.read_text()
+    inline = INLINE.findall(BLOCK.sub("", text))
+    lines = [line for kind, block in blocks(page) if kind in ("sh", "console") for line in block.splitlines()]
+    found = re.findall(r"(?:^|[$] |-m )sedd (.*)", "\n".join(lines), re.MULTILINE)
+    for command in [*found, *(code[5:] for code in inline if code.startswith("sedd "))]:
+        words = shlex.split(command.replace("…", ""), comments=True)
+        left, known = options(words)
+        assert left != words or words[0].startswith("--"), f"sedd {command}: no such command"
+        if words[0] != "lm-eval":  # whose options are lm_eval's
+            given = {word.split("=")[0] for word in left if re.match("--?[a-z]", word)}
+            assert given <= known | {"--help"}, f"sedd {command}: {given - known}"
+    flags = {match[0] for code in inline if (match := re.match("--[a-z][a-z_-]*", code))}
+    assert flags <= all_options() | OF_OTHERS, flags - all_options()
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    prose = "\n".join(page.read_text() for page in PAGES)
-    assert set(re.findall(r"(?:`|^)make ([a-z]+)", prose, re.MULTILINE)) <= set(targets)
-    for words in {words.strip() for words in re.findall(r"`sedd ((?:[a-z]+(?:-[a-z]+)* ?)+)", prose)}:
-        done = subprocess.run(
-            [sys.executable, "-m", "sedd", *words.split(), "--help"], capture_output=True, check=False
-        )
-        assert done.returncode == 0, words
+    assert set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)) <= set(targets)
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 
-def test_sections_named_in_docstrings_exist() -> None:
+def test_sections_cited_in_docstrings_exist() -> None:
     sections = set(re.findall(r"^## §(\d+)", (ROOT / "docs/mathematics.md").read_text(), re.MULTILINE))
     for module in (ROOT / "src").rglob("*.py"):
         assert set(re.findall(r"§(\d+)", module.read_text())) <= sections, module
 
 
-def test_the_pages_list_what_the_code_has() -> None:
-    """Prose that repeats code will be wrong: names of objectives, layers of the house, counts in the README."""
-    from sedd import registry
-
+def test_objectives_are_listed() -> None:
     table = re.findall(r"^\| `([a-z0-9-]+)`", (ROOT / "docs/concepts/objectives.md").read_text(), re.MULTILINE)
     assert table == list(registry.OBJECTIVES.built_in)
-    listed = (ROOT / "pyproject.toml").read_text().split("layers = [")[1].split("]")[0]
-    layers = re.findall(r'"([a-z |]+)"', listed)
-    contributing = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
-    assert ", ".join(f"`{layer}`" for layer in layers) in contributing
+
+
+def test_samplers_are_listed() -> None:
+    table = re.findall(r"^\| `([a-z0-9-]+)`", (ROOT / "docs/guides/sampling.md").read_text(), re.MULTILINE)
+    assert sorted(table) == sorted(registry.SAMPLERS.built_in)
+
+
+def test_counts_of_the_readme() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert (len(registry.PROCESSES.built_in), len(registry.SCHEDULES.built_in), len(registry.OBJECTIVES.built_in)) == (
-        2,
-        4,
-        13,
-    )
+    kinds = (registry.PROCESSES, registry.SCHEDULES, registry.OBJECTIVES, registry.SAMPLERS)
+    assert [len(kind.built_in) for kind in kinds] == [2, 4, 13, 10]
     assert "two noise processes, four schedules, thirteen objectives" in readme
+    assert "ten samplers" in readme
+
+
+def test_contributing_shows_the_tree_and_its_layers() -> None:
+    tree, layers = (text for kind, text in blocks(ROOT / "CONTRIBUTING.md") if kind == "")
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    assert layers.splitlines() == contract["layers"]
+    shown = re.findall(r"^  (\w+)(?:/|\.py) ", tree, re.MULTILINE)
+    assert sorted(shown) == sorted(re.findall(r"\w+", " ".join(contract["layers"])))
+
+
+def test_every_configuration_key_is_documented() -> None:
+    """The tables of the configuration page have the keys of `sedd.config`, in order, with their defaults."""
+    page = (ROOT / "docs/guides/configuration.md").read_text()
+    rows = re.findall(r"^\| `([a-z0-9_.]+)` \| `([^`]*)` \| \S", page, re.MULTILINE)
+    sections, keys = [], []
+    for key, value in RunConfig().as_dict().items():
+        if is_dataclass(getattr(RunConfig(), key)):
+            sections += [(f"{key}.{name}", default) for name, default in value.items()]
+        else:
+            keys.append((key, value))
+    expected = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in [*sections, *keys]]
+    assert rows == expected
+
+
+def test_the_reference_has_every_package() -> None:
+    shown = re.findall(r"^::: sedd\.(\w+)$", "\n".join(p.read_text() for p in REFERENCE), re.MULTILINE)
+    modules = {path.stem for path in (ROOT / "src/sedd").iterdir() if path.stem.isidentifier()}
+    assert set(shown) == modules - {"__init__", "__main__", "__pycache__", "cli", "py", "templates"}
+
+
+def test_test_files_of_the_verification_page_exist() -> None:
+    files = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    named = re.findall(r"(test_\w+\.py)", (ROOT / "docs/concepts/verification.md").read_text())
+    assert named
+    assert set(named) <= files
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
-    few = {name: ["--steps", "20"] for name in ("arrays.py", "dna.py", "molecules.py")}
-    shorter = (few | {"demo.py": ["--minutes", "0.05", "--out", str(tmp_path / "demo")]}).get(example.name, [])
-    done = subprocess.run([sys.executable, str(example), *shorter], capture_output=True, text=True, check=False)
+    short = {name: ["--steps", "20"] for name in ("arrays.py", "dna.py", "molecules.py")}
+    arguments = (short | {"demo.py": ["--minutes", "0.05", "--out", str(tmp_path / "demo")]}).get(example.name, [])
+    done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
