@@ -1,6 +1,6 @@
-"""A Hub on this machine: as much of its web interface as ``huggingface_hub`` asks for, so that the library itself runs.
+"""A Hub on this machine: the part of the HTTP API that ``huggingface_hub`` uses.
 
-Files that are committed can be downloaded again. A name in ``refused`` is answered with that status and error code.
+Committed files can be downloaded again. Requests for a name in ``refused`` fail with that status and error code.
 """
 
 import base64
@@ -18,15 +18,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """What it holds, and what it was asked."""
+    """Stored files and received requests."""
 
     address: str = ""
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     private: dict[str, bool] = field(default_factory=dict)
 
-    def posted(self, path: str, body: bytes) -> object:
+    def post(self, path: str, body: bytes) -> object:
         if path == "/api/repos/create":
             wanted = json.loads(body)
             name = f"{wanted['organization']}/{wanted['name']}"
@@ -43,10 +43,10 @@ class Hub:
                     self.files[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             address = f"https://huggingface.co/{name}/commit/{COMMIT}"
             return {"success": True, "commitOid": COMMIT, "commitUrl": address, "pullRequestUrl": None}
-        return {"errors": [], "warnings": []}  # of the metadata of a card
+        return {"errors": [], "warnings": []}  # validation of a card's metadata
 
-    def got(self, path: str) -> object:
-        """What is known of a repository, or a file of it."""
+    def get(self, path: str) -> object:
+        """Return the description of a repository, or one of its files."""
         if "/resolve/" in path:
             name, _, rest = path[1:].partition("/resolve/")
             return self.files[name][rest.partition("/")[2]]
@@ -62,22 +62,22 @@ def _hash(content: bytes) -> str:
 
 @contextmanager
 def serve() -> Iterator[Hub]:
-    """A Hub at an address of this machine."""
+    """Run a Hub on a local port."""
     hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.answer(lambda path, body: hub.posted(path, body))
+            self.respond(lambda path, body: hub.post(path, body))
 
         def do_GET(self) -> None:
-            self.answer(lambda path, _: hub.got(path))
+            self.respond(lambda path, _: hub.get(path))
 
         def do_HEAD(self) -> None:
             self.do_GET()
 
-        def answer(self, find: object) -> None:
+        def respond(self, find: object) -> None:
             path, body = unquote(urlsplit(self.path).path), self.body()
-            hub.asked.append(f"{self.command} {path}")
+            hub.requests.append(f"{self.command} {path}")
             refusal = next((found for name, found in hub.refused.items() if name in path), None)
             try:
                 content = None if refusal else find(path, body)

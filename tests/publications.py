@@ -1,6 +1,6 @@
-"""Checkpoints as others publish them, small and of random weights, and the formulas that say what they mean.
+"""Small checkpoints with random weights in the published layouts, and a reference implementation of their networks.
 
-Written from the description of the layouts alone, in plain functions of torch: nothing of the package is used here.
+Written from the description of the layouts with plain torch functions, independently of the package.
 """
 
 import json
@@ -17,7 +17,7 @@ V, WIDTH, DEPTH, HEADS, COND = 11, 32, 2, 4, 128
 
 
 class Kind(NamedTuple):
-    """A layout, and the noise of its model."""
+    """A layout and the process of its model."""
 
     layout: str
     graph: str = "absorb"
@@ -35,7 +35,7 @@ KINDS = [Kind("sedd"), Kind("sedd", "uniform"), Kind("radd"), Kind("mdlm")]
 
 
 def table(kind: Kind, states: int, h: int, depth: int, cond: int = COND, half: int = WIDTH // HEADS // 2) -> dict:
-    """Every name of a layout and its shape."""
+    """Return the names and shapes of a layout."""
     timed = kind.layout != "radd"
     block = {
         "norm1.weight": (h,),
@@ -73,7 +73,7 @@ def table(kind: Kind, states: int, h: int, depth: int, cond: int = COND, half: i
 
 
 def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
-    """Random weights, none of which is what a fresh network has, under their published names."""
+    """Return random weights by their published names; none has its initial value."""
     generator = torch.Generator().manual_seed(seed)
     made = {}
     for name, shape in table(kind, kind.states, WIDTH, DEPTH).items():
@@ -85,7 +85,7 @@ def weights(kind: Kind, seed: int = 0) -> dict[str, Tensor]:
 
 
 def config(kind: Kind) -> dict[str, Any]:
-    """As it is published: nested, or flat for MDLM."""
+    """Return the published configuration: nested, or flat for MDLM."""
     if kind.layout == "mdlm":
         sizes = {"hidden_dim": WIDTH, "cond_dim": COND, "n_blocks": DEPTH, "n_heads": HEADS, "model_length": 24}
         more = {"vocab_size": V + 1, "dropout": 0.1, "time_conditioning": False, "torch_dtype": "float32"}
@@ -101,7 +101,7 @@ def config(kind: Kind) -> dict[str, Any]:
 
 
 def folder(path: Path, kind: Kind, form: str = "safetensors", seed: int = 0) -> Path:
-    """A checkpoint on the disk: as safetensors, a pickle, a pickle of the old kind, or several files of either."""
+    """Write a checkpoint as safetensors, a pickle, a pickle in the legacy format, or shards of either."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config(kind)))
     made = weights(kind, seed)
@@ -121,15 +121,15 @@ def folder(path: Path, kind: Kind, form: str = "safetensors", seed: int = 0) -> 
     return path
 
 
-# What the weights mean -------------------------------------------------------------------------------------
+# Reference implementation ----------------------------------------------------------------------------------
 
 
 def _norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w.get(f"{name}.bias"), 1e-5)
 
 
-def _turn(x: Tensor, interleaved: bool) -> Tensor:
-    """Rotary positions on (b, heads, L, d): the two halves of a head against each other."""
+def _rotary(x: Tensor, interleaved: bool) -> Tensor:
+    """Apply rotary positions to (b, heads, L, d), rotating the two halves of each head."""
     d = x.shape[-1]
     angle = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., : d // 2], x[..., d // 2 :])
@@ -140,9 +140,9 @@ def _turn(x: Tensor, interleaved: bool) -> Tensor:
 def _attention(w: dict[str, Tensor], i: int, x: Tensor, mutant: str) -> Tensor:
     b, length, h = x.shape
     packed = (x @ w[f"blocks.{i}.attn_qkv.weight"].T).view(b, length, 3, HEADS, h // HEADS).permute(2, 0, 3, 1, 4)
-    q, k = (_turn(part, mutant == "interleaved") for part in packed[:2])
-    seen = (q @ k.transpose(-1, -2) / math.sqrt(h // HEADS)).softmax(-1) @ packed[2]
-    return seen.transpose(1, 2).reshape(b, length, h) @ w[f"blocks.{i}.attn_out.weight"].T
+    q, k = (_rotary(part, mutant == "interleaved") for part in packed[:2])
+    attended = (q @ k.transpose(-1, -2) / math.sqrt(h // HEADS)).softmax(-1) @ packed[2]
+    return attended.transpose(1, 2).reshape(b, length, h) @ w[f"blocks.{i}.attn_out.weight"].T
 
 
 def _mlp(w: dict[str, Tensor], i: int, x: Tensor) -> Tensor:
@@ -150,15 +150,15 @@ def _mlp(w: dict[str, Tensor], i: int, x: Tensor) -> Tensor:
     return F.linear(F.gelu(inner, approximate="tanh"), w[f"blocks.{i}.mlp.2.weight"], w[f"blocks.{i}.mlp.2.bias"])
 
 
-def _embedded(w: dict[str, Tensor], sigma: Tensor, mutant: str) -> Tensor:
+def _sigma_embedding(w: dict[str, Tensor], sigma: Tensor, mutant: str) -> Tensor:
     angle = sigma[:, None] * torch.exp(-math.log(1e4) * torch.arange(128) / 128)
     waves = [angle.sin(), angle.cos()] if mutant == "sin first" else [angle.cos(), angle.sin()]
     c = F.silu(F.linear(torch.cat(waves, -1), w["sigma_map.mlp.0.weight"], w["sigma_map.mlp.0.bias"]))
     return F.silu(F.linear(c, w["sigma_map.mlp.2.weight"], w["sigma_map.mlp.2.bias"]))
 
 
-def _changes(w: dict[str, Tensor], name: str, c: Tensor, count: int, mutant: str) -> list[Tensor]:
-    """Shift, scale and gate, in this order."""
+def _modulation(w: dict[str, Tensor], name: str, c: Tensor, count: int, mutant: str) -> list[Tensor]:
+    """Return shift, scale and gate, in this order."""
     parts = list(F.linear(c, w[f"{name}.weight"], w[f"{name}.bias"])[:, None].chunk(count, -1))
     if mutant == "scale first":
         parts[0], parts[1] = parts[1], parts[0]
@@ -166,28 +166,28 @@ def _changes(w: dict[str, Tensor], name: str, c: Tensor, count: int, mutant: str
 
 
 def output(w: dict[str, Tensor], x: Tensor, sigma: Tensor, mutant: str = "") -> Tensor:
-    """The network, from its description."""
+    """Return the network's output."""
     timed = "sigma_map.mlp.0.weight" in w
     h = w["vocab_embed.embedding"][x]
-    c = _embedded(w, sigma, mutant) if timed else sigma
+    c = _sigma_embedding(w, sigma, mutant) if timed else sigma
     for i in range(DEPTH):
         one, two = f"blocks.{i}.norm1", f"blocks.{i}.norm2"
         if not timed:
             h = h + _attention(w, i, _norm(w, one, h), mutant)
             h = h + _mlp(w, i, _norm(w, two, h))
             continue
-        a, b, gate, d, e, last = _changes(w, f"blocks.{i}.adaLN_modulation", c, 6, mutant)
+        a, b, gate, d, e, last = _modulation(w, f"blocks.{i}.adaLN_modulation", c, 6, mutant)
         h = h + gate * _attention(w, i, _norm(w, one, h) * (1 + b) + a, mutant)
         h = h + last * _mlp(w, i, _norm(w, two, h) * (1 + e) + d)
     h = _norm(w, "output_layer.norm_final", h)
     if timed:
-        shift, scale = _changes(w, "output_layer.adaLN_modulation", c, 2, mutant)
+        shift, scale = _modulation(w, "output_layer.adaLN_modulation", c, 2, mutant)
         h = h * (1 + scale) + shift
     return F.linear(h, w["output_layer.linear.weight"], w["output_layer.linear.bias"])
 
 
 def log_score(kind: Kind, named: dict[str, Tensor], x: Tensor, sigma: Tensor, mutant: str = "") -> Tensor:
-    """The log-score of a published model, from its description; entries that are ratios to 0 are −∞."""
+    """Return the log-score of a published model; entries whose ratio is 0 are −∞."""
     w = {name.removeprefix(kind.prefix): value for name, value in named.items()}
     e = torch.expm1(sigma)[:, None, None]
     if kind.layout == "sedd":
@@ -195,6 +195,6 @@ def log_score(kind: Kind, named: dict[str, Tensor], x: Tensor, sigma: Tensor, mu
         if kind.graph == "absorb":
             z = z - e.log() - (0 if mutant == "no ln(D−1)" else math.log(kind.states - 1))
         return z.scatter(-1, x[..., None], 0.0)
-    told = sigma if kind.layout == "radd" or mutant == "told σ" else torch.zeros_like(sigma)
-    log_p = output(w, x, told, mutant)[..., :V].log_softmax(-1)
-    return log_p - e.log()  # of the tokens, at a mask
+    conditioned = kind.layout == "radd" or mutant == "conditioned on σ"
+    log_p = output(w, x, sigma if conditioned else torch.zeros_like(sigma), mutant)[..., :V].log_softmax(-1)
+    return log_p - e.log()  # at masked positions

@@ -1,4 +1,4 @@
-"""Hugging Face judges small enough to enumerate, made on the spot."""
+"""Hugging Face models small enough to enumerate, as judges in tests."""
 
 import string
 from pathlib import Path
@@ -13,7 +13,7 @@ START = "<|endoftext|>"
 
 
 def letters(alphabet: str) -> PreTrainedTokenizerFast:
-    """A token for each letter, one for the pair of the first two, and one that starts a text."""
+    """A tokenizer with a token for each letter, one for the first two together, and a start token."""
     vocab = {letter: id for id, letter in enumerate(alphabet)}
     vocab |= {alphabet[:2]: len(vocab), START: len(vocab) + 1}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[(alphabet[0], alphabet[1])]))
@@ -24,7 +24,7 @@ def letters(alphabet: str) -> PreTrainedTokenizerFast:
 
 
 def network(vocab_size: int, context: int = 48, seed: int = 0) -> GPT2LMHeadModel:
-    """A GPT-2 of two narrow layers, with weights large enough to have opinions."""
+    """A GPT-2 with two layers of width 16, and weights large enough for a distribution far from uniform."""
     start = vocab_size - 1
     torch.manual_seed(seed)
     config = GPT2Config(
@@ -41,7 +41,7 @@ def network(vocab_size: int, context: int = 48, seed: int = 0) -> GPT2LMHeadMode
 
 
 def save(folder: Path, alphabet: str = string.ascii_lowercase + "Ġ", context: int = 48, seed: int = 0) -> Path:
-    """A judge of lower-case words in a folder; ``Ġ`` is how byte-level tokenizers write a space."""
+    """Save a judge of lower-case words; ``Ġ`` is the space of byte-level tokenizers."""
     tokenizer = letters(alphabet)
     network(len(tokenizer), context, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -60,19 +60,19 @@ OUTSIDE = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
 
 
 def _named(name: str, weights: torch.Tensor) -> tuple[str, Any]:
-    """A weight of GPT-2 as GGUF calls and turns it."""
+    """Return the GGUF name and layout of a GPT-2 weight."""
     module, kind = name.removeprefix("transformer.").rsplit(".", 1)
     if module == "lm_head":
         return "output.weight", weights.numpy()
     if not module.startswith("h."):
         return f"{OUTSIDE[module]}.{kind}", weights.numpy()
     _, block, rest = module.split(".", 2)
-    turned = weights.T.contiguous() if kind == "weight" and weights.ndim == 2 else weights
-    return f"blk.{block}.{BLOCK[rest]}.{kind}", turned.numpy()
+    transposed = weights.T.contiguous() if kind == "weight" and weights.ndim == 2 else weights
+    return f"blk.{block}.{BLOCK[rest]}.{kind}", transposed.numpy()
 
 
 def save_gguf(path: Path, folder: Path) -> Path:
-    """The judge in ``folder`` as one GGUF file."""
+    """Convert the judge in ``folder`` to a GGUF file."""
     model, tokenizer = GPT2LMHeadModel.from_pretrained(folder), PreTrainedTokenizerFast.from_pretrained(folder)
     config, writer = model.config, gguf.GGUFWriter(path, "gpt2")
     writer.add_context_length(config.n_positions)

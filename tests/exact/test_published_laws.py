@@ -49,13 +49,13 @@ def test_log_scores_are_those_of_the_description(tmp_path: Path, kind: Kind) -> 
     assert error(kind, factory.load(imported(tmp_path, kind)).model) < 1e-4
 
 
-@pytest.mark.parametrize("mutant", ["scale first", "sin first", "interleaved", "no ln(D−1)", "told σ"])
+@pytest.mark.parametrize("mutant", ["scale first", "sin first", "interleaved", "no ln(D−1)", "conditioned on σ"])
 @kinds
 def test_wrong_formulas_are_caught(tmp_path: Path, kind: Kind, mutant: str) -> None:
     """Every mistake that the layout allows is a hundred times what is tolerated; one it does not is none."""
     silent = {
-        "sedd": {"told σ"} | ({"no ln(D−1)"} if kind.graph == "uniform" else set()),
-        "radd": {"scale first", "sin first", "no ln(D−1)", "told σ"},
+        "sedd": {"conditioned on σ"} | ({"no ln(D−1)"} if kind.graph == "uniform" else set()),
+        "radd": {"scale first", "sin first", "no ln(D−1)", "conditioned on σ"},
         "mdlm": {"no ln(D−1)"},
     }[kind.layout]
     off = error(kind, factory.load(imported(tmp_path, kind)).model, mutant)
@@ -224,5 +224,5 @@ def test_a_lightning_checkpoint_without_averages_is_itself(tmp_path: Path) -> No
     assert list(found.weights) == ["ema"]
     assert (found.config.time_conditioning, found.config.model.seq_len, found.original) == ("sigma", 33, None)
     model = factory.load(convert.save_model_folder(found, None, tmp_path / "model", "last.ckpt")).model
-    assert error(KINDS[3], model, "told σ") < 1e-4
+    assert error(KINDS[3], model, "conditioned on σ") < 1e-4
     assert error(KINDS[3], model) > 1e-2

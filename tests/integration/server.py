@@ -1,7 +1,7 @@
-"""The command line in forks of one process that has imported everything: a command then starts in no time.
+"""Run commands in forks of one process that has imported everything, so that each starts at once.
 
-Reads a request a line, answers with its exit code: {"words": […], "out": path, "err": path, "before": code}. The code
-is run first and may call what is defined here to have the command killed, with SIGKILL, at a file operation.
+Reads one JSON request per line, {"words": […], "out": path, "err": path, "before": code}, and prints the exit code. The
+code runs first; it may call the functions below to kill the command with SIGKILL at a file operation.
 """
 
 import json
@@ -24,8 +24,8 @@ import sedd.training
 from sedd import checkpoint
 from sedd.cli import main
 
-ROOMS = (sedd.evaluation, sedd.hub, sedd.evaluation.quality.plots, sedd.evaluation.quality.judges, sedd.training)
-LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, *ROOMS)
+MODULES = (sedd.evaluation, sedd.hub, sedd.evaluation.quality.plots, sedd.evaluation.quality.judges, sedd.training)
+LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, *MODULES)
 
 
 def die() -> None:
@@ -33,7 +33,7 @@ def die() -> None:
 
 
 def kill_at(event: str, path: str, after: str = "") -> None:
-    """Before the first audit event of this name at a path that ends so, once there was one that ends in ``after``."""
+    """Kill the process before the first audit event of this name at a path with this ending, after one at ``after``."""
     seen = not after
 
     def hook(name: str, arguments: tuple[object, ...]) -> None:
@@ -46,7 +46,7 @@ def kill_at(event: str, path: str, after: str = "") -> None:
 
 
 def kill_at_number(number: int, after: str) -> None:
-    """Before this file operation, counted from the first at a path that ends in ``after``."""
+    """Kill the process before this file operation, counted from the first at a path that ends in ``after``."""
     seen = -1
 
     def hook(name: str, arguments: tuple[object, ...]) -> None:
@@ -60,7 +60,7 @@ def kill_at_number(number: int, after: str) -> None:
 
 
 def kill_inside(name: str) -> None:
-    """When half of a file of tensors is written."""
+    """Kill the process when half of a file of tensors is written."""
     whole = checkpoint.save_file
 
     def half(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""`sedd eval`, `sedd score`, `sedd compare`: every kind of model, any batch, any number of processes, one number."""
+"""`sedd eval`, `sedd score` and `sedd compare` on every kind of model, in any batch size and number of processes."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def trained(corpus: Path, out: Path, objective: str, process: str = "absorbing",
 
 @pytest.fixture(scope="module")
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, Path]:
-    """A run of six steps for every baseline."""
+    """A run of six steps for each objective."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEDD_CACHE", environment["SEDD_CACHE"])
@@ -69,12 +69,12 @@ for line in commands:
             code = int(end.code or 0)
     print(json.dumps([code, out.getvalue(), err.getvalue()]), file=printed, flush=True)
 """
-Say = Callable[..., tuple[int, str, str]]
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def worker(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """One process for all commands: torch takes seconds to start."""
+    """One process for all commands: importing torch takes seconds."""
     command = [sys.executable, "-c", WORKER]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -84,8 +84,8 @@ def worker(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def say(worker: subprocess.Popen[str], tmp_path: Path) -> Say:
-    """A command in a folder of its own: exit code, stdout, stderr."""
+def sedd_in_process(worker: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """Run a command in a folder of its own and return its exit code, stdout and stderr."""
 
     def run(*words: object, stdin: str = "") -> tuple[int, str, str]:
         worker.stdin.write(json.dumps([[str(word) for word in words], str(tmp_path), stdin]) + "\n")
@@ -110,9 +110,11 @@ def record(done: tuple[int, str, str]) -> dict[str, object]:
     return found
 
 
-def test_a_record_says_what_it_depends_on(say: Say, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_a_record_contains_everything_it_depends_on(
+    sedd_in_process: Run, runs: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "result.json"
-    found = record(say("eval", runs["score"], text, "--json", "--out", out, "--seed", 3))
+    found = record(sedd_in_process("eval", runs["score"], text, "--json", "--out", out, "--seed", 3))
     assert set(found) >= KEYS
     assert json.loads(out.read_text()) == found
     assert (found["tokens"], found["draws"], found["seed"]) == (700, 8, 3)
@@ -122,30 +124,30 @@ def test_a_record_says_what_it_depends_on(say: Say, runs: dict[str, Path], text:
     assert 0 < found["stderr_nats_per_token"] < found["nats_per_token"]
     folder = factory.load(runs["score"]).folder
     assert found["model_sha256"] == hashlib.sha256((folder / "ema.safetensors").read_bytes()).hexdigest()
-    code, told, _ = say("eval", runs["score"], text, "--seed", 3)
+    code, printed, _ = sedd_in_process("eval", runs["score"], text, "--seed", 3)
     assert code == 0
-    assert f"at most {found['nats_per_token']:.5f} ± " in told
+    assert f"at most {found['nats_per_token']:.5f} ± " in printed
 
 
-def test_batches_and_processes_change_nothing_that_is_printed(
-    say: Say,
+def test_results_do_not_depend_on_batch_size_or_processes(
+    sedd_in_process: Run,
     sedd: Callable[..., subprocess.CompletedProcess[str]],
     runs: dict[str, Path],
     text: Path,
 ) -> None:
     words = ("eval", runs["score"], text, "--json")
-    one, many = (record(say(*words, "--batch", batch)) for batch in (1, 64))
+    one, many = (record(sedd_in_process(*words, "--batch", batch)) for batch in (1, 64))
     assert one == many
     done = sedd(*words, "--batch", 16, processes=2)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == one
-    assert record(say(*words, "--seed", 1))["nats_per_token"] != one["nats_per_token"]
+    assert record(sedd_in_process(*words, "--seed", 1))["nats_per_token"] != one["nats_per_token"]
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_every_baseline_is_evaluated(say: Say, runs: dict[str, Path], name: str) -> None:
-    """On what it kept from training, by default; a model of six steps knows about as much as none."""
-    found = record(say("eval", runs[name], "--json", "--draws", 2))
+def test_every_baseline_is_evaluated(sedd_in_process: Run, runs: dict[str, Path], name: str) -> None:
+    """On the validation split by default; six steps of training leave the likelihood near that of a new model."""
+    found = record(sedd_in_process("eval", runs[name], "--json", "--draws", 2))
     assert found["protocol"] == "held-out"
     exact = name == "autoregressive"
     assert found["is_exact"] == exact
@@ -154,67 +156,71 @@ def test_every_baseline_is_evaluated(say: Say, runs: dict[str, Path], name: str)
     assert 1 < found["nats_per_token"] < (60 if "uniform" in name or name == "ratio-matching" else 5)
 
 
-def test_orders_of_a_denoiser(say: Say, runs: dict[str, Path], text: Path) -> None:
-    """A bound and the mean over orders agree within their errors, and each order is near; no other model has them."""
+def test_orders_of_a_denoiser(sedd_in_process: Run, runs: dict[str, Path], text: Path) -> None:
+    """The bound and the mean over orders agree within their errors, each order is close; other models are refused."""
     found = {
-        name: record(say("eval", runs["lambda"], text, "--json", "--estimator", name, "--batch", 256))
+        name: record(sedd_in_process("eval", runs["lambda"], text, "--json", "--estimator", name, "--batch", 256))
         for name in ("bound", "any-order", "forward", "backward", "random")
     }
     for name in ("forward", "backward", "random"):
         assert found[name]["is_exact"]
         assert abs(found[name]["nats_per_token"] - found["any-order"]["nats_per_token"]) < 0.05
     gap = abs(found["bound"]["nats_per_token"] - found["any-order"]["nats_per_token"])
-    assert gap < 5 * found["bound"]["stderr_nats_per_token"] + 0.01  # the prior
+    assert gap < 5 * found["bound"]["stderr_nats_per_token"] + 0.01  # for the prior term
     for name in ("score", "autoregressive", "d3pm-uniform"):
-        code, out, err = say("eval", runs[name], text, "--estimator", "any-order")
+        code, out, err = sedd_in_process("eval", runs[name], text, "--estimator", "any-order")
         assert (code, out) == (2, "")
         assert "'any-order'; choose one of" in err
-    forward = record(say("eval", runs["autoregressive"], text, "--estimator", "forward", "--json"))
-    assert forward == record(say("eval", runs["autoregressive"], text, "--json"))
+    forward = record(sedd_in_process("eval", runs["autoregressive"], text, "--estimator", "forward", "--json"))
+    assert forward == record(sedd_in_process("eval", runs["autoregressive"], text, "--json"))
 
 
-def test_score_gives_a_line_each_and_none_depends_on_another(say: Say, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_score_prints_a_line_for_each_text_independently_of_the_others(
+    sedd_in_process: Run, runs: dict[str, Path], tmp_path: Path
+) -> None:
     texts = ["the cat sat", "a mat", "red houses near water"]
-    code, out, _ = say("score", runs["lambda"], *texts, "--json")
+    code, out, _ = sedd_in_process("score", runs["lambda"], *texts, "--json")
     assert code == 0
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["text"] for line in lines] == texts
     assert [line["tokens"] for line in lines] == [len(text) for text in texts]
     assert set(lines[0]) >= KEYS
-    assert record(say("score", runs["lambda"], texts[1], "--json", "--batch", 5)) == lines[1]
+    assert record(sedd_in_process("score", runs["lambda"], texts[1], "--json", "--batch", 5)) == lines[1]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
-    assert say("score", runs["lambda"], "--file", tmp_path / "texts.txt", "--json")[1] == out
-    assert say("score", runs["lambda"], "-", "--json", stdin="\n".join(texts))[1] == out
-    assert "exact nats per token, 5 tokens: a mat" in say("score", runs["autoregressive"], "a mat")[1]
+    assert sedd_in_process("score", runs["lambda"], "--file", tmp_path / "texts.txt", "--json")[1] == out
+    assert sedd_in_process("score", runs["lambda"], "-", "--json", stdin="\n".join(texts))[1] == out
+    assert "exact nats per token, 5 tokens: a mat" in sedd_in_process("score", runs["autoregressive"], "a mat")[1]
 
 
-def test_compare_makes_a_table_and_a_plot(say: Say, runs: dict[str, Path], tmp_path: Path, text: Path) -> None:
+def test_compare_prints_a_table_and_writes_a_plot(
+    sedd_in_process: Run, runs: dict[str, Path], tmp_path: Path, text: Path
+) -> None:
     folders = [runs[name] for name in ("autoregressive", "d3pm", "lambda", "score")]
     plot = tmp_path / "plot.png"
-    code, out, err = say("compare", *folders, "--draws", 2, "--plot", plot)
+    code, out, err = sedd_in_process("compare", *folders, "--draws", 2, "--plot", plot)
     assert code == 0, err
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "| objective" in out
     assert sum(str(folder) in out for folder in folders) == 4
     page = tmp_path / "page.html"
-    code, out, err = say("compare", *folders[:2], "--draws", 2, "--plot", page, "--json", "--data", text)
+    code, out, err = sedd_in_process("compare", *folders[:2], "--draws", 2, "--plot", page, "--json", "--data", text)
     assert code == 0, err
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["protocol"] for row in rows] == ["strict", "strict"]
     assert rows[0]["data_sha256"] == rows[1]["data_sha256"]
     assert rows[0]["stderr_bits"] == 0 < rows[1]["stderr_bits"]
-    alone = record(say("eval", folders[1], text, "--draws", 2, "--json"))
+    alone = record(sedd_in_process("eval", folders[1], text, "--draws", 2, "--json"))
     assert rows[1]["nats_per_token"] == alone["nats_per_token"]
     assert "<svg" in page.read_text()
 
 
-def test_compare_refuses_runs_that_kept_different_data(
-    say: Say, runs: dict[str, Path], corpus: Path, tmp_path: Path, environment: dict[str, str]
+def test_compare_refuses_runs_with_different_validation_data(
+    sedd_in_process: Run, runs: dict[str, Path], corpus: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEDD_CACHE", environment["SEDD_CACHE"])
         other = trained(corpus, tmp_path / "shorter", "mean", length=16)
-    code, out, err = say("compare", runs["mean"], other, "--plot", tmp_path / "plot.png")
+    code, out, err = sedd_in_process("compare", runs["mean"], other, "--plot", tmp_path / "plot.png")
     assert (code, out) == (2, "")
     assert "have different validation data" in err
     assert "--data" in err
@@ -223,7 +229,7 @@ def test_compare_refuses_runs_that_kept_different_data(
 
 @pytest.fixture
 def benchmarks(tmp_path: Path) -> Path:
-    """Toy files under the names of the benchmarks, of small letters, enough for a block of 1024 each shard."""
+    """Toy files with the names of the benchmarks, long enough for a block of 1024 in each shard."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     line = "the cat sat on a mat and saw two small birds fly over old red houses near water"
@@ -235,7 +241,7 @@ def benchmarks(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Path:
-    """A model of 1024 bytes that knows where documents end."""
+    """A model of 1024 bytes with an end-of-text token."""
     monkeypatch.setenv("SEDD_CACHE", environment["SEDD_CACHE"])
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": line}) + "\n" for line in corpus.read_text().splitlines()))
@@ -251,14 +257,16 @@ def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, envi
     return tmp_path / "long"
 
 
-def test_the_suite_is_one_table_of_one_protocol(say: Say, long_run: Path, benchmarks: Path) -> None:
-    code, out, err = say("eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "sedd", "--draws", 2)
+def test_a_suite_is_one_table(sedd_in_process: Run, long_run: Path, benchmarks: Path) -> None:
+    code, out, err = sedd_in_process(
+        "eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "sedd", "--draws", 2
+    )
     assert code == 0, err
     assert "protocol sedd" in out
     assert "this model has 257: compare bits_per_char only" in err
     for name, split in (("lambada", "test"), ("wikitext2", "train"), ("ptb", "test"), ("lm1b", "test")):
         assert any(line.split()[:2] == [name, split] for line in out.splitlines())
-    code, out, err = say(
+    code, out, err = sedd_in_process(
         *("eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "sedd", "--draws", 2, "--json"),
         *("--dataset", "ptb", "--dataset", "lm1b"),
     )
@@ -266,7 +274,7 @@ def test_the_suite_is_one_table_of_one_protocol(say: Say, long_run: Path, benchm
     assert [row["dataset"] for row in rows] == ["ptb", "lm1b"]
     assert all(row["terms_included"] == ["diffusion"] and row["terms"]["prior"] is None for row in rows)
     assert {row["t_min"] for row in rows} == {1e-3}
-    code, out, err = say("eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "mdlm")
+    code, out, err = sedd_in_process("eval", long_run, benchmarks, "--suite", "zero-shot", "--protocol", "mdlm")
     assert (code, out) == (2, "")
     assert "PTB (validation)" in err
 
@@ -302,7 +310,7 @@ def test_the_suite_is_one_table_of_one_protocol(say: Say, long_run: Path, benchm
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_bad_input_is_a_sentence_and_exit_code_2(
-    say: Say,
+    sedd_in_process: Run,
     runs: dict[str, Path],
     text: Path,
     tmp_path: Path,
@@ -312,7 +320,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "foreign.txt").write_text("Жук")
     given = {"RUN": runs["score"], "TEXT": text, "EMPTY": "empty.txt", "FOREIGN": "foreign.txt"}
-    code, out, err = say(*(given.get(word, word) for word in words))
+    code, out, err = sedd_in_process(*(given.get(word, word) for word in words))
     assert (code, out) == (2, ""), err
     assert sentence in err
     assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""`sedd import` and `sedd export`: every command works on what they write, and nothing in a file is ever run."""
+"""`sedd import` and `sedd export`: every command works on what they write, and no code in a file is executed."""
 
 import json
 import os
@@ -19,25 +19,25 @@ SEDD, UNIFORM, RADD, MDLM = KINDS
 HEAD = "output_layer.linear.weight"
 
 
-def refused(done: subprocess.CompletedProcess[str], place: Path, *sentences: str) -> None:
-    """Exit code 2, one sentence, and nothing in the place where the model was to be."""
+def refused(done: subprocess.CompletedProcess[str], output: Path, *sentences: str) -> None:
+    """Check for exit code 2, one sentence, and an empty output folder."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     assert done.stderr.count("sedd: ") == 1
     for sentence in sentences:
         assert sentence in done.stderr
-    assert list(place.iterdir()) == []
+    assert list(output.iterdir()) == []
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    made = tmp_path / "place"
+def output(tmp_path: Path) -> Path:
+    made = tmp_path / "output"
     made.mkdir()
     return made
 
 
-# What it is good for ---------------------------------------------------------------------------------------
+# Imported models -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
@@ -75,7 +75,7 @@ def test_every_command_works_on_an_imported_model(sedd: Sedd, tmp_path: Path, ki
     assert all(torch.equal(back[name], value) for name, value in publications.weights(kind).items())
 
 
-def test_the_tokenizer_beside_a_checkpoint_is_taken(sedd: Sedd, tmp_path: Path, corpus: Path) -> None:
+def test_the_tokenizer_in_the_folder_of_a_checkpoint_is_used(sedd: Sedd, tmp_path: Path, corpus: Path) -> None:
     from sedd.tokenizer import Characters
 
     letters = Characters(alphabet="abcdefghijk")
@@ -92,8 +92,10 @@ def test_the_tokenizer_beside_a_checkpoint_is_taken(sedd: Sedd, tmp_path: Path, 
     assert json.loads(sedd("info", tmp_path / "beside", "--json").stdout)["tokenizer"] == "chars"
 
 
-def test_denoisers_that_hear_no_noise_are_asked_only_where_something_appears(sedd: Sedd, tmp_path: Path) -> None:
-    """MDLM has an embedding of σ, and no use of it: most of 1000 steps reveal nothing, and cost nothing."""
+def test_denoisers_without_time_conditioning_are_called_only_when_a_token_is_revealed(
+    sedd: Sedd, tmp_path: Path
+) -> None:
+    """MDLM embeds σ = 0 at every step: most of 1000 steps reveal no token and need no network call."""
     for kind, at_most in ((MDLM, 6), (RADD, 6)):
         source, model = publications.folder(tmp_path / kind.layout, kind), tmp_path / f"{kind.layout}-model"
         ok(sedd("import", source, "--out", model))
@@ -102,11 +104,11 @@ def test_denoisers_that_hear_no_noise_are_asked_only_where_something_appears(sed
         assert json.loads(done.stdout)["calls"] <= at_most
 
 
-# What is refused -------------------------------------------------------------------------------------------
+# Refused checkpoints ---------------------------------------------------------------------------------------
 
 
 class Payload:
-    """Leaves a file behind wherever it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -133,8 +135,8 @@ def old(content: object, path: Path) -> None:
 
 @pytest.mark.parametrize("write", [bare, newer, zipped, old])
 @pytest.mark.parametrize("where", ["in place of weights", "beside weights", "in a Lightning checkpoint", "as a weight"])
-def test_a_malicious_pickle_is_refused_and_nothing_runs(
-    sedd: Sedd, tmp_path: Path, place: Path, write: Callable[[object, Path], None], where: str
+def test_a_malicious_pickle_is_refused_and_not_executed(
+    sedd: Sedd, tmp_path: Path, output: Path, write: Callable[[object, Path], None], where: str
 ) -> None:
     mark = tmp_path / "mark"
     weights = publications.weights(MDLM)
@@ -146,23 +148,23 @@ def test_a_malicious_pickle_is_refused_and_nothing_runs(
     }[where]
     write(content, tmp_path / name)
     pickle.loads(pickle.dumps(Payload(mark)))
-    assert mark.exists()  # it does what it says
+    assert mark.exists()  # the payload works
     mark.rmdir()
-    done = sedd("import", tmp_path / name, "--out", place / "model")
-    # the newer protocols are not understood at all, and a stream of tensors without storages ends before the payload
+    done = sedd("import", tmp_path / name, "--out", output / "model")
+    # newer pickle protocols are refused as a whole; in a bare pickle of tensors the first error precedes the payload
     named = write in (zipped, old) or (where == "in place of weights" and write is bare)
-    refused(done, place, "contains posix.mkdir, which is code" if named else name)
+    refused(done, output, "contains posix.mkdir, which is code" if named else name)
     assert not mark.exists()
-    assert "weights_only" not in done.stderr  # torch's advice to load it all the same
+    assert "weights_only" not in done.stderr  # torch's advice to load it without the restriction
 
 
-def test_objects_of_other_libraries_are_refused_by_their_name(sedd: Sedd, tmp_path: Path, place: Path) -> None:
-    """A Lightning checkpoint often holds the configuration as an object of OmegaConf."""
+def test_objects_of_other_libraries_are_named_and_refused(sedd: Sedd, tmp_path: Path, output: Path) -> None:
+    """Lightning checkpoints often hold their configuration as an OmegaConf object."""
     from omegaconf import OmegaConf
 
     settings = {"config": OmegaConf.create({"time_conditioning": False})}
     zipped({"state_dict": publications.weights(MDLM), "hyper_parameters": settings}, tmp_path / "last.ckpt")
-    refused(sedd("import", tmp_path / "last.ckpt", "--out", place / "model"), place, "contains omegaconf.")
+    refused(sedd("import", tmp_path / "last.ckpt", "--out", output / "model"), output, "contains omegaconf.")
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pickle", "old pickle"])
@@ -176,15 +178,15 @@ def test_objects_of_other_libraries_are_refused_by_their_name(sedd: Sedd, tmp_pa
     ],
     ids=["truncated", "NaN", "integers", "shape"],
 )
-def test_damaged_checkpoints_are_refused_in_a_sentence(
+def test_damaged_checkpoints_are_refused(
     sedd: Sedd,
     tmp_path: Path,
-    place: Path,
+    output: Path,
     form: str,
     damage: Callable[[torch.Tensor], torch.Tensor],
     sentence: str,
 ) -> None:
-    """All that can be wrong is in the unit tests; here, that it is exit code 2 and leaves nothing behind."""
+    """The unit tests cover all kinds of damage; here: exit code 2 and no output."""
     source = publications.folder(tmp_path / "source", SEDD, form)
     path = max(source.iterdir(), key=lambda file: file.stat().st_size)
     weights = publications.weights(SEDD)
@@ -195,17 +197,19 @@ def test_damaged_checkpoints_are_refused_in_a_sentence(
         save_file(weights, path)
     else:
         (zipped if form == "pickle" else old)(weights, path)
-    refused(sedd("import", source, "--out", place / "model"), place, path.name if sentence == "truncated" else sentence)
+    refused(
+        sedd("import", source, "--out", output / "model"), output, path.name if sentence == "truncated" else sentence
+    )
 
 
-def test_places_and_names_are_checked(sedd: Sedd, tmp_path: Path, place: Path) -> None:
+def test_paths_and_options_are_checked(sedd: Sedd, tmp_path: Path, output: Path) -> None:
     source = publications.folder(tmp_path / "source", SEDD)
     model = tmp_path / "model"
-    refused(sedd("import", tmp_path / "nothing", "--out", place / "model"), place, "does not exist")
-    refused(sedd("import", place, "--out", place / "model"), place, "holds no weights")
-    refused(sedd("import", source / "config.json", "--out", place / "model"), place, "'.json'")
-    refused(sedd("import", source, "--tokenizer", "bytes", "--out", place / "model"), place, "256 tokens", "11")
-    refused(sedd("import", source, "--tokenizer", "chars", "--out", place / "model"), place, "fitted to texts")
+    refused(sedd("import", tmp_path / "nothing", "--out", output / "model"), output, "does not exist")
+    refused(sedd("import", output, "--out", output / "model"), output, "holds no weights")
+    refused(sedd("import", source / "config.json", "--out", output / "model"), output, "'.json'")
+    refused(sedd("import", source, "--tokenizer", "bytes", "--out", output / "model"), output, "256 tokens", "11")
+    refused(sedd("import", source, "--tokenizer", "chars", "--out", output / "model"), output, "fitted to texts")
     model.mkdir()
     (model / "letter.txt").write_text("mine")
     for words in (["import", source], ["export", source]):
@@ -214,24 +218,24 @@ def test_places_and_names_are_checked(sedd: Sedd, tmp_path: Path, place: Path) -
         assert "choose another --out" in done.stderr
     assert [path.name for path in model.iterdir()] == ["letter.txt"]
     (model / "letter.txt").unlink()
-    ok(sedd("import", source, "--out", model))  # an empty one will do
-    refused(sedd("export", model, "--format", "radd", "--out", place / "back"), place, "its format is sedd")
-    refused(sedd("export", model, "--format", "gguf", "--out", place / "back"), place, "sedd, radd, mdlm")
-    refused(sedd("info", source), place, "sedd import")
+    ok(sedd("import", source, "--out", model))  # an empty folder is accepted
+    refused(sedd("export", model, "--format", "radd", "--out", output / "back"), output, "its format is sedd")
+    refused(sedd("export", model, "--format", "gguf", "--out", output / "back"), output, "sedd, radd, mdlm")
+    refused(sedd("info", source), output, "sedd import")
 
 
-def test_a_full_disk_leaves_nothing(sedd: Sedd, tmp_path: Path, place: Path) -> None:
+def test_a_failed_write_leaves_no_output(sedd: Sedd, tmp_path: Path, output: Path) -> None:
     source = publications.folder(tmp_path / "source", SEDD)
     before = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
     before += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
-    refused(sedd("import", source, "--out", place / "model", before=before), place, "could not be written")
-    assert shutil.disk_usage(place).free > 0
+    refused(sedd("import", source, "--out", output / "model", before=before), output, "could not be written")
+    assert shutil.disk_usage(output).free > 0
 
 
-def test_modern_networks_have_no_published_layout(sedd: Sedd, tmp_path: Path, place: Path, corpus: Path) -> None:
+def test_modern_networks_have_no_published_layout(sedd: Sedd, tmp_path: Path, output: Path, corpus: Path) -> None:
     small = ["--set", "model.width=16", "--set", "model.depth=1", "--set", "model.heads=2", "--set", "model.seq_len=16"]
     ok(sedd("train", corpus, "--out", tmp_path / "run", "--steps", 1, *small))
-    refused(sedd("export", tmp_path / "run", "--out", place / "back"), place, "no published format has such models")
+    refused(sedd("export", tmp_path / "run", "--out", output / "back"), output, "no published format has such models")
     reference = [*small, "--set", "model.architecture=reference", "--steps", 1]
     ok(sedd("train", corpus, "--out", tmp_path / "reference", *reference))
     ok(sedd("export", tmp_path / "reference", "--out", tmp_path / "back"))

@@ -1,4 +1,4 @@
-"""`sedd push`, and `sedd import` of a name on the Hub."""
+"""`sedd push`, and `sedd import` from the Hub."""
 
 import json
 import subprocess
@@ -12,8 +12,8 @@ from publications import KINDS
 from runs import SMALL, Sedd, log, ok
 
 
-def test_a_run_is_shared_with_its_bounds(sedd: Sedd, tmp_path: Path, corpus: Path) -> None:
-    """The bound it logged at its last step and those that were measured later, with their errors; no optimizer."""
+def test_a_run_is_shared_with_its_results(sedd: Sedd, tmp_path: Path, corpus: Path) -> None:
+    """The card has the last validation bound and the given results; no optimizer state is shared."""
     run, shared = tmp_path / "run", tmp_path / "shared"
     ok(sedd("train", corpus, "--out", run, "--steps", 5, *SMALL))
     (tmp_path / "test.txt").write_text("the cat sat on a mat " * 10)
@@ -33,7 +33,7 @@ def test_a_run_is_shared_with_its_bounds(sedd: Sedd, tmp_path: Path, corpus: Pat
 
 
 def test_the_command_reaches_the_hub(tmp_path: Path, environment: dict[str, str]) -> None:
-    """With the settings that the Hub's library reads: import by name, then from its cache alone."""
+    """With huggingface_hub's environment variables: import by name, then offline from the cache."""
     source = publications.folder(tmp_path / "source", KINDS[0], "pickle")
     base = {**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
@@ -49,7 +49,7 @@ def test_the_command_reaches_the_hub(tmp_path: Path, environment: dict[str, str]
     assert first == second
 
 
-def test_results_are_results(sedd: Sedd, tmp_path: Path) -> None:
+def test_files_without_results_are_refused(sedd: Sedd, tmp_path: Path) -> None:
     for content in ("", "{}", "no JSON", "[]"):
         (tmp_path / "result.json").write_text(content)
         done = sedd("push", tmp_path, "owner/name", "--result", tmp_path / "result.json")

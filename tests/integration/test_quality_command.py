@@ -1,4 +1,4 @@
-"""``sedd quality`` on models that were trained by the command that trains."""
+"""``sedd quality`` on models trained with ``sedd train``."""
 
 import json
 import subprocess
@@ -30,16 +30,16 @@ COST = ("source", "seconds_per_sample", "length", "model", "model_sha256")
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture
-def models(sedd: Sedd, shelf: Path, corpus: Path) -> Callable[[str], Path]:
-    """A model of each kind, trained when it is first asked for."""
+def models(sedd: Sedd, model_folder: Path, corpus: Path) -> Callable[[str], Path]:
+    """A model of each kind, trained on first use."""
 
     def model(kind: str) -> Path:
-        out = shelf / kind
+        out = model_folder / kind
         if not out.exists():
             ok(sedd("train", corpus, *SMALL, *KINDS[kind], "--out", out))
         return out
@@ -52,25 +52,25 @@ def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def less(record: dict[str, object], names: tuple[str, ...] = COST) -> dict[str, object]:
+def without(record: dict[str, object], names: tuple[str, ...] = COST) -> dict[str, object]:
     return {key: value for key, value in record.items() if key not in names}
 
 
-def test_a_run_its_samples_and_any_batch_give_one_record(
+def test_a_run_and_its_saved_samples_have_the_same_record(
     sedd: Sedd, models: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Judged by a run of ours: the cost is what `sedd score` says of each text by itself."""
+    """In any batch size; with a sedd run as judge, the scores are those of `sedd score`."""
     drawn, kept = tmp_path / "drawn.jsonl", tmp_path / "kept.jsonl"
     words = ["-n", 6, "--steps", 8, "--seed", 1]
     judge = ["--judge", models("ar"), "--json"]
     (whole,) = records(sedd("quality", models("mean"), *judge, *words, "--save", kept))
     (other,) = records(sedd("quality", models("mean"), *judge, *words, "--batch", 1, "--judge-batch", 1))
-    assert less(other) == less(whole)
+    assert without(other) == without(whole)
     ok(sedd("sample", models("mean"), *words, "--out", drawn))
     texts = [json.loads(line)["text"] for line in drawn.read_text().splitlines()]
     assert [json.loads(line)["text"] for line in kept.read_text().splitlines()] == texts
     (again,) = records(sedd("quality", drawn, *judge))
-    assert less(again) == less(whole)
+    assert without(again) == without(whole)
     assert again["seconds_per_sample"] > 0
     assert (again["nfe"], again["draw_precision"], again["steps"]) == (whole["nfe"], "float64", 8)
     scored = records(sedd("score", models("ar"), *texts, "--json"))
@@ -79,7 +79,7 @@ def test_a_run_its_samples_and_any_batch_give_one_record(
     assert whole["gen_ppl_by_sample"] == pytest.approx(np.exp(nats).mean(), rel=1e-4)
 
 
-def test_a_sweep_is_its_single_runs(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_sweep_equals_its_single_evaluations(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
     words = ["quality", models("mean"), "--judge", models("ar"), "-n", 4]
     out = ["--out", tmp_path / "sweep.png", "--out", tmp_path / "sweep.jsonl"]
     done = sedd(*words, "--sweep", "steps=2,4", "--sweep", "temperature=0.5,1", *out)
@@ -88,19 +88,19 @@ def test_a_sweep_is_its_single_runs(sedd: Sedd, models: Callable[[str], Path], t
     assert [(r["steps"], r["temperature"]) for r in swept] == [(2, 0.5), (2, 1.0), (4, 0.5), (4, 1.0)]
     for record in swept[1:3]:
         (one,) = records(sedd(*words, "--steps", record["steps"], "--temperature", record["temperature"], "--json"))
-        assert less(one) == less(record)
+        assert without(one) == without(record)
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     title, heads, _, *rows = done.stdout.splitlines()
     assert "first token scored" in title
     assert "nats" in title
     assert all(name in heads for name in ("gen ppl by token", "gen ppl by sample", "entropy", "temperature", "nfe"))
     assert len(rows) == 4
-    saved = sedd("quality", tmp_path / "sweep.jsonl", "--json")  # which need no judge
+    saved = sedd("quality", tmp_path / "sweep.jsonl", "--json")  # saved results need no judge
     assert records(saved) == swept
 
 
 def test_a_gguf_file_and_mauve(sedd: Sedd, models: Callable[[str], Path], corpus: Path, tmp_path: Path) -> None:
-    """A file of texts and a run, whose text is read anew in the judge's tokens; the folder says what the file says."""
+    """A text file and a run are encoded by the judge; the GGUF file agrees with the folder it was made from."""
     folder, human = tiny_judges.save(tmp_path / "judge", context=40), tmp_path / "human.txt"
     path = tiny_judges.save_gguf(tmp_path / "judge.gguf", folder)
     human.write_text("\n".join(corpus.read_text().splitlines()[:40]))
@@ -117,7 +117,7 @@ def test_a_gguf_file_and_mauve(sedd: Sedd, models: Callable[[str], Path], corpus
         assert texts[name] == pytest.approx(expected[name], rel=1e-5)
 
 
-def test_different_draw_precisions_are_warned_of(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_different_draw_precisions_cause_a_warning(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat\nthe mat\n")
     (tmp_path / "b.txt").write_text("two birds\nold water\n")
     words = ["--judge", models("ar"), "--json"]
@@ -134,14 +134,16 @@ def test_different_draw_precisions_are_warned_of(sedd: Sedd, models: Callable[[s
     assert "warning" not in done.stderr
 
 
-def test_different_judges_share_no_table(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_results_of_different_judges_cannot_share_a_table(
+    sedd: Sedd, models: Callable[[str], Path], tmp_path: Path
+) -> None:
     (tmp_path / "a.txt").write_text("the cat\nthe mat\n")
     for name in ("ar", "short"):
         done = sedd("quality", tmp_path / "a.txt", "--judge", models(name), "--json")
         (tmp_path / f"{name}.json").write_text(done.stdout)
     refused(sedd("quality", tmp_path / "ar.json", tmp_path / "short.json"), "cannot share a table")
     done = sedd("quality", tmp_path / "ar.json", models("mean"), "--judge", models("short"), "-n", 10**5)
-    refused(done, "cannot share a table")  # before anything is drawn
+    refused(done, "cannot share a table")  # before sampling
 
 
 def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
@@ -192,8 +194,8 @@ def test_bad_input_is_a_sentence_and_exit_code_2(
     refused(sedd("quality", *(found.get(word, word) for word in words)), sentence)
 
 
-def test_a_judge_that_is_nowhere(sedd: Sedd, tmp_path: Path) -> None:
-    """A name is looked up on the Hub; here nothing can be."""
+def test_a_missing_judge_is_reported(sedd: Sedd, tmp_path: Path) -> None:
+    """A name is looked up on the Hub, which is offline here."""
     (tmp_path / "a.txt").write_text("the cat\n")
     offline = "os.environ['HF_HUB_OFFLINE'] = '1'"
     refused(sedd("quality", tmp_path / "a.txt", "--judge", "no-such-judge", before=offline), "cannot be loaded")
@@ -201,18 +203,18 @@ def test_a_judge_that_is_nowhere(sedd: Sedd, tmp_path: Path) -> None:
     refused(sedd("quality", tmp_path / "a.txt", "--judge", tmp_path / "empty", before=offline), "cannot be loaded")
 
 
-def test_packages_that_are_not_installed(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_missing_packages_are_reported(sedd: Sedd, models: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat\nthe mat\n")
-    without = "sys.modules['transformers'] = sys.modules['mauve'] = None"
+    hidden = "sys.modules['transformers'] = sys.modules['mauve'] = None"
     words = ["quality", tmp_path / "a.txt", "--judge"]
-    refused(sedd(*words, "gpt2", before=without), install_hint("judge"))
+    refused(sedd(*words, "gpt2", before=hidden), install_hint("judge"))
     mauve = ["--mauve", tmp_path / "a.txt"]
-    refused(sedd(*words, models("ar"), *mauve, before=without), install_hint("mauve"))
-    ok(sedd(*words, models("ar"), before=without))  # a judge of ours needs neither
+    refused(sedd(*words, models("ar"), *mauve, before=hidden), install_hint("mauve"))
+    ok(sedd(*words, models("ar"), before=hidden))  # a sedd run as judge needs neither
 
 
-def test_our_judges_costs_are_a_law(models: Callable[[str], Path]) -> None:
-    """Σ e^−cost = 1 over all texts of two letters, and over all that begin alike if the first is skipped."""
+def test_the_scores_of_a_sedd_judge_are_a_distribution(models: Callable[[str], Path]) -> None:
+    """Σ e^(−nats) = 1 over all texts of two letters; if the first is skipped, over the second given the first."""
     run, letters = models("ar"), factory.load(models("ar")).tokenizer.vocab_size
     rows = list(every(letters, 2).numpy())
     scored, skipped = (
@@ -225,16 +227,16 @@ def test_our_judges_costs_are_a_law(models: Callable[[str], Path]) -> None:
     assert skipped.reshape(letters, letters).sum(-1) == pytest.approx(np.ones(letters), abs=1e-5)
 
 
-def test_what_our_judge_has_in_mind_depends_on_no_mate(models: Callable[[str], Path]) -> None:
+def test_the_features_of_a_sedd_judge_do_not_depend_on_the_batch(models: Callable[[str], Path]) -> None:
     judge = judges.load_judge(str(models("ar")))
     rows = judge.encode(["the cat", "two small birds fly", "a", "the car"])
     one = extract_features(judge, rows, batch=1)
     assert np.allclose(extract_features(judge, rows, batch=4), one, atol=1e-5)
-    assert np.abs(one[0] - one[3]).max() > 1e-3  # the last letter is in it
+    assert np.abs(one[0] - one[3]).max() > 1e-3  # they depend on the last letter
 
 
-def test_a_record_pays_for_its_padding(sedd: Sedd, tmp_path: Path) -> None:
-    """A judge of padded records: −log p of the whole record, over the letters of its text; as `sedd score` has it."""
+def test_the_likelihood_of_a_record_includes_its_padding(sedd: Sedd, tmp_path: Path) -> None:
+    """A judge of padded records sums −log p over the whole record, as `sedd score` does, and divides by its letters."""
     (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
     words = ["--set", "data.packing=lines", "--set", "model.seq_len=8", "--objective", "autoregressive"]
     ok(sedd("train", tmp_path / "names.txt", *SMALL, *words, "--out", tmp_path / "run"))

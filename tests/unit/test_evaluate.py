@@ -1,4 +1,4 @@
-"""Protocols: what text becomes, to the letter and the token, and what may stand in one table."""
+"""Evaluation protocols: detokenization, packing, and which results can be compared in one table."""
 
 import dataclasses
 import json
@@ -18,11 +18,11 @@ from sedd.evaluation import detokenize
 from sedd.evaluation.packing import DropRemainder, KeepRemainder, ShardedBatches
 from sedd.evaluation.protocols import DATASETS, PROTOCOLS, Protocol
 
-# Golden strings: a spaced-out text, and what the published rules make of it, written by hand -----------------
+# Golden strings: tokenized text, and the result of the published rules, written by hand ----------------------
 
 
 @pytest.mark.parametrize(
-    ("spaced", "text"),
+    ("tokenized", "text"),
     [
         (" He had a guest @-@ starring role in 2000 . \n", " He had a guest-starring role in 2000.\n"),
         ("about 1 @,@ 000 @.@ 5 metres\n", "about 1,000.5 metres\n"),
@@ -38,12 +38,12 @@ from sedd.evaluation.protocols import DATASETS, PROTOCOLS, Protocol
         ("in N of N cases\n", "in 1 of 1 cases\n"),
     ],
 )
-def test_wikitext(spaced: str, text: str) -> None:
-    assert detokenize.wikitext(spaced) == text
+def test_wikitext(tokenized: str, text: str) -> None:
+    assert detokenize.wikitext(tokenized) == text
 
 
 @pytest.mark.parametrize(
-    ("spaced", "text"),
+    ("tokenized", "text"),
     [
         ("no it was n't black monday", "no it wasn't black monday"),
         ("the exchange 's traders ' floor", "the exchange's traders' floor"),
@@ -53,12 +53,12 @@ def test_wikitext(spaced: str, text: str) -> None:
         ("fell N", "fell N"),  # the published rule wants a space behind
     ],
 )
-def test_ptb(spaced: str, text: str) -> None:
-    assert detokenize.ptb(spaced) == text
+def test_ptb(tokenized: str, text: str) -> None:
+    assert detokenize.ptb(tokenized) == text
 
 
 @pytest.mark.parametrize(
-    ("spaced", "text"),
+    ("tokenized", "text"),
     [
         ('compared it to " house arrest , " saying', 'compared it to "house arrest," saying'),
         ("I 'm not sure , he said . Then left .", "I'm not sure, he said. Then left."),
@@ -68,8 +68,8 @@ def test_ptb(spaced: str, text: str) -> None:
         ("it cost $ 5 or £ 3 [ sic ]", "it cost $5 or £3 [sic]"),
     ],
 )
-def test_lm1b(spaced: str, text: str) -> None:
-    assert detokenize.lm1b(spaced) == text
+def test_lm1b(tokenized: str, text: str) -> None:
+    assert detokenize.lm1b(tokenized) == text
 
 
 def test_lambada() -> None:
@@ -77,7 +77,7 @@ def test_lambada() -> None:
 
 
 def test_rows_of_a_benchmark() -> None:
-    """WikiText's lines keep their ends and empty ones are rows; PTB's are stripped and empty ones are none."""
+    """WikiText keeps line ends and empty lines; PTB strips lines and skips empty ones."""
     assert DATASETS["wikitext2"].split_rows(" = A = \n \n b @-@ c . \n") == [" = A =\n", "", " b-c.\n"]
     assert DATASETS["ptb"].split_rows(" it 's \n\n here \n") == ["it's", "here"]
 
@@ -92,7 +92,9 @@ def joined(rows: list[np.ndarray]) -> list[int]:
 
 
 @over(ROWS, st.integers(1, 6))
-def test_whole_drops_nothing_and_stream_the_rest_alone(rows: list[np.ndarray], length: int) -> None:
+def test_keep_remainder_drops_nothing_and_drop_remainder_only_the_last_tokens(
+    rows: list[np.ndarray], length: int
+) -> None:
     rows = [row.astype(np.int64) for row in rows]
     whole, stream = KeepRemainder()(rows, length), DropRemainder()(rows, length)
     assert joined(whole) == joined(rows)
@@ -101,9 +103,9 @@ def test_whole_drops_nothing_and_stream_the_rest_alone(rows: list[np.ndarray], l
 
 
 @over(ROWS, st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
-def test_batches_as_published(rows: list[np.ndarray], length: int, shards: int, size: int) -> None:
-    """By definition: every shard's every batch is a stream of its own. Rows go to shards in order, the first ones one
-    more where they do not divide."""
+def test_sharded_batches_match_their_definition(rows: list[np.ndarray], length: int, shards: int, size: int) -> None:
+    """Every batch of every shard is packed by itself. Rows are assigned to shards in order; the first shards get one
+    row more if the number of rows is not a multiple."""
     rows = [row.astype(np.int64) for row in rows]
     expected, start = [], 0
     for shard in range(shards):
@@ -119,7 +121,7 @@ def test_batches_as_published(rows: list[np.ndarray], length: int, shards: int, 
 
 
 def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> factory.LoadedModel:
-    """A model as far as files are concerned: a tokenizer, a length, how it reads records."""
+    """A model without weights: a tokenizer, a sequence length and the data options."""
     config = RunConfig(data=DataConfig(**options), model=ModelConfig(seq_len=length)).resolved()
     parts = factory.build_setup(config, made.vocab_size)
     return factory.LoadedModel(None, None, *parts, made, config, Path("none"))
@@ -132,7 +134,7 @@ def read(
     return evaluation.read_corpus(str(path), chosen, model, dataset, None)
 
 
-def test_strict_reads_all_and_counts_characters(tmp_path: Path) -> None:
+def test_strict_reads_all_text_and_counts_characters(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("héllo world")
     corpus = read(path, "strict", loaded(tokenizer.Bytes(), 5))
@@ -142,7 +144,7 @@ def test_strict_reads_all_and_counts_characters(tmp_path: Path) -> None:
     assert corpus.bytes_per_token == 1
 
 
-def test_strict_puts_end_of_text_between_documents_as_training_does(tmp_path: Path) -> None:
+def test_strict_separates_documents_as_training_does(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("ab", "cde", "f")))
     made = tokenizer.Bytes().with_specials(eos=True, pad=False)
@@ -153,7 +155,7 @@ def test_strict_puts_end_of_text_between_documents_as_training_does(tmp_path: Pa
     assert corpus.sequences[0].tolist().count(256) == 2
 
 
-def test_packing_does_not_depend_on_pieces_or_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_does_not_depend_on_chunk_size_or_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"line {i} of the text\n" for i in range(400)))
     made = tokenizer.BPE.train(readers.read_documents([path]), 300)
@@ -169,14 +171,14 @@ def test_packing_does_not_depend_on_pieces_or_workers(tmp_path: Path, monkeypatc
     assert joined(read(path, "strict", model).sequences) == joined(whole.sequences)
 
 
-def test_sedd_ends_every_row_and_mdlm_none(tmp_path: Path) -> None:
-    """Blocks of 1024; WikiText-2 on train, LAMBADA and the rest on test; MDLM on validation."""
+def test_sedd_adds_end_of_text_tokens_and_mdlm_does_not(tmp_path: Path) -> None:
+    """Blocks of 1024. Protocol sedd: WikiText-2 on train, the others on test. Protocol mdlm: validation."""
     made = tokenizer.Bytes().with_specials(eos=True, pad=False)
     model = loaded(made, 1024)
     train = tmp_path / "wikitext2-train.txt"
     train.write_text(" = A = \n \n some words , and more . \n" * 400)
     corpus = read(train, "sedd", model)
-    stream = " = A =\n\0\0 some words, and more.\n\0" * 400  # \0 for end of text
+    stream = " = A =\n\0\0 some words, and more.\n\0" * 400  # \0 marks end of text
     tokens = [256 if letter == "\0" else ord(letter) for letter in stream]
     shards = [part.tolist() for part in np.array_split(np.arange(1200), 8)]
     rows = _by_rows(tokens)
@@ -199,7 +201,7 @@ def _by_rows(tokens: list[int]) -> list[list[int]]:
     return [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def test_lambada_rows_come_from_json(tmp_path: Path) -> None:
+def test_lambada_rows_are_read_from_json(tmp_path: Path) -> None:
     path = tmp_path / "lambada_test.jsonl"
     path.write_text(json.dumps({"text": "“One\n\ntwo” "}) + "\n")
     short = dataclasses.replace(PROTOCOLS["sedd"], length=4)
@@ -207,7 +209,7 @@ def test_lambada_rows_come_from_json(tmp_path: Path) -> None:
     assert joined(corpus.sequences) == [*b'\n"One\n\ntwo"', 256]
 
 
-def test_text8p_is_a_part_of_the_text_in_windows(tmp_path: Path, refuses: Callable[..., object]) -> None:
+def test_text8p_scores_a_range_of_characters_in_windows(tmp_path: Path, refuses: Callable[..., object]) -> None:
     path, letters = tmp_path / "text8", "the quick brown fox jumps over the lazy dog " * 3
     path.write_text(letters)
     model = loaded(tokenizer.Characters(alphabet=PROTOCOLS["text8p"].alphabet), 16)
@@ -223,7 +225,7 @@ def test_text8p_is_a_part_of_the_text_in_windows(tmp_path: Path, refuses: Callab
     refuses(lambda: read(path, small, loaded(pairs, 16)), "counts characters", "chars")
 
 
-def test_records_are_scored_as_records(tmp_path: Path, refuses: Callable[..., object]) -> None:
+def test_lines_are_scored_as_records(tmp_path: Path, refuses: Callable[..., object]) -> None:
     path = tmp_path / "records.txt"
     path.write_text("abc\nb\n\ncab\n")
     letters = tokenizer.Characters(alphabet="abc")
@@ -236,7 +238,7 @@ def test_records_are_scored_as_records(tmp_path: Path, refuses: Callable[..., ob
     refuses(lambda: read(path, "sedd", loaded(letters, 4, packing="lines"), "ptb"), "reads records", "strict")
 
 
-def test_integers_have_no_characters(tmp_path: Path, refuses: Callable[..., object]) -> None:
+def test_integer_data_has_no_characters(tmp_path: Path, refuses: Callable[..., object]) -> None:
     path = tmp_path / "counts.npy"
     np.save(path, np.arange(10) % 4)
     corpus = read(path, "strict", loaded(tokenizer.Integers(size=4), 4))
@@ -245,7 +247,7 @@ def test_integers_have_no_characters(tmp_path: Path, refuses: Callable[..., obje
     refuses(lambda: read(path, "strict", loaded(tokenizer.Bytes(), 4)), "holds integers", "bytes")
 
 
-def test_texts_alone(refuses: Callable[..., object]) -> None:
+def test_single_texts(refuses: Callable[..., object]) -> None:
     model = loaded(tokenizer.Bytes(), 5)
     one, two = evaluation.text_corpora(["ab", "cdefg"], model)
     assert (one.sequences[0].tolist(), two.tokens) == ([97, 98], 5)
@@ -254,7 +256,7 @@ def test_texts_alone(refuses: Callable[..., object]) -> None:
     refuses(lambda: evaluation.text_corpora(["é"], loaded(tokenizer.Characters(alphabet="ab"), 5)), "'é'", "tokenizer")
 
 
-def test_what_protocols_refuse(tmp_path: Path, refuses: Callable[..., object]) -> None:
+def test_protocols_refuse_unsuitable_data(tmp_path: Path, refuses: Callable[..., object]) -> None:
     model = loaded(tokenizer.Bytes().with_specials(eos=True, pad=False), 1024)
     for name in ("wikitext2-test.txt", "ptb.test.txt", "notes.txt", "lm1b-test.txt"):
         (tmp_path / name).write_text("some words\n")
@@ -280,7 +282,7 @@ def test_what_protocols_refuse(tmp_path: Path, refuses: Callable[..., object]) -
     refuses(lambda: sedd.find_file(tmp_path, "lambada"), "LAMBADA (test)", "begins with lambada")
 
 
-def test_prepared_data_of_another_tokenizer(tmp_path: Path, refuses: Callable[..., object]) -> None:
+def test_prepared_data_of_another_tokenizer_is_refused(tmp_path: Path, refuses: Callable[..., object]) -> None:
     path = tmp_path / "text.txt"
     path.write_text("abab" * 20)
     data.prepare([path], tmp_path / "shards", tokenizer.Characters(alphabet="ab"))
@@ -290,7 +292,7 @@ def test_prepared_data_of_another_tokenizer(tmp_path: Path, refuses: Callable[..
     assert read(tmp_path / "shards", "strict", model).tokens == 80
 
 
-def test_protocols_never_share_a_table(refuses: Callable[..., object]) -> None:
+def test_results_of_different_protocols_cannot_share_a_table(refuses: Callable[..., object]) -> None:
     facts = {"terms_included": ["diffusion"], "is_exact": False, "nats_per_token": 1.0}
     sedd, mdlm = ({**facts, **evaluation.get_protocol(name).as_record()} for name in ("sedd", "mdlm"))
     assert evaluation.likelihood_table([sedd, sedd], ["nats_per_token"]) == [[1.0], [1.0]]
@@ -301,7 +303,7 @@ def test_protocols_never_share_a_table(refuses: Callable[..., object]) -> None:
     refuses(lambda: evaluation.likelihood_table([sedd, whole], ["nats_per_token"]), "terms_included")
     assert (
         len(evaluation.likelihood_table([sedd, {**whole, "is_exact": True}], ["nats_per_token"])) == 2
-    )  # a likelihood itself
+    )  # an exact likelihood
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ def test_protocols_never_share_a_table(refuses: Callable[..., object]) -> None:
     ],
 )
 def test_real_benchmarks(corpora: Path, gpt2: Path, name: str, dataset: str, blocks: int) -> None:
-    """As many blocks of 1024 GPT-2 tokens are left under protocol sedd as were when it was written; no spacing is."""
+    """The number of blocks of 1024 GPT-2 tokens under protocol sedd is unchanged, and the text is detokenized."""
     model = loaded(tokenizer.BPE.read(gpt2 / "tokenizer.json"), 1024)
     path = next((corpora / "eval").glob(f"{name}*"))
     corpus = read(path, "sedd", model)
@@ -322,11 +324,11 @@ def test_real_benchmarks(corpora: Path, gpt2: Path, name: str, dataset: str, blo
     assert len(corpus) == blocks
     assert all(len(row) == 1024 for row in corpus.sequences)
     text = model.tokenizer.decode(corpus.sequences[0])
-    assert not any(spaced in text for spaced in (" @-@ ", " n't ", " , and", "<unk>"))
+    assert not any(pattern in text for pattern in (" @-@ ", " n't ", " , and", "<unk>"))
 
 
 def test_every_line_of_wikitext_is_a_row(corpora: Path) -> None:
-    """36,718 lines and 2,051,910 words: 2,088,628 tokens with an end each, as the corpus is published."""
+    """36,718 lines and 2,051,910 words: 2,088,628 tokens with line ends, the published size of the corpus."""
     text = lzma.decompress((corpora / "eval" / "wikitext2-train.txt.xz").read_bytes()).decode()
     rows = DATASETS["wikitext2"].split_rows(text)
     assert len(rows) == 36_718

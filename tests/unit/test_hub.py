@@ -1,4 +1,4 @@
-"""Models by their name: from the Hub's cache as its library lays it out, and to the Hub at its library's own calls."""
+"""Models by name: from the cache in huggingface_hub's layout, and to a local Hub through huggingface_hub itself."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ SEDD, _, RADD, MDLM = KINDS
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the Hub, which is out of reach; and one of ours."""
+    """Empty caches of the Hub and of sedd, with the Hub offline."""
     place = tmp_path / "hub"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(place))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[local_hub.Hub]:
-    """A Hub that can be reached."""
+    """A Hub that is online."""
     with local_hub.serve() as found:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, found.address)
@@ -49,7 +49,7 @@ def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[local_hu
 
 
 def put(cache: Path, name: str, folder: Path, commit: str = COMMIT) -> None:
-    """Files in the cache, as the library lays them out: content under its hash, names that link to it, a reference."""
+    """Put files into the cache in the library's layout: blobs by hash, links by name, and a reference."""
     repo = cache / f"models--{name.replace('/', '--')}"
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         content = path.read_bytes()
@@ -64,7 +64,7 @@ def put(cache: Path, name: str, folder: Path, commit: str = COMMIT) -> None:
 
 
 def model(tmp_path: Path, kind: publications.Kind = SEDD, name: str = "model") -> Path:
-    """A model folder of ours."""
+    """A model folder."""
     found = convert.read_published(publications.folder(tmp_path / f"{name}-source", kind))
     return convert.save_model_folder(found, Characters(alphabet="abcdefghijk"), tmp_path / name, "owner/published")
 
@@ -75,7 +75,7 @@ def scores(loaded: factory.LoadedModel) -> torch.Tensor:
 
 
 RESULT = {
-    "data": "/home/somebody/secret/test.txt",
+    "data": "/home/user/secret/test.txt",
     "dataset": None,
     "protocol": "strict",
     "nats_per_token": 1.23456,
@@ -89,7 +89,7 @@ RESULT = {
 # From the Hub ----------------------------------------------------------------------------------------------
 
 
-def test_a_model_of_ours_comes_from_the_cache(tmp_path: Path, cache: Path) -> None:
+def test_a_model_is_loaded_from_the_cache(tmp_path: Path, cache: Path) -> None:
     folder = model(tmp_path)
     put(cache, "owner/name", hub.save_pretrained(folder, tmp_path / "shared"))
     loaded = hub.from_pretrained("owner/name")
@@ -101,7 +101,7 @@ def test_a_model_of_ours_comes_from_the_cache(tmp_path: Path, cache: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_a_published_one_is_converted_once(tmp_path: Path, cache: Path, kind: publications.Kind) -> None:
+def test_a_published_checkpoint_is_converted_once(tmp_path: Path, cache: Path, kind: publications.Kind) -> None:
     put(cache, "owner/published", publications.folder(tmp_path / "source", kind))
     first = hub.fetch("owner/published")
     times = {path: path.stat().st_mtime_ns for path in first.iterdir()}
@@ -114,27 +114,27 @@ def test_a_published_one_is_converted_once(tmp_path: Path, cache: Path, kind: pu
     assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(factory.load(by_hand)))
 
 
-def test_other_files_are_another_model(tmp_path: Path, cache: Path) -> None:
+def test_the_conversion_cache_depends_on_the_files(tmp_path: Path, cache: Path) -> None:
     put(cache, "owner/published", publications.folder(tmp_path / "one", SEDD))
     put(cache, "owner/other", publications.folder(tmp_path / "two", SEDD, seed=1))
     one, two = (scores(hub.from_pretrained(f"owner/{name}")) for name in ("published", "other"))
     assert not torch.allclose(one, two, atol=0.1)
 
 
-def test_pickles_are_for_the_command_alone(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
+def test_pickles_are_read_by_the_import_command_only(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
     put(cache, "owner/old", publications.folder(tmp_path / "source", SEDD, "pickle"))
     for load in (hub.fetch, sedd.load):
         refuses(lambda load=load: load("owner/old"), "sedd import owner/old --out MODEL")
     assert (hub.download("owner/old", pickles=True) / "pytorch_model.bin").is_file()
 
 
-def test_what_is_not_in_the_cache_is_said_in_a_sentence(
+def test_missing_models_are_reported_in_a_sentence(
     tmp_path: Path, cache: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses(lambda: hub.fetch("owner/nothing"), "owner/nothing", str(cache), "HF_HUB_OFFLINE is set")
     refuses(lambda: hub.fetch("no such folder"), "neither a folder nor the name of a model")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     refuses(lambda: hub.fetch("owner/nothing"), "http://127.0.0.1:9 did not answer", "owner/nothing")
     refuses(lambda: hub.push_to_hub(model(tmp_path), "owner/name"), "http://127.0.0.1:9 did not answer")
     put(cache, "owner/name", hub.save_pretrained(tmp_path / "model", tmp_path / "shared"))
@@ -151,16 +151,14 @@ def test_what_is_not_in_the_cache_is_said_in_a_sentence(
         (400, "", "did not answer"),
     ],
 )
-def test_refusals_of_the_hub_are_said_in_a_sentence(
+def test_errors_of_the_hub_are_reported_in_a_sentence(
     online: local_hub.Hub, status: int, code: str, sentence: str, refuses: Refuses
 ) -> None:
     online.refused["owner/name"] = status, code
     refuses(lambda: hub.download("owner/name"), "owner/name", sentence)
 
 
-def test_files_are_downloaded_and_pickles_only_where_there_is_nothing_better(
-    tmp_path: Path, cache: Path, online: local_hub.Hub
-) -> None:
+def test_pickles_are_downloaded_only_without_safetensors(tmp_path: Path, cache: Path, online: local_hub.Hub) -> None:
     for name, forms in (("owner/both", ("safetensors", "pickle")), ("owner/old", ("pickle",))):
         for form in forms:
             publications.folder(tmp_path / name, SEDD, form)
@@ -174,14 +172,14 @@ def test_files_are_downloaded_and_pickles_only_where_there_is_nothing_better(
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
-def test_names_are_names() -> None:
+def test_repository_ids() -> None:
     assert hub.is_repo_id("louaaron/sedd-small")
     assert not any(
         map(hub.is_repo_id, ["name", "../name", "owner/../name", "/etc/passwd", "a/b/c", "owner/", "-o/n", "o/n\n"])
     )
 
 
-def test_manifests_that_name_places_outside_are_damage(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
+def test_manifests_with_paths_outside_the_folder_are_refused(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
     folder = hub.save_pretrained(model(tmp_path), tmp_path / "shared")
     manifest = json.loads((folder / "manifest.json").read_text())
     for name in ("/dev/zero", "../secret"):
@@ -192,16 +190,18 @@ def test_manifests_that_name_places_outside_are_damage(tmp_path: Path, cache: Pa
 # The tokenizer ---------------------------------------------------------------------------------------------
 
 
-def test_the_tokenizer_of_gpt2_is_looked_for_where_it_fits(tmp_path: Path, cache: Path, refuses: Refuses) -> None:
+def test_the_gpt2_tokenizer_is_the_default_for_its_vocabulary_size(
+    tmp_path: Path, cache: Path, refuses: Refuses
+) -> None:
     found = convert.read_published(publications.folder(tmp_path / "source", SEDD))
     large = found._replace(vocab_size=50257)
     assert hub.find_tokenizer(found) is None
-    assert hub.find_tokenizer(large) is None  # offline, and nowhere on the disk
+    assert hub.find_tokenizer(large) is None  # offline, and not on the disk
     refuses(lambda: hub.find_tokenizer(large, "gpt2"), "openai-community/gpt2", "HF_HUB_OFFLINE")
     bpe = BPE.train(iter(["some text to learn from"] * 3), 260)
     bpe.save(tmp_path / "bpe")
     (tmp_path / "bpe" / "tokenizer_config.json").unlink()
-    put(cache, "gpt2", tmp_path / "bpe")  # as older versions called it
+    put(cache, "gpt2", tmp_path / "bpe")  # the name in older caches
     assert hub.find_tokenizer(large) == hub.find_tokenizer(found, "gpt2") == bpe
     shutil.copy(tmp_path / "bpe" / "tokenizer.json", tmp_path / "source")
     assert hub.find_tokenizer(found) == bpe
@@ -210,7 +210,7 @@ def test_the_tokenizer_of_gpt2_is_looked_for_where_it_fits(tmp_path: Path, cache
     refuses(lambda: hub.find_tokenizer(found, "klingon"), "klingon")
 
 
-def test_the_older_files_of_gpt2_will_do(tmp_path: Path) -> None:
+def test_gpt2_vocabulary_and_merges_files_are_read(tmp_path: Path) -> None:
     source = publications.folder(tmp_path / "source", SEDD)
     letters = sorted(json.loads(BPE.train(iter(["a"]), 256).definition)["model"]["vocab"])
     (source / "vocab.json").write_text(json.dumps({letter: i for i, letter in enumerate([*letters, "<|endoftext|>"])}))
@@ -224,8 +224,8 @@ def test_the_older_files_of_gpt2_will_do(tmp_path: Path) -> None:
 # To the Hub ------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_pushed_and_comes_back(tmp_path: Path, cache: Path, online: local_hub.Hub) -> None:
-    """Through the library itself, to a Hub on this machine and from there."""
+def test_a_model_is_pushed_and_loaded_again(tmp_path: Path, cache: Path, online: local_hub.Hub) -> None:
+    """Through huggingface_hub, to and from a Hub on this machine."""
     folder = model(tmp_path)
     assert hub.push_to_hub(folder, "owner/name", private=True, results=[RESULT]) == f"{online.address}/owner/name"
     names = {"README.md", "config.json", "ema.safetensors", "manifest.json", "published.json", "state.json"}
@@ -234,17 +234,17 @@ def test_a_model_is_pushed_and_comes_back(tmp_path: Path, cache: Path, online: l
     loaded = hub.from_pretrained("owner/name")
     assert cache in loaded.folder.parents
     assert torch.equal(scores(loaded), scores(factory.load(folder)))
-    assert list(Path(tempfile.gettempdir()).glob("sedd-*")) == []  # nothing is left
+    assert list(Path(tempfile.gettempdir()).glob("sedd-*")) == []  # temporary files are removed
 
 
-def test_names_are_checked_before_any_work(tmp_path: Path, online: local_hub.Hub, refuses: Refuses) -> None:
+def test_names_are_checked_before_any_request(tmp_path: Path, online: local_hub.Hub, refuses: Refuses) -> None:
     refuses(lambda: hub.push_to_hub(tmp_path / "nothing", "name"), "'name'", "owner/name")
     refuses(lambda: hub.push_to_hub(tmp_path / "nothing", "owner/name"), "holds no model")
-    assert online.asked == []
+    assert online.requests == []
 
 
-def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
-    """The metadata is what the library reads back; bounds come with their error, paths of anybody's disk do not."""
+def test_the_card_describes_the_model(tmp_path: Path) -> None:
+    """The library reads the metadata back; bounds have standard errors; local paths are left out."""
     folder = hub.save_pretrained(model(tmp_path, MDLM), tmp_path / "shared", "owner/name", [RESULT])
     card = ModelCard.load(folder / "README.md")
     assert card.data.library_name == "sedd"
@@ -272,14 +272,14 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert "Not measured" in bare.text
 
 
-def test_folders_of_data_are_not_shared(tmp_path: Path) -> None:
+def test_local_folders_are_not_shared(tmp_path: Path) -> None:
     folder = model(tmp_path)
     stored = checkpoint.load_json(folder, "config")
-    stored["data"]["sources"] = ["/home/somebody/secret/book.txt"]
+    stored["data"]["sources"] = ["/home/user/secret/book.txt"]
     checkpoint.write_json(folder / "config.json", stored)
     (folder / "manifest.json").unlink()
     (folder / "published.json").unlink()
     shared = hub.save_pretrained(folder, tmp_path / "shared")
     assert checkpoint.load_json(shared, "config")["data"]["sources"] == ["book.txt"]
-    assert all(b"somebody" not in path.read_bytes() for path in shared.iterdir())
+    assert all(b"/home/user" not in path.read_bytes() for path in shared.iterdir())
     assert "On book.txt" in (shared / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""What is wrong with a published checkpoint is said in a sentence, before anything is written."""
+"""Published checkpoints: everything wrong with one is reported in a sentence before anything is written."""
 
 import json
 import random
@@ -19,14 +19,14 @@ SEDD, UNIFORM, RADD, MDLM = KINDS
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "model/../../evil", "..\\evil"])
-def test_archives_that_name_places_outside_are_refused(refuses: Refuses, tmp_path: Path, name: str) -> None:
+def test_archives_with_paths_outside_are_refused(refuses: Refuses, tmp_path: Path, name: str) -> None:
     source = publications.folder(tmp_path / "source", SEDD, "pickle")
     with zipfile.ZipFile(source / "pytorch_model.bin", "a") as archive:
         archive.writestr(name, b"evil")
     refuses(lambda: convert.read_published(source), "a place outside of it")
 
 
-def test_archives_that_grow_are_refused(refuses: Refuses, tmp_path: Path) -> None:
+def test_compressed_archives_are_refused(refuses: Refuses, tmp_path: Path) -> None:
     source = publications.folder(tmp_path / "source", SEDD, "pickle")
     with zipfile.ZipFile(source / "pytorch_model.bin", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("pytorch_model/data/999", bytes(10**6))
@@ -35,9 +35,7 @@ def test_archives_that_grow_are_refused(refuses: Refuses, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("form", ["safetensors shards", "pickle shards"])
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "./part", "sub/part", "C:\\part", 7])
-def test_an_index_that_names_places_outside_is_refused(
-    refuses: Refuses, tmp_path: Path, form: str, name: object
-) -> None:
+def test_an_index_with_paths_outside_is_refused(refuses: Refuses, tmp_path: Path, form: str, name: object) -> None:
     source = publications.folder(tmp_path / "source", SEDD, form)
     (path,) = source.glob("*.index.json")
     suffix = ".safetensors" if form.startswith("safe") else ".bin"
@@ -49,12 +47,12 @@ def test_an_index_that_names_places_outside_is_refused(
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pickle", "old pickle", "safetensors shards"])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
-def test_truncated_files_are_refused(refuses: Refuses, tmp_path: Path, form: str, share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.5, 0.999])
+def test_truncated_files_are_refused(refuses: Refuses, tmp_path: Path, form: str, fraction: float) -> None:
     source = publications.folder(tmp_path / "source", SEDD, form)
     path = max(source.iterdir(), key=lambda file: file.stat().st_size)
     content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
+    path.write_bytes(content[: int(fraction * len(content))])
     refuses(lambda: convert.read_published(source), path.name)
 
 
@@ -89,7 +87,7 @@ HEAD = "output_layer.linear.weight"
         ({"sigma_map.mlp.0.bias": lambda w: w[:-1]}, ["cond_dim is 128", "127"]),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(
+def test_wrong_weights_are_refused(
     refuses: Refuses, tmp_path: Path, changes: dict[str, Callable[..., torch.Tensor]], sentences: list[str]
 ) -> None:
     source = publications.folder(tmp_path / "source", SEDD)
@@ -130,25 +128,25 @@ def test_weights_that_do_not_fit_are_refused(
         (MDLM, {"vocab_size": 50258}, ["50257 tokens", "12 rows"]),
     ],
 )
-def test_configurations_that_do_not_fit_are_refused(
+def test_wrong_configurations_are_refused(
     refuses: Refuses, tmp_path: Path, kind: Kind, changes: dict[str, object], sentences: list[str]
 ) -> None:
     source = publications.folder(tmp_path / "source", kind)
-    said = publications.config(kind)
+    config = publications.config(kind)
     for name, value in changes.items():
-        said[name] = {**said[name], **value} if name == "model" else value
-    (source / "config.json").write_text(json.dumps(said))
+        config[name] = {**config[name], **value} if name == "model" else value
+    (source / "config.json").write_text(json.dumps(config))
     refuses(lambda: convert.read_published(source), *sentences)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 10**5, b'{"tokens": NaN, "graph": {}}'])
-def test_configurations_that_are_none_are_refused(refuses: Refuses, tmp_path: Path, content: bytes) -> None:
+def test_malformed_configurations_are_refused(refuses: Refuses, tmp_path: Path, content: bytes) -> None:
     source = publications.folder(tmp_path / "source", SEDD)
     (source / "config.json").write_bytes(content)
     refuses(lambda: convert.read_published(source), "config")
 
 
-def test_averages_that_do_not_fit_are_refused(refuses: Refuses, tmp_path: Path) -> None:
+def test_wrong_ema_weights_are_refused(refuses: Refuses, tmp_path: Path) -> None:
     state = publications.weights(MDLM)
     shadows = [value for name, value in state.items() if "inv_freq" not in name]
     swapped = [shadows[1], shadows[0], *shadows[2:]]
@@ -182,8 +180,8 @@ def test_other_contents_are_refused(refuses: Refuses, tmp_path: Path, content: o
     refuses(lambda: convert.read_published(tmp_path), sentence)
 
 
-def test_a_compiled_program_is_refused(refuses: Refuses, tmp_path: Path) -> None:
-    """A TorchScript archive holds code; the restricted loader does not open it."""
+def test_torchscript_is_refused(refuses: Refuses, tmp_path: Path) -> None:
+    """A TorchScript archive holds code; the restricted loader refuses it."""
     path = tmp_path / "model.pt"
     torch.save(publications.weights(SEDD), path)
     with zipfile.ZipFile(path, "a") as archive:
@@ -192,15 +190,15 @@ def test_a_compiled_program_is_refused(refuses: Refuses, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pickle", "old pickle"])
-def test_any_flipped_byte_is_a_sentence_or_harmless(tmp_path: Path, form: str) -> None:
-    """Wherever a byte is changed, the file is refused, or only a weight is another number."""
+def test_a_changed_byte_is_reported_or_changes_a_weight_only(tmp_path: Path, form: str) -> None:
+    """For any changed byte, the file is refused with a ValueError, or only the value of a weight differs."""
     source = publications.folder(tmp_path / "source", SEDD, form)
     path = max(source.iterdir(), key=lambda file: file.stat().st_size)
-    content, draw = path.read_bytes(), random.Random(0)
-    places = [draw.randrange(3000) for _ in range(60)] + [len(content) - draw.randrange(1, 3000) for _ in range(60)]
+    content, rng = path.read_bytes(), random.Random(0)
+    places = [rng.randrange(3000) for _ in range(60)] + [len(content) - rng.randrange(1, 3000) for _ in range(60)]
     refused = 0
     for place in places:
-        path.write_bytes(content[:place] + bytes([content[place] ^ draw.randrange(1, 256)]) + content[place + 1 :])
+        path.write_bytes(content[:place] + bytes([content[place] ^ rng.randrange(1, 256)]) + content[place + 1 :])
         try:
             found = convert.read_published(source)
         except ValueError:
@@ -212,7 +210,7 @@ def test_any_flipped_byte_is_a_sentence_or_harmless(tmp_path: Path, form: str) -
     assert refused > 30
 
 
-def test_no_setting_of_torch_lifts_the_restriction(
+def test_environment_variables_of_torch_do_not_lift_the_restriction(
     tmp_path: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Payload:

@@ -1,4 +1,4 @@
-"""What samples are worth: counts worked out by hand, judges against independent computations, and what is refused."""
+"""Sample quality: metrics worked out by hand, judges against independent computations, and error messages."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def row(*ids: int) -> np.ndarray:
 
 
 def test_entropy_is_in_nats() -> None:
-    """Two tokens equally often: log 2 nats, which is 0.693…, and 1 in bits, the mutant."""
+    """Two equally frequent tokens have log 2 = 0.693… nats; the mutant would be 1 bit."""
     assert metrics.unigram_entropy(row(0, 1, 0, 1)) == pytest.approx(math.log(2), abs=1e-15)
     assert metrics.unigram_entropy(row(0, 1, 2, 2)) == pytest.approx(1.5 * math.log(2), abs=1e-15)
     assert metrics.unigram_entropy(row(7, 7, 7)) == 0
@@ -38,62 +38,64 @@ def test_entropy_is_in_nats() -> None:
     assert abs(metrics.unigram_entropy(row(0, 1, 0, 1)) - bits) > 0.3
 
 
-def test_distinct_grams_are_counted_over_all_samples() -> None:
-    """'abab' and 'abc': of 7 letters 3 differ; of ab ba ab, ab bc 3 of 5; of aba bab, abc all; of abab all."""
+def test_distinct_n_is_counted_over_all_samples() -> None:
+    """'abab' and 'abc': 3 different of 7 letters; 3 of 5 bigrams (ab ba ab, ab bc); all 3-grams and 4-grams differ."""
     rows = [row(0, 1, 0, 1), row(0, 1, 2)]
     assert [metrics.distinct_ngrams(rows, n) for n in (1, 2, 3, 4)] == [3 / 7, 3 / 5, 1, 1]
-    assert metrics.distinct_ngrams([row(0, 1)], 3) is None  # there is none
+    assert metrics.distinct_ngrams([row(0, 1)], 3) is None
 
 
 def test_self_repetition_is_counted_inside_a_sample() -> None:
-    """'abababab' has 5 four-grams, abab three times and baba twice: 3 of 5 are repeated. 'abcdefgh' repeats none."""
+    """'abababab' has five 4-grams, abab three times and baba twice: 3 of 5 are repetitions. 'abcdefgh' has none."""
     again, never = SampleScore(row(*[0, 1] * 4), 8.0, 8), SampleScore(row(*range(8)), 8.0, 8)
     found = metrics.compute_metrics([again, never, again])
     assert found.self_repetition is not None
     assert found.self_repetition.value == pytest.approx((3 / 5 + 0 + 3 / 5) / 3)
     assert metrics.compute_metrics([never, never]).self_repetition == MeanWithError(
         0.0, 0.0
-    )  # although the two are the same text
+    )  # repetition between samples does not count
     assert metrics.compute_metrics([SampleScore(row(1, 2), 1.0, 2)]).self_repetition is None
 
 
-def test_the_two_conventions() -> None:
-    """Equal costs: equal numbers. Else, for samples of one length, by token is less: Jensen's inequality."""
+def test_the_two_conventions_of_generative_perplexity() -> None:
+    """They agree if all samples cost the same; else, for samples of one length, by token is less (Jensen)."""
     same = metrics.compute_metrics([SampleScore(row(1, 2), 3.0, 2), SampleScore(row(2, 1), 3.0, 2)])
     assert same.gen_ppl_by_token.value == pytest.approx(math.exp(1.5), rel=1e-15)
     assert same.gen_ppl_by_sample.value == pytest.approx(math.exp(1.5), rel=1e-15)
-    draw = np.random.default_rng(0)
-    for nats in draw.uniform(1, 9, size=(100, 5)):
+    random = np.random.default_rng(0)
+    for nats in random.uniform(1, 9, size=(100, 5)):
         found = metrics.compute_metrics([SampleScore(row(1, 2), float(n), 2) for n in nats])
         assert found.gen_ppl_by_token.value < found.gen_ppl_by_sample.value
     unequal = metrics.compute_metrics(
         [SampleScore(row(1, 2, 3, 4), 4 * math.log(8), 4), SampleScore(row(1), math.log(2), 1)]
     )
-    assert unequal.gen_ppl_by_token.value == pytest.approx(8 ** (4 / 5) * 2 ** (1 / 5))  # every token weighs the same
-    assert unequal.gen_ppl_by_sample.value == pytest.approx((8 + 2) / 2)  # every sample does
+    assert unequal.gen_ppl_by_token.value == pytest.approx(8 ** (4 / 5) * 2 ** (1 / 5))  # tokens have equal weights
+    assert unequal.gen_ppl_by_sample.value == pytest.approx((8 + 2) / 2)  # samples have equal weights
 
 
 def test_standard_errors_cover_what_is_estimated() -> None:
-    """200 samples of random lengths, whose nats a token are normal around 2: their 95 % intervals hold e² by token, and
-    e^(2 + 0.3²/2) by sample, in 95 % of 2,000 sets.
+    """95 % intervals cover the truth in 95 % of 2,000 sets of 200 samples of random lengths.
 
-    Three percent are 6.2 standard deviations of that share: false alarm below 1e-8. An error that takes all samples for
-    equally long holds it less often: the mutant.
+    Nats per token are normal around 2, so the truth is e² by token and e^(2 + 0.3²/2) by sample. The tolerance of 3 %
+    is 6.2 standard deviations of the coverage: false alarm below 1e-8. The mutant, a standard error that ignores the
+    lengths, covers less often.
     """
-    draw, held, sets = np.random.default_rng(1), np.zeros(3), 2000
+    random, covered, sets = np.random.default_rng(1), np.zeros(3), 2000
     truth = np.array([math.exp(2), math.exp(2 + 0.3**2 / 2), math.exp(2)])
     for _ in range(sets):
-        lengths, each = draw.choice([4, 100], 200), draw.normal(2, 0.3, 200)
+        lengths, each = random.choice([4, 100], 200), random.normal(2, 0.3, 200)
         by_token, by_sample = metrics._exp_of_ratio(each * lengths, lengths), metrics._mean(np.exp(each))
         found = [by_token, by_sample, MeanWithError(by_token.value, by_token.value * each.std() / 200**0.5)]
-        held += np.abs([mean.value for mean in found] - truth) < 1.96 * np.array([mean.stderr for mean in found])
-    assert (np.abs(held[:2] / sets - 0.95) < 0.03).all(), held / sets
-    assert held[2] / sets < 0.9
+        covered += np.abs([mean.value for mean in found] - truth) < 1.96 * np.array([mean.stderr for mean in found])
+    assert (np.abs(covered[:2] / sets - 0.95) < 0.03).all(), covered / sets
+    assert covered[2] / sets < 0.9
 
 
 def test_no_generative_perplexity_without_entropy() -> None:
-    """It is one type; entropy has no default, is finite, and every record and table has it."""
-    assert all(f.default is f.default_factory for f in fields(QualityMetrics))  # both MISSING: all must be given
+    """Only `QualityMetrics` holds a perplexity, and its entropy is required; records and tables have both."""
+    assert all(
+        f.default is f.default_factory for f in fields(QualityMetrics)
+    )  # both are MISSING: all fields are required
     whole = metrics.compute_metrics([SampleScore(row(1, 2), 3.0, 2)])
     given = {f.name: getattr(whole, f.name) for f in fields(QualityMetrics) if f.name != "entropy"}
     with pytest.raises(TypeError, match="entropy"):
@@ -106,10 +108,10 @@ def test_no_generative_perplexity_without_entropy() -> None:
     makers = [
         f for f in public if getattr(f, "__annotations__", {}).get("return") in (QualityMetrics, "QualityMetrics")
     ]
-    assert set(makers) == {metrics.compute_metrics}  # and no function returns a perplexity by itself
+    assert set(makers) == {metrics.compute_metrics}  # no other function returns a perplexity
 
 
-def test_impossible_samples_are_refused_by_name() -> None:
+def test_samples_of_probability_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="assigns probability 0 to a sample"):
         metrics.compute_metrics([SampleScore(row(1, 2), math.inf, 2), SampleScore(row(1, 2), 1.0, 2)])
 
@@ -130,8 +132,8 @@ def judge(folder: Path) -> Judge:
 TEXTS = ["a cat", "the cat sat on a mat", "abab", "two small birds fly over old red houses", "zz"]
 
 
-def alone(folder: Path, text: str, start: bool) -> list[float]:
-    """The cost of each token by the network's answer to each prefix, one at a time, in numpy and float64."""
+def reference_nll(folder: Path, text: str, start: bool) -> list[float]:
+    """−log p of each token from one forward pass per prefix, in NumPy and float64."""
     from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
     model, tokenizer = GPT2LMHeadModel.from_pretrained(folder).eval(), PreTrainedTokenizerFast.from_pretrained(folder)
@@ -145,18 +147,18 @@ def alone(folder: Path, text: str, start: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("first", ["skipped", "scored"])
-def test_costs_are_those_of_an_independent_computation(folder: Path, first: str) -> None:
+def test_scores_match_an_independent_computation(folder: Path, first: str) -> None:
     judge = judges.load_judge(str(folder), first_token=first)
     for text, found in zip(TEXTS, score_samples(judge, judge.encode(TEXTS)), strict=True):
-        costs = alone(folder, text, start=first == "scored")
+        costs = reference_nll(folder, text, start=first == "scored")
         assert found.scored_tokens == len(costs)
         assert found.nats == pytest.approx(sum(costs), rel=1e-5)
-    backwards = sum(alone(folder, TEXTS[1][::-1], start=False))  # the mutant reads from right to left
+    backwards = sum(reference_nll(folder, TEXTS[1][::-1], start=False))  # the mutant reads from right to left
     assert abs(score_samples(judge, judge.encode(TEXTS[1:2]))[0].nats - backwards) > 0.1
 
 
-class Shifted(Judge):
-    """The mutant: rows are filled up on the left, where everything sees it."""
+class LeftPadded(Judge):
+    """The mutant: rows are padded on the left, where a causal model sees the padding."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge, self.skips_first_token = judge, judge.skips_first_token
@@ -170,32 +172,32 @@ class Shifted(Judge):
         return torch.stack([r.roll(-s) for r, s in zip(costs, shifts, strict=True)])
 
 
-def test_mates_and_batches_change_no_cost(judge: Judge) -> None:
-    """Padding is not seen and not counted: one at a time, all at once, in any order."""
+def test_scores_do_not_depend_on_other_rows_or_the_batch_size(judge: Judge) -> None:
+    """Padding is neither seen nor counted, in any batch size and order."""
     rows = judge.encode(TEXTS)
     one = [found.nats for found in score_samples(judge, rows, batch=1)]
     for size in (2, 3, 8):
         assert [found.nats for found in score_samples(judge, rows, batch=size)] == pytest.approx(one, rel=1e-6)
-    turned = [found.nats for found in score_samples(judge, rows[::-1], batch=3)]
-    assert turned[::-1] == pytest.approx(one, rel=1e-6)
-    wrong = [found.nats for found in score_samples(Shifted(judge), rows, batch=8)]
+    reversed_order = [found.nats for found in score_samples(judge, rows[::-1], batch=3)]
+    assert reversed_order[::-1] == pytest.approx(one, rel=1e-6)
+    wrong = [found.nats for found in score_samples(LeftPadded(judge), rows, batch=8)]
     assert wrong != pytest.approx(one, rel=1e-2)
-    mind = extract_features(judge, rows, batch=1)
-    assert np.allclose(extract_features(judge, rows, batch=3), mind, atol=1e-5)
-    assert not np.allclose(mind[0], mind[1], atol=1e-2)
+    single = extract_features(judge, rows, batch=1)
+    assert np.allclose(extract_features(judge, rows, batch=3), single, atol=1e-5)
+    assert not np.allclose(single[0], single[1], atol=1e-2)
 
 
 def test_a_gguf_file_is_the_same_judge(judge: Judge, folder: Path, tmp_path: Path) -> None:
     path = tiny_judges.save_gguf(tmp_path / "judge.gguf", folder)
     other = judges.load_judge(str(path))
-    for mine, its in zip(judge.encode(TEXTS), other.encode(TEXTS), strict=True):
-        assert mine.tolist() == its.tolist()
+    for ids, other_ids in zip(judge.encode(TEXTS), other.encode(TEXTS), strict=True):
+        assert ids.tolist() == other_ids.tolist()
     costs = [[found.nats for found in score_samples(each, each.encode(TEXTS))] for each in (judge, other)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-5)
     assert other.context_length == judge.context_length == 48
 
 
-def test_a_judge_that_has_no_starting_token_cannot_count_the_first(folder: Path) -> None:
+def test_a_judge_without_a_start_token_cannot_score_the_first_token(folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     from sedd.evaluation.quality.judge_hf import HuggingFaceJudge
@@ -205,7 +207,7 @@ def test_a_judge_that_has_no_starting_token_cannot_count_the_first(folder: Path)
         HuggingFaceJudge(tiny_judges.network(len(tokenizer)), tokenizer, "nameless", skips_first_token=False)
 
 
-def test_a_judge_is_told_apart_by_its_weights(judge: Judge, tmp_path: Path) -> None:
+def test_the_hash_of_a_judge_depends_on_its_weights(judge: Judge, tmp_path: Path) -> None:
     other, same = tiny_judges.save(tmp_path / "other", seed=1), tiny_judges.save(tmp_path / "same")
     assert judges.load_judge(str(other)).sha256 != judge.sha256
     assert judges.load_judge(str(same)).sha256 == judge.sha256
@@ -232,7 +234,7 @@ def test_files_of_samples(tmp_path: Path) -> None:
     assert samples.read_samples(tmp_path / "texts").samples == [Sample("a b", None), Sample("c\nd", None)]
 
 
-def test_what_samples_cost_is_carried_over(tmp_path: Path) -> None:
+def test_the_cost_of_samples_is_read_from_their_file(tmp_path: Path) -> None:
     lines = [
         {"text": "a", "ids": [0], "calls": 3, "seconds": 0.5, "steps": 8, "draw_precision": "float32"},
         {"text": "b", "ids": [1], "calls": 5, "seconds": 1.5, "steps": 8, "draw_precision": "float32"},
@@ -256,13 +258,13 @@ def test_what_samples_cost_is_carried_over(tmp_path: Path) -> None:
         ("a.json", '[{"ids": []}]', "sample 0 of .* is empty"),
     ],
 )
-def test_files_that_hold_no_samples(tmp_path: Path, name: str, content: str, sentence: str) -> None:
+def test_files_without_samples_are_refused(tmp_path: Path, name: str, content: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         read(tmp_path / name, content)
 
 
-def test_ids_are_taken_where_they_mean_the_same_to_the_judge(judge: Judge) -> None:
-    """'ab' is one token if it is read anew, and two as it was drawn: the ids are kept as they are."""
+def test_ids_are_used_if_they_decode_to_the_same_text(judge: Judge) -> None:
+    """Encoding 'abc' merges 'ab' into one token; the sample's own ids are left unmerged."""
     drawn = SampleSet([Sample("abc", [0, 1, 2])], "drawn")
     assert samples.encode_for_judge(drawn, judge).ids[0].tolist() == judge.encode(["abc"])[0].tolist() != [0, 1, 2]
     assert samples.encode_for_judge(drawn, judge, by_ids=True).ids[0].tolist() == [0, 1, 2]
@@ -276,7 +278,7 @@ def test_ids_are_taken_where_they_mean_the_same_to_the_judge(judge: Judge) -> No
             samples.encode_for_judge(SampleSet([wrong], "wrong"), judge, by_ids=True)
 
 
-def test_what_is_longer_than_the_context_is_refused_or_cut(judge: Judge) -> None:
+def test_samples_beyond_the_context_are_refused_or_truncated(judge: Judge) -> None:
     long = SampleSet([Sample("c" * 60, None), Sample("c" * 48, None)], "long")
     with pytest.raises(ValueError, match="sample 0 of long has 60 tokens of the judge, which reads 48"):
         samples.encode_for_judge(long, judge)
@@ -286,8 +288,8 @@ def test_what_is_longer_than_the_context_is_refused_or_cut(judge: Judge) -> None
         samples.encode_for_judge(SampleSet([Sample("c", None)], "short"), judge)
 
 
-def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every uniform that any sampler decides with; float32 has no number as near 1 as the largest here."""
+def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sampler draws with float64 uniforms, which float32 cannot represent."""
     from sedd import exact
     from sedd.diffusion import categorical, process, schedule
 
@@ -307,7 +309,7 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
                 assert job.facts()["sampler"] == kind
                 used.add(kind)
             except ValueError:
-                continue  # a sampler of the other noise
+                continue  # a sampler for the other process
     assert used == set(registry.SAMPLERS.built_in)
     assert seen == {getattr(torch, rng.PRECISION)} == {torch.float64}
     u = rng.CounterRNG(0, torch.arange(64))(64).double()
@@ -320,12 +322,12 @@ def test_draws_are_made_with_the_precision_that_is_recorded(monkeypatch: pytest.
 
 def result(**changed: object) -> dict[str, object]:
     found = SampleSet([Sample("a cat", None), Sample("abab", None)], "a.txt", 4.0, 0.1, {"draw_precision": "float64"})
-    known = quality.evaluate_samples(found, Known())
+    known = quality.evaluate_samples(found, LinearJudge())
     return {**known, **changed}
 
 
-class Known(Judge):
-    """Every token costs as many nats as its number."""
+class LinearJudge(Judge):
+    """A judge for which token i costs i/100 nats."""
 
     name, sha256, precision, vocab_size, context_length, skips_first_token = (
         "known",
@@ -349,7 +351,7 @@ class Known(Judge):
         return x[:, :1].float()
 
 
-def test_a_record_has_every_fact() -> None:
+def test_a_record_has_all_fields() -> None:
     found = result()
     costs = [np.array([ord(c) for c in text]) / 100 for text in ("a cat", "abab")]
     assert found["gen_ppl_by_token"] == pytest.approx(np.exp(np.concatenate(costs).mean()), rel=1e-5)
@@ -360,13 +362,13 @@ def test_a_record_has_every_fact() -> None:
 
 
 @pytest.mark.parametrize("key", results.JUDGE_FIELDS)
-def test_what_was_made_in_different_ways_shares_no_table(key: str) -> None:
+def test_results_of_different_judges_cannot_share_a_table(key: str) -> None:
     with pytest.raises(ValueError, match="cannot share a table"):
         results.quality_table([result(), result(**{key: "other"})], ["gen_ppl_by_token", "entropy_nats"])
     assert results.quality_table([result(), result()], ["samples", "mauve"]) == [[2, None], [2, None]]
 
 
-def test_different_draw_precisions_are_warned_of() -> None:
+def test_different_draw_precisions_cause_a_warning() -> None:
     assert results.comparison_warnings([result(), result()]) == []
     (words,) = results.comparison_warnings([result(), result(draw_precision="float32")])
     assert words.startswith("warning: these samples were drawn with float32 and float64 precision")
@@ -376,7 +378,7 @@ def test_different_draw_precisions_are_warned_of() -> None:
     assert "length of samples" in results.comparison_warnings([result(), result(tokens=12)])[0]
 
 
-def test_a_stored_result_without_entropy_is_none(tmp_path: Path) -> None:
+def test_a_stored_result_without_entropy_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(result()))
     assert results.read_results(path) == [result()]
@@ -388,7 +390,7 @@ def test_a_stored_result_without_entropy_is_none(tmp_path: Path) -> None:
     assert results.read_results(path) is None
 
 
-def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setting_alone() -> None:
+def test_the_plot_joins_records_that_differ_in_the_first_swept_setting() -> None:
     from sedd.evaluation.quality.plots import plot_quality
 
     made = [
@@ -407,7 +409,7 @@ def test_the_picture_shows_the_records_and_joins_what_differs_in_the_first_setti
         "a.txt, temperature 0.5",
         "a.txt, temperature 1.0",
     ]
-    timeless, _ = plot_quality([result(nfe=None), result(nfe=None)]).axes  # texts whose cost nobody knows
+    timeless, _ = plot_quality([result(nfe=None), result(nfe=None)]).axes  # texts of unknown cost
     assert timeless.get_xscale() == "linear"
 
 
@@ -418,11 +420,11 @@ def test_sweeps() -> None:
     base = sweep.SweepPoint(generate.SamplingSettings(seed=3))
     assert sweep.sweep_points(base, []) == [base]
     found = sweep.sweep_points(base, ["steps=4,inf", "temperature=0.5,1"])
-    said = [(way.settings.steps, way.settings.temperature, way.settings.seed) for way in found]
-    assert said == [(4, 0.5, 3), (4, 1.0, 3), (None, 0.5, 3), (None, 1.0, 3)]
-    (way,) = sweep.sweep_points(base, ["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
-    assert (way.settings.sampler, way.settings.options, way.length) == ("remask", {"eta": 0.1}, 5)
-    assert (way.settings.top_k, sweep.swept_names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
+    settings = [(point.settings.steps, point.settings.temperature, point.settings.seed) for point in found]
+    assert settings == [(4, 0.5, 3), (4, 1.0, 3), (None, 0.5, 3), (None, 1.0, 3)]
+    (point,) = sweep.sweep_points(base, ["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
+    assert (point.settings.sampler, point.settings.options, point.length) == ("remask", {"eta": 0.1}, 5)
+    assert (point.settings.top_k, sweep.swept_names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
 
 
 @pytest.mark.parametrize(
@@ -441,13 +443,13 @@ def test_bad_sweeps(spec: str, sentence: str) -> None:
         sweep.sweep_points(sweep.SweepPoint(generate.SamplingSettings()), [spec])
 
 
-def test_mauve_is_near_one_for_one_law_and_near_nothing_for_two(judge: Judge) -> None:
+def test_mauve_is_near_one_for_equal_and_near_zero_for_different_distributions(judge: Judge) -> None:
     from sedd.evaluation.quality.mauve import MauveReference
 
-    draw = np.random.default_rng(0)
+    random = np.random.default_rng(0)
 
     def texts(letters: str) -> SampleSet:
-        return SampleSet([Sample("".join(draw.choice(list(letters), 12)), None) for _ in range(60)], letters)
+        return SampleSet([Sample("".join(random.choice(list(letters), 12)), None) for _ in range(60)], letters)
 
     reference = MauveReference(texts("abcdef"), judge)
     same = quality.evaluate_samples(texts("abcdef"), judge, reference=reference)
@@ -456,7 +458,9 @@ def test_mauve_is_near_one_for_one_law_and_near_nothing_for_two(judge: Judge) ->
     assert (same["mauve_reference"], same["mauve_texts"], same["mauve_buckets"]) == ("abcdef", 60, 6)
 
 
-def test_mauve_and_transformers_are_asked_for_by_name(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_with_the_command_that_installs_them(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sedd.evaluation.quality.mauve import MauveReference
 
     for module in ("mauve", "transformers"):

@@ -1,4 +1,4 @@
-"""`sedd report`: what the page says is what the log says, and nothing in it is anything but text."""
+"""`sedd report`: the page agrees with the log, and all text in it is escaped."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def write(folder: Path, records: list[dict[str, Any]], tail: str = "", **data_op
 
 
 class Reader(HTMLParser):
-    """What a browser would find: tags, attributes, and the text of the page."""
+    """The tags, attributes and text of a page, as a browser parses it."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Reader(HTMLParser):
 
 
 def is_inert(page: str) -> bool:
-    """No script, no handler, nothing fetched, no id twice."""
+    """Return whether a page has no script, no event handler, no external resource and no duplicate id."""
     found = Reader(page)
     ids = [value for name, value in found.attributes if name == "id"]
     links = [value for name, value in found.attributes if name in ("href", "xlink:href", "src", "srcset", "action")]
@@ -77,13 +77,13 @@ def page(folder: Path, count: int = 4) -> str:
 RECORDS = [record(step, seconds=step / 2, **(bound(step) if step % 50 == 0 else {})) for step in range(10, 301, 10)]
 
 
-def test_a_text_that_looks_like_a_page_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples, names of files and of the folder; and the check notices where nothing is escaped."""
+def test_markup_in_samples_and_names_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In samples, file names and folder names; the mutant without escaping is noticed."""
     run = write(tmp_path / "<b onclick=x>run", [*RECORDS, record(310, samples=[EVIL])], sources=[EVIL])
     made = page(run)
     assert is_inert(made)
     text = Reader(made).text
-    assert text.count(EVIL) == 2  # the sample, and the line about the run
+    assert text.count(EVIL) == 2  # the sample and the summary
     assert json.dumps([EVIL], ensure_ascii=False) in text
     assert "<b onclick=x>run" in text
     unescaped = templates.jinja_environment()
@@ -92,7 +92,7 @@ def test_a_text_that_looks_like_a_page_is_text(tmp_path: Path, monkeypatch: pyte
     assert not is_inert(page(run))
 
 
-def test_the_page_says_what_the_log_says(tmp_path: Path) -> None:
+def test_the_page_agrees_with_the_log(tmp_path: Path) -> None:
     text = Reader(page(write(tmp_path, RECORDS))).text
     for fact in ("300 of 300", "30,000", "seconds of training", "150.0", "1.0000 ± 0.0980", "1.2500"):
         assert fact in text
@@ -102,29 +102,29 @@ def test_the_page_says_what_the_log_says(tmp_path: Path) -> None:
     assert run_log.environment()["torch"] in text
 
 
-def test_pictures_are_drawn_for_who_does_not_see_them(tmp_path: Path) -> None:
+def test_figures_have_alternative_text_and_follow_the_text_colour(tmp_path: Path) -> None:
     made = page(write(tmp_path, RECORDS))
     found = Reader(made)
     labels = [value for name, value in found.attributes if name == "aria-label"]
     assert found.tags.count("svg") == len(labels) == 2
     assert "from 4.900 nats per token at step 10 to 2.000 at step 300" in labels[0]
     assert "currentColor" in made
-    assert "#000000" not in made  # black on black, in the dark
+    assert "#000000" not in made  # invisible in dark mode
 
 
-def test_curves_stand_where_the_log_puts_them() -> None:
-    """A bound that was logged without the time stands between the readings before and after it."""
+def test_curves_are_placed_by_step_tokens_and_time() -> None:
+    """The time of a bound that was logged without it is interpolated."""
     records = [record(10, seconds=5.0), {"step": 15, "tokens": 1500, **bound(15)}, record(20, seconds=25.0)]
     panels = report.plot_training(records).axes
     assert len(panels) == 3
     for ax, expected in zip(panels, (15, 1500, 15.0), strict=True):
-        (held_out,) = (line for line in ax.lines if line.get_marker() == "o")
-        assert held_out.get_xydata().tolist() == [[expected, 4 - 0.15]]
+        (bounds,) = (line for line in ax.lines if line.get_marker() == "o")
+        assert bounds.get_xydata().tolist() == [[expected, 4 - 0.15]]
     bars = panels[0].collections[0].get_segments()[0][:, 1]
     assert bars.tolist() == pytest.approx([3.85 - 1.96 * 0.05, 3.85 + 1.96 * 0.05])
 
 
-def test_long_curves_are_means_of_neighbours() -> None:
+def test_long_curves_are_downsampled_by_means() -> None:
     records = [record(step) for step in range(1, 3 * report.MAX_POINTS + 1)]
     curve = report.plot_training(records).axes[0].lines[0].get_xydata()
     assert len(curve) == report.MAX_POINTS
@@ -132,7 +132,7 @@ def test_long_curves_are_means_of_neighbours() -> None:
     assert np.isclose(curve[:, 1].mean(), np.mean([r["loss"] for r in records]))
 
 
-def test_loss_by_time_is_a_mean_over_thirds() -> None:
+def test_loss_by_time_is_averaged_over_thirds_of_the_run() -> None:
     records = [record(step) | {"loss_by_time": [float(step), 0.0]} for step in (1, 2, 3, 4, 5, 6)]
     lines = report.plot_loss_by_time(records).axes[0].lines
     assert [line.get_ydata()[0] for line in lines] == [1.5, 3.5, 5.5]
@@ -140,7 +140,7 @@ def test_loss_by_time_is_a_mean_over_thirds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "tail", "says"),
+    ("records", "tail", "text"),
     [
         (RECORDS, '{"step": 310, "tok', "300 of 300"),  # killed in the middle of a line
         ([record(10)], "", "None was logged; train.eval_every"),
@@ -150,15 +150,15 @@ def test_loss_by_time_is_a_mean_over_thirds() -> None:
     ],
     ids=["cut off", "no bound", "no loss", "no number", "one record"],
 )
-def test_runs_that_are_not_over(tmp_path: Path, records: list[dict[str, Any]], tail: str, says: str) -> None:
+def test_unfinished_runs(tmp_path: Path, records: list[dict[str, Any]], tail: str, text: str) -> None:
     made = page(write(tmp_path, records, tail))
     assert is_inert(made)
-    text = Reader(made).text
-    assert says in text
-    assert "There is no checkpoint yet" in text
+    shown = Reader(made).text
+    assert text in shown
+    assert "There is no checkpoint yet" in shown
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
+def test_other_folders_are_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
     refuses(lambda: report.read_run(tmp_path), "log.jsonl", "not the folder of a run")
     refuses(lambda: report.read_run(write(tmp_path, [], '{"step": 1')), "logged nothing yet")
     refuses(lambda: report.read_run(write(tmp_path, RECORDS, "not json\n")), "cannot be read")
@@ -169,7 +169,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, refuses: Callable[..., None])
     refuses(lambda: report.report_samples(history, -1, 0), "samples is -1")
 
 
-def test_the_environment_of_the_run_goes_before_that_of_the_page(tmp_path: Path) -> None:
+def test_the_recorded_environment_is_preferred(tmp_path: Path) -> None:
     run = write(tmp_path, RECORDS)
     assert "the run recorded no environment" in page(run)
     (run / "environment.json").write_text(json.dumps({"torch": "0.0.7"}))
@@ -178,15 +178,15 @@ def test_the_environment_of_the_run_goes_before_that_of_the_page(tmp_path: Path)
     assert "At the start of the run" in text
 
 
-def test_the_commit_is_that_of_this_source() -> None:
+def test_the_commit_is_that_of_this_checkout() -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     expected = head.stdout.strip() if head.returncode == 0 else "unknown"
     assert run_log.environment()["commit"].removesuffix("-dirty") == expected
 
 
 @pytest.mark.parametrize("objective", ["score-entropy", "autoregressive"])
-def test_samples_come_from_the_newest_checkpoint(tmp_path: Path, objective: str) -> None:
-    """Texts of the right length, over the tokens of the corpus, the same for the same seed."""
+def test_samples_are_drawn_from_the_newest_checkpoint(tmp_path: Path, objective: str) -> None:
+    """They have the model's length and the corpus's characters, and depend on the seed."""
     (tmp_path / "text.txt").write_text("one two buckle my shoe\n" * 60)
     tokenizer = factory.build_tokenizer("chars", lambda: data.read_documents([tmp_path / "text.txt"]))
     data.prepare([tmp_path / "text.txt"], tmp_path / "shards", tokenizer)

@@ -1,4 +1,4 @@
-"""The Language Model Evaluation Harness, the real one, on tasks that lie in a folder."""
+"""Our model in the Language Model Evaluation Harness, on tasks defined in a local folder."""
 
 import json
 import math
@@ -53,7 +53,7 @@ metric_list: [{metric: exact_match}]
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three tasks on one file, as the harness describes tasks."""
+    """Three tasks on one file, in the harness's format."""
     folder = tmp_path_factory.mktemp("tasks")
     (folder / "data.jsonl").write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
     data = {"data_files": {"test": str(folder / "data.jsonl")}, "cache_dir": str(folder / "cache")}
@@ -64,14 +64,14 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture
-def models(sedd: Sedd, shelf: Path, corpus: Path) -> Callable[[str], Path]:
+def models(sedd: Sedd, model_folder: Path, corpus: Path) -> Callable[[str], Path]:
     def model(kind: str) -> Path:
-        out = shelf / kind
+        out = model_folder / kind
         if not out.exists():
             ok(sedd("train", corpus, *SMALL, *KINDS[kind], "--steps", 3, "--tokenizer", "bytes", "--out", out))
         return out
@@ -79,12 +79,12 @@ def models(sedd: Sedd, shelf: Path, corpus: Path) -> Callable[[str], Path]:
     return model
 
 
-def asked(*arguments: tuple[object, ...]) -> list[Instance]:
+def requests(*arguments: tuple[object, ...]) -> list[Instance]:
     return [Instance("loglikelihood", {}, given, i) for i, given in enumerate(arguments)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_harness_runs_its_tasks_on_our_models(models: Callable[[str], Path], tasks: Path, kind: str) -> None:
+def test_the_harness_evaluates_our_models(models: Callable[[str], Path], tasks: Path, kind: str) -> None:
     found = lm_eval.simple_evaluate(
         model="sedd",
         model_args=f"pretrained={models(kind)},draws=8",
@@ -98,11 +98,11 @@ def test_the_harness_runs_its_tasks_on_our_models(models: Callable[[str], Path],
     assert (found["config"]["likelihood_stderr_nats"] == 0) == (kind == "autoregressive")
     model = SeddLM(str(models(kind)), draws=8)
     samples = found["samples"]["tiny_choices"]
-    scores = model.loglikelihood(asked(*((d["question"], choice) for d in DOCUMENTS for choice in d["choices"])))
+    scores = model.loglikelihood(requests(*((d["question"], choice) for d in DOCUMENTS for choice in d["choices"])))
     assert [tuple(given[0]) for sample in samples for given in sample["resps"]] == scores
     right = [max((0, 1), key=lambda i, s=s: s["resps"][i][0][0]) == s["doc"]["answer"] for s in samples]
     assert found["results"]["tiny_choices"]["acc,none"] == pytest.approx(np.mean(right))
-    documents = model.loglikelihood_rolling(asked(*((d["text"],) for d in DOCUMENTS)))
+    documents = model.loglikelihood_rolling(requests(*((d["text"],) for d in DOCUMENTS)))
     bits = -sum(documents) / math.log(2) / sum(len(d["text"].encode()) for d in DOCUMENTS)
     assert found["results"]["tiny_documents"]["bits_per_byte,none"] == pytest.approx(bits)
     for sample in found["samples"]["tiny_writing"]:
@@ -111,8 +111,8 @@ def test_the_harness_runs_its_tasks_on_our_models(models: Callable[[str], Path],
         assert len(text.encode(errors="ignore")) <= 36  # 12 bytes, each a replaced one at most
 
 
-def test_an_answer_depends_on_seed_and_request_alone(models: Callable[[str], Path]) -> None:
-    """Order, mates and batch change nothing, but for the last bits of the network's own arithmetic."""
+def test_a_response_depends_on_seed_and_request_only(models: Callable[[str], Path]) -> None:
+    """The order, other requests and the batch size change nothing but rounding."""
     questions = [
         ("the cat", " sat"),
         ("the cat", " mat and saw"),
@@ -125,39 +125,39 @@ def test_an_answer_depends_on_seed_and_request_alone(models: Callable[[str], Pat
         ("saw two", {"max_gen_toks": 9, "temperature": 0.7}),
     ]
 
-    def answers(batch: int, seed: int, order: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    def responses(batch: int, seed: int, order: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
         model = SeddLM(str(models("diffusion")), draws=8, seed=seed, batch_size=batch)
-        scores = model.loglikelihood(asked(*questions[::order]))[::order]
-        whole = model.loglikelihood_rolling(asked(*texts[::order]))[::order]
-        return np.array(scores), np.array(whole), model.generate_until(asked(*writing[::order]))[::order]
+        scores = model.loglikelihood(requests(*questions[::order]))[::order]
+        whole = model.loglikelihood_rolling(requests(*texts[::order]))[::order]
+        return np.array(scores), np.array(whole), model.generate_until(requests(*writing[::order]))[::order]
 
-    first, again, other = answers(1, 0, 1), answers(7, 0, -1), answers(1, 1, 1)
+    first, again, other = responses(1, 0, 1), responses(7, 0, -1), responses(1, 1, 1)
     for a, b, c in zip(first[:2], again, other, strict=False):
         np.testing.assert_allclose(a, b, rtol=1e-5)
         assert np.abs(a - c).max() > 1e-3
     assert first[2] == again[2]
     assert first[2] != other[2]
-    alone = SeddLM(str(models("diffusion")), draws=8).loglikelihood(asked(questions[1]))
+    alone = SeddLM(str(models("diffusion")), draws=8).loglikelihood(requests(questions[1]))
     np.testing.assert_allclose(alone[0], first[0][1], rtol=1e-5)
 
 
-def test_a_repeated_request_is_another_sample(models: Callable[[str], Path]) -> None:
+def test_a_repeated_request_gets_another_sample(models: Callable[[str], Path]) -> None:
     model = SeddLM(str(models("diffusion")))
-    drawn = model.generate_until(asked(*[("the cat", {"max_gen_toks": 9, "do_sample": True})] * 3))
+    drawn = model.generate_until(requests(*[("the cat", {"max_gen_toks": 9, "do_sample": True})] * 3))
     assert len(set(drawn)) == 3
-    likeliest = model.generate_until(asked(*[("the cat", {"max_gen_toks": 9})] * 2))
+    likeliest = model.generate_until(requests(*[("the cat", {"max_gen_toks": 9})] * 2))
     assert likeliest[0] == likeliest[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_is_what_the_model_would_write(models: Callable[[str], Path], kind: str) -> None:
-    """Its own greedy continuation is greedy, and any other is not."""
+def test_greedy_decoding_is_recognized(models: Callable[[str], Path], kind: str) -> None:
+    """The model's own greedy continuation is greedy, and a changed one is not."""
     model = SeddLM(str(models(kind)), draws=2)
     tokenizer = model.loaded.tokenizer
-    (text,) = model.generate_until(asked(("the cat", {"max_gen_toks": 4})))
+    (text,) = model.generate_until(requests(("the cat", {"max_gen_toks": 4})))
     assert len(tokenizer.encode(text)) == 4
     other = text[:-1] + ("x" if text[-1] != "x" else "y")
-    assert [is_greedy for _, is_greedy in model.loglikelihood(asked(("the cat", text), ("the cat", other)))] == [
+    assert [is_greedy for _, is_greedy in model.loglikelihood(requests(("the cat", text), ("the cat", other)))] == [
         True,
         False,
     ]
@@ -165,10 +165,10 @@ def test_greedy_is_what_the_model_would_write(models: Callable[[str], Path], kin
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_of_a_document_is_scored_once(models: Callable[[str], Path], kind: str) -> None:
-    """The windows by themselves add up to the document; each depends on no other."""
+    """The scores of the windows add up to that of the document."""
     model = SeddLM(str(models(kind)), draws=512)
     text = "the cat sat on a mat and saw two small birds fly over old red houses"  # 68 bytes, windows of 32
-    (whole,) = model.loglikelihood_rolling(asked((text,)))
+    (whole,) = model.loglikelihood_rolling(requests((text,)))
     parts = [text[:32], text[32:64], text[64:]]
     scored = [
         evaluation.score_continuation(np.zeros(0, np.int64), model.loaded.tokenizer.encode(p), model.loaded, draws=512)
@@ -176,19 +176,19 @@ def test_every_token_of_a_document_is_scored_once(models: Callable[[str], Path],
     ]
     error = math.sqrt(sum((found.stderr * len(p)) ** 2 for found, p in zip(scored, parts, strict=True)))
     total = sum(found.nats * len(p) for found, p in zip(scored, parts, strict=True))
-    assert abs(whole + total) <= 5 * 2 * error + 1e-3  # both have that error: false alarm below 1e-5
+    assert abs(whole + total) <= 5 * 2 * error + 1e-3  # both sides have this error: false alarm below 1e-5
     assert 10 * error < 0.05 * total
-    assert model.loglikelihood_rolling(asked(("",))) == [0.0]
+    assert model.loglikelihood_rolling(requests(("",))) == [0.0]
 
 
-def test_a_long_context_loses_its_beginning(models: Callable[[str], Path]) -> None:
-    """As is the harness's way: the last tokens that fit."""
+def test_a_long_context_is_truncated_on_the_left(models: Callable[[str], Path]) -> None:
+    """The last tokens that fit are used, as is usual in the harness."""
     model = SeddLM(str(models("autoregressive")))
     long, rest = "near water " * 9, "two small"
     kept = long[-(32 - len(rest)) :]
-    assert model.loglikelihood(asked((long, rest))) == model.loglikelihood(asked((kept, rest)))
-    assert model.generate_until(asked((long, {"max_gen_toks": 9}))) == model.generate_until(
-        asked((long[-23:], {"max_gen_toks": 9}))
+    assert model.loglikelihood(requests((long, rest))) == model.loglikelihood(requests((kept, rest)))
+    assert model.generate_until(requests((long, {"max_gen_toks": 9}))) == model.generate_until(
+        requests((long[-23:], {"max_gen_toks": 9}))
     )
 
 
@@ -203,32 +203,32 @@ def test_a_long_context_loses_its_beginning(models: Callable[[str], Path]) -> No
     ],
     ids=str,
 )
-def test_options_of_generation(options: dict[str, object], expected: tuple[object, ...]) -> None:
+def test_generation_options(options: dict[str, object], expected: tuple[object, ...]) -> None:
     tokens, stops, temperature = expected
     parsed = GenerationOptions.parse(options, 32)
     assert (parsed.tokens, parsed.stops) == (tokens, stops)
     assert (parsed.warping and parsed.warping.temperature) == temperature
 
 
-def test_texts_are_cut_at_the_first_stop() -> None:
+def test_texts_are_truncated_at_the_first_stop_string() -> None:
     assert GenerationOptions(9, ("wo", "\n"), None).truncate("one\ntwo") == "one"
     assert GenerationOptions(9, ("x",), None).truncate("one\ntwo") == "one\ntwo"
 
 
-def test_what_cannot_be_asked_is_a_sentence(models: Callable[[str], Path], sedd: Sedd, tmp_path: Path) -> None:
+def test_impossible_requests_are_reported(models: Callable[[str], Path], sedd: Sedd, tmp_path: Path) -> None:
     model = SeddLM(str(models("diffusion")))
     with pytest.raises(ValueError, match="33 tokens and the model was trained on 32"):
-        model.loglikelihood(asked(("a", "b" * 33)))
+        model.loglikelihood(requests(("a", "b" * 33)))
     with pytest.raises(ValueError, match="empty"):
-        model.loglikelihood(asked(("a", "")))
+        model.loglikelihood(requests(("a", "")))
     with pytest.raises(ValueError, match="max_gen_toks is 33"):
-        model.generate_until(asked(("a", {"max_gen_toks": 33})))
+        model.generate_until(requests(("a", {"max_gen_toks": 33})))
     with pytest.raises(ValueError, match="nowhere holds no model"):
         SeddLM("nowhere")
     with pytest.raises(ValueError, match="batch_size is 'auto'"):
         SeddLM(str(models("diffusion")), batch_size="auto")
     with pytest.raises(ValueError, match="draws is 3"):
-        SeddLM(str(models("diffusion")), draws=3).loglikelihood(asked(("a", "b")))
+        SeddLM(str(models("diffusion")), draws=3).loglikelihood(requests(("a", "b")))
     (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
     records = ["--set", "data.packing=lines", "--set", "model.seq_len=8", "--steps", 1, "--out", tmp_path / "run"]
     ok(sedd("train", tmp_path / "names.txt", *SMALL, *records))
@@ -236,7 +236,9 @@ def test_what_cannot_be_asked_is_a_sentence(models: Callable[[str], Path], sedd:
         SeddLM(factory.load(tmp_path / "run"))
 
 
-def test_the_command_line_is_the_harness_s_own(sedd: Sedd, models: Callable[[str], Path], tasks: Path) -> None:
+def test_the_command_passes_its_arguments_to_the_harness(
+    sedd: Sedd, models: Callable[[str], Path], tasks: Path
+) -> None:
     words = ["--model", "sedd", "--model_args", f"pretrained={models('diffusion')},draws=4", "--limit", 2]
     ours_alone = (  # the harness's own thousands of tasks take 9 s to list
         "import functools, lm_eval.tasks\n"
