@@ -195,7 +195,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(
 
 
 def test_a_missing_judge_is_reported(sedd: Sedd, tmp_path: Path) -> None:
-    """A name is looked up on the Hub, which is offline here."""
+    """A name is searched on the Hub, which is offline here."""
     (tmp_path / "a.txt").write_text("the cat\n")
     offline = "os.environ['HF_HUB_OFFLINE'] = '1'"
     refused(sedd("quality", tmp_path / "a.txt", "--judge", "no-such-judge", before=offline), "cannot be loaded")

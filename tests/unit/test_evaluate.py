@@ -77,7 +77,7 @@ def test_lambada() -> None:
 
 
 def test_rows_of_a_benchmark() -> None:
-    """WikiText keeps line ends and empty lines; PTB strips lines and skips empty ones."""
+    """WikiText keeps line ends and empty lines; PTB trims lines and skips empty ones."""
     assert DATASETS["wikitext2"].split_rows(" = A = \n \n b @-@ c . \n") == [" = A =\n", "", " b-c.\n"]
     assert DATASETS["ptb"].split_rows(" it 's \n\n here \n") == ["it's", "here"]
 

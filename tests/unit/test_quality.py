@@ -278,7 +278,7 @@ def test_ids_are_used_if_they_decode_to_the_same_text(judge: Judge) -> None:
             samples.encode_for_judge(SampleSet([wrong], "wrong"), judge, by_ids=True)
 
 
-def test_samples_beyond_the_context_are_refused_or_truncated(judge: Judge) -> None:
+def test_samples_longer_than_the_context_are_refused_or_truncated(judge: Judge) -> None:
     long = SampleSet([Sample("c" * 60, None), Sample("c" * 48, None)], "long")
     with pytest.raises(ValueError, match="sample 0 of long has 60 tokens of the judge, which reads 48"):
         samples.encode_for_judge(long, judge)
@@ -298,15 +298,15 @@ def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPat
     for name in ("invert", "step"):
         whole = getattr(categorical, name)
         monkeypatch.setattr(categorical, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
-    law = exact.Distribution(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
+    distribution = exact.Distribution(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
     for noise in (process.Absorbing(2), process.Uniform(2)):
         for kind in registry.SAMPLERS.built_in:
             try:
-                job = generate.SamplingRun(
-                    exact.Score(law, noise), noise, schedule.LogLinear(), generate.SamplingSettings(kind, 4)
+                sampling_run = generate.SamplingRun(
+                    exact.Score(distribution, noise), noise, schedule.LogLinear(), generate.SamplingSettings(kind, 4)
                 )
-                generate.sample(job, sampling.empty(8, 2))
-                assert job.facts()["sampler"] == kind
+                generate.sample(sampling_run, sampling.empty(8, 2))
+                assert sampling_run.facts()["sampler"] == kind
                 used.add(kind)
             except ValueError:
                 continue  # a sampler for the other process
@@ -314,7 +314,7 @@ def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPat
     assert seen == {getattr(torch, rng.PRECISION)} == {torch.float64}
     u = rng.CounterRNG(0, torch.arange(64))(64).double()
     assert not torch.equal(u.float().double(), u)
-    assert job.facts()["draw_precision"] == "float64"
+    assert sampling_run.facts()["draw_precision"] == "float64"
 
 
 # Tables ----------------------------------------------------------------------------------------------------

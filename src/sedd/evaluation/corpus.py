@@ -141,7 +141,7 @@ def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
 
 
 def sequence_length(protocol: Protocol, loaded: LoadedModel) -> int:
-    """Return the tokens per sequence; a length beyond the one the model was trained on is refused."""
+    """Return the tokens per sequence; a length above the one the model was trained on is refused."""
     trained = loaded.config.model.seq_len
     if protocol.length is not None and protocol.length > trained:
         raise ValueError(

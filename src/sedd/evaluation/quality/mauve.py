@@ -25,7 +25,7 @@ def _import_mauve() -> Any:
 
 @final
 class MauveReference:
-    """Features of the texts that samples are compared with; texts beyond the judge's context length are truncated."""
+    """Features of the texts that samples are compared with; texts longer than its context are truncated."""
 
     def __init__(self, texts: SampleSet, judge: Judge, batch: int = 8) -> None:
         _import_mauve()  # a missing package is reported before the work

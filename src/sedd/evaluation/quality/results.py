@@ -41,7 +41,7 @@ def evaluate_samples(
         samples: The samples.
         judge: The language model that scores them.
         by_ids: Score the samples' own token ids instead of encoding their text.
-        truncate: Cut samples beyond the judge's context length instead of refusing them.
+        truncate: Cut samples longer than the judge's context instead of refusing them.
         reference: Human texts to compute MAUVE against.
         batch: Samples per forward pass of the judge.
         on_progress: Called with the number of samples done and their total.

@@ -194,7 +194,7 @@ def encode_for_judge(
         samples: The samples.
         judge: The judge.
         by_ids: Use the samples' own ids, which must decode to the same text under the judge's tokenizer.
-        truncate: Cut samples beyond the judge's context length instead of refusing them.
+        truncate: Cut samples longer than the judge's context instead of refusing them.
     """
     texts = [sample.text for sample in samples.require_nonempty().samples if sample.text is not None]
     by_ids = by_ids or not texts
