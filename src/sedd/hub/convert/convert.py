@@ -64,7 +64,8 @@ def _strip_prefix(raw: files.RawCheckpoint, prefix: str) -> dict[str, Any]:
         return dict(raw.state)
     state = {name: value for name, value in raw.state.items() if not name.startswith("noise.")}
     if unknown := [name for name in state if not name.startswith(prefix)]:
-        raise ValueError(f"{raw.path} has unknown {files.abbreviate_names(unknown)} beside names that start with {prefix}")
+        names = files.abbreviate_names(unknown)
+        raise ValueError(f"{raw.path} has unknown {names} beside names that start with {prefix}")
     return {name.removeprefix(prefix): value for name, value in state.items()}
 
 

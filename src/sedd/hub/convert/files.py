@@ -164,9 +164,8 @@ def check_tensors(path: Path, state: Mapping[str, Any], shapes: Mapping[str, tor
     """Return ``state`` if it holds finite floating-point tensors of exactly these names and shapes."""
     missing, unknown = (sorted(keys) for keys in (shapes.keys() - state.keys(), state.keys() - shapes.keys()))
     if missing or unknown:
-        problems = [
-            f"{what} {abbreviate_names(names)}" for what, names in (("lacks", missing), ("has unknown", unknown)) if names
-        ]
+        found = (("lacks", missing), ("has unknown", unknown))
+        problems = [f"{what} {abbreviate_names(names)}" for what, names in found if names]
         raise ValueError(f"{path} {' and '.join(problems)}; it is no whole checkpoint of this layout and size")
     for name, shape in shapes.items():
         _check_tensor(path, name, state[name], shape)
