@@ -34,14 +34,14 @@ def peak(name: str, noise: str, device: str) -> int:
     model = factory.parameterization("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once
     settings = generate.SamplingSettings(name, steps=2, options=options)
-    job = generate.SamplingRun(model, process, factory.build_schedule("log-linear"), settings)
+    sampling_run = generate.SamplingRun(model, process, factory.build_schedule("log-linear"), settings)
     prompt = sampling.empty(BATCH, LENGTH, device)
     if device == "cpu":
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     else:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    states = job.states(prompt)
+    states = sampling_run.states(prompt)
     for _ in range(2):  # the noise, and a step
         next(states)
     if device == "cpu":

@@ -57,13 +57,13 @@ def main(out: Path, steps: int) -> None:
 
     loaded = factory.load(out / "run")
     settings = generate.SamplingSettings(steps=None)  # one cell after another
-    job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, settings)
-    drawn = [np.array(row.ids) for row in generate.sample(job, sampling.empty(100, 16))]
+    sampling_run = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, settings)
+    drawn = [np.array(row.ids) for row in sampling_run.sample(sampling.empty(100, 16))]
     print(f"{sum(map(is_solved, drawn))} of 100 drawn grids are right")
     puzzle = "0 {4} 2 {4} 1 {2} 3 {2}"
-    ids = generate.template.ids(puzzle, loaded.tokenizer)
-    prompt = generate.template.prompt([ids] * 20, 16, loaded.process.vocab_size)
-    tries = [np.array(row.ids) for row in generate.sample(job, prompt)]
+    ids = generate.template.template_ids(puzzle, loaded.tokenizer)
+    prompt = generate.template.prompt_from_ids([ids] * 20, 16, loaded.process.vocab_size)
+    tries = [np.array(row.ids) for row in sampling_run.sample(prompt)]
     right = [grid for grid in tries if is_solved(grid)]
     print(f"the puzzle {puzzle} is solved by {len(right)} of 20 fillings")
     for line in (right or tries)[0].reshape(4, 4):

@@ -1,4 +1,4 @@
-"""The main job: train on sentences whose entropy is known, watch the bound approach it, sample, fill blanks.
+"""The main sampling_run: train on sentences whose entropy is known, watch the bound approach it, sample, fill blanks.
 
 Writes ``demo/``: the run with its model, the sentences, and ``bound.png``. About three minutes on two cores.
 """
@@ -139,10 +139,12 @@ def plot(out: Path, entropy: float, own: float) -> None:
 def show(out: Path) -> None:
     """Sentences from nothing, and sentences around what is given."""
     loaded = factory.load(out / "run")
-    job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=64))
+    sampling_run = generate.SamplingRun(
+        loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=64)
+    )
 
     def texts(prompt: sampling.Prompt) -> list[str]:
-        return [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, prompt)]
+        return [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(prompt)]
 
     drawn = texts(sampling.empty(200, LENGTH))
     good = sum(is_grammatical(text) for text in drawn)
@@ -150,12 +152,12 @@ def show(out: Path) -> None:
     for text in drawn[:5]:
         print(f"  {text}")
     for template in ("the{2} sees a{2}.", "two{3} every red owl."):
-        ids = generate.template.ids(template, loaded.tokenizer)
+        ids = generate.template.template_ids(template, loaded.tokenizer)
         print(f"\nfilling  {template}")
-        for text in texts(generate.template.prompt([ids] * 3, LENGTH, loaded.process.vocab_size)):
+        for text in texts(generate.template.prompt_from_ids([ids] * 3, LENGTH, loaded.process.vocab_size)):
             print(f"  {text}")
-    rows = generate.sample(job, sampling.empty(12, LENGTH))
-    tokens = [generate.trace.tokens(loaded.tokenizer, row) for row in rows]
+    rows = sampling_run.sample(sampling.empty(12, LENGTH))
+    tokens = [generate.trace.trace_tokens(loaded.tokenizer, row) for row in rows]
     page = generate.trace.trace_page(tokens, "Twelve sentences", "Sampler exact, 64 steps.")
     (out / "trace.html").write_text(page, encoding="utf-8")
     (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(drawn), "texts": drawn}, indent=1))

@@ -62,16 +62,20 @@ def main(out: Path, steps: int) -> None:
     data.prepare(sources, out / "data", letters, packing="lines", length=LENGTH)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats a base")
-    print(f"bound on what was held out {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats a base")
+    print(
+        f"bound on what was held out {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats a base"
+    )
 
     loaded = factory.load(out / "run")
-    job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None))
-    drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampling.empty(100, LENGTH))]
+    sampling_run = generate.SamplingRun(
+        loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None)
+    )
+    drawn = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(100, LENGTH))]
     print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {share_after_c(drawn):.3f} in 100 drawn sequences such as")
     print("  ", drawn[0])
     given = "TATAAA{28}GGGCGG"
-    ids = generate.template.ids(given, loaded.tokenizer)
-    (filled,) = generate.sample(job, generate.template.prompt([ids], LENGTH, loaded.process.vocab_size))
+    ids = generate.template.template_ids(given, loaded.tokenizer)
+    (filled,) = sampling_run.sample(generate.template.prompt_from_ids([ids], LENGTH, loaded.process.vocab_size))
     print(f"{given} filled:\n  ", loaded.tokenizer.decode(filled.ids))
 
 

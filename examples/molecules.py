@@ -51,8 +51,10 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     print(f"bound on those held out {bound:.3f} ± {error:.3f} nats a molecule")
 
     loaded = factory.load(out / "run")
-    job = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None))
-    drawn = [loaded.tokenizer.decode(row.ids) for row in generate.sample(job, sampling.empty(DRAWN, length))]
+    sampling_run = generate.SamplingRun(
+        loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None)
+    )
+    drawn = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(DRAWN, length))]
     found = molecules.measure_molecules(drawn, known[:20_000])
     print(f"of {found.texts} drawn, {found.valid} are molecules, {found.unique} different, {found.novel} of them new:")
     for text in sorted(set(drawn) - set(known), key=drawn.index)[:SHOWN]:

@@ -1,8 +1,8 @@
-"""Score entropy discrete diffusion: learn the ratios of a law over discrete sequences, and follow them.
+"""Score entropy discrete diffusion: learn the ratios of a distribution over discrete sequences, and sample from them.
 
-``sedd.train`` and ``sedd.load`` give a `Model` that samples, fills gaps and says how likely a text is. What they are
-made of are the rooms: ``from sedd import exact, objective, process, schedule``. Importing ``sedd`` alone costs nothing;
-torch is loaded by what needs it.
+``sedd.train`` and ``sedd.load`` return a `Model` that samples, fills gaps and bounds the likelihood of a text. The
+packages below it are imported by name, as in ``from sedd.diffusion import process, schedule``. ``import sedd`` alone
+loads neither torch nor numpy.
 """
 
 from typing import TYPE_CHECKING
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Bound", "Bounds", "Model", "Text", "Texts", "__version__", "load", "train"]
-"""The names that stay; `sedd.api` has them."""
+"""The public names, defined in `sedd.api`."""
 
 
 def __getattr__(name: str) -> object:
-    """A public name, when it is first asked for."""
+    """Import a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'sedd' has no attribute {name!r}; its names are {', '.join(__all__)}")
     from sedd import api

@@ -1,7 +1,7 @@
-"""The package in a few words: `train` or `load` a model, then `Model.sample`, `Model.infill`, `Model.bound`.
+"""The Python interface: `train` or `load` a model, then `Model.sample`, `Model.infill`, `Model.bound`.
 
-These names are ``sedd``'s own (``import sedd; sedd.load("run")``), and they stay. They add nothing to the rooms below
-but convenience; ``model.loaded`` is what those work on.
+These are the public names of ``sedd`` (``import sedd; sedd.load("run")``). They only call the packages below them;
+``model.loaded`` is what those packages work on.
 """
 
 import html
@@ -17,17 +17,21 @@ import torch
 
 from sedd import evaluation, factory, generate, hub, training
 from sedd.factory import LoadedModel
-from sedd.generate import GeneratedSequence, SamplingRun, SamplingSettings, SamplingStats, template, trace
+from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
+from sedd.generate.settings import SamplingSettings, shows_settings
 from sedd.sampling import Prompt
 from sedd.tokenizer import Ids, Tokenizer
 
 
 def load(source: str | Path, *, device: str | None = None, weights: str = "ema") -> "Model":
-    """The model of a run, of one of its checkpoints, of a model folder, or of a name on the Hub.
+    """Load a model.
 
-    A published SEDD, RADD or MDLM checkpoint will do where it is safetensors; pickles go through ``sedd import``.
-
-    ``device`` is a GPU where there is one; ``weights`` are the averaged ones (``ema``) or the last (``model``).
+    Args:
+        source: The folder of a run, of one of its checkpoints or of a model; or the name of a model on the Hugging Face
+            Hub. Published SEDD, RADD and MDLM checkpoints are read directly where they are safetensors; convert pickles
+            with ``sedd import`` first.
+        device: cpu, cuda …; by default a GPU if there is one.
+        weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
     """
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return Model(hub.from_pretrained(source, weights=weights, device=place))
@@ -42,11 +46,16 @@ def train(
     on_event: training.OnEvent | None = None,
     **options: Any,
 ) -> "Model":
-    """Train on files or folders, keep the run in ``out``, and give its model back.
+    """Train a model and return it. An interrupt ends training early, with a checkpoint.
 
-    ``options`` are words of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
-    `config.Run` as mappings: ``model={"width": 64}``. ``resume`` goes on from the newest checkpoint in ``out``. An
-    interrupt ends training early, with everything saved. ``on_event`` receives each event; by default a bar shows it.
+    Args:
+        sources: Files or folders to train on; not needed with ``resume``.
+        out: The folder of the run.
+        recipe: A named configuration to start from: tiny, text8, dna, molecules, small, medium.
+        resume: Continue from the newest checkpoint in ``out``.
+        on_event: Called with each event and its record; by default a progress bar shows them.
+        **options: Options of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
+            `config.RunConfig` as mappings: ``model={"width": 64}``.
     """
     folder, names = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     stored = training.stored_config(folder) if resume else None
@@ -63,29 +72,29 @@ def train(
 @final
 @dataclass(frozen=True)
 class Text:
-    """What a model wrote."""
+    """A generated text."""
 
     text: str
     ids: tuple[int, ...]
     """Token ids."""
     tokens: tuple[str, ...]
-    """Their texts, made printable."""
+    """The text of each token, in printable form."""
     steps: tuple[int, ...]
-    """When each token took its value; 0: it was given."""
+    """The step at which each token was revealed; 0 for a given token."""
     template: str | None = None
 
     def __str__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
-        return trace.trace_fragment([[trace.Token(*pair) for pair in zip(self.tokens, self.steps, strict=True)]])
+        return trace.trace_fragment([[trace.TracedToken(*pair) for pair in zip(self.tokens, self.steps, strict=True)]])
 
 
 @final
 class Texts(tuple[Text, ...]):
-    """Texts, and what they cost: ``print(texts)`` shows one a line, a notebook shows when each token came."""
+    """Generated texts; ``print(texts)`` shows one per line, a notebook colours tokens by their step."""
 
-    cost: SamplingStats
+    stats: SamplingStats
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
@@ -97,33 +106,33 @@ class Texts(tuple[Text, ...]):
 @final
 @dataclass(frozen=True)
 class Bound:
-    """How unlikely a text is: −log p(text) where ``is_exact``, else an upper bound on it."""
+    """−log p(text) where ``is_exact``, else an upper bound on it (the negative ELBO)."""
 
     text: str
     nats: float
     stderr: float
-    """Of ``nats``: 1.96 of it on either side hold the bound in 95 of 100 cases. 0 where it is exact."""
+    """Standard error of ``nats``; 0 where it is exact."""
     tokens: int
     is_exact: bool
 
     @property
     def nats_per_token(self) -> float:
-        """The same a token."""
+        """Nats per token."""
         return self.nats / self.tokens
 
     @property
     def bits_per_char(self) -> float:
-        """The same in bits, a character of the text."""
+        """Bits per character of the text."""
         return self.nats / math.log(2) / len(self.text)
 
     def __str__(self) -> str:
         value = f"exactly {self.nats:.3f}" if self.is_exact else f"at most {self.nats:.3f} ± {self.stderr:.3f}"
-        return f"{value} nats, {self.nats_per_token:.3f} a token: {self.text!r}"
+        return f"{value} nats, {self.nats_per_token:.3f} per token: {self.text!r}"
 
 
 @final
 class Bounds(tuple[Bound, ...]):
-    """A bound for each text; ``print(bounds)`` shows one a line."""
+    """A bound for each text; ``print(bounds)`` shows one per line."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
@@ -134,29 +143,29 @@ class Bounds(tuple[Bound, ...]):
 
 @final
 class Model:
-    """A trained model; `load` or `train` gives one. The same seed gives the same texts and numbers, in any batch."""
+    """A trained model, as `load` and `train` return it. The same seed gives the same texts and numbers."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Text to token ids and back."""
+        """The tokenizer."""
         return self.loaded.tokenizer
 
     @property
     def length(self) -> int:
-        """Tokens that it reads and writes at most."""
+        """The sequence length: the most tokens that it reads or generates."""
         return self.loaded.config.model.seq_len
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What its texts may be told to be, where it was trained on that."""
+        """The labels that texts can be conditioned on, where it was trained with labels."""
         return self.loaded.labels
 
     @property
     def parameters(self) -> int:
-        """How many numbers it has learned."""
+        """The number of parameters."""
         return sum(p.numel() for p in self.loaded.network.parameters())
 
     def __repr__(self) -> str:
@@ -164,56 +173,35 @@ class Model:
         kind = f"{run.objective}, {run.noise.process} noise, {self.tokenizer.kind}, length {self.length}"
         return f"Model({str(self.loaded.folder)!r}: {self.parameters:,} parameters, {kind})"
 
-    def sample(
-        self,
-        count: int = 1,
-        *,
-        length: int | None = None,
-        steps: int | None = 128,
-        seed: int = 0,
-        sampler: str | None = None,
-        grid: str = "uniform",
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        label: str | None = None,
-        guidance: float = 1.0,
-        batch: int = 16,
-        **options: Any,
-    ) -> Texts:
-        """Texts from nothing; ``options`` are the sampler's own, and no ``steps`` are one token after another.
+    @shows_settings
+    def sample(self, count: int = 1, *, length: int | None = None, batch: int = 16, **settings: Any) -> Texts:
+        """Generate texts.
 
-        Of a model with labels, ``label`` is what they shall be, and ``guidance`` above 1 makes them more so.
+        Args:
+            count: How many.
+            length: Tokens per text; by default the model's sequence length.
+            batch: Texts generated at a time; it changes no text.
+            **settings: Fields of `generate.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
+                ``label`` …), where ``steps=None`` reveals one token at a time; others are options of the sampler.
         """
         _at_least_one(count)
-        how = SamplingSettings(sampler, steps, grid, seed, temperature, top_p, top_k, options, label, guidance)
-        return self._written(generate.blank(self.loaded, count, length), [None] * count, how, batch)
+        prompt = generate.blank_prompt(self.loaded, count, length)
+        return self._generate(prompt, [None] * count, SamplingSettings.of(**settings), batch)
 
-    def infill(
-        self,
-        templates: str | Sequence[str],
-        count: int = 1,
-        *,
-        steps: int | None = 128,
-        seed: int = 0,
-        sampler: str | None = None,
-        grid: str = "uniform",
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        label: str | None = None,
-        guidance: float = 1.0,
-        batch: int = 16,
-        **options: Any,
-    ) -> Texts:
-        """``count`` fillings of each template: ``The {8} sat.`` has a gap of eight tokens.
+    @shows_settings
+    def infill(self, templates: str | Sequence[str], count: int = 1, *, batch: int = 16, **settings: Any) -> Texts:
+        """Fill the gaps of templates; given text is returned unchanged. Under uniform noise this is approximate.
 
-        What is given comes back as it is. Under uniform noise fillings are approximate.
+        Args:
+            templates: Texts with gaps: ``The {8} sat.`` has a gap of eight tokens.
+            count: How many texts for each template.
+            batch: Texts generated at a time; it changes no text.
+            **settings: As for `sample`.
         """
         _at_least_one(count)
-        how = SamplingSettings(sampler, steps, grid, seed, temperature, top_p, top_k, options, label, guidance)
-        named = [text for text in _listed(templates, "template") for _ in range(count)]
-        return self._written(template.around(named, self.loaded), named, how, batch)
+        repeated = [text for text in _as_list(templates, "template") for _ in range(count)]
+        prompt = template.template_prompt(repeated, self.loaded)
+        return self._generate(prompt, repeated, SamplingSettings.of(**settings), batch)
 
     def bound(
         self,
@@ -226,41 +214,50 @@ class Model:
         label: str | None = None,
         batch: int = 16,
     ) -> Bounds:
-        """How unlikely each text is, by itself or behind what is ``given``; ``draws`` looks decide the error.
+        """Bound −log p of each text: exact for autoregressive models, an upper bound for the others.
 
-        Exact for autoregressive models, an upper bound for the others. ``estimator`` is as for ``sedd eval``. With
-        ``label`` it is the text's given that label.
+        Args:
+            texts: One text, or several.
+            given: Text before each of them, on which the probability is conditioned.
+            draws: Monte Carlo draws per text; more make the standard error smaller.
+            seed: Decides the draws.
+            estimator: As for ``sedd eval``; by default the variational bound.
+            label: Condition on this label.
+            batch: Draws evaluated at a time.
         """
-        wanted, draws = _listed(texts, "text"), evaluation.SINGLE_TEXT.draws if draws is None else draws
-        told = factory.labelled(self.loaded, label)
-        is_exact = factory.build_estimator(estimator, told, evaluation.SINGLE_TEXT.terms).is_exact
+        listed, draws = _as_list(texts, "text"), evaluation.SINGLE_TEXT.draws if draws is None else draws
+        conditioned = factory.labelled(self.loaded, label)
+        is_exact = factory.build_estimator(estimator, conditioned, evaluation.SINGLE_TEXT.terms).is_exact
         found = []
-        for text, (context, row) in zip(wanted, self._rows(wanted, given), strict=True):
+        for text, (context, row) in zip(listed, self._encode(listed, given), strict=True):
             nats, stderr, *_ = evaluation.score_continuation(
-                context, row, told, estimator=estimator, draws=draws, seed=seed, batch=batch
+                context, row, conditioned, estimator=estimator, draws=draws, seed=seed, batch=batch
             )
             found.append(Bound(text, nats * len(row), stderr * len(row), len(row), is_exact))
         return Bounds(found)
 
-    def _rows(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
-        """What stands before each text, and the text."""
+    def _encode(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
+        """Encode the context of each text, and the text."""
         if given:
             return [evaluation.encode_continuation(given, text, self.loaded) for text in texts]
         return [(np.zeros(0, np.int64), corpus.sequences[0]) for corpus in evaluation.text_corpora(texts, self.loaded)]
 
-    def _written(self, prompt: Prompt, templates: Sequence[str | None], how: SamplingSettings, batch: int) -> Texts:
-        job = SamplingRun.of(self.loaded, how)
-        rows = generate.sample(job, prompt.to(self.loaded.device), batch)
-        texts = Texts(self._text(row, name) for row, name in zip(rows, templates, strict=True))
-        texts.cost = job.tally
+    def _generate(
+        self, prompt: Prompt, templates: Sequence[str | None], settings: SamplingSettings, batch: int
+    ) -> Texts:
+        sampling_run = SamplingRun.of(self.loaded, settings)
+        sequences = sampling_run.sample(prompt.to(self.loaded.device), batch)
+        texts = Texts(self._text(row, name) for row, name in zip(sequences, templates, strict=True))
+        texts.stats = sampling_run.stats
         return texts
 
-    def _text(self, row: GeneratedSequence, name: str | None) -> Text:
-        tokens = tuple(self.tokenizer.tokens(row.ids))
-        return Text(self.tokenizer.decode(row.ids), tuple(row.ids), tokens, tuple(row.when), name)
+    def _text(self, sequence: GeneratedSequence, name: str | None) -> Text:
+        tokens = tuple(self.tokenizer.tokens(sequence.ids))
+        text = self.tokenizer.decode(sequence.ids)
+        return Text(text, tuple(sequence.ids), tokens, tuple(sequence.reveal_step), name)
 
 
-def _listed(given: str | Sequence[str], what: str) -> list[str]:
+def _as_list(given: str | Sequence[str], what: str) -> list[str]:
     found = [given] if isinstance(given, str) else list(given)
     if not found:
         raise ValueError(f"no {what} was given; give one, or a list of them")
@@ -269,4 +266,4 @@ def _listed(given: str | Sequence[str], what: str) -> list[str]:
 
 def _at_least_one(count: int) -> None:
     if count < 1:
-        raise ValueError(f"count is {count}; ask for at least 1 text")
+        raise ValueError(f"count is {count}; it must be 1 or more")

@@ -99,12 +99,14 @@ def test_from_noise_to_a_verdict() -> None:
     truth = math.exp(float(law.entropy()) / 3)
 
     def verdict(steps: int | None) -> dict[str, float]:
-        job = generate.SamplingRun(
+        sampling_run = generate.SamplingRun(
             exact.Score(law, noise), noise, schedule.LogLinear(), generate.SamplingSettings("first-hitting", steps)
         )
-        drawn = generate.sample(job, sampling.empty(3000, 3), batch=500)
+        drawn = sampling_run.sample(sampling.empty(3000, 3), batch=500)
         texts = [Sample("".join(map(str, row.ids)), row.ids) for row in drawn]
-        return quality.evaluate_samples(SampleSet(texts, "toy", facts=job.facts()), ExactJudge(p), batch=500)
+        return quality.evaluate_samples(
+            SampleSet(texts, "toy", facts=sampling_run.describe()), ExactJudge(p), batch=500
+        )
 
     right, coarse = verdict(None), verdict(1)
     assert abs(right["gen_ppl_by_token"] - truth) < 5 * right["stderr_gen_ppl_by_token"]

@@ -176,7 +176,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
         (["TEXT", "--judge", "AR", "--judge-precision", "float8"], "choose one of float32"),
         (["TEXT", "--judge", "AR", "--judge-batch", "0"], "judge-batch is 0"),
         (["MEAN", "--judge", "AR", "-n", "0"], "count is 0"),
-        (["MEAN", "--judge", "AR", "--length", "99"], "from 1 to 32"),
+        (["MEAN", "--judge", "AR", "--length", "99"], "1 to 32 tokens"),
         (["MEAN", "--judge", "AR", "--sweep", "steps=4,0"], "steps is 0"),
         (["MEAN", "--judge", "AR", "--sweep", "stops=4"], "what can be varied is sampler"),
         (["MEAN", "TEXT", "--judge", "AR", "--save", "a.jsonl"], "samples of one run"),

@@ -109,7 +109,7 @@ def test_trace_writes_a_picture(sedd: Sedd, models: Callable[[str], Path], tmp_p
     ("words", "sentence"),
     [
         (["infill", "the cat"], "no gap"),
-        (["infill", "the {99}"], "goes up to 32"),
+        (["infill", "the {99}"], "takes up to 32"),
         (["infill", "€{3}"], "€"),
         (["infill", "{x}"], "{8}"),
         (["infill"], "no template"),
@@ -122,7 +122,7 @@ def test_trace_writes_a_picture(sedd: Sedd, models: Callable[[str], Path], tmp_p
         (["sample", "--sampler", "euler", "--steps", "inf"], "steps is inf"),
         (["sample", "--steps", "0"], "steps is 0"),
         (["sample", "--steps", "-3"], "steps is '-3'"),
-        (["sample", "--length", "99"], "from 1 to 32"),
+        (["sample", "--length", "99"], "1 to 32 tokens"),
         (["sample", "--temperature", "0"], "temperature is 0"),
         (["sample", "--top-p", "2"], "top_p is 2"),
         (["sample", "--grid", "1,2,0"], "from 1 to 0"),

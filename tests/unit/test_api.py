@@ -94,7 +94,7 @@ def test_a_run_says_what_it_is(model: sedd.Model) -> None:
 
 def test_samples_are_those_of_the_command(model: sedd.Model) -> None:
     texts = model.sample(3, length=8, steps=4, seed=5, batch=2)
-    assert len(texts) == texts.cost.samples == 3
+    assert len(texts) == texts.stats.samples == 3
     assert all(len(text.ids) == len(text.tokens) == len(text.steps) == len(str(text)) == 8 for text in texts)
     assert str(texts).splitlines() == [text.text for text in texts]
     assert texts == model.sample(3, length=8, steps=4, seed=5)  # the batch changes nothing

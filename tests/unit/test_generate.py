@@ -30,30 +30,30 @@ BYTES = tokenizer.Bytes()
     ],
 )
 def test_templates_are_texts_and_gaps(text: str, parts: list[str | int]) -> None:
-    assert template.parse(text) == parts
+    assert template.parse_template(text) == parts
 
 
 @pytest.mark.parametrize("text", ["no gap", "", "{{8}}", "{", "a } b {1}", "{0}", "{-1}", "{x}", "{ 8 }", "{1.5}"])
 def test_what_is_no_template_is_refused(text: str, refuses: Refuses) -> None:
-    refuses(lambda: template.parse(text), "{8}")
+    refuses(lambda: template.parse_template(text), "{8}")
 
 
 def test_rows_of_different_lengths_end_where_they_end() -> None:
-    rows = [template.ids(text, BYTES) for text in ("ab{2}", "{1}c")]
-    prompt = template.prompt(rows, 8, 256)
+    rows = [template.template_ids(text, BYTES) for text in ("ab{2}", "{1}c")]
+    prompt = template.prompt_from_ids(rows, 8, 256)
     assert prompt.given.tolist() == [[97, 98, -1, -1], [-1, 99, 0, 0]]
     assert prompt.valid.tolist() == [[True] * 4, [True, True, False, False]]
     assert prompt.lengths.tolist() == [4, 2]
-    assert template.prompt(rows[:1], 8, 256).valid is None
-    whole = template.prompt(rows, 5, 257, pad=256)  # records: padding is given behind them
+    assert template.prompt_from_ids(rows[:1], 8, 256).valid is None
+    whole = template.prompt_from_ids(rows, 5, 257, pad=256)  # records: padding is given behind them
     assert whole.given.tolist() == [[97, 98, -1, -1, 256], [-1, 99, 256, 256, 256]]
     assert whole.valid is None
 
 
 def test_rows_that_do_not_fit_are_refused(refuses: Refuses) -> None:
-    refuses(lambda: template.prompt([[1, -1, -1]], 2, 5), "3 tokens", "up to 2")
-    refuses(lambda: template.prompt([[1, 7, -1]], 8, 5), "token 7", "0..4")
-    refuses(lambda: template.prompt([[5, -1]], 8, 5), "token 5", "the mask")
+    refuses(lambda: template.prompt_from_ids([[1, -1, -1]], 2, 5), "3 tokens", "up to 2")
+    refuses(lambda: template.prompt_from_ids([[1, 7, -1]], 8, 5), "token 7", "0..4")
+    refuses(lambda: template.prompt_from_ids([[5, -1]], 8, 5), "token 5", "the mask")
 
 
 def small(parameterization: type, kind: type, timed: bool = True) -> tuple[object, process.Process]:
@@ -91,21 +91,21 @@ def test_a_network_draws_the_same_row_in_any_batch(parameterization: type, kind:
     rows = [[-1] * 9, [3, -1, -1, 5], [-1, -1, -1, -1, -1, 2], [1, 2, -1]]
     settings = generate.SamplingSettings(sampler=name, steps=6, seed=3)
 
-    def job() -> generate.SamplingRun:
+    def sampling_run() -> generate.SamplingRun:
         return generate.SamplingRun(model, noise, schedule.LogLinear(), settings)
 
-    together = generate.sample(job(), template.prompt(rows, 9, 11))
+    together = sampling_run().sample(template.prompt_from_ids(rows, 9, 11))
     alone = []
     for i, row in enumerate(rows):
-        prompt = template.prompt([row], 9, 11)
-        *_, last = job().states(prompt, first=i)
-        alone += generate.finished(last, prompt)
+        prompt = template.prompt_from_ids([row], 9, 11)
+        *_, last = sampling_run().states(prompt, first=i)
+        alone += generate.final_sequences(last, prompt)
     assert together == alone
     for row, filled in zip(rows, together, strict=True):
         assert len(filled.ids) == len(row)
         assert all(a == b for a, b in zip(row, filled.ids, strict=True) if a >= 0)
         assert all(0 <= id < 11 for id in filled.ids)
-        assert all(when == 0 for a, when in zip(row, filled.when, strict=True) if a >= 0)
+        assert all(when == 0 for a, when in zip(row, filled.reveal_step, strict=True) if a >= 0)
 
 
 @pytest.mark.parametrize("parameterization", [ScoreModel, MeanModel])
@@ -141,11 +141,11 @@ def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type
     made = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
     model = parameterization(made.eval().requires_grad_(False), noise)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once, not one after another
-    job = generate.SamplingRun(
+    sampling_run = generate.SamplingRun(
         model, noise, schedule.LogLinear(), generate.SamplingSettings(name, steps=2, options=options)
     )
     with Largest() as largest:
-        *_, last = job.states(sampling.empty(batch, length))
+        *_, last = sampling_run.states(sampling.empty(batch, length))
     assert (last.x < vocabulary).all()
     assert largest.entries <= 1.01 * 2**22 < batch * length * vocabulary / 2
 
@@ -200,7 +200,7 @@ class Page(HTMLParser):
 def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
     text = '<script>alert("x")</script>&'
     row = generate.GeneratedSequence(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
-    page = Page(trace.trace_page([trace.tokens(BYTES, row)], "a <b>title</b>", "about"))
+    page = Page(trace.trace_page([trace.trace_tokens(BYTES, row)], "a <b>title</b>", "about"))
     assert page.steps == list(range(1, len(text) - 7))
     assert page.given == 8
     assert page.scripts == 1  # its own
@@ -210,8 +210,8 @@ def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
 
 def test_a_picture_is_a_png(tmp_path: Path) -> None:
     row = generate.GeneratedSequence(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
-    trace.save_trace_png([trace.tokens(BYTES, row)], "title", tmp_path / "trace.png")
+    trace.save_trace_png([trace.trace_tokens(BYTES, row)], "title", tmp_path / "trace.png")
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
-    placed, lines = trace._lines([trace.tokens(BYTES, row)])
+    placed, lines = trace._lines([trace.trace_tokens(BYTES, row)])
     assert all(x + len(text) <= trace.WIDTH and y < lines for _, text, x, y in placed)
-    assert "".join(text for _, text, _, _ in placed) == "".join(t.text for t in trace.tokens(BYTES, row))
+    assert "".join(text for _, text, _, _ in placed) == "".join(t.text for t in trace.trace_tokens(BYTES, row))

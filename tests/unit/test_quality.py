@@ -305,8 +305,8 @@ def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPat
                 sampling_run = generate.SamplingRun(
                     exact.Score(distribution, noise), noise, schedule.LogLinear(), generate.SamplingSettings(kind, 4)
                 )
-                generate.sample(sampling_run, sampling.empty(8, 2))
-                assert sampling_run.facts()["sampler"] == kind
+                sampling_run.sample(sampling.empty(8, 2))
+                assert sampling_run.describe()["sampler"] == kind
                 used.add(kind)
             except ValueError:
                 continue  # a sampler for the other process
@@ -314,7 +314,7 @@ def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPat
     assert seen == {getattr(torch, rng.PRECISION)} == {torch.float64}
     u = rng.CounterRNG(0, torch.arange(64))(64).double()
     assert not torch.equal(u.float().double(), u)
-    assert sampling_run.facts()["draw_precision"] == "float64"
+    assert sampling_run.describe()["draw_precision"] == "float64"
 
 
 # Tables ----------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class _Plan:
 
         loaded = factory.load(path, device=self.device)
         sampling_runs = [generate.SamplingRun.of(loaded, point.settings) for point in self.points]
-        prompts = [generate.blank(loaded, self.count, point.length) for point in self.points]
+        prompts = [generate.blank_prompt(loaded, self.count, point.length) for point in self.points]
 
         def draw(sampling_run: "SamplingRun", prompt: "Prompt") -> "SampleSet":
             with stderr_progress(f"sampling {path}") as on_progress:

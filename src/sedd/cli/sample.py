@@ -53,12 +53,12 @@ def sample(
 
     Texts go to stdout, statistics to stderr. The same seed gives the same texts.
     """
-    from sedd.generate import blank
+    from sedd.generate import blank_prompt
 
     if count < 1:
         raise ValueError(f"count is {count}; it must be 1 or more")
     loaded, sampling_run = _load(model, device, precision, settings)
-    _generate(loaded, sampling_run, blank(loaded, count, length), [None] * count, watch, as_json, out, batch)
+    _generate(loaded, sampling_run, blank_prompt(loaded, count, length), [None] * count, watch, as_json, out, batch)
 
 
 @app.command()
@@ -93,7 +93,7 @@ def infill(
         raise ValueError(f"count is {count}; it must be 1 or more")
     loaded, sampling_run = _load(model, device, precision, settings)
     repeated = [text for text in given for _ in range(count)]
-    prompt = template.around(repeated, loaded)
+    prompt = template.template_prompt(repeated, loaded)
     _generate(loaded, sampling_run, prompt, repeated, watch, as_json, out, batch)
 
 
@@ -119,9 +119,13 @@ def trace(
     if count < 1:
         raise ValueError(f"count is {count}; it must be 1 or more")
     loaded, sampling_run = _load(model, device, precision, settings)
-    prompt = generate.template.around(templates, loaded) if templates else generate.blank(loaded, count, length)
+    prompt = (
+        generate.template.template_prompt(templates, loaded)
+        if templates
+        else generate.blank_prompt(loaded, count, length)
+    )
     finished = _run_batches(sampling_run, prompt, 16, loaded, watch=False)
-    rows = [generate.trace.tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
+    rows = [generate.trace.trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
     title = f"{len(rows)} texts of {model.name}" if len(rows) > 1 else f"A text of {model.name}"
     about = f"Sampler {sampling_run.name}, {settings['steps']} steps, seed {settings['seed']}."
     with writing_to(out):
@@ -158,24 +162,24 @@ def _run_batches(
 
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be 1 or more")
-    console, stats = Console(stderr=True), sampling_run.tally
+    console, stats = Console(stderr=True), sampling_run.stats
     total, steps = len(prompt.given), max(1, len(sampling_run.times) - 1)
     with Progress(console=console, transient=True, disable=watch or not console.is_terminal) as bar:
         task = bar.add_task("sampling", total=total * steps)
         for first in range(0, total, batch):
             part = prompt.rows(slice(first, first + batch)).to(loaded.device)
             size = len(part.given)
-            calls, seconds, states = stats.rows, stats.seconds, sampling_run.states(part, first)
+            calls, seconds, states = stats.row_calls, stats.seconds, sampling_run.states(part, first)
             if watch:
                 last = _watch(states, loaded, console)
             else:
                 for last in states:
                     bar.update(task, completed=(first + size * last.step / max(steps, last.step)) * steps)
             cost = {
-                "calls": (stats.rows - calls) / size,
+                "calls": (stats.row_calls - calls) / size,
                 "seconds": round((stats.seconds - seconds) / size, 6),
             }
-            for i, sequence in enumerate(generate.finished(last, part)):
+            for i, sequence in enumerate(generate.final_sequences(last, part)):
                 yield sequence, first + i, cost
 
 
@@ -222,7 +226,7 @@ def _generate(
             if not as_json:
                 write(text)
                 continue
-            record = {"text": text, "ids": sequence.ids, "sample": index, **cost, **sampling_run.facts()}
+            record = {"text": text, "ids": sequence.ids, "sample": index, **cost, **sampling_run.describe()}
             write(json.dumps(record | ({} if templates[index] is None else {"template": templates[index]})))
     _print_stats(sampling_run)
 
@@ -238,8 +242,8 @@ def _open_output(out: Path | None) -> Iterator[Callable[[str], None]]:
 
 def _print_stats(sampling_run: "SamplingRun") -> None:
     """Print the number of network calls, expected and made, and the speed, on stderr."""
-    stats = sampling_run.tally
-    calls, expected = stats.rows / stats.samples, stats.expected / stats.samples
+    stats = sampling_run.stats
+    calls, expected = stats.row_calls / stats.samples, stats.expected_calls / stats.samples
     parts = [
         f"{stats.samples} sample{'s' * (stats.samples > 1)} by {sampling_run.name}",
         f"network calls per sample {calls:.1f} (expected {'unknown' if math.isnan(expected) else f'{expected:.1f}'})",

@@ -102,9 +102,7 @@ def generate_sentences(
     model: Any, process: Process, schedule: Schedule, count: int, settings: generate.SamplingSettings
 ) -> Int[Tensor, "count L"]:
     """Sample ``count`` sequences from noise."""
-    rows = generate.sample(
-        generate.SamplingRun(model, process, schedule, settings), sampling.empty(count, LENGTH), count
-    )
+    rows = generate.SamplingRun(model, process, schedule, settings).sample(sampling.empty(count, LENGTH), count)
     return torch.tensor([row.ids for row in rows])
 
 

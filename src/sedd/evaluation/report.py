@@ -81,7 +81,7 @@ def _generate_texts(loaded: factory.LoadedModel, count: int, seed: int, steps: i
     sampling_run = generate.SamplingRun(
         loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=steps, seed=seed)
     )
-    rows = generate.sample(sampling_run, sampling.empty(count, loaded.config.model.seq_len, loaded.device))
+    rows = sampling_run.sample(sampling.empty(count, loaded.config.model.seq_len, loaded.device))
     return [loaded.tokenizer.decode(row.ids) for row in rows]
 
 

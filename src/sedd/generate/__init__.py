@@ -7,7 +7,7 @@ from sedd.lazy import lazy_names
 if TYPE_CHECKING:
     from sedd.generate import settings, template, trace
     from sedd.generate.greedy import greedy
-    from sedd.generate.run import GeneratedSequence, SamplingRun, SamplingStats, blank, finished, sample
+    from sedd.generate.run import GeneratedSequence, SamplingRun, SamplingStats, blank_prompt, final_sequences
     from sedd.generate.settings import SamplingSettings
 
 __all__ = [
@@ -15,10 +15,9 @@ __all__ = [
     "SamplingRun",
     "SamplingSettings",
     "SamplingStats",
-    "blank",
-    "finished",
+    "blank_prompt",
+    "final_sequences",
     "greedy",
-    "sample",
     "settings",
     "template",
     "trace",
@@ -28,7 +27,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "greedy": ["greedy"],
-        "run": ["GeneratedSequence", "SamplingRun", "SamplingStats", "blank", "finished", "sample"],
+        "run": ["GeneratedSequence", "SamplingRun", "SamplingStats", "blank_prompt", "final_sequences"],
         "settings": ["SamplingSettings"],
         "template": [],
         "trace": [],

@@ -1,4 +1,4 @@
-"""A model put to work: states from noise to text, around what is given."""
+"""Sampling runs: a model with its sampling settings, from noise to token sequences."""
 
 import time
 from collections.abc import Iterator
@@ -17,33 +17,42 @@ from sedd.sampling import Asked, Prompt, State, Warping, empty, passes
 
 @dataclass
 class SamplingStats:
-    """What a job has cost so far."""
+    """What a sampling run has cost so far, summed over its batches."""
 
     samples: int = 0
     tokens: int = 0
-    expected: float = 0.0
-    """Network calls a row, summed over rows, as foreseen; NaN where nobody could."""
-    rows: int = 0
-    """The same, as made."""
-    calls: int = 0
-    """How often the network ran, on however many rows."""
+    """Generated tokens; given ones are not counted."""
+    expected_calls: float = 0.0
+    """Expected number of network calls per sample, summed over samples; NaN where it is not known in advance."""
+    row_calls: int = 0
+    """Network calls per sample as made, summed over samples."""
+    batch_calls: int = 0
+    """Network calls, each for any number of samples."""
     clamped: int = 0
+    """Distributions with negative entries, which were clamped to 0."""
     seconds: float = 0.0
 
 
 class GeneratedSequence(NamedTuple):
-    """A finished row."""
+    """The token ids of a sample, and when each was revealed."""
 
     ids: list[int]
-    when: list[int]
-    """The step at which each token took its value; 0: it was given."""
+    reveal_step: list[int]
+    """The step at which each token took its value; 0 for a given token."""
 
 
 class SamplingRun:
-    """A model with its way of sampling; counts what it costs."""
+    """A model with its sampler, time grid and seed; ``stats`` counts what sampling costs.
+
+    Args:
+        model: A model, or `exact.Score`.
+        process: Its noise process.
+        schedule: Its noise schedule.
+        settings: How to sample. The label and guidance are those of `of`, which binds them to the model.
+    """
 
     def __init__(self, model: Any, process: Process, schedule: Schedule, settings: SamplingSettings) -> None:
-        self.settings, self.tally = settings, SamplingStats()
+        self.settings, self.stats = settings, SamplingStats()
         chosen = Warping(settings.temperature, settings.top_p, settings.top_k)
         self.name = settings.sampler or factory.default_sampler(model, process)
         self.sampler = factory.build_sampler(settings.sampler, model, process, schedule, chosen, **settings.options)
@@ -51,61 +60,65 @@ class SamplingRun:
         if not len(self.times) and not self.sampler.endless:
             able = ", ".join(name for name in registry.SAMPLERS.built_in if registry.SAMPLERS.load(name).endless)
             raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
-        CounterRNG(settings.seed, torch.zeros(0, dtype=torch.long))  # refuses a bad seed before any work
+        CounterRNG(settings.seed, torch.zeros(0, dtype=torch.long))  # refuse a bad seed before any work
 
     @staticmethod
     def of(loaded: factory.LoadedModel, settings: SamplingSettings) -> "SamplingRun":
-        """The job of a loaded model, told the label that the settings name."""
+        """Make the run of a loaded model, conditioned on the label of the settings."""
         model = factory.guided(loaded, settings.label, settings.guidance)
         return SamplingRun(model, loaded.process, loaded.schedule, settings)
 
-    def facts(self) -> dict[str, Any]:
-        """How it samples, for the record."""
+    def describe(self) -> dict[str, Any]:
+        """Return the settings as plain data, with the name of the sampler that was chosen."""
         steps = "inf" if self.settings.steps is None else self.settings.steps
         return {**asdict(self.settings), "sampler": self.name, "steps": steps, "draw_precision": PRECISION}
 
     def expected_calls(self, prompt: Prompt) -> float:
-        """Network calls summed over rows, in the mean."""
+        """Return the expected number of network calls, summed over rows."""
         asked = sum(self.sampler.expected_calls(self.times, count) for count in prompt.blank.sum(-1).tolist())
         return passes(self.sampler.model) * asked
 
     @torch.no_grad()
     def states(self, prompt: Prompt, first: int = 0) -> Iterator[State]:
-        """The states of a batch whose rows are numbered from ``first``: their numbers decide what is drawn."""
+        """Yield the states of one batch, from noise to data.
+
+        Args:
+            prompt: The given tokens of each row.
+            first: The number of the first row. A sample is a function of its number and the seed.
+        """
         began = time.perf_counter()
         numbers = first + torch.arange(len(prompt.given), device=prompt.given.device)
         asked = Asked(self.sampler.model)  # type: ignore[arg-type]
         times = self.times.to(prompt.given.device)
         yield from self.sampler.run(prompt, times, CounterRNG(self.settings.seed, numbers), asked)
-        done = self.tally
+        done = self.stats
         done.samples, done.tokens = done.samples + len(numbers), done.tokens + int(prompt.blank.sum())
-        done.expected += self.expected_calls(prompt)
-        done.rows, done.calls = done.rows + asked.rows, done.calls + asked.calls
+        done.expected_calls += self.expected_calls(prompt)
+        done.row_calls, done.batch_calls = done.row_calls + asked.rows, done.batch_calls + asked.calls
         done.clamped += int(asked.clamped)
         done.seconds += time.perf_counter() - began
 
+    def sample(self, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:
+        """Generate all rows of a prompt, ``batch`` at a time; the batch size changes no sample."""
+        if batch < 1:
+            raise ValueError(f"batch is {batch}; it must be 1 or more")
+        sequences: list[GeneratedSequence] = []
+        for first in range(0, len(prompt.given), batch):
+            part = prompt.rows(slice(first, first + batch))
+            *_, last = self.states(part, first)
+            sequences += final_sequences(last, part)
+        return sequences
 
-def blank(loaded: factory.LoadedModel, count: int, length: int | None) -> Prompt:
-    """``count`` rows of nothing, ``length`` tokens each, or as many as the model was trained on."""
+
+def blank_prompt(loaded: factory.LoadedModel, count: int, length: int | None) -> Prompt:
+    """Return ``count`` rows of ``length`` tokens to fill, by default the model's sequence length."""
     most = loaded.config.model.seq_len
     if length is not None and not 1 <= length <= most:
-        raise ValueError(f"length is {length}; this model goes from 1 to {most}")
+        raise ValueError(f"length is {length}; this model generates 1 to {most} tokens")
     return empty(count, length or most)
 
 
-def finished(last: State, prompt: Prompt) -> list[GeneratedSequence]:
-    """The rows of a last state, each up to its end."""
+def final_sequences(last: State, prompt: Prompt) -> list[GeneratedSequence]:
+    """Return the rows of a final state, without padding."""
     columns = zip(last.x.tolist(), last.when.tolist(), prompt.lengths.tolist(), strict=True)
     return [GeneratedSequence(x[:length], when[:length]) for x, when, length in columns]
-
-
-def sample(job: SamplingRun, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:
-    """All rows of a canvas, a batch at a time."""
-    if batch < 1:
-        raise ValueError(f"batch is {batch}; it must be 1 or more")
-    rows: list[GeneratedSequence] = []
-    for first in range(0, len(prompt.given), batch):
-        piece = prompt.rows(slice(first, first + batch))
-        *_, last = job.states(piece, first)
-        rows += finished(last, piece)
-    return rows

@@ -1,4 +1,4 @@
-"""Templates: text with gaps. ``The {8} sat on the {12}.`` has a gap of eight tokens and one of twelve."""
+"""Templates for infilling: ``The {8} sat on the {12}.`` has a gap of eight tokens and one of twelve."""
 
 import re
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from sedd.tokenizer import Tokenizer
 _PARTS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|[^{}]+")
 
 
-def parse(template: str) -> list[str | int]:
-    """Texts and gaps in turn; ``{{`` and ``}}`` are braces."""
+def parse_template(template: str) -> list[str | int]:
+    """Split a template into texts and gap lengths; ``{{`` and ``}}`` are literal braces."""
     parts: list[str | int] = []
     for found in _PARTS.findall(template):
         if found in ("{{", "}}") or found[0] not in "{}":
@@ -35,32 +35,37 @@ def parse(template: str) -> list[str | int]:
     return parts
 
 
-def ids(template: str, tokenizer: Tokenizer) -> list[int]:
-    """The token ids of a template, −1 in its gaps. Each text between gaps is encoded by itself."""
+def template_ids(template: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the token ids of a template, −1 in its gaps; each text between gaps is encoded by itself."""
     row: list[int] = []
-    for part in parse(template):
+    for part in parse_template(template):
         row += [-1] * part if isinstance(part, int) else tokenizer.encode(part).tolist()
     return row
 
 
-def around(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
-    """Templates side by side, as a model reads them."""
+def template_prompt(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
+    """Make the prompt of a batch of templates for a model."""
     data, tokenizer = loaded.config.data, loaded.tokenizer
     pad = tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
-    rows = [ids(text, tokenizer) for text in templates]
-    return prompt(rows, loaded.config.model.seq_len, loaded.process.vocab_size, pad)
+    rows = [template_ids(text, tokenizer) for text in templates]
+    return prompt_from_ids(rows, loaded.config.model.seq_len, loaded.process.vocab_size, pad)
 
 
-def prompt(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> Prompt:
-    """Rows of ids and −1 side by side.
+def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> Prompt:
+    """Make a prompt of rows of token ids, in which −1 is to be filled.
 
-    With ``pad`` a row is a whole record, and padding up to ``length`` is given behind it; else it ends where it ends.
+    Args:
+        rows: Token ids; lengths may differ.
+        length: The longest row that the model takes.
+        vocab_size: Ids must be below it.
+        pad: The padding token of a model trained on padded records: rows are then padded to ``length`` with given
+            tokens. None: shorter rows end where they end.
     """
     for row in rows:
         if len(row) > length:
-            raise ValueError(f"a template has {len(row)} tokens with its gaps; the model goes up to {length}")
+            raise ValueError(f"a template has {len(row)} tokens with its gaps; the model takes up to {length}")
         if bad := next((id for id in row if id >= vocab_size or id < -1), None):
-            mask = " (that is the mask, which no text holds)" if bad == vocab_size else ""
+            mask = " (that is the mask, which no text contains)" if bad == vocab_size else ""
             raise ValueError(f"the template holds token {bad}{mask}; tokens lie in 0..{vocab_size - 1}")
     width = max((len(row) for row in rows), default=0) if pad is None else length
     given = np.full((len(rows), width), 0 if pad is None else pad, dtype=np.int64)

@@ -11,7 +11,7 @@ WIDTH = 140
 """Characters per line of the PNG."""
 
 
-class Token(NamedTuple):
+class TracedToken(NamedTuple):
     """A generated token as it is displayed."""
 
     text: str
@@ -34,12 +34,14 @@ class _ColoredToken(NamedTuple):
     ink: str
 
 
-def tokens(tokenizer: Tokenizer, row: GeneratedSequence) -> list[Token]:
+def trace_tokens(tokenizer: Tokenizer, sequence: GeneratedSequence) -> list[TracedToken]:
     """Return the tokens of a generated sequence in printable form."""
-    return [Token(text, step) for text, step in zip(tokenizer.tokens(row.ids), row.when, strict=True)]
+    return [
+        TracedToken(text, step) for text, step in zip(tokenizer.tokens(sequence.ids), sequence.reveal_step, strict=True)
+    ]
 
 
-def _last_step(rows: list[list[Token]]) -> int:
+def _last_step(rows: list[list[TracedToken]]) -> int:
     return max((token.step for row in rows for token in row), default=1)
 
 
@@ -53,12 +55,12 @@ def _colors(step: int, last: int) -> tuple[str, str]:
     return to_hex((r, g, b)), "#000000" if bright else "#ffffff"
 
 
-def _colored(rows: list[list[Token]]) -> list[list[_ColoredToken]]:
+def _colored(rows: list[list[TracedToken]]) -> list[list[_ColoredToken]]:
     last = _last_step(rows)
     return [[_ColoredToken(*token, token.ends_line, *_colors(token.step, last)) for token in row] for row in rows]
 
 
-def trace_page(rows: list[list[Token]], title: str, about: str) -> str:
+def trace_page(rows: list[list[TracedToken]], title: str, about: str) -> str:
     """Return a self-contained HTML page of the texts, with a slider over the steps."""
     last = _last_step(rows)
     colors = [_colors(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9)]
@@ -66,12 +68,12 @@ def trace_page(rows: list[list[Token]], title: str, about: str) -> str:
     return render("trace.html.j2", title=title, about=about, rows=_colored(rows), colors=colors, last_step=last)
 
 
-def trace_fragment(rows: list[list[Token]]) -> str:
+def trace_fragment(rows: list[list[TracedToken]]) -> str:
     """Return the texts as an HTML fragment, for a page that exists already such as a notebook."""
     return render("trace_texts.html.j2", rows=_colored(rows))
 
 
-def save_trace_png(rows: list[list[Token]], title: str, path: Path) -> None:
+def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> None:
     """Write the texts and the colour scale as a PNG."""
     import matplotlib
 
@@ -101,7 +103,7 @@ def save_trace_png(rows: list[list[Token]], title: str, path: Path) -> None:
     plt.close(figure)
 
 
-def _lines(rows: list[list[Token]]) -> tuple[list[tuple[Token, str, int, int]], int]:
+def _lines(rows: list[list[TracedToken]]) -> tuple[list[tuple[TracedToken, str, int, int]], int]:
     """Break the tokens into lines of `WIDTH` characters.
 
     Returns:

@@ -171,7 +171,7 @@ class Trainer:
         model = factory.build_model(self.config, self.ema_network, self.setup)
         sampling_run = generate.SamplingRun(model, self.setup.process, self.setup.schedule, settings)
         prompt = sampling.empty(count, self.config.model.seq_len, self.ranks.device)
-        return [self.blocks.tokenizer.decode(sequence.ids) for sequence in generate.sample(sampling_run, prompt)]
+        return [self.blocks.tokenizer.decode(sequence.ids) for sequence in sampling_run.sample(prompt)]
 
     # Checkpoints -------------------------------------------------------------------------------------------
 

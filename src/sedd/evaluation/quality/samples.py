@@ -73,10 +73,10 @@ def generate_samples(
         piece = prompt.rows(slice(first, first + batch)).to(loaded.device)
         for last in sampling_run.states(piece, first):
             on_progress(first * steps + len(piece.given) * min(last.step, steps), count * steps)
-        samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.finished(last, piece))
+        samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.final_sequences(last, piece))
     model = {"model": str(loaded.folder), "model_sha256": checkpoint.sha256(loaded.folder / "ema.safetensors")}
-    stats, facts = sampling_run.tally, sampling_run.facts() | {"length": length} | model
-    return SampleSet(samples, source, stats.rows / count, stats.seconds / count, facts)
+    stats, facts = sampling_run.stats, sampling_run.describe() | {"length": length} | model
+    return SampleSet(samples, source, stats.row_calls / count, stats.seconds / count, facts)
 
 
 def write_samples(samples: SampleSet, path: Path) -> None:
