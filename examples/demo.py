@@ -1,4 +1,4 @@
-"""The main sampling_run: train on sentences whose entropy is known, watch the bound approach it, sample, fill blanks.
+"""The main job: train on sentences whose entropy is known, watch the bound approach it, sample, fill blanks.
 
 Writes ``demo/``: the run with its model, the sentences, and ``bound.png``. About three minutes on two cores.
 """
