@@ -150,7 +150,7 @@ def test_what_is_given_is_not_scored(model: sedd.Model) -> None:
         (lambda m: m.sample(0), "count is 0"),
         (lambda m: m.sample(length=99), "length is 99"),
         (lambda m: m.sample(batch=0), "batch is 0"),
-        (lambda m: m.sample(sampler="best"), "choose one of exact"),
+        (lambda m: m.sample(sampler="best"), "choose one of first-hitting"),
         (lambda m: m.sample(strategi="loop"), "has no option strategi"),
         (lambda m: m.infill([]), "no template was given"),
         (lambda m: m.infill("abc"), "no gap"),
