@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and print what they hold as printed."""
+"""The notebooks run from top to bottom and print their stored outputs."""
 
 import ast
 import contextlib
@@ -15,7 +15,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 def printed(source: str, names: dict[str, Any]) -> str:
-    """What a cell prints; the value of its last line is shown as a notebook would show it."""
+    """Run a cell and return what it prints; check that the value of its last line can be displayed."""
     body = ast.parse(source).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     shown = io.StringIO()
@@ -30,7 +30,7 @@ def printed(source: str, names: dict[str, Any]) -> str:
 
 
 def run(name: str) -> tuple[dict[str, Any], int]:
-    """The names that a notebook leaves behind, and how many of its cells have a stored output."""
+    """Run a notebook; return its variables and the number of cells with a stored output."""
     notebook = json.loads((NOTEBOOKS / name).read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -43,30 +43,30 @@ def run(name: str) -> tuple[dict[str, Any], int]:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
     plt.switch_backend("agg")
 
 
-def test_the_mathematics_on_a_law() -> None:
-    """What it prints is stored in it, to the letter."""
+def test_toy_distribution() -> None:
+    """It prints exactly its stored outputs, and training approaches the entropy."""
     names, stored = run("toy_distribution.ipynb")
     assert stored == 7
-    assert names["curve"][-1][1] < names["law"].entropy() + 0.2  # it has learned: nats a sentence, 5.4 at first
+    assert names["curve"][-1][1] < names["p_data"].entropy() + 0.2  # nats per sentence; 5.4 at the start
 
 
-def test_a_text_of_one_s_own() -> None:
-    """It has learned what there is to learn: sentences from a grammar of known entropy."""
+def test_text() -> None:
+    """The model learns sentences of known entropy."""
     names, _ = run("text.ipynb")
-    in_order, backwards, house = names["in_order"], names["backwards"], names["house"]
+    in_order, backwards, hill = names["in_order"], names["backwards"], names["hill"]
     assert in_order.nats + 3 * in_order.stderr < backwards.nats / 2
-    assert math.log(3) - 0.3 < house.nats < 2 * math.log(3)
+    assert math.log(3) - 0.3 < hill.nats < 2 * math.log(3)
     assert all(" sat on the" in text.text and " the small dog" in text.text for text in names["filled"])
 
 
-def test_one_s_own_file_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to training: a file my.txt beside the notebook."""
+def test_text_uses_my_txt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file my.txt beside the notebook is used (run up to training)."""
     Path("my.txt").write_text("what I wrote myself")
     cells = [
         cell for cell in json.loads((NOTEBOOKS / "text.ipynb").read_text())["cells"] if cell["cell_type"] == "code"
