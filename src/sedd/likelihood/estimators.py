@@ -17,7 +17,7 @@ from sedd.diffusion import check
 from sedd.diffusion.objective import AnyOrder, DenoisingScoreEntropy
 from sedd.diffusion.process import Absorbing, Process, at_token
 from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times, lost
+from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
 from sedd.likelihood.bound import BoundTerms, bound_terms, times_by_noise
 
 
@@ -70,12 +70,6 @@ class MonteCarloEstimator(Estimator, ABC):
         """Return two measures of how many more tokens were changed than expected; at any u their expectation is 0."""
 
 
-def _corrupt(process: Process, x_0: Tensor, sigma: Tensor, u: Float[Tensor, "b L 2"]) -> Int[Tensor, "b L"]:
-    """Draw x_t given x_0 as `Process.corrupt` does, the first uniform deciding whether, the second into what."""
-    check.clean(x_0, process.vocab_size)
-    return torch.where(u[..., 0] < lost(sigma)[:, None], process.limit(u[..., 1]), x_0)
-
-
 def _change_rate(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
     """d(1 − e^−σ)/du: how fast tokens are replaced as u grows."""
     sigma, rate = schedule(times.t)
@@ -88,8 +82,10 @@ def _excess_changes(
     """changed/m − L, and −log m times it, both scaled by `_change_rate`; m is the probability that a token changes.
 
     A changed token costs about 1/m under absorbing noise and about −log m/m under uniform noise, whose ratios are that
-    large. Both have expectation 0 for every model.
+    large. Both have expectation 0 for every model. They are 0 where tokens change with different probabilities.
     """
+    if not process.has_closed_forms:
+        return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
     token = torch.zeros_like(times.t, dtype=torch.long)
     m = 1 - process.transition(token, token, schedule.sigma(times.t))  # the same for every token
     m = m.clamp_min(torch.finfo(m.dtype).tiny)  # without noise no token changes, and the rate is 0
@@ -125,7 +121,7 @@ class BoundEstimator(MonteCarloEstimator):
         """x_t, the sequence with the schedule's noise at t = 0, the time and its weight."""
         times = times_by_noise(u, self.schedule)
         x_t, x_first = (
-            _corrupt(self.process, x_0, self.schedule.sigma(t), rng(x_0.shape[-1], event=event))
+            self.process.corrupt_by(x_0, self.schedule.sigma(t), rng(x_0.shape[-1], event=event))
             for event, t in enumerate((times.t, torch.zeros_like(times.t)))
         )
         return x_t, x_first, times.t, times.weight
@@ -164,7 +160,7 @@ class DiffusionTermEstimator(MonteCarloEstimator):
     ) -> tuple[Tensor, ...]:
         """x_t, the time and its weight."""
         times = times_by_noise(u, self.schedule, self.t_min)
-        x_t = _corrupt(self.process, x_0, self.schedule.sigma(times.t), rng(x_0.shape[-1]))
+        x_t = self.process.corrupt_by(x_0, self.schedule.sigma(times.t), rng(x_0.shape[-1]))
         return x_t, times.t, times.weight / (1 - self.t_min)
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:

@@ -46,7 +46,7 @@ def has_fused_loss(objective: Objective[Any], model: nn.Module) -> bool:
     """Return whether `FusedLoss` covers this objective with this model."""
     match model, objective:
         case ScoreModel(), DenoisingScoreEntropy():
-            return True
+            return objective.process.has_closed_forms
         case MeanModel(), TimeDCE() | LambdaDCE() | AnyOrder() | MeanCrossEntropy():
             return True
         case MeanModel(), DenoisingScoreEntropy() | D3PM():

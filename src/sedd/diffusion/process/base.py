@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,6 +42,9 @@ def between(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Fl
 @dataclass(frozen=True)
 class Process(ABC):
     """A continuous-time Markov chain on the states of one token."""
+
+    has_closed_forms: ClassVar[bool] = True
+    """Whether noise replaces a changed token independently of what it was: the fused loss and the fused draws need it."""
 
     vocab_size: int
 
@@ -106,6 +109,13 @@ class Process(ABC):
         check.noise(sigma)
         touched = categorical.happens(lost(sigma.double())[..., None].expand(x_0.shape), generator)
         return torch.where(touched, self._noise(tuple(x_0.shape), generator), x_0)
+
+    def corrupt_by(
+        self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], u: Float[Tensor, "*b L 2"]
+    ) -> Int[Tensor, "*b L"]:
+        """Make x_t of x_0 as a function of uniforms: the first decides whether a token changes, the second into what."""
+        check.clean(x_0, self.vocab_size)
+        return torch.where(u[..., 0] < lost(sigma)[..., None], self.limit(u[..., 1]), x_0)
 
     @abstractmethod
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
