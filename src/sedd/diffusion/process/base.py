@@ -44,7 +44,7 @@ class Process(ABC):
     """A continuous-time Markov chain on the states of one token."""
 
     has_closed_forms: ClassVar[bool] = True
-    """Whether noise replaces a changed token independently of what it was: the fused loss and the fused draws need it."""
+    """Whether noise replaces a token independently of what it was: the fused loss and the fused draws need it."""
 
     vocab_size: int
 
@@ -113,7 +113,7 @@ class Process(ABC):
     def corrupt_by(
         self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], u: Float[Tensor, "*b L 2"]
     ) -> Int[Tensor, "*b L"]:
-        """Make x_t of x_0 as a function of uniforms: the first decides whether a token changes, the second into what."""
+        """Make x_t of x_0 from uniforms: the first decides whether a token changes, the second into what."""
         check.clean(x_0, self.vocab_size)
         return torch.where(u[..., 0] < lost(sigma)[..., None], self.limit(u[..., 1]), x_0)
 

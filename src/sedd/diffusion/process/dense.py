@@ -227,8 +227,8 @@ class DenseProcess(Process, ABC):
 
     def _refuse(self) -> NoReturn:
         raise ValueError(
-            f"this sampler or objective needs the closed forms of absorbing or uniform noise; {type(self).__name__} has "
-            "none, being given by its rate matrix: use ancestral or tweedie, and score-entropy, mean or d3pm"
+            f"this sampler or objective needs the closed forms of absorbing or uniform noise; {type(self).__name__} "
+            "has none, being given by its rate matrix: use ancestral or tweedie, and score-entropy, mean or d3pm"
         )
 
 
