@@ -51,7 +51,7 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
         by_time[0].index_add_(0, time_bin, sequence_losses.float())
         by_time[1].index_add_(0, time_bin, micro_batch.valid.sum(-1).float())
 
-    grad_norm = optimizer.clip_grad_norm(trainer.ema.source_weights, config.optim.grad_clip)
+    grad_norm = optimizer.clip_grad_norm(trainer.weights, config.optim.grad_clip)
     by_time = ranks.all_reduce_sum(by_time)
     loss = by_time[0].sum() / batch.tokens
     finite = loss.isfinite() & grad_norm.isfinite()

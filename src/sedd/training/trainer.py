@@ -75,6 +75,7 @@ class Trainer:
         self.network = self._build_network(reshard_after_forward=False)  # the loss reads the head after `forward`
         ema_network = self._build_network(reshard_after_forward=True)  # no backward pass would free its weights
         self.ema = EMA(self.network, ema_network, config.optim.ema_decay)
+        self.weights = self.ema.source_weights
         self.optimizers = optimizer.build_optimizers(self.network, config.optim)
         self.ddp_model: nn.Module = self.network
         if ranks.world_size > 1 and not config.train.fsdp:
