@@ -13,7 +13,7 @@ NONSENSE = "the cat sat on a mat and saw two small birds fly over old red houses
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 30,000 characters of nonsense."""
+    """A file of about 30,000 characters of random words."""
     draw, words = random.Random(0), NONSENSE.split()
     path = tmp_path_factory.mktemp("corpus") / "words.txt"
     path.write_text("\n".join(" ".join(draw.choices(words, k=8)) for _ in range(900)) + "\n")
@@ -38,7 +38,7 @@ def server(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 def sedd(
     server: subprocess.Popen[str], environment: dict[str, str], tmp_path: Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command line in a process of its own, after the code ``before``, or under torchrun in several."""
+    """Run the command line in its own process after the code ``before``, or under torchrun in several."""
 
     def run(*words: object, processes: int = 1, before: str = "") -> subprocess.CompletedProcess[str]:
         given = [str(word) for word in words]

@@ -1,4 +1,4 @@
-"""What the tests of runs share."""
+"""Helpers for tests of training runs."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def log(run: Path) -> list[dict[str, object]]:
 
 
 def same(a: Path, b: Path, step: int) -> None:
-    """Weights, average, moments and log of two runs, to the bit."""
+    """Assert that weights, EMA, optimizer state and log of two runs are equal bit for bit."""
     for stem in ("model", "ema", "optimizer"):
         one, two = (load_file(run / "checkpoints" / f"step-{step:08d}" / f"{stem}.safetensors") for run in (a, b))
         assert one.keys() == two.keys()

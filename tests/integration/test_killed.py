@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL, wherever, goes on to the bit as if nothing had happened.
+"""A run that is killed with SIGKILL at any point resumes bit for bit as if it had not been.
 
 Each command kills itself at a file operation of its own, so that the moment is known: between two checkpoints, in the
 middle of writing one, or while an older one is removed.
@@ -17,7 +17,7 @@ FLAGS = {
     "uniform accumulated": ["--process", "uniform", "--set", "train.grad_accumulation=2"],
     "muon dropout mean": ["--set", "optim.name=muon", "--set", "model.dropout=0.1", "--parameterization", "mean"],
 }
-# where it is killed, and the checkpoint from which it must go on
+# where it is killed, and the checkpoint from which it must resume
 POINTS = {
     "between checkpoints": ("kill_at('open', 'log.jsonl', after='step-00000005')", 5),
     "in the weights": ("kill_inside('step-00000010/model')", 5),
@@ -35,13 +35,13 @@ FORGET_MOMENTS = "sedd.training.trainer.set_optimizer_state_dict = lambda *given
 
 
 def words(corpus: Path, out: Path, flags: list[str]) -> list[object]:
-    """Ten steps, a checkpoint every five, of which the last is kept."""
+    """Return the command of ten steps with a checkpoint every five, of which the last is kept."""
     every = ["--set", "train.eval_every=0", "--set", "train.keep_checkpoints=1", "--save-every", 5, "--steps", 10]
     return ["train", corpus, *SMALL, *flags, *every, "--out", out]
 
 
 def check(sedd: Sedd, corpus: Path, whole: Path, out: Path, flags: list[str], point: str, mutant: str = "") -> None:
-    """Kill, resume, compare."""
+    """Kill a run, resume it and compare it with an uninterrupted one."""
     if not whole.exists():
         ok(sedd(*words(corpus, whole, flags)))
     before, start = POINTS[point]
@@ -65,7 +65,7 @@ def check(sedd: Sedd, corpus: Path, whole: Path, out: Path, flags: list[str], po
         ("muon dropout mean", "before the rename"),
     ],
 )
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+def test_a_killed_run_resumes_bit_for_bit(
     sedd: Sedd, corpus: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kind: str, point: str
 ) -> None:
     whole = tmp_path_factory.getbasetemp() / f"whole {kind}"
@@ -73,7 +73,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 
 
 @pytest.mark.parametrize("mutant", [PRUNE_FIRST, FORGET_MOMENTS], ids=["prune first", "forget moments"])
-def test_what_is_lost_is_noticed(sedd: Sedd, corpus: Path, tmp_path: Path, mutant: str) -> None:
+def test_lost_state_is_detected(sedd: Sedd, corpus: Path, tmp_path: Path, mutant: str) -> None:
     with pytest.raises(AssertionError, match=r"resuming from|^model "):
         check(sedd, corpus, tmp_path / "whole", tmp_path / "killed", [], "in the weights", mutant)
 
@@ -81,7 +81,7 @@ def test_what_is_lost_is_noticed(sedd: Sedd, corpus: Path, tmp_path: Path, mutan
 @pytest.mark.verify
 @pytest.mark.parametrize("kind", ["absorbing", "uniform accumulated"])
 def test_at_every_file_operation(sedd: Sedd, corpus: Path, tmp_path: Path, kind: str) -> None:
-    """From the first of the second checkpoint to the end of the run."""
+    """Kill at each operation from the first of the second checkpoint to the end of the run."""
     whole = tmp_path / "whole"
     ok(sedd(*words(corpus, whole, FLAGS[kind])))
     for number in range(200):

@@ -1,4 +1,4 @@
-"""A labelled run from a table to guided samples: what it learns, what it refuses, that it goes on to the bit."""
+"""A run with labels, from a table to guided samples: what it learns, what it refuses, and that it resumes exactly."""
 
 import json
 import random
@@ -21,7 +21,7 @@ TINY = [
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three letters; the label decides the first, and c is rare: one in ten at the end."""
+    """Texts of three letters: the label decides the first, and c is rare, one in ten at the end."""
     draw = random.Random(0)
     moods = [draw.choice(list(FIRST)) for _ in range(600)]
     texts = [FIRST[mood] + draw.choice("ab") + draw.choices("abc", [9, 9, 2])[0] for mood in moods]
@@ -43,15 +43,15 @@ KINDS = {
 }
 
 
-def learned(sedd: Sedd, table: Path, runs: Path, kind: str) -> Path:
-    """Trained once, where nobody has before."""
+def trained_run(sedd: Sedd, table: Path, runs: Path, kind: str) -> Path:
+    """Return the trained run of a kind, shared by all tests."""
     if not (runs / kind).exists():
         ok(sedd("train", table, *TINY, *KINDS[kind], "--steps", 250, "--out", runs / kind))
     return runs / kind
 
 
 def starts(sedd: Sedd, run: Path, *words: object) -> tuple[float, list[dict[str, object]]]:
-    """The share of a among the first letters of 400 samples, and their records."""
+    """Return the fraction of a among the first letters of 400 samples, and their records."""
     done = sedd("sample", run, "-n", 400, "--batch", 400, "--steps", 16, "--json", *words)
     ok(done)
     records = [json.loads(line) for line in done.stdout.splitlines()]
@@ -59,25 +59,27 @@ def starts(sedd: Sedd, run: Path, *words: object) -> tuple[float, list[dict[str,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_learns_a_law_for_every_label_and_their_mixture(sedd: Sedd, table: Path, runs: Path, kind: str) -> None:
+def test_a_run_learns_the_distribution_of_each_label_and_their_mixture(
+    sedd: Sedd, table: Path, runs: Path, kind: str
+) -> None:
     """The label decides the first letter; without one, or at guidance 0, both are as common as in the data."""
-    run = learned(sedd, table, runs, kind)
+    run = trained_run(sedd, table, runs, kind)
     assert starts(sedd, run, "--label", "up")[0] > 0.95
     assert starts(sedd, run, "--label", "down")[0] < 0.05
-    share, plain = starts(sedd, run)
-    assert 0.35 < share < 0.65
-    nought = starts(sedd, run, "--label", "up", "--guidance", 0)[1]
-    assert [record["ids"] for record in nought] == [record["ids"] for record in plain]
-    share, records = starts(sedd, run, "--label", "up", "--guidance", 2)
-    assert share > 0.95
+    fraction, plain = starts(sedd, run)
+    assert 0.35 < fraction < 0.65
+    unguided = starts(sedd, run, "--label", "up", "--guidance", 0)[1]
+    assert [record["ids"] for record in unguided] == [record["ids"] for record in plain]
+    fraction, records = starts(sedd, run, "--label", "up", "--guidance", 2)
+    assert fraction > 0.95
     assert (records[0]["label"], records[0]["guidance"]) == ("up", 2.0)
     assert plain[0]["label"] is None
     once, twice = (starts(sedd, run, "--label", "up", *more)[1] for more in ([], ["--guidance", 1.5]))
     assert twice[0]["calls"] > 1.5 * once[0]["calls"]
 
 
-def test_gaps_bounds_and_names_know_of_labels(sedd: Sedd, table: Path, runs: Path) -> None:
-    run = learned(sedd, table, runs, "mean")
+def test_infilling_bounds_and_exports_use_labels(sedd: Sedd, table: Path, runs: Path) -> None:
+    run = trained_run(sedd, table, runs, "mean")
     filled = sedd("infill", run, "{1}ab", "-n", 40, "--label", "down")
     ok(filled)
     assert filled.stdout.count("bab\n") >= 38
@@ -93,20 +95,20 @@ def test_gaps_bounds_and_names_know_of_labels(sedd: Sedd, table: Path, runs: Pat
     model = api.load(run)
     assert set(model.labels) == set(FIRST)
     texts = model.sample(4, label="up", guidance=1.5, steps=4, seed=1)
-    said = sedd("sample", run, "-n", 4, "--label", "up", "--guidance", 1.5, "--steps", 4, "--seed", 1)
-    assert str(texts) + "\n" == said.stdout
+    command = sedd("sample", run, "-n", 4, "--label", "up", "--guidance", 1.5, "--steps", 4, "--seed", 1)
+    assert str(texts) + "\n" == command.stdout
     (alone,) = model.bound("aab", label="up")
     assert alone.nats / 3 == pytest.approx(right["nats_per_token"], abs=1e-5)
     shared = runs / "shared"
     hub.save_pretrained(run, shared)
     assert str(api.load(shared).sample(4, label="up", guidance=1.5, steps=4, seed=1)) == str(texts)
     assert f"| labels | {', '.join(model.labels)} |" in (shared / "README.md").read_text()
-    told = json.loads(sedd("info", run, "--json").stdout)["labels"]
-    assert told == ", ".join(model.labels)
+    info = json.loads(sedd("info", run, "--json").stdout)["labels"]
+    assert info == ", ".join(model.labels)
 
 
 def test_refusals(sedd: Sedd, table: Path, runs: Path, corpus: Path, tmp_path: Path) -> None:
-    run = learned(sedd, table, runs, "mean")
+    run = trained_run(sedd, table, runs, "mean")
     refused(sedd("sample", run, "--label", "sideways"), "label is 'sideways'", "down", "up")
     refused(sedd("export", run, "--out", tmp_path / "exported", "--format", "radd"), "has labels")
     refused(sedd("sample", run, "--guidance", 2), "no label to guide to")
@@ -141,8 +143,8 @@ def test_refusals(sedd: Sedd, table: Path, runs: Path, corpus: Path, tmp_path: P
     refused(sedd(*words), "has the labels", "'high'")
 
 
-def test_prepared_data_bring_their_labels(sedd: Sedd, table: Path, tmp_path: Path) -> None:
-    """The same run, to the bit."""
+def test_prepared_data_contain_their_labels(sedd: Sedd, table: Path, tmp_path: Path) -> None:
+    """A run on them has the same bits as one on the table."""
     shards, words = tmp_path / "shards", [*TINY, "--steps", 3]
     made = sedd(
         *("data", "prepare", table, "--packing", "lines", "--tokenizer", "chars", "--pad", "model"),
@@ -155,7 +157,7 @@ def test_prepared_data_bring_their_labels(sedd: Sedd, table: Path, tmp_path: Pat
     same(tmp_path / "a", tmp_path / "b", 3)
 
 
-def test_a_killed_run_goes_on_to_the_bit(sedd: Sedd, table: Path, tmp_path: Path) -> None:
+def test_a_killed_run_with_labels_resumes_bit_for_bit(sedd: Sedd, table: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = ["train", table, *TINY, "--set", "data.label_dropout=0.3", "--save-every", 5, "--steps", 10]
     words += ["--set", "train.log_every=1", "--set", "train.eval_every=0"]

@@ -1,4 +1,4 @@
-"""Whatever is wrong: a sentence, a non-zero exit, nothing lost."""
+"""Every error is one sentence on stderr and a non-zero exit code, and nothing is lost."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ def refused(done: subprocess.CompletedProcess[str], *sentences: str) -> None:
 
 
 def flip(path: Path, at: int = -1) -> None:
-    """Change one bit."""
+    """Flip one bit of a file."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
@@ -86,7 +86,7 @@ def test_folders_that_cannot_be_written(sedd: Sedd, corpus: Path, tmp_path: Path
     refused(sedd("train", corpus, "--out", tmp_path / "run", before=elsewhere), "/proc/cache", "could not be written")
 
 
-def test_another_vocabulary_cannot_be_resumed(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_with_its_own_vocabulary_and_model_alone(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train", "--out", run, "--steps", 4, "--resume"]
     ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 2, "--tokenizer", "chars"))
@@ -108,7 +108,7 @@ FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))"
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "model.safetensors", "log.jsonl", "config.json"])
 def test_a_full_disk(sedd: Sedd, corpus: Path, tmp_path: Path, file: str) -> None:
-    """No file may grow beyond a limit: the run stops with a sentence, and once there is room it goes on to the bit."""
+    """With a limit on file sizes the run stops with one sentence; without it, it resumes bit for bit."""
     whole, full = tmp_path / "whole", tmp_path / "full"
     words = ["train", corpus, *SMALL, "--save-every", 5, "--steps", 10]
     ok(sedd(*words, "--out", whole))
@@ -134,17 +134,17 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    """It is set aside, so that it is not taken for the newest when older ones are removed."""
+    """It is renamed, so that it is not taken for the newest when older checkpoints are removed."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     words = ["train", corpus, *SMALL, "--steps", 10]
     ok(sedd(*words, "--save-every", 5, "--out", run))
     ok(sedd(*words, "--save-every", 5, "--out", whole))
     saves = run / "checkpoints"
     flip(saves / "step-00000010" / "ema.safetensors")
-    told = sedd("info", run)
-    ok(told)
-    assert "nats per token" in told.stdout
-    assert "step-00000010 is damaged" in told.stderr
+    info = sedd("info", run)
+    ok(info)
+    assert "nats per token" in info.stdout
+    assert "step-00000010 is damaged" in info.stderr
     refused(sedd("info", saves / "step-00000010"), "ema.safetensors is not what was written")
     done = sedd(*words, "--save-every", 7, "--set", "train.keep_checkpoints=1", "--out", run, "--resume")
     ok(done)
@@ -158,8 +158,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(sedd: Sedd, corpus: P
     refused(sedd(*words, "--out", run, "--resume"), "state.json is missing", "is intact")
 
 
-def test_no_bit_of_a_manifest_can_be_changed_unnoticed(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    """Every byte in turn; a change of white space alone changes nothing."""
+def test_changed_bits_of_a_manifest_are_detected(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """Bytes in turn; a change of white space alone is harmless."""
     ok(sedd("train", corpus, *SMALL, "--steps", 1, "--out", tmp_path / "run"))
     (saved,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     manifest = saved / checkpoint.MANIFEST
@@ -172,7 +172,7 @@ def test_no_bit_of_a_manifest_can_be_changed_unnoticed(sedd: Sedd, corpus: Path,
 
 
 def test_damaged_data(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    """Prepared by hand, and in the cache."""
+    """In a prepared folder, and in the cache."""
     words = ["train", *SMALL, "--steps", 1]
     ok(sedd("data", "prepare", corpus, "--out", tmp_path / "shards", "--tokenizer", "chars"))
     ok(sedd(*words, tmp_path / "shards", "--out", tmp_path / "run"))

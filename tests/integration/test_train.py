@@ -1,4 +1,4 @@
-"""Ladder step 10: a run is a function of its configuration, however often stopped, on however many processes."""
+"""A run is a function of its configuration, however often resumed and on any number of processes."""
 
 import json
 import os
@@ -26,16 +26,18 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharded", "style"), [(False, "modern"), (True, "modern"), (True, "reference")], ids=["DDP", "FSDP2", "reference"]
+    ("fsdp", "architecture"),
+    [(False, "modern"), (True, "modern"), (True, "reference")],
+    ids=["DDP", "FSDP2", "reference"],
 )
 def test_two_processes_compute_what_one_does(
-    sedd: Sedd, corpus: Path, tmp_path: Path, sharded: bool, style: str
+    sedd: Sedd, corpus: Path, tmp_path: Path, fsdp: bool, architecture: str
 ) -> None:
     words = ["train", corpus, *SMALL, "--steps", 20, "--save-every", 10, "--set", "train.sample_every=15"]
-    words += ["--set", f"model.architecture={style}"]
+    words += ["--set", f"model.architecture={architecture}"]
     one, two = tmp_path / "one", tmp_path / "two"
     ok(sedd(*words, "--out", one))
-    ok(sedd(*words, "--out", two, *(["--fsdp"] if sharded else []), processes=2))
+    ok(sedd(*words, "--out", two, *(["--fsdp"] if fsdp else []), processes=2))
     for a, b in zip(log(one), log(two), strict=True):
         assert a["step"] == b["step"]
         for key in ("loss", "bound", "grad_norm"):
@@ -45,12 +47,12 @@ def test_two_processes_compute_what_one_does(
 
 def test_resume_at_another_number_of_processes(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     words = ["train", corpus, *SMALL, "--save-every", 4]
-    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     ok(sedd(*words, "--out", whole, "--steps", 12, "--set", "optim.lr_schedule=constant"))
-    ok(sedd(*words, "--out", moved, "--steps", 4, "--set", "optim.lr_schedule=constant", "--fsdp", processes=2))
-    ok(sedd(*words, "--out", moved, "--steps", 8, "--resume", "--no-fsdp"))
-    ok(sedd(*words, "--out", moved, "--steps", 12, "--resume", processes=2))
-    for a, b in zip(log(whole), log(moved), strict=True):
+    ok(sedd(*words, "--out", parts, "--steps", 4, "--set", "optim.lr_schedule=constant", "--fsdp", processes=2))
+    ok(sedd(*words, "--out", parts, "--steps", 8, "--resume", "--no-fsdp"))
+    ok(sedd(*words, "--out", parts, "--steps", 12, "--resume", processes=2))
+    for a, b in zip(log(whole), log(parts), strict=True):
         assert abs(a["loss"] - b["loss"]) <= 1e-5 * max(1, abs(a["loss"])), a["step"]
 
 
@@ -74,17 +76,17 @@ def test_a_signal_finishes_the_step_and_saves(
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     until(lambda: (run / "log.jsonl").exists() and (run / "log.jsonl").stat().st_size > 0)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "saved; continue with --resume" in said
-    assert "Traceback" not in said
+    assert "saved; continue with --resume" in stderr
+    assert "Traceback" not in stderr
     (newest,) = checkpoint.list_checkpoints(run / "checkpoints")[:1]
     assert checkpoint.corruption(newest) is None
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
-def test_a_loss_that_is_no_number(sedd: Sedd, corpus: Path, tmp_path: Path, policy: str) -> None:
-    """A learning rate that blows the weights up; the weights saved are those of before."""
+def test_a_loss_that_is_not_finite(sedd: Sedd, corpus: Path, tmp_path: Path, policy: str) -> None:
+    """With a learning rate at which weights diverge; the saved weights are those from before the step."""
     run = tmp_path / "run"
     words = [
         "--set",
@@ -113,17 +115,17 @@ def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     ok(done)
     assert json.loads(done.stdout)["step"] == 3
     assert "100%" in done.stderr
-    told = json.loads(sedd("info", run, "--json").stdout)
-    assert told["step"] == 3
-    assert told["vocab_size"] == 256
-    assert told["best_bound"] is None
+    info = json.loads(sedd("info", run, "--json").stdout)
+    assert info["step"] == 3
+    assert info["vocab_size"] == 256
+    assert info["best_bound"] is None
     shown = sedd("info", run).stdout
     assert "parameters" in shown
     assert f"none so far (the run looks every 5 steps); sedd eval {run} finds the bound" in shown
     planned = sedd("plan", corpus, *SMALL, "--steps", 1000, "--json")
     ok(planned)
     found = json.loads(planned.stdout)
-    assert found["parameters"] == told["parameters"]
+    assert found["parameters"] == info["parameters"]
     assert found["tokens_per_second"] > 0
     assert found["minutes_to_finish"] > 0
     missing = sedd("info", tmp_path)
@@ -152,14 +154,14 @@ def test_every_kind_of_model_trains(sedd: Sedd, corpus: Path, tmp_path: Path, ob
     assert all(isinstance(record["loss"], float) for record in log(run))
 
 
-def test_float8_is_for_training(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    """A CPU has it too, if slowly; what was trained in it is sampled in float32. Other widths are refused."""
+def test_float8_trains_and_samples_in_float32(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """It runs on a CPU too, if slowly; widths that are not multiples of 16 are refused."""
     run = tmp_path / "run"
-    few = ("--set", "train.precision=float8")
-    ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 3, *few))
+    float8 = ("--set", "train.precision=float8")
+    ok(sedd("train", corpus, *SMALL, "--out", run, "--steps", 3, *float8))
     assert all(isinstance(record["loss"], float) for record in log(run))
     ok(sedd("sample", run, "--count", 1, "--steps", 2))
-    odd = sedd("train", corpus, *SMALL, "--out", tmp_path / "odd", "--steps", 3, *few, "--set", "model.width=24")
+    odd = sedd("train", corpus, *SMALL, "--out", tmp_path / "odd", "--steps", 3, *float8, "--set", "model.width=24")
     assert odd.returncode == 2
     assert "multiple of 16, and it is 24; use bfloat16" in odd.stderr
 
@@ -185,7 +187,7 @@ def test_text_dna_and_molecules(sedd: Sedd, tmp_path: Path, name: str, flags: li
 @pytest.mark.parametrize("pad", ["model", "ignore"])
 @pytest.mark.parametrize("process", ["absorbing", "uniform"])
 def test_records_of_several_lengths(sedd: Sedd, tmp_path: Path, pad: str, process: str) -> None:
-    """Padding counts as a token where the model learns it, and nowhere where it is to be ignored."""
+    """Padding counts as a token if the model learns it, and nowhere if it is ignored."""
     records = ["abcdefgh"[: 1 + i % 7] for i in range(200)]
     (tmp_path / "records.txt").write_text("\n".join(records))
     words = [
@@ -201,18 +203,18 @@ def test_records_of_several_lengths(sedd: Sedd, tmp_path: Path, pad: str, proces
     done = sedd("train", tmp_path / "records.txt", *SMALL, *words, "--out", tmp_path / "run", "--steps", 10, "--json")
     ok(done)
     found = json.loads(done.stdout)
-    seen = [len(records[i]) for i in block_order(0, 0, 80, 190).tolist()]  # of which 190 are for training
-    assert found["tokens"] == (sum(seen) if pad == "ignore" else 80 * 8)
+    lengths = [len(records[i]) for i in block_order(0, 0, 80, 190).tolist()]  # 190 are for training
+    assert found["tokens"] == (sum(lengths) if pad == "ignore" else 80 * 8)
     assert [record["step"] for record in log(tmp_path / "run") if "bound" in record] == [5, 10]
     vocabulary = {"ignore": 256, "model": 257}[pad]
-    # a fresh network takes all tokens for equally likely: its loss a token is log N but for the draw of the times
+    # to an untrained network all tokens are equally likely: log N per token, up to the random times
     assert found["bound"] == pytest.approx(np.log(vocabulary), rel=0.5)
     characters = sum(map(len, records)) / (200 * 8 if pad == "model" else sum(map(len, records)))
     assert found["bound_bits_per_char"] == pytest.approx(found["bound"] / np.log(2) / characters)
 
 
-def test_a_run_of_before_an_option_was_there_goes_on(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    """What a stored configuration does not say is the default, then as now."""
+def test_a_run_from_before_an_option_existed_resumes(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """An option that a stored configuration lacks has its default value."""
     run = tmp_path / "run"
     ok(sedd("train", corpus, "--out", run, "--steps", 1, *SMALL))
     folder = run / "checkpoints" / "step-00000001"

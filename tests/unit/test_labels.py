@@ -1,4 +1,4 @@
-"""Labels: from a column of a table to what a network is told of each row."""
+"""Labels: from a column of a table to the label of each training sequence."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from sedd.tokenizer import Characters
 from sedd.training import Trainer, TrainingDataLoader, optimizer, train_step
 
 ROWS = [("ab", "up"), ("ba", None), ("b", "down"), ("", "lost"), ("aa", "up"), ("bb", ""), ("a", 3)] * 4
-KEPT = [row for row in ROWS if row[0]]
+NONEMPTY = [row for row in ROWS if row[0]]
 NAMES = ("up", "down", "3")
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("write", "name"), [(jsonl, "a.jsonl"), (csv, "a.csv"), (parquet, "a.parquet")])
 def test_every_record_keeps_its_label(tmp_path: Path, write: Callable[[Path], Path], name: str) -> None:
-    """In the order of the table, whatever the split; an empty one is none, and goes with an empty record."""
+    """In the order of the table, for every split; an empty label means none, empty records are dropped."""
     shards = prepared(write(tmp_path / name), tmp_path / "shards")
     seen = []
     for split in ("train", "validation"):
@@ -63,11 +63,11 @@ def test_every_record_keeps_its_label(tmp_path: Path, write: Callable[[Path], Pa
         known = [(*blocks.labels, None)[k] for k in blocks.label_ids(numbers)]
         texts = [blocks.tokenizer.decode(row) for row in blocks.read(numbers)[0]]
         seen += zip(texts, known, strict=True)
-    assert seen == [(text, None if mood in ("", None) else str(mood)) for text, mood in KEPT]
+    assert seen == [(text, None if mood in ("", None) else str(mood)) for text, mood in NONEMPTY]
 
 
-def test_data_without_labels_are_what_they_were(tmp_path: Path) -> None:
-    """No file, no entry, and the same content by SHA-256 as before there were any."""
+def test_data_without_labels_have_no_label_files(tmp_path: Path) -> None:
+    """No labels.bin, no entry in the index, and no labels in the blocks."""
     shards = prepared(jsonl(tmp_path / "rows.jsonl"), tmp_path / "shards", label=None)
     assert "labels" not in json.loads((shards / "index.json").read_text())
     assert not (shards / "labels.bin").exists()
@@ -76,7 +76,7 @@ def test_data_without_labels_are_what_they_were(tmp_path: Path) -> None:
     assert not blocks.label_ids(np.arange(5)).any()
 
 
-def test_damaged_labels_are_noticed(folder: Path, refuses: Callable[..., None]) -> None:
+def test_damaged_labels_are_detected(folder: Path, refuses: Callable[..., None]) -> None:
     file = folder / "labels.bin"
     right = file.read_bytes()
     file.write_bytes(right[:2] + b"\x02\x00" + right[4:])
@@ -89,7 +89,7 @@ def test_damaged_labels_are_noticed(folder: Path, refuses: Callable[..., None]) 
     refuses(lambda: data.TokenBlocks.open(folder, 2, "train"), "index.json is damaged")
 
 
-def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
+def test_invalid_labels_are_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
     def attempt(rows: list[tuple[str, object]], **options: object) -> Callable[[], Path]:
         return lambda: prepared(jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "shards", **options)
 
@@ -109,38 +109,40 @@ def test_what_cannot_be_a_label_is_refused(tmp_path: Path, refuses: Callable[...
         DataConfig(label_dropout=1.0)
 
 
-# What a network is told ------------------------------------------------------------------------------------
+# Label embedding -------------------------------------------------------------------------------------------
 
 
-def network(style: str, timed: bool, labels: int) -> torch.nn.Module:
+def network(architecture: str, conditioned: bool, labels: int) -> torch.nn.Module:
     options = {
         "states": 4,
         "width": 16,
         "depth": 1,
         "heads": 2,
         "cond_dim": 8,
-        "time_conditioning": timed,
+        "time_conditioning": conditioned,
         "labels": labels,
     }
-    made = factory.build_transformer(style, **options, generator=torch.Generator().manual_seed(0)).double().eval()
+    made = (
+        factory.build_transformer(architecture, **options, generator=torch.Generator().manual_seed(0)).double().eval()
+    )
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(1))
     return made
 
 
-@pytest.mark.parametrize("timed", [True, False])
-@pytest.mark.parametrize("style", ["reference", "modern"])
-def test_a_label_is_one_row_more_of_one_matrix_and_moves_every_position(style: str, timed: bool) -> None:
-    plain, told = network(style, timed, 0), network(style, timed, 3)
-    more = {name: weight.shape for name, weight in told.state_dict().items() if name not in plain.state_dict()}
+@pytest.mark.parametrize("conditioned", [True, False])
+@pytest.mark.parametrize("architecture", ["reference", "modern"])
+def test_a_label_adds_one_embedding_and_changes_every_position(architecture: str, conditioned: bool) -> None:
+    plain, labelled = network(architecture, conditioned, 0), network(architecture, conditioned, 3)
+    more = {name: weight.shape for name, weight in labelled.state_dict().items() if name not in plain.state_dict()}
     assert more == {"label_embed.embedding": (4, 16)}  # and a network without labels has the published layout
     x, sigma = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([0.3, 2.0], dtype=torch.float64)
     label = torch.tensor([1, 3])
-    found = told(x, sigma, label=label)
-    one, none = (told(x, sigma, label=torch.full((2,), k)) for k in label)
+    found = labelled(x, sigma, label=label)
+    one, none = (labelled(x, sigma, label=torch.full((2,), k)) for k in label)
     torch.testing.assert_close(found, torch.stack([one[0], none[1]]))
-    assert torch.equal(told(x, sigma), none)  # None is no label
+    assert torch.equal(labelled(x, sigma), none)  # None is no label
     assert ((one - none).abs().amax(-1) > 1e-3).all()
 
 
@@ -159,7 +161,7 @@ def test_a_bound_label_reaches_the_network_by_both_ways() -> None:
     assert torch.equal(bound(x[:1], sigma[:1]), ScoreModel(net, Uniform(4)).bind(label=label[None])(x[:1], sigma[:1]))
 
 
-# What a step shows -----------------------------------------------------------------------------------------
+# Training batches and losses -------------------------------------------------------------------------------
 
 
 def loader(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> TrainingDataLoader:
@@ -169,7 +171,7 @@ def loader(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, si
 
 
 def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:
-    """A share of rows, others in every step; nothing else of a batch moves, and every process has its own rows."""
+    """Other sequences in every step; nothing else in a batch changes, and every process has its own sequences."""
     made = loader(folder, 0.25)
     shown, batch = loader(folder, 0.0)[7], made[7]
     assert torch.equal(batch.label, made[7].label)
@@ -181,8 +183,8 @@ def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:
     share = (hidden[0].sum() / known).item()
     assert abs(share - 0.25) < 5 * (0.25 * 0.75 / known.item()) ** 0.5  # five standard deviations
     assert (batch.label[hidden[0]] == 3).all()
-    pieces = [loader(folder, 0.25, ranks=Ranks(rank, 2, torch.device("cpu")))[7].label for rank in range(2)]
-    assert torch.equal(torch.cat(pieces), batch.label)
+    parts = [loader(folder, 0.25, ranks=Ranks(rank, 2, torch.device("cpu")))[7].label for rank in range(2)]
+    assert torch.equal(torch.cat(parts), batch.label)
 
 
 def trainer(folder: Path) -> Trainer:
@@ -199,19 +201,21 @@ def trainer(folder: Path) -> Trainer:
     return made
 
 
-def test_loss_and_held_out_bound_depend_on_the_label_of_each_row(folder: Path) -> None:
+def test_loss_and_validation_bound_depend_on_the_label_of_each_sequence(folder: Path) -> None:
     made = trainer(folder)
     batch = made.dataloader[0]
     losses = made.position_losses(made.network, batch).sum(-1)
     other = batch._replace(label=torch.where(torch.arange(8) == 2, (batch.label + 1) % 4, batch.label))
-    moved = made.position_losses(made.network, other).sum(-1) != losses
-    assert moved.tolist() == [row == 2 for row in range(8)]
+    changed = made.position_losses(made.network, other).sum(-1) != losses
+    assert changed.tolist() == [row == 2 for row in range(8)]
     bound = made.validation_bound()["bound"]
-    made.validation_blocks._labels = np.roll(made.validation_blocks._labels, 1)  # the mutant: rows with another's label
+    made.validation_blocks._labels = np.roll(
+        made.validation_blocks._labels, 1
+    )  # mutant: sequences with the label of another
     assert abs(made.validation_bound()["bound"] - bound) > 1e-3
 
 
-def test_the_gradient_reaches_the_labels_that_were_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_reaches_the_labels_in_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(folder)
     batch = made.dataloader[0]
     embedding, found = made.network.label_embed.embedding, []

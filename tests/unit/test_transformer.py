@@ -1,4 +1,4 @@
-"""The networks: the published one to the letter, and the laws that hold for both."""
+"""Transformers: the reference architecture equals the published network; properties of both architectures."""
 
 import math
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from sedd.nn.embeddings import RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.block_ops import apply_rotary
 
-STYLES = [Reference, Modern]
-styles = pytest.mark.parametrize("style", STYLES)
+ARCHITECTURES = [Reference, Modern]
+architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
-def make(style: type[Transformer], seed: int = 0, **options: object) -> Transformer:
-    """A small network in which no weight is 0, so that nothing hides behind its first value."""
-    network = style(**({"states": 7, "width": 24, "depth": 2, "heads": 3, "cond_dim": 8} | options))
+def make(architecture: type[Transformer], seed: int = 0, **options: object) -> Transformer:
+    """Build a small network in which no weight is 0, so that no dependence is hidden by the initialisation."""
+    network = architecture(**({"states": 7, "width": 24, "depth": 2, "heads": 3, "cond_dim": 8} | options))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -61,9 +61,9 @@ def test_published_sizes(options: dict[str, int], parameters: int, entries: int)
     assert len(network.state_dict()) == entries
 
 
-@pytest.mark.parametrize("timed", [True, False])
-def test_published_layout(timed: bool) -> None:
-    """Names and shapes, written out."""
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_published_layout(conditioned: bool) -> None:
+    """Names and shapes of all weights, written out."""
     D, h, cond, d = 7, 24, 128, 8
     block = {
         "norm1.weight": (h,),
@@ -82,7 +82,7 @@ def test_published_layout(timed: bool) -> None:
         "output_layer.linear.weight": (D, h),
         "output_layer.linear.bias": (D,),
     }
-    if timed:
+    if conditioned:
         block |= {"adaLN_modulation.weight": (6 * h, cond), "adaLN_modulation.bias": (6 * h,)}
         layout |= {
             "sigma_map.mlp.0.weight": (cond, 256),
@@ -96,15 +96,15 @@ def test_published_layout(timed: bool) -> None:
         block |= {"norm1.bias": (h,), "norm2.bias": (h,)}
         layout |= {"output_layer.norm_final.bias": (h,)}
     layout |= {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in block.items()}
-    network = Reference(states=D, width=h, depth=2, heads=3, time_conditioning=timed)
+    network = Reference(states=D, width=h, depth=2, heads=3, time_conditioning=conditioned)
     assert {name: tuple(value.shape) for name, value in network.state_dict().items()} == layout
     frequencies = torch.tensor([10000 ** (-2 * i / d) for i in range(d // 2)])
     torch.testing.assert_close(network.state_dict()["rotary_emb.inv_freq"], frequencies)
 
 
 def published(w: dict[str, Tensor], x: Tensor, sigma: Tensor, heads: int, mutant: str = "") -> Tensor:
-    """The published forward pass from its description, for one sequence, head by head and position by position."""
-    timed = "sigma_map.mlp.0.weight" in w
+    """Compute the published forward pass for one sequence, head by head and position by position."""
+    conditioned = "sigma_map.mlp.0.weight" in w
 
     def norm(h: Tensor, name: str) -> Tensor:
         h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
@@ -113,31 +113,31 @@ def published(w: dict[str, Tensor], x: Tensor, sigma: Tensor, heads: int, mutant
     def affine(h: Tensor, name: str) -> Tensor:
         return h @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
-    def turned(vector: Tensor, m: int) -> Tensor:
+    def rotated(vector: Tensor, m: int) -> Tensor:
         half = len(vector) // 2
         pairs = vector.view(half, 2).T.flatten() if mutant == "interleaved" else vector
         z = torch.complex(pairs[:half], pairs[half:])
         z = z * torch.exp(1j * m * torch.tensor([10000 ** (-i / half) for i in range(half)], dtype=torch.float64))
-        turned = torch.cat([z.real, z.imag])
-        return turned.view(2, half).T.flatten() if mutant == "interleaved" else turned
+        rotated = torch.cat([z.real, z.imag])
+        return rotated.view(2, half).T.flatten() if mutant == "interleaved" else rotated
 
     def attention(h: Tensor, i: int) -> Tensor:
         length, width = h.shape
         d = width // heads
         q, k, v = affine(h, f"blocks.{i}.attn_qkv").view(length, 3, heads, d).unbind(1)
-        looked = torch.zeros(length, heads, d, dtype=h.dtype)
+        attended = torch.zeros(length, heads, d, dtype=h.dtype)
         for head in range(heads):
             for m in range(length):
-                scores = [turned(q[m, head], m) @ turned(k[n, head], n) / math.sqrt(d) for n in range(length)]
-                looked[m, head] = torch.stack(scores).softmax(-1) @ v[:, head]
-        return affine(looked.flatten(1), f"blocks.{i}.attn_out")
+                scores = [rotated(q[m, head], m) @ rotated(k[n, head], n) / math.sqrt(d) for n in range(length)]
+                attended[m, head] = torch.stack(scores).softmax(-1) @ v[:, head]
+        return affine(attended.flatten(1), f"blocks.{i}.attn_out")
 
-    def changes(name: str, count: int) -> tuple[Tensor | float, ...]:
-        if not timed:
+    def modulation(name: str, count: int) -> tuple[Tensor | float, ...]:
+        if not conditioned:
             return (0.0, 0.0, 1.0) * (count // 3) or (0.0, 0.0)
         return affine(c, name).chunk(count)
 
-    if timed:
+    if conditioned:
         angle = sigma * torch.tensor([math.exp(-math.log(1e4) * i / 128) for i in range(128)], dtype=torch.float64)
         waves = [angle.sin(), angle.cos()] if mutant == "sin first" else [angle.cos(), angle.sin()]
         c = F.silu(affine(torch.cat(waves), "sigma_map.mlp.0"))
@@ -145,20 +145,20 @@ def published(w: dict[str, Tensor], x: Tensor, sigma: Tensor, heads: int, mutant
         c = c if mutant == "one SiLU" else F.silu(c)
     h = w["vocab_embed.embedding"][x]
     for i in range(2):
-        shift1, scale1, gate1, shift2, scale2, gate2 = changes(f"blocks.{i}.adaLN_modulation", 6)
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation(f"blocks.{i}.adaLN_modulation", 6)
         if mutant == "scale first":
             shift1, scale1 = scale1, shift1
         h = h + gate1 * attention(norm(h, f"blocks.{i}.norm1") * (1 + scale1) + shift1, i)
         inner = affine(norm(h, f"blocks.{i}.norm2") * (1 + scale2) + shift2, f"blocks.{i}.mlp.0")
         inner = F.gelu(inner, approximate="none" if mutant == "exact GELU" else "tanh")
         h = h + gate2 * affine(inner, f"blocks.{i}.mlp.2")
-    shift, scale, *_ = changes("output_layer.adaLN_modulation", 2)
+    shift, scale, *_ = modulation("output_layer.adaLN_modulation", 2)
     return affine(norm(h, "output_layer.norm_final") * (1 + scale) + shift, "output_layer.linear")
 
 
-@pytest.mark.parametrize("timed", [True, False])
-def test_reference_is_the_published_network(timed: bool) -> None:
-    network = make(Reference, time_conditioning=timed).double()
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_reference_is_the_published_network(conditioned: bool) -> None:
+    network = make(Reference, time_conditioning=conditioned).double()
     weights = {name: value.double() for name, value in network.state_dict().items()}
     x, sigma = ids(3, 5), torch.tensor([0.01, 0.7, 6.0], dtype=torch.float64)
     expected = torch.stack([published(weights, *row, heads=3) for row in zip(x, sigma, strict=True)])
@@ -167,14 +167,14 @@ def test_reference_is_the_published_network(timed: bool) -> None:
 
 
 @pytest.mark.parametrize("mutant", ["interleaved", "sin first", "one SiLU", "scale first", "exact GELU"])
-def test_the_comparison_sees_near_misses(mutant: str) -> None:
+def test_the_comparison_detects_small_deviations(mutant: str) -> None:
     network = make(Reference).double()
     x, sigma = ids(5), torch.tensor(0.7, dtype=torch.float64)
     wrong = published(dict(network.state_dict()), x, sigma, heads=3, mutant=mutant)
     assert (network(x, sigma) - wrong).abs().max() > 1e-4
 
 
-def test_first_weights_of_the_reference_have_the_published_law() -> None:
+def test_reference_initialisation_has_the_published_distribution() -> None:
     network = Reference(states=50, width=64, depth=1, heads=4, generator=torch.Generator().manual_seed(0))
     for name, value in network.named_parameters():
         if "adaLN" in name or "output_layer.linear" in name:
@@ -187,30 +187,32 @@ def test_first_weights_of_the_reference_have_the_published_law() -> None:
             assert abs(value.std() * math.sqrt(3) / bound - 1) < 0.05, name
 
 
-# Laws of every network -------------------------------------------------------------------------------------
+# Properties of both architectures -------------------------------------------------------------------------
 
 
-@styles
-def test_weights_are_a_function_of_the_generator(style: type[Transformer]) -> None:
-    def drawn(seed: int) -> dict[str, Tensor]:
-        return style(states=7, width=24, depth=2, heads=3, generator=torch.Generator().manual_seed(seed)).state_dict()
+@architectures
+def test_weights_are_a_function_of_the_generator(architecture: type[Transformer]) -> None:
+    def initialised(seed: int) -> dict[str, Tensor]:
+        return architecture(
+            states=7, width=24, depth=2, heads=3, generator=torch.Generator().manual_seed(seed)
+        ).state_dict()
 
     before = torch.get_rng_state()
-    first, again, other = drawn(0), drawn(0), drawn(1)
+    first, again, other = initialised(0), initialised(0), initialised(1)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["vocab_embed.embedding"], other["vocab_embed.embedding"])
     with torch.device("meta"):
-        late = style(states=7, width=24, depth=2, heads=3)
+        late = architecture(states=7, width=24, depth=2, heads=3)
     late = late.to_empty(device="cpu")
     late.reset_parameters(torch.Generator().manual_seed(0))
     assert all(torch.equal(first[name], value) for name, value in late.state_dict().items())
 
 
-@styles
+@architectures
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_row_does_not_know_its_batch_mates(style: type[Transformer], causal: bool) -> None:
-    network = make(style, causal=causal)
+def test_a_sequence_does_not_depend_on_the_rest_of_its_batch(architecture: type[Transformer], causal: bool) -> None:
+    network = make(architecture, causal=causal)
     x, sigma = ids(4, 6), torch.tensor([0.1, 1.0, 2.0, 9.0])
     out = network(x, sigma)
     order = torch.tensor([2, 0, 3, 1])
@@ -223,11 +225,11 @@ def test_a_row_does_not_know_its_batch_mates(style: type[Transformer], causal: b
     torch.testing.assert_close(network(x[1], sigma[1]), network(x, sigma)[1], rtol=1e-12, atol=1e-12)
 
 
-@styles
+@architectures
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_padded_batch_is_its_single_rows(style: type[Transformer], causal: bool) -> None:
-    """Whatever stands in the padding; also its gradient, and a row of padding alone."""
-    network = make(style, causal=causal)
+def test_a_padded_batch_equals_its_single_sequences(architecture: type[Transformer], causal: bool) -> None:
+    """Whatever ids the padding has; gradients are finite, also with a sequence of padding alone."""
+    network = make(architecture, causal=causal)
     lengths, sigma = torch.tensor([5, 3, 1, 0]), torch.tensor([0.1, 1.0, 2.0, 3.0])
     x, valid = ids(4, 5), torch.arange(5) < lengths[:, None]
     out = network(x, sigma, valid)
@@ -239,12 +241,12 @@ def test_a_padded_batch_is_its_single_rows(style: type[Transformer], causal: boo
         torch.testing.assert_close(out[row, :length], single, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(network(torch.where(valid, x, 0), sigma, valid)[valid], out[valid])
     if not causal:
-        assert (network(x, sigma)[1, :3] - out[1, :3]).abs().max() > 1e-3  # the padding would have been seen
+        assert (network(x, sigma)[1, :3] - out[1, :3]).abs().max() > 1e-3  # without the mask it attends to padding
 
 
-@styles
-def test_padding_on_the_left_of_a_causal_row_is_not_seen(style: type[Transformer]) -> None:
-    network, sigma = make(style, causal=True), torch.ones(1)
+@architectures
+def test_padding_on_the_left_of_a_causal_sequence_is_ignored(architecture: type[Transformer]) -> None:
+    network, sigma = make(architecture, causal=True), torch.ones(1)
     valid = torch.tensor([[False, False, True, True]])
     x = ids(1, 4)
     out = network(x, sigma, valid)
@@ -253,8 +255,8 @@ def test_padding_on_the_left_of_a_causal_row_is_not_seen(style: type[Transformer
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_everybody_sees_somebody_and_nobody_valid_sees_padding(causal: bool) -> None:
-    """Some kernels give NaN for a query that sees no key."""
+def test_every_query_has_a_key_and_no_valid_query_attends_to_padding(causal: bool) -> None:
+    """Some kernels return NaN for a query without a key."""
     valid = torch.tensor([[True, True, False], [False, False, True], [False, False, False]])
     mask = attention_context(RotaryEmbedding(8)(3), valid, causal).mask
     assert mask is not None
@@ -263,11 +265,11 @@ def test_everybody_sees_somebody_and_nobody_valid_sees_padding(causal: bool) -> 
     assert not (mask & valid[:, :, None] & ~valid[:, None]).any()
 
 
-@styles
+@architectures
 @pytest.mark.parametrize("causal", [False, True])
-def test_who_depends_on_whom(style: type[Transformer], causal: bool) -> None:
-    """Output i on input j: for j ≤ i alone if causal, else for every j."""
-    network, sigma = make(style, causal=causal), torch.ones(1)
+def test_which_outputs_depend_on_which_inputs(architecture: type[Transformer], causal: bool) -> None:
+    """Output i depends on input j for j ≤ i alone if causal, else for every j."""
+    network, sigma = make(architecture, causal=causal), torch.ones(1)
     x = ids(1, 6)
     depends = torch.zeros(6, 6, dtype=torch.bool)
     for j in range(6):
@@ -294,54 +296,54 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
     torch.testing.assert_close(q.norm(dim=-1), q[0].norm().expand(50))
 
 
-@styles
-def test_order_of_tokens_matters(style: type[Transformer]) -> None:
-    network, x = make(style), torch.tensor([[1, 2, 3, 4, 5]])
+@architectures
+def test_order_of_tokens_matters(architecture: type[Transformer]) -> None:
+    network, x = make(architecture), torch.tensor([[1, 2, 3, 4, 5]])
     out = network(x, torch.ones(1))
     assert (network(x.flip(-1), torch.ones(1)).flip(-2) - out).abs().max() > 1e-3
 
 
-def test_modern_queries_and_keys_have_no_scale() -> None:
-    """Larger weights for queries and keys change nothing, where they would sharpen the reference's attention."""
+def test_qk_norm_removes_the_scale_of_queries_and_keys() -> None:
+    """Larger weights for queries and keys change nothing in `Modern`, and sharpen the attention of `Reference`."""
     x, sigma = ids(2, 5), torch.ones(2)
-    for style, qkv in ((Modern, "qkv"), (Reference, "attn_qkv")):
-        network = make(style)
+    for architecture, qkv in ((Modern, "qkv"), (Reference, "attn_qkv")):
+        network = make(architecture)
         out = network(x, sigma)
         with torch.no_grad():
-            getattr(network.blocks[0], qkv).weight[:48] *= 3  # of 3·24 rows the values' are the last
+            getattr(network.blocks[0], qkv).weight[:48] *= 3  # the rows of the values are the last 24 of 72
         same = torch.allclose(network(x, sigma), out, rtol=1e-4, atol=1e-4)
-        assert same == (style is Modern)
+        assert same == (architecture is Modern)
 
 
-@styles
-def test_time_free_ignores_the_noise_and_timed_does_not(style: type[Transformer]) -> None:
+@architectures
+def test_only_a_network_with_time_conditioning_depends_on_sigma(architecture: type[Transformer]) -> None:
     x = ids(2, 5)
     little, much = torch.full((2,), 0.1), torch.tensor([3.0, math.inf])
-    free, timed = make(style, time_conditioning=False), make(style)
+    free, conditioned = make(architecture, time_conditioning=False), make(architecture)
     assert torch.equal(free(x, little), free(x, much))
-    assert (timed(x, little) - timed(x, much)).abs().amin(0).max() > 1e-3
+    assert (conditioned(x, little) - conditioned(x, much)).abs().amin(0).max() > 1e-3
     assert not any("sigma" in name or "odulation" in name for name in free.state_dict())
 
 
-@styles
-def test_any_noise_gives_numbers(style: type[Transformer]) -> None:
+@architectures
+def test_the_output_is_finite_at_any_noise_level(architecture: type[Transformer]) -> None:
     sigma = torch.tensor([0.0, 1e-8, 1e-3, 1.0, 20.0, 1e3, 1e30, math.inf])
-    network = make(style)
+    network = make(architecture)
     out = network(ids(1, 5).expand(8, 5), sigma)
     assert out.isfinite().all()
-    assert torch.equal(out[5:], out[5:6].expand(3, -1, -1))  # no noise beyond 10³ is told apart
+    assert torch.equal(out[5:], out[5:6].expand(3, -1, -1))  # noise above 10³ is clamped
 
 
-@styles
-@pytest.mark.parametrize("timed", [True, False])
+@architectures
+@pytest.mark.parametrize("conditioned", [True, False])
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric()], ids=lambda s: type(s).__name__)
-def test_the_first_loss_is_known(style: type[Transformer], timed: bool, schedule: Schedule) -> None:
-    """A head of 0 holds every token equally likely: σ'e^−σ·log N a token in expectation, or log N with λ-DCE.
+def test_the_first_loss_is_known(architecture: type[Transformer], conditioned: bool, schedule: Schedule) -> None:
+    """With a head of 0 all tokens are equally likely: the expected loss is σ'e^−σ·log N per token, or log N (λ-DCE).
 
-    The expectation over masks is exact: a token is masked with probability 1 − e^−σ, and costs nothing otherwise.
+    The expectation over masks is exact: a token is masked with probability 1 − e^−σ, and its loss is 0 otherwise.
     """
     N, process = 11, Absorbing(11)
-    network = style(states=N + 1, width=24, depth=2, heads=3, time_conditioning=timed)
+    network = architecture(states=N + 1, width=24, depth=2, heads=3, time_conditioning=conditioned)
     x_0, t = ids(6, 5, states=N), torch.linspace(0.05, 0.95, 6)
     assert (network(x_0, t) == 0).all()
     masked = torch.full_like(x_0, N)
@@ -354,33 +356,38 @@ def test_the_first_loss_is_known(style: type[Transformer], timed: bool, schedule
     torch.testing.assert_close(expected, torch.full((6,), math.log(N)))
 
 
-@styles
-@pytest.mark.parametrize("timed", [True, False])
+@architectures
+@pytest.mark.parametrize("conditioned", [True, False])
 @pytest.mark.parametrize("how", ["autocast", "converted"])
-def test_a_trunk_in_bfloat16_gives_float32(style: type[Transformer], timed: bool, how: str) -> None:
-    """The head's product is in bfloat16; the embedding of σ, the residual stream and the output are not."""
-    network, x, sigma = make(style, time_conditioning=timed), ids(2, 40), torch.tensor([0.3, 3.0])
+def test_mixed_precision_keeps_residual_stream_and_output_in_float32(
+    architecture: type[Transformer], conditioned: bool, how: str
+) -> None:
+    """The head's product is in bfloat16; noise-level embedding, residual stream and output are in float32."""
+    network, x, sigma = make(architecture, time_conditioning=conditioned), ids(2, 40), torch.tensor([0.3, 3.0])
     exact = network(x, sigma)
     network = network.bfloat16() if how == "converted" else network
-    seen: dict[str, torch.dtype] = {}
-    parts = {"noise": network.sigma_map, "block": network.blocks[0], "head": network.head}
+    dtypes: dict[str, torch.dtype] = {}
+    modules = {"noise": network.sigma_map, "block": network.blocks[0], "head": network.head}
 
-    def look(name: str, output: Any) -> None:
-        seen[name] = (output[0] if name == "block" else output).dtype  # of a block, the stream
+    def note(name: str, output: Any) -> None:
+        dtypes[name] = (output[0] if name == "block" else output).dtype  # a block returns the stream first
 
-    for name, part in parts.items():
-        if part is not None:
-            part.register_forward_hook(lambda _part, _inputs, output, name=name: look(name, output))
+    for name, module in modules.items():
+        if module is not None:
+            module.register_forward_hook(lambda _module, _inputs, output, name=name: note(name, output))
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
         out = network(x, sigma)
     assert out.dtype == torch.float32
-    assert seen == ({"noise": torch.float32} if timed else {}) | {"block": torch.float32, "head": torch.bfloat16}
+    assert dtypes == ({"noise": torch.float32} if conditioned else {}) | {
+        "block": torch.float32,
+        "head": torch.bfloat16,
+    }
     assert 0 < (out - exact).norm() / exact.norm() < 0.03
     out.logsumexp(-1).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
-def test_rotation_is_not_rounded_with_the_weights() -> None:
+def test_rotary_angles_are_not_rounded_with_the_weights() -> None:
     rotary = RotaryEmbedding(8)
     rotary.reset_parameters(None)
     exact = rotary(2000)
@@ -388,27 +395,27 @@ def test_rotation_is_not_rounded_with_the_weights() -> None:
         assert torch.equal(rounded, value)
 
 
-@styles
-def test_the_head_reads_the_hidden_states(style: type[Transformer]) -> None:
-    network, x, sigma = make(style, outputs=4), ids(2, 3, 5), torch.rand(2, 3)
+@architectures
+def test_the_head_reads_the_hidden_states(architecture: type[Transformer]) -> None:
+    network, x, sigma = make(architecture, outputs=4), ids(2, 3, 5), torch.rand(2, 3)
     hidden = network.hidden(x, sigma)
     assert hidden.shape == (2, 3, 5, 24)
     assert torch.equal(network.head(hidden), network(x, sigma))
     assert network.head.weight.shape == (4, 24)
 
 
-@styles
-def test_dropout_is_for_training(style: type[Transformer]) -> None:
-    network, x, sigma = make(style, dropout=0.5), ids(2, 5), torch.ones(2)
-    assert torch.equal(network(x, sigma), make(style)(x, sigma))
+@architectures
+def test_dropout_is_active_in_training_alone(architecture: type[Transformer]) -> None:
+    network, x, sigma = make(architecture, dropout=0.5), ids(2, 5), torch.ones(2)
+    assert torch.equal(network(x, sigma), make(architecture)(x, sigma))
     network.train()
     assert not torch.equal(network(x, sigma), network(x, sigma))
 
 
-@styles
-def test_every_weight_learns(style: type[Transformer]) -> None:
-    """Three steps from the first weights: none stays where it was, and the loss falls."""
-    network = style(states=8, width=24, depth=2, heads=3, generator=torch.Generator().manual_seed(0))
+@architectures
+def test_every_weight_is_trained(architecture: type[Transformer]) -> None:
+    """Four steps from the initial weights change every one of them, and the loss falls."""
+    network = architecture(states=8, width=24, depth=2, heads=3, generator=torch.Generator().manual_seed(0))
     first = {name: value.clone() for name, value in network.named_parameters()}
     model, x_0 = MeanModel(network, Absorbing(7)), ids(1, 6).expand(4, 6)
     optimizer, loss_of, t = torch.optim.Adam(network.parameters(), 1e-2), LambdaDCE(Absorbing(7)), torch.full((4,), 0.5)
@@ -424,16 +431,16 @@ def test_every_weight_learns(style: type[Transformer]) -> None:
     assert [name for name, value in network.named_parameters() if torch.equal(value, first[name])] == []
 
 
-@styles
-def test_a_causal_network_is_an_autoregressive_model(style: type[Transformer]) -> None:
-    """It reads a start token and is a law: the probabilities of all sequences sum to 1."""
-    model = CausalModel(make(style, states=4, outputs=3, causal=True, time_conditioning=False), Absorbing(3))
+@architectures
+def test_a_causal_network_is_an_autoregressive_model(architecture: type[Transformer]) -> None:
+    """It reads a start token, and the probabilities of all sequences sum to 1."""
+    model = CausalModel(make(architecture, states=4, outputs=3, causal=True, time_conditioning=False), Absorbing(3))
     x = torch.cartesian_prod(*[torch.arange(3)] * 3)
     log_p = model.log_next(x).gather(-1, x[..., None]).sum((-2, -1))
     torch.testing.assert_close(log_p.exp().sum(), torch.tensor(1.0))
 
 
-# The border ------------------------------------------------------------------------------------------------
+# Refused options and inputs --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -450,37 +457,39 @@ def test_a_causal_network_is_an_autoregressive_model(style: type[Transformer]) -
         ({"cond_dim": 0}, ["cond_dim is 0", "time_conditioning=False"]),
     ],
 )
-@styles
-def test_bad_shapes_are_refused(
-    refuses: Callable[..., None], style: type[Transformer], options: dict[str, object], words: list[str]
+@architectures
+def test_invalid_sizes_are_refused(
+    refuses: Callable[..., None], architecture: type[Transformer], options: dict[str, object], words: list[str]
 ) -> None:
-    refuses(lambda: style(**({"states": 7, "width": 24, "depth": 2, "heads": 3} | options)), *words)
+    refuses(lambda: architecture(**({"states": 7, "width": 24, "depth": 2, "heads": 3} | options)), *words)
 
 
-@styles
-def test_bad_inputs_are_refused(refuses: Callable[..., None], style: type[Transformer]) -> None:
-    network = make(style)
+@architectures
+def test_invalid_inputs_are_refused(refuses: Callable[..., None], architecture: type[Transformer]) -> None:
+    network = make(architecture)
     refuses(lambda: network(torch.tensor([[7]]), torch.ones(1)), "state 7", "0..6")
     refuses(lambda: network(ids(1, 3), -torch.ones(1)), "sigma is -1.0")
 
 
-def test_networks_have_names(refuses: Callable[..., None]) -> None:
+def test_architectures_have_names(refuses: Callable[..., None]) -> None:
     sizes = {"states": 7, "width": 24, "depth": 2, "heads": 3}
-    assert [type(factory.build_transformer(name, **sizes)) for name in registry.ARCHITECTURES.names] == STYLES
+    assert [type(factory.build_transformer(name, **sizes)) for name in registry.ARCHITECTURES.names] == ARCHITECTURES
     refuses(lambda: factory.build_transformer("ancient", **sizes), "network is 'ancient'", "reference, modern")
     refuses(lambda: factory.build_transformer("modern", length=8, **sizes), "no option length")
     refuses(lambda: factory.build_transformer("modern"), "needs states, width, depth, heads")
 
 
-@pytest.mark.parametrize("timed", [True, False])
-def test_only_modern_can_tell_the_places_of_masks_apart(timed: bool) -> None:
-    """Rotary attention sees distances: where all tokens are one, the reference network says the same everywhere."""
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_only_modern_distinguishes_positions_of_masks(conditioned: bool) -> None:
+    """Rotary attention depends on distances: with equal tokens, the reference network has equal outputs everywhere."""
     masks = torch.full((1, 6), 4)
-    for style, tells in (("reference", False), ("modern", True)):
-        network = factory.build_transformer(style, states=5, width=16, depth=2, heads=2, time_conditioning=timed)
+    for architecture, distinguishes in (("reference", False), ("modern", True)):
+        network = factory.build_transformer(
+            architecture, states=5, width=16, depth=2, heads=2, time_conditioning=conditioned
+        )
         with torch.no_grad():
             for value in network.parameters():
                 value.normal_(generator=torch.Generator().manual_seed(0))
         output = network(masks, torch.ones(1))
         spread = (output - output[:, :1]).abs().max() / output.abs().max()
-        assert (spread > 1e-2) == tells
+        assert (spread > 1e-2) == distinguishes
