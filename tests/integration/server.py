@@ -4,6 +4,7 @@ Reads one JSON request per line, {"words": […], "out": path, "err": path, "bef
 code runs first; it may call the functions below to kill the command with SIGKILL at a file operation.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -11,21 +12,27 @@ import sys
 import traceback
 from pathlib import Path
 
-import omegaconf
-import torch._dynamo  # optimizers import it when they are made
-import torch.utils.tensorboard
+import torch
 from safetensors.torch import save as serialized
 
-import sedd.evaluation
-import sedd.evaluation.quality.judges
-import sedd.evaluation.quality.plots
-import sedd.hub
-import sedd.training
 from sedd import checkpoint
 from sedd.cli import main
 
-MODULES = (sedd.evaluation, sedd.hub, sedd.evaluation.quality.plots, sedd.evaluation.quality.judges, sedd.training)
-LOADED = (omegaconf, torch._dynamo, torch.utils.tensorboard, *MODULES)
+PRELOADED = (
+    "omegaconf",
+    "torch._dynamo",  # imported when an optimizer is made
+    "torch.utils.tensorboard",
+    "sedd.api",
+    "sedd.evaluation.compare",
+    "sedd.evaluation.continuation",
+    "sedd.evaluation.quality.judges",
+    "sedd.evaluation.quality.plots",
+    "sedd.evaluation.quality.results",
+    "sedd.hub.models",
+    "sedd.training.loop",
+)
+for module in PRELOADED:
+    importlib.import_module(module)
 
 
 def die() -> None:

@@ -5,10 +5,15 @@ A `Protocol` states how text becomes sequences; `read_corpus`, `validation_corpu
 by side; `score_continuation` scores a continuation given its context. Sample quality is in `evaluation.quality`.
 """
 
-from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
-from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
-from sedd.evaluation.protocols import DATASETS, PROTOCOLS, SINGLE_TEXT, Protocol, get_protocol, suite_datasets
-from sedd.evaluation.results import evaluate, likelihood_table
+from typing import TYPE_CHECKING
+
+from sedd.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
+    from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
+    from sedd.evaluation.protocols import DATASETS, PROTOCOLS, SINGLE_TEXT, Protocol, get_protocol, suite_datasets
+    from sedd.evaluation.results import evaluate, likelihood_table
 
 __all__ = [
     "DATASETS",
@@ -27,3 +32,13 @@ __all__ = [
     "text_corpora",
     "validation_corpus",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "continuation": ["encode_continuation", "require_packed_text", "score_continuation"],
+        "corpus": ["Corpus", "read_corpus", "text_corpora", "validation_corpus"],
+        "protocols": ["DATASETS", "PROTOCOLS", "SINGLE_TEXT", "Protocol", "get_protocol", "suite_datasets"],
+        "results": ["evaluate", "likelihood_table"],
+    },
+)

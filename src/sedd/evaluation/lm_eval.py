@@ -131,7 +131,9 @@ class SeddLM(LM):
             batch=self.batch,
         )
         self._add_variance(found.stderr * len(rest))
-        is_greedy = all(token == rest[position] for position, token in generate.greedy(self.loaded, given, len(rest)))
+        is_greedy = all(
+            token == rest[position] for position, token in generate.decode_greedy(self.loaded, given, len(rest))
+        )
         return -found.nats * len(rest), is_greedy
 
     def _document(self, text: str) -> float:
@@ -155,7 +157,7 @@ class SeddLM(LM):
         given = self.loaded.tokenizer.encode(context)
         given = given[max(0, len(given) - (self.length - options.tokens)) :]
         if options.warping is None:
-            ids = [token for _, token in sorted(generate.greedy(self.loaded, given, options.tokens))]
+            ids = [token for _, token in sorted(generate.decode_greedy(self.loaded, given, options.tokens))]
         else:
             settings = generate.SamplingSettings(
                 steps=self.steps, seed=self._seed_for(context), **asdict(options.warping)

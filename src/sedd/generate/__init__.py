@@ -6,7 +6,7 @@ from sedd.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sedd.generate import settings, template, trace
-    from sedd.generate.greedy import greedy
+    from sedd.generate.greedy import decode_greedy
     from sedd.generate.run import GeneratedSequence, SamplingRun, SamplingStats, blank_prompt, final_sequences
     from sedd.generate.settings import SamplingSettings
 
@@ -16,8 +16,8 @@ __all__ = [
     "SamplingSettings",
     "SamplingStats",
     "blank_prompt",
+    "decode_greedy",
     "final_sequences",
-    "greedy",
     "settings",
     "template",
     "trace",
@@ -26,7 +26,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "greedy": ["greedy"],
+        "greedy": ["decode_greedy"],
         "run": ["GeneratedSequence", "SamplingRun", "SamplingStats", "blank_prompt", "final_sequences"],
         "settings": ["SamplingSettings"],
         "template": [],

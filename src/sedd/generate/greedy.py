@@ -14,7 +14,7 @@ from sedd.sampling import Asked, Prompt, noise_of
 from sedd.tokenizer import Ids
 
 
-def greedy(loaded: LoadedModel, context: Ids, length: int) -> Iterator[tuple[int, int]]:
+def decode_greedy(loaded: LoadedModel, context: Ids, length: int) -> Iterator[tuple[int, int]]:
     """Yield positions after ``context`` and their tokens, in the order in which they are filled.
 
     An autoregressive model fills from left to right; under absorbing noise the position with the most probable token
