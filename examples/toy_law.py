@@ -67,7 +67,7 @@ def main() -> None:
     p[-1] = 1
     times = torch.linspace(1, 0, SAMPLER_STEPS + 1, dtype=torch.float64)
     for t, s in pairwise(times):
-        p = exact.propagate(p, sampler.table(x, t.expand(len(x)), s.expand(len(x))))
+        p = exact.propagate(p, exact.transition_table(sampler, x, t.expand(len(x)), s.expand(len(x))))
     said = p[exact.index_of(torch.stack([ids(sentence) for sentence in SENTENCES]), process.num_states)]
     print("\nsentence        in the data   from the model")
     for sentence, probability in zip(SENTENCES, said.tolist(), strict=True):

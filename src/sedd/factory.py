@@ -29,7 +29,7 @@ from sedd.tokenizer import build_tokenizer as build_tokenizer
 if TYPE_CHECKING:
     from sedd.diffusion.objective import Objective
     from sedd.likelihood import Estimator
-    from sedd.sampling import Sampler, Warping
+    from sedd.sampling import Sampler, SamplingModel, Warping
 
 
 def build_process(name: str, vocab_size: int) -> Process:
@@ -120,19 +120,20 @@ def build_sampler(
     model: Any,
     process: Process,
     schedule: Schedule,
-    warping: "Warping | None" = None,
     **options: Any,
 ) -> "Sampler":
-    """Build a sampler; None is the default of the model. ``options`` are its own: ``theta``, ``eta``, ``sites`` …"""
+    """Build a sampler; None is the default of the model. ``options`` are its own: ``theta``, ``eta``, ``sites`` …
+
+    ``model`` is a model, or a `sampling.SamplingModel` with guidance or warping.
+    """
     from sedd import sampling
 
-    warping = warping or sampling.Warping()
-    if isinstance(model, parameterizations.CausalModel):
+    if isinstance(_without_view(model), parameterizations.CausalModel):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
-        return sampling.LeftToRight(model, process, schedule, warping)
+        return sampling.LeftToRight(model, process, schedule)
     name = name or default_sampler(model, process)
-    if name == "ancestral" and not isinstance(model, parameterizations.HiddenStateDenoiser):
+    if name == "ancestral" and not isinstance(_without_view(model), parameterizations.HiddenStateDenoiser):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
@@ -143,13 +144,19 @@ def build_sampler(
             raise ValueError(f"sampler {name} has no option {option}; it takes {', '.join(own) or 'none'}")
         if not isinstance(value, (int, float) if own[option] is float else own[option]):
             raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {own[option].__name__}")
-    used = model if warping.none else sampling.Tempered(model, process, warping)
-    made: Sampler = kind(used, process, schedule, **options)
+    made: Sampler = kind(model, process, schedule, **options)
     return made
+
+
+def _without_view(model: Any) -> Any:
+    from sedd.sampling import SamplingModel
+
+    return model.model if isinstance(model, SamplingModel) else model
 
 
 def default_sampler(model: Any, process: Process) -> str:
     """Name the default sampler of a model."""
+    model = _without_view(model)
     if isinstance(model, parameterizations.CausalModel):
         return "left-to-right"
     if not isinstance(model, parameterizations.HiddenStateDenoiser):
@@ -306,7 +313,7 @@ def load(
 
 
 def labelled(loaded: LoadedModel, label: str | None) -> LoadedModel:
-    """The model that is told ``label``; None: the one that is told nothing, and answers for all records together."""
+    """Bind a label to a model; without one the model is that of all sequences together."""
     if label is None:
         return loaded
     if not loaded.labels:
@@ -317,20 +324,31 @@ def labelled(loaded: LoadedModel, label: str | None) -> LoadedModel:
     return loaded._replace(model=loaded.model.bind(label=number), label=label)
 
 
-def guided(loaded: LoadedModel, label: str | None, guidance: float = 1.0) -> Any:
-    """The model of a label, to be sampled: at 0 the one without, at 1 the label's own, beyond it more of the label."""
+def guided(
+    loaded: LoadedModel, label: str | None, guidance: float = 1.0, warping: "Warping | None" = None
+) -> "SamplingModel":
+    """Build the model to sample from: of a label, with classifier-free guidance and warping.
+
+    Args:
+        loaded: The model.
+        label: The label; None: none.
+        guidance: The weight of the label: 0 is the model without it, 1 the model of the label, and more goes further.
+        warping: Temperature, top-k and top-p.
+    """
+    from sedd.sampling import SamplingModel
+
     if not 0 <= guidance < math.inf:
-        raise ValueError(f"guidance is {guidance}; it must be 0 or more, where 1 is the law of the label itself")
+        raise ValueError(
+            f"guidance is {guidance}; it must be 0 or more, where 1 is the distribution of the label itself"
+        )
     if label is None and guidance != 1:
         raise ValueError(f"guidance is {guidance}, and there is no label to guide to; give one, or leave guidance out")
-    told = labelled(loaded, label)
+    conditional = labelled(loaded, label)
     if guidance in (0, 1):
-        return (told if guidance else loaded).model
-    if isinstance(told.model, parameterizations.CausalModel):
+        return SamplingModel((conditional if guidance else loaded).model, warping=warping)
+    if isinstance(conditional.model, parameterizations.CausalModel):
         raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
-    from sedd import sampling
-
-    return sampling.guided(loaded.model, told.model, loaded.process, guidance)  # type: ignore[arg-type]
+    return SamplingModel(conditional.model, unconditional=loaded.model, guidance=guidance, warping=warping)
 
 
 def _load(names: registry.Registry, name: str, base: type) -> Any:

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from test_sampler_laws import NO_GRID, p_value, run
+from test_sampler_distributions import NO_GRID, p_value, run
 from torch import Tensor, nn
 from toys import tensor
 
@@ -16,20 +16,17 @@ from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LogLinear
 from sedd.sampling import (
     Ancestral,
-    Asked,
     Euler,
     FirstHitting,
     Gibbs,
-    Guided,
     Ordered,
     Remask,
     Sampler,
-    Tempered,
+    SamplingModel,
     Theta,
     Tweedie,
     Warping,
     empty,
-    guided,
     uniform_grid,
 )
 
@@ -109,8 +106,19 @@ def told(kind: tuple[str, str], label: int | None, length: int = LENGTH) -> Scor
     return wrapper(network, process).bind(label=None if label is None else torch.tensor(label))
 
 
-def steered(kind: tuple[str, str], label: int, weight: float, length: int = LENGTH) -> Guided:
-    return guided(told(kind, None, length), told(kind, label, length), PROCESSES[kind[0]], weight)
+def steered(kind: tuple[str, str], label: int, weight: float, length: int = LENGTH) -> SamplingModel:
+    return guided(told(kind, None, length), told(kind, label, length), weight)
+
+
+def guided(free: object, given: object, weight: float, warping: Warping | None = None) -> SamplingModel:
+    return SamplingModel(given, unconditional=free, guidance=weight, warping=warping)
+
+
+def warped(model: object, warping: Warping) -> SamplingModel:
+    """The same model, guided or not, with a temperature."""
+    if isinstance(model, SamplingModel):
+        return guided(model.unconditional, model.model, model.guidance, warping)
+    return SamplingModel(model, warping=warping)
 
 
 def finest(kind: tuple[str, str]) -> tuple[type[Sampler], Tensor]:
@@ -120,7 +128,7 @@ def finest(kind: tuple[str, str]) -> tuple[type[Sampler], Tensor]:
 
 def enumerated(chosen: Sampler, times: Tensor, length: int = LENGTH) -> Tensor:
     """The law of the samples, of sequences of tokens alone."""
-    found = chosen.law(torch.full((length,), -1), times)
+    found = exact.sample_distribution(chosen, torch.full((length,), -1), times)
     states = exact.every(chosen.process.num_states, length)
     assert found[(states == TOKENS).any(-1)].sum() < 1e-12
     return found[(states < TOKENS).all(-1)]
@@ -274,12 +282,12 @@ SAMPLERS: dict[str, tuple[str, Callable[..., Sampler]]] = {
 CASES = [(name, kind) for name, (needs, _) in SAMPLERS.items() for kind in KINDS if needs in ("any", *kind)]
 
 
-@pytest.mark.parametrize("sharpness", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
+@pytest.mark.parametrize("warping", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_draws_have_the_law_that_enumeration_says(name: str, kind: tuple[str, str], warping: Warping) -> None:
     process, times = PROCESSES[kind[0]], uniform_grid(5)
     model = steered(kind, 0, 2.0)
-    chosen = SAMPLERS[name][1](model if warping.none else Tempered(model, process, warping), process, SCHEDULE)
+    chosen = SAMPLERS[name][1](warped(model, warping), process, SCHEDULE)
     x = run(chosen, empty(COUNT, LENGTH), times, seed=3)
     assert p_value(x, enumerated(chosen, times), TOKENS) > FAMILY / 100
 
@@ -293,7 +301,7 @@ class Rates:
     depends_on_sigma = True
 
     def __init__(self, free: ScoreModel | MeanModel, given: ScoreModel | MeanModel, weight: float) -> None:
-        self.free, self.given, self.weight = free, given, weight
+        self.free, self.given, self.weight, self.process = free, given, weight, given.process
 
     def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         return torch.lerp(self.free(x_t, sigma), self.given(x_t, sigma), self.weight)
@@ -301,7 +309,7 @@ class Rates:
     def hidden(self, x_t: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
         return self(x_t, sigma)
 
-    def read(self, hidden: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+    def log_score_at(self, hidden: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         return hidden
 
 
@@ -311,11 +319,11 @@ def steered_parts(
     return told(kind, None, length), told(kind, label, length)
 
 
-MUTANTS: dict[str, Callable[[ScoreModel | MeanModel, ScoreModel | MeanModel, Process], object]] = {
-    "not normalised": lambda free, given, process: Rates(free, given, 2.5),
-    "label ignored": lambda free, given, process: guided(free, free, process, 2.5),
-    "label and none swapped": lambda free, given, process: guided(given, free, process, 2.5),
-    "weight counted from the label": lambda free, given, process: guided(free, given, process, 3.5),
+MUTANTS: dict[str, Callable[[ScoreModel | MeanModel, ScoreModel | MeanModel], object]] = {
+    "not normalised": lambda free, given: Rates(free, given, 2.5),
+    "label ignored": lambda free, given: guided(free, free, 2.5),
+    "label and none swapped": lambda free, given: guided(given, free, 2.5),
+    "weight counted from the label": lambda free, given: guided(free, given, 3.5),
 }
 
 
@@ -325,7 +333,7 @@ def test_wrong_guidance_is_caught(kind: tuple[str, str], mutant: str) -> None:
     """By draws against the right law; under uniform noise the score is a ratio, and has nothing to normalise."""
     process, times = PROCESSES[kind[0]], uniform_grid(5)
     right = enumerated(Tweedie(steered(kind, 1, 2.5), process, SCHEDULE), times)
-    wrong = Tweedie(MUTANTS[mutant](*steered_parts(kind, 1), process), process, SCHEDULE)
+    wrong = Tweedie(MUTANTS[mutant](*steered_parts(kind, 1)), process, SCHEDULE)
     found = p_value(run(wrong, empty(COUNT, LENGTH), times, seed=4), right, TOKENS)
     same = mutant == "not normalised" and kind == ("uniform", "score")
     assert found > FAMILY / 100 if same else found < POWER
@@ -334,16 +342,16 @@ def test_wrong_guidance_is_caught(kind: tuple[str, str], mutant: str) -> None:
 # What it costs, and what is impossible ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sharpness", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
+@pytest.mark.parametrize("warping", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
 def test_two_calls_are_counted_as_two(warping: Warping) -> None:
     kind = ("absorbing", "mean")
     process, times = PROCESSES["absorbing"], uniform_grid(5)
     calls = {}
     for name, model in (("label", told(kind, 1)), ("guided", steered(kind, 1, 2.0))):
-        chosen = Ordered(model if warping.none else Tempered(model, process, warping), process, SCHEDULE)
-        asked = Asked(chosen.model)
-        *_, _last = chosen.run(empty(7, LENGTH), times, CounterRNG(0, torch.arange(7)), asked)
-        calls[name] = asked.calls, asked.rows
+        chosen = Ordered(warped(model, warping), process, SCHEDULE)
+        view = SamplingModel.of(chosen.model)
+        *_, _last = chosen.run(empty(7, LENGTH), times, CounterRNG(0, torch.arange(7)), view)
+        calls[name] = view.calls, view.rows
     assert calls == {"label": (LENGTH, 7 * LENGTH), "guided": (2 * LENGTH, 2 * 7 * LENGTH)}
 
 
@@ -352,7 +360,7 @@ def test_what_a_label_rules_out_is_never_drawn(process: Process) -> None:
     """Nor does a token that no sequence holds turn anything into NaN."""
     both, one = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 0.0, 0.0])
     for weight in (0.4, 2.5):
-        model = guided(*(exact.Score(exact.Distribution(p.double()), process) for p in (both, one)), process, weight)
+        model = guided(*(exact.Score(exact.Distribution(p.double()), process) for p in (both, one)), weight)
         chosen = Tweedie(model, process, LogLinear(1e-8))
         torch.testing.assert_close(enumerated(chosen, uniform_grid(6), 1), one.double(), atol=1e-5, rtol=0)
 

@@ -1,11 +1,13 @@
 """Long proofs, for `make verify`: more laws, more draws, smaller steps. Prints a page of numbers with `-s`."""
 
+from functools import partial
+
 import pytest
 import scipy.stats
 import torch
 from test_bound import bound_of_training_code
 from test_categorical import FALSE_ALARM, N, chi_square, nine_decades
-from test_sampler_laws import BLANK, CASES, FAMILY, SETTINGS, make, p_value, run
+from test_sampler_distributions import BLANK, CASES, FAMILY, SETTINGS, make, p_value, run
 from test_samplers import error, last_error, laws_on_the_way
 from toys import random_law, tensor
 
@@ -46,7 +48,8 @@ def test_the_bound_is_the_entropy_on_many_laws(kind: type[Process], schedule: Sc
 def test_orders_of_every_sampler(kind: type[Process], schedule: Schedule, sampler: type) -> None:
     law, process = random_law(3, 3, 0), kind(3)
     sampler = sampler(exact.Score(law, process), process, schedule)
-    coarse, fine = (last_error(laws_on_the_way(law, process, schedule, n, sampler.table)) for n in (1024, 2048))
+    table = partial(exact.transition_table, sampler)
+    coarse, fine = (last_error(laws_on_the_way(law, process, schedule, n, table)) for n in (1024, 2048))
     print(f"{type(sampler).__name__} {process} {schedule}: error {fine:.1e}, ratio {coarse / fine:.3f}")
     assert 0.95 * 2**sampler.order < coarse / fine < 1.05 * 2**sampler.order
 
@@ -103,7 +106,11 @@ def test_every_sampler_on_every_model_again_with_more_draws(name: str, kind: str
     count, times = 400_000, cosine_grid(9)
     with torch.no_grad():
         chosen = make(name, kind, at)
-        p = p_value(run(chosen, empty(count, 3), times), chosen.law(BLANK, times), chosen.process.num_states)
+        p = p_value(
+            run(chosen, empty(count, 3), times),
+            exact.sample_distribution(chosen, BLANK, times),
+            chosen.process.num_states,
+        )
     print(f"{name}, {kind}, {SETTINGS[at][0]}, {SETTINGS[at][1]}: p = {p:.3f}")
     assert p > FAMILY / len(CASES)
     threshold = scipy.stats.chi2.isf(FAMILY / len(CASES), 26)

@@ -13,6 +13,7 @@ from sedd.diffusion import objective as objectives
 from sedd.diffusion.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform, at_token, log_odds
 from sedd.diffusion.schedule import Cosine, Geometric, ImportanceTimes, LogLinear, Polynomial, Schedule, stratified
+from sedd.exact import explicit_objectives
 from sedd.exact import objectives as definition
 
 PROCESSES = [Uniform, Absorbing]
@@ -23,15 +24,19 @@ AT_NOISE = {  # objective, definition, what it is tested on, whether the schedul
     objectives.DenoisingConcreteScore: (definition.denoising_concrete_score, ScoreModel, True),
     objectives.SoftmaxLinear: (definition.softmax_linear, ScoreModel, True),
     objectives.ImplicitScoreEntropy: (definition.implicit_score_entropy, ScoreModel, True),
-    objectives.ExplicitScoreEntropy: (definition.explicit_score_entropy, ScoreModel, True),
-    objectives.ExplicitConcreteScore: (definition.explicit_concrete_score, ScoreModel, True),
+    explicit_objectives.ExplicitScoreEntropy: (definition.explicit_score_entropy, ScoreModel, True),
+    explicit_objectives.ExplicitConcreteScore: (definition.explicit_concrete_score, ScoreModel, True),
     objectives.RatioMatching: (definition.ratio_matching, ConditionalModel, False),
     objectives.MeanCrossEntropy: (definition.mean_cross_entropy, MeanModel, False),
 }
 
 
 def make(kind: type, process: Process, schedule: Schedule, law: exact.Distribution = LAW) -> objectives.Objective:
-    return kind(process, schedule, law) if issubclass(kind, objectives.Explicit) else kind(process, schedule)
+    return (
+        kind(process, schedule, law)
+        if issubclass(kind, explicit_objectives.ExplicitObjective)
+        else kind(process, schedule)
+    )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -11,8 +11,8 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
-import test_sampler_laws as laws
+sys.path.insert(0, str(Path(__file__).parents[1] / "exact"))
+import test_sampler_distributions as laws
 
 from sedd import exact, factory, sampling
 from sedd.diffusion.categorical import AffineWeights
@@ -22,7 +22,7 @@ from sedd.diffusion.rng import CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import Scores, categorical_triton, chosen
 from sedd.runtime.cuda_graphs import GraphedBackbone
-from sedd.sampling import Asked, Prompt, uniform_grid
+from sedd.sampling import Prompt, SamplingModel, uniform_grid
 
 pytestmark = pytest.mark.gpu
 FAST = [case for case in laws.CASES if case[0] in ("first-hitting", "tweedie", "euler", "ancestral", "any-order")]
@@ -42,14 +42,16 @@ def test_draws_have_the_law_that_enumeration_says(name: str, kind: str, at: int)
     Power: a law off by 2.5 % in half of its outcomes is seen with more than 0.99 (`test_power`).
     """
     chosen_one = laws.make(name, kind, at)
-    truth = {given: chosen_one.law(given, uniform_grid(5)) for given in (laws.BLANK, laws.MIDDLE)}
+    truth = {
+        given: exact.sample_distribution(chosen_one, given, uniform_grid(5)) for given in (laws.BLANK, laws.MIDDLE)
+    }
     model: Any = chosen_one.model
     if kind == "true":
         kind_of = MeanModel if name == "ancestral" else ScoreModel
         model = kind_of(OnCpu(model, mean=kind_of is MeanModel), model.process)
     else:
         model.network = TableOnCpu(model.network)
-    assert Asked(model).speaker(torch.device("cuda")) is model
+    assert SamplingModel(model).fused_model(torch.device("cuda")) is model
     chosen_one = dataclasses.replace(chosen_one, model=model)
     for given, law in truth.items():
         x = laws.run(chosen_one, Prompt(given.expand(COUNT, -1)), uniform_grid(5), device="cuda")
@@ -176,7 +178,7 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
         model: Any = factory.parameterization(parameterization, served, process, graphed=graphed)
         job = factory.build_sampler(name, model, process, schedule)
         rows = CounterRNG(3, torch.arange(24, device=device))
-        *_, last = job.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rows, Asked(model))
+        *_, last = job.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rows)
         found.append(last.x.cpu())
     same = (found[0] == found[1]).all(-1).float().mean()
     assert same >= 0.95  # a row may part where a uniform lies within float32 of a boundary
@@ -190,7 +192,7 @@ def test_a_planned_run_never_waits() -> None:
     job = factory.build_sampler("first-hitting", model, process, schedule)
     for mode in ("default", "error"):  # the first run records and compiles
         rows = CounterRNG(0, torch.arange(4, device="cuda"))
-        states = job.run(sampling.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rows, Asked(model))
+        states = job.run(sampling.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rows)
         next(states)
         next(states)  # planned
         torch.cuda.set_sync_debug_mode(mode)

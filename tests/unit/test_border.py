@@ -18,6 +18,7 @@ from sedd.diffusion.schedule import (
     Schedule,
     UniformTimes,
 )
+from sedd.exact import explicit_objectives
 
 SIGMA = torch.tensor([0.5])
 X = torch.tensor([[0, 1]])
@@ -151,7 +152,7 @@ def test_laws_that_are_none(refuses: object) -> None:
     law = exact.Distribution(torch.eye(2) / 2)
     refuses(lambda: law.at(Uniform(3), SIGMA), "2 tokens", "Uniform(vocab_size=3)")
     refuses(lambda: law.at(Uniform(2), torch.tensor([math.inf])), "inf", "finite")
-    explicit = objective.ExplicitScoreEntropy
+    explicit = explicit_objectives.ExplicitScoreEntropy
     refuses(lambda: explicit(Uniform(3), LogLinear(), law), "2 tokens", "Uniform(vocab_size=3)")
     refuses(lambda: law.given(torch.tensor([0, 1])), "[0, 1]", "probability 0")
     refuses(lambda: law.given(torch.tensor([0])), "(1,)", "2 positions")

@@ -18,7 +18,7 @@ BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregr
 
 
 def make(name: str, process: object) -> objective.Objective:
-    options = {"law": LAW} if name.startswith("explicit") else {}
+    options = {"distribution": LAW} if name.startswith("explicit") else {}
     return factory.build_objective(name, process, LogLinear(), **options)
 
 

@@ -60,16 +60,16 @@ class SamplingRuns:
         self.sampler = factory.build_sampler(s.sampler, model, parts.process, parts.schedule)
         self.times = factory.build_grid("uniform", s.steps).to(s.device)
         self.prompt = sampler.empty(s.batch, run.model.seq_len, s.device)
-        self.fused, self.seed, self.asked = fused, 0, sampler.Asked(model)
+        self.fused, self.seed, self.model = fused, 0, sampler.SamplingModel(model)
         m = run.model
         self.flops = m.seq_len * m.depth * (24.0 * m.width**2 + 4 * m.seq_len * m.width)
 
     @torch.no_grad()
     def __call__(self) -> torch.Tensor:
         """Sample a batch."""
-        self.asked = sampler.Asked(self.sampler.model, swift=None if self.fused else False)  # type: ignore[arg-type]
+        self.model = sampler.SamplingModel(self.sampler.model, fused=None if self.fused else False)
         rows = CounterRNG(self.seed, torch.arange(len(self.prompt.given), device=self.prompt.given.device))
-        *_, last = self.sampler.run(self.prompt, self.times, rows, self.asked)
+        *_, last = self.sampler.run(self.prompt, self.times, rows, self.model)
         self.seed += 1
         return last.x
 
@@ -80,5 +80,5 @@ def measure_sampling(s: SampleSetting, on: Machine) -> Iterator[Measurement]:
         free_memory(s.device)
         samples = SamplingRuns(s, variant == "fused")
         samples()
-        tokens, flops = samples.prompt.given.numel(), samples.flops * samples.asked.rows
+        tokens, flops = samples.prompt.given.numel(), samples.flops * samples.model.rows
         yield time_variant(variant, samples, on, s.repeats, tokens, flops, s.steps, warmup=0)

@@ -12,8 +12,9 @@ from matplotlib.ticker import StrMethodFormatter
 
 from sedd import exact, factory, plot, registry, sampling
 from sedd.diffusion import check
+from sedd.diffusion.reverse import last_step
 
-SAMPLERS: Mapping[str, Callable[..., sampling.Stepper]] = {
+SAMPLERS: Mapping[str, Callable[..., sampling.GridSampler]] = {
     "Euler": sampling.Euler,
     "Tweedie": sampling.Tweedie,
     "theta": sampling.Theta,
@@ -69,8 +70,8 @@ def _error(p_data: exact.Distribution, process_name: str, schedule_name: str, na
     times = sampling.uniform_grid(steps)
     p = p_data.at(process, schedule.sigma(times[0]))
     for t, s in list(pairwise(times.expand(len(x), -1).T))[:-1]:
-        p = chosen.after(p, blank, t, s)
-    p = exact.propagate(p, sampling.last_step(score, process, x, schedule.sigma(times[-2]).expand(len(x))))
+        p = exact.step_distribution(chosen, p, blank, t, s)
+    p = exact.propagate(p, last_step(score, process, x, schedule.sigma(times[-2]).expand(len(x))))
     return (p - p_data.at(process, torch.zeros_like(times[0]))).abs().sum().item() / 2
 
 

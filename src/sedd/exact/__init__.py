@@ -8,6 +8,7 @@ it is float64, from matrix exponentials and Bayes' rule; none of it uses the clo
 from sedd.exact.bound import Bound, bound, integrate
 from sedd.exact.distribution import Distribution, Score, Table, every, expm, index_of, transition_matrix
 from sedd.exact.propagation import expect, propagate
+from sedd.exact.sampler_distribution import sample_distribution, step_distribution, transition_table
 
 __all__ = [
     "Bound",
@@ -21,5 +22,8 @@ __all__ = [
     "index_of",
     "integrate",
     "propagate",
+    "sample_distribution",
+    "step_distribution",
     "transition_matrix",
+    "transition_table",
 ]

@@ -10,7 +10,7 @@ from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.run import SamplingRun
 from sedd.generate.settings import SamplingSettings
-from sedd.sampling import Asked, Prompt, noise_of
+from sedd.sampling import Prompt, SamplingModel, sigma_of_masked_fraction
 from sedd.tokenizer import Ids
 
 
@@ -37,12 +37,12 @@ def _left_to_right(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tupl
 
 @torch.no_grad()
 def _most_probable_first(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
-    process, asked, start = loaded.process, Asked(loaded.model), len(x)  # type: ignore[arg-type]
+    process, model, start = loaded.process, SamplingModel(loaded.model), len(x)
     x = torch.cat([x, process.limit(torch.zeros(length, device=x.device))])
     while len(masked := process.unknown(x).nonzero().squeeze(-1)):
-        sigma = noise_of(torch.tensor([len(masked) / len(x)], device=x.device), loaded.schedule)
-        hidden = asked.hidden(x[None], sigma)[0, masked]
-        probability, token = asked.clean(hidden, x[masked], sigma.expand(len(masked)), process).max(-1)
+        sigma = sigma_of_masked_fraction(torch.tensor([len(masked) / len(x)], device=x.device), loaded.schedule)
+        hidden = model.hidden(x[None], sigma)[0, masked]
+        probability, token = model.clean_probs_at(hidden, x[masked], sigma.expand(len(masked))).max(-1)
         at = masked[best := probability.argmax()]
         x = x.index_fill(0, at, int(token[best]))
         yield int(at) - start, int(token[best])

@@ -12,7 +12,7 @@ from sedd.diffusion.process import Process
 from sedd.diffusion.rng import PRECISION, CounterRNG
 from sedd.diffusion.schedule import Schedule
 from sedd.generate.settings import SamplingSettings
-from sedd.sampling import Asked, Prompt, State, Warping, empty, passes
+from sedd.sampling import Prompt, SamplingModel, State, Warping, empty
 
 
 @dataclass
@@ -45,7 +45,7 @@ class SamplingRun:
     """A model with its sampler, time grid and seed; ``stats`` counts what sampling costs.
 
     Args:
-        model: A model, or `exact.Score`.
+        model: A model, `exact.Score`, or a `SamplingModel` that has the warping of the settings.
         process: Its noise process.
         schedule: Its noise schedule.
         settings: How to sample. The label and guidance are those of `of`, which binds them to the model.
@@ -53,19 +53,22 @@ class SamplingRun:
 
     def __init__(self, model: Any, process: Process, schedule: Schedule, settings: SamplingSettings) -> None:
         self.settings, self.stats = settings, SamplingStats()
-        chosen = Warping(settings.temperature, settings.top_p, settings.top_k)
+        if not isinstance(model, SamplingModel):
+            model = SamplingModel(model, warping=build_warping(settings))
+        self.model: SamplingModel = model
         self.name = settings.sampler or factory.default_sampler(model, process)
-        self.sampler = factory.build_sampler(settings.sampler, model, process, schedule, chosen, **settings.options)
+        self.sampler = factory.build_sampler(settings.sampler, model, process, schedule, **settings.options)
         self.times = factory.build_grid(settings.grid, settings.steps)
-        if not len(self.times) and not self.sampler.endless:
-            able = ", ".join(name for name in registry.SAMPLERS.built_in if registry.SAMPLERS.load(name).endless)
+        if not len(self.times) and not self.sampler.supports_infinite_steps:
+            known = registry.SAMPLERS.built_in
+            able = ", ".join(name for name in known if registry.SAMPLERS.load(name).supports_infinite_steps)
             raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
         CounterRNG(settings.seed, torch.zeros(0, dtype=torch.long))  # refuse a bad seed before any work
 
     @staticmethod
     def of(loaded: factory.LoadedModel, settings: SamplingSettings) -> "SamplingRun":
         """Make the run of a loaded model, conditioned on the label of the settings."""
-        model = factory.guided(loaded, settings.label, settings.guidance)
+        model = factory.guided(loaded, settings.label, settings.guidance, build_warping(settings))
         return SamplingRun(model, loaded.process, loaded.schedule, settings)
 
     def describe(self) -> dict[str, Any]:
@@ -75,8 +78,8 @@ class SamplingRun:
 
     def expected_calls(self, prompt: Prompt) -> float:
         """Return the expected number of network calls, summed over rows."""
-        asked = sum(self.sampler.expected_calls(self.times, count) for count in prompt.blank.sum(-1).tolist())
-        return passes(self.sampler.model) * asked
+        calls = sum(self.sampler.expected_calls(self.times, count) for count in prompt.blank.sum(-1).tolist())
+        return self.model.networks_per_call * calls
 
     @torch.no_grad()
     def states(self, prompt: Prompt, first: int = 0) -> Iterator[State]:
@@ -88,14 +91,14 @@ class SamplingRun:
         """
         began = time.perf_counter()
         numbers = first + torch.arange(len(prompt.given), device=prompt.given.device)
-        asked = Asked(self.sampler.model)  # type: ignore[arg-type]
+        model = SamplingModel.of(self.model)
         times = self.times.to(prompt.given.device)
-        yield from self.sampler.run(prompt, times, CounterRNG(self.settings.seed, numbers), asked)
+        yield from self.sampler.run(prompt, times, CounterRNG(self.settings.seed, numbers), model)
         done = self.stats
         done.samples, done.tokens = done.samples + len(numbers), done.tokens + int(prompt.blank.sum())
         done.expected_calls += self.expected_calls(prompt)
-        done.row_calls, done.batch_calls = done.row_calls + asked.rows, done.batch_calls + asked.calls
-        done.clamped += int(asked.clamped)
+        done.row_calls, done.batch_calls = done.row_calls + model.rows, done.batch_calls + model.calls
+        done.clamped += int(model.clamped)
         done.seconds += time.perf_counter() - began
 
     def sample(self, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:
@@ -110,6 +113,11 @@ class SamplingRun:
         return sequences
 
 
+def build_warping(settings: SamplingSettings) -> Warping:
+    """Return the temperature, top-p and top-k of the settings."""
+    return Warping(settings.temperature, settings.top_p, settings.top_k)
+
+
 def blank_prompt(loaded: factory.LoadedModel, count: int, length: int | None) -> Prompt:
     """Return ``count`` rows of ``length`` tokens to fill, by default the model's sequence length."""
     most = loaded.config.model.seq_len
@@ -120,5 +128,5 @@ def blank_prompt(loaded: factory.LoadedModel, count: int, length: int | None) ->
 
 def final_sequences(last: State, prompt: Prompt) -> list[GeneratedSequence]:
     """Return the rows of a final state, without padding."""
-    columns = zip(last.x.tolist(), last.when.tolist(), prompt.lengths.tolist(), strict=True)
-    return [GeneratedSequence(x[:length], when[:length]) for x, when, length in columns]
+    columns = zip(last.x.tolist(), last.reveal_step.tolist(), prompt.lengths.tolist(), strict=True)
+    return [GeneratedSequence(x[:length], step[:length]) for x, step, length in columns]

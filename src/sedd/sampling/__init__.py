@@ -1,64 +1,58 @@
 """Samplers: from noise to data.  [§9]
 
-A sampler takes a `Prompt` with blanks through `State`s that the same seed repeats, whatever the batch. Each declares
-the order at which the law of its samples approaches the model's, and what it assumes. Those that move every position by
-itself have a ``table``, the law of one step: `exact.propagate` makes of it the law of the samples, without drawing any.
+A sampler fills the open positions of a `Prompt` and yields a `State` per step. The same seed gives the same samples in
+any batch. Each sampler declares its order of convergence to the model's distribution and what it assumes; the
+distribution of its samples can be enumerated on small spaces by `exact.sample_distribution`.
 """
 
-from sedd.diffusion.reverse import analytic_step, denoised, last_step, law_of
 from sedd.sampling.autoregressive import LeftToRight
 from sedd.sampling.base import (
+    GridSampler,
     Prompt,
     Sampler,
     State,
     StepContext,
-    Stepper,
     cosine_grid,
+    draw_clean_tokens,
     empty,
     given_grid,
-    noise_of,
+    sigma_of_masked_fraction,
     uniform_grid,
 )
-from sedd.sampling.caching import Asked
+from sedd.sampling.caching import SamplingModel
 from sedd.sampling.confidence import Confident, EntropyBounded
 from sedd.sampling.first_hitting import FirstHitting, Ordered, Plan
-from sedd.sampling.grid import Ancestral, Euler, Gibbs, Remask, Theta, Tweedie
-from sedd.sampling.guidance import Guided, GuidedMean, GuidedScore, guided, passes
-from sedd.sampling.warping import Tempered, Warping
+from sedd.sampling.gibbs import Gibbs
+from sedd.sampling.grid import Ancestral, Euler, FactorizedSampler, Tweedie
+from sedd.sampling.remasking import Remask
+from sedd.sampling.theta import Theta
+from sedd.sampling.warping import Warping
 
 __all__ = [
     "Ancestral",
-    "Asked",
     "Confident",
     "EntropyBounded",
     "Euler",
+    "FactorizedSampler",
     "FirstHitting",
     "Gibbs",
-    "Guided",
-    "GuidedMean",
-    "GuidedScore",
+    "GridSampler",
     "LeftToRight",
     "Ordered",
     "Plan",
     "Prompt",
     "Remask",
     "Sampler",
+    "SamplingModel",
     "State",
     "StepContext",
-    "Stepper",
-    "Tempered",
     "Theta",
     "Tweedie",
     "Warping",
-    "analytic_step",
     "cosine_grid",
-    "denoised",
+    "draw_clean_tokens",
     "empty",
     "given_grid",
-    "guided",
-    "last_step",
-    "law_of",
-    "noise_of",
-    "passes",
+    "sigma_of_masked_fraction",
     "uniform_grid",
 ]

@@ -1,7 +1,8 @@
-"""A model that is asked: about rows that changed, at positions that matter; and tokens drawn of what it says."""
+"""The model as samplers use it: cached hidden states, counted calls, guidance, warping, and draws at some positions."""
 
+import copy
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,134 +10,269 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.parameterization import HiddenStateDenoiser, HiddenStateModel, LogitsModel
+from sedd.diffusion.parameterization import HiddenStateDenoiser, LogitsModel
 from sedd.diffusion.process import Process
 from sedd.diffusion.reverse import denoised
 from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
-from sedd.sampling.guidance import passes
+from sedd.sampling.guidance import check_guidance, guide_log_mean, guide_log_score
+from sedd.sampling.warping import Warping
 
 
-class Asked:
-    """A model with a memory: it counts what it is asked, and is asked again only about rows that have changed.
-
-    Of a model that is not told the noise, a row that has not changed has the answer it had; ``cached=False`` asks
-    nevertheless. ``swift`` is whether tokens are drawn from the head's output without a table of laws; None: on a GPU.
-    """
-
-    def __init__(self, model: HiddenStateModel, cached: bool = True, swift: bool | None = None) -> None:
-        self.model, self.cached, self.swift = model, cached and not model.depends_on_sigma, swift
-        self.passes = passes(model)
-        self.calls = 0
-        """How often the network ran, on however many rows."""
-        self.rows = 0
-        """On how many rows it ran in all."""
-        self.clamped: Tensor | int = 0
-        """Laws that had to be made laws: an entry below 0, or more than 1 in all."""
-        self._x: Tensor | None = None
-        self._hidden: Tensor | None = None
-
-    def hidden(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
-        """What the head reads."""
-        if not self.cached or self._hidden is None or self._x is None:
-            self._x, self._hidden = x, self.fresh(x, sigma, valid)
-        elif (changed := (x != self._x).any(-1)).any():
-            fresh = self.fresh(x[changed], sigma[changed], None if valid is None else valid[changed])
-            self._x, self._hidden = x, self._hidden.index_put((changed,), fresh)
-        return self._hidden
-
-    def fresh(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
-        """What the head reads, asked without a look at the memory."""
-        self.calls, self.rows = self.calls + self.passes, self.rows + self.passes * len(x)
-        return self.model.hidden(x, sigma, valid)
-
-    def pieces(self, where: Bool[Tensor, "b L"], entries: int) -> Iterator[Int[Tensor, " k"]]:
-        """The flat indices of ``where``, so many at a time that a table of ``entries`` a position stays small."""
-        at = where.flatten().nonzero().squeeze(-1)
-        yield from at.split(self.at_once(at.device, entries)) if len(at) else ()
-
-    def at_once(self, device: torch.device, entries: int) -> int:
-        """How many positions that is."""
-        most = 2**22 if device.type == "cpu" else 2**29 if self.speaker(device) else 2**26
-        return max(1, most // entries)
-
-    def speaker(self, device: torch.device) -> LogitsModel | None:
-        """The model, where tokens are drawn from what its head says, without a table of laws."""
-        swift = samples_from_logits(device.type) if self.swift is None else self.swift
-        return self.model if swift and isinstance(self.model, LogitsModel) else None
-
-    def pick(self, hidden: Float[Tensor, "k h"], at: "Sites", vocab_size: int) -> Int[Tensor, " k"]:
-        """The next token at some positions, where the head reads ``hidden``."""
-        assert isinstance(self.model, LogitsModel)
-        assert at.spoken is not None
-        said = HeadLogits(self.model.logits(hidden), vocab_size, at.spoken.scale, self.model.logits_are_scores)
-        drawn = sample_categorical(said, at.x, at.spoken.law, at.u)
-        self.clamped = self.clamped + drawn.clamped_count
-        return drawn.tokens
-
-    def clean(self, hidden: Tensor, x: Tensor, sigma: Tensor, process: Process) -> Float[Tensor, "k N"]:
-        """p(x_0 | x) at some positions: as a denoiser says it, or as a score implies it."""
-        if isinstance(self.model, HiddenStateDenoiser):
-            return self.model.log_mean_at(hidden, x, sigma).exp()
-        return denoised(process, self.model.log_score_at(hidden, x, sigma)[:, None], x[:, None], sigma)[:, 0]
-
-    def law(self, raw: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
-        """``raw`` without what is below 0; rounding aside, how often there was something is counted."""
-        total = raw.sum(-1)
-        self.clamped = self.clamped + (raw.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)).sum()
-        return raw.clamp_min(0)
-
-
-class Spoken(NamedTuple):
-    """How a speaker's words are to be taken."""
-
-    law: AffineWeights
-    scale: Float[Tensor, " k"]
-
-
-class Sites(NamedTuple):
-    """Positions at which something is to be drawn."""
+class DrawPlan(NamedTuple):
+    """What a draw at k positions needs besides their hidden states."""
 
     x: Int[Tensor, " k"]
     sigma: Float[Tensor, " k"]
-    """What the network is told there."""
     u: Float[Tensor, "k 2"]
-    spoken: Spoken | None
-    """None: the model does not speak, and is to be read in full."""
+    weights: AffineWeights | None = None
+    """The weights of the next token in terms of the logits; None: they are computed from the model's distribution."""
+    shift: Float[Tensor, " k"] | None = None
+    """What is added to logits to make them log-scores."""
 
-    def part(self, some: slice) -> "Sites":
-        """Some of them."""
-        spoken = self.spoken
-        if spoken is not None:
-            law = AffineWeights._make(None if a is None else a[some] for a in spoken.law)
-            spoken = Spoken(law, spoken.scale[some])
-        return Sites(self.x[some], self.sigma[some], self.u[some], spoken)
-
-
-def per_position(rows: Float[Tensor, " b"], length: int, at: Int[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """The value of the row that each flat index lies in."""
-    return rows[at // length]
+    def part(self, some: slice) -> "DrawPlan":
+        """Return the plan of some of the positions."""
+        weights = self.weights and AffineWeights._make(None if a is None else a[some] for a in self.weights)
+        shift = None if self.shift is None else self.shift[some]
+        return DrawPlan(self.x[some], self.sigma[some], self.u[some], weights, shift)
 
 
-def to_show(
-    process: Process, x: Int[Tensor, " k"], sigma: Float[Tensor, " k"], u: Float[Tensor, "k 2"], asked: Asked
-) -> Sites:
-    """Positions that are to be drawn from p(x_0 | x)."""
-    speaker = asked.speaker(x.device)
-    if speaker is None:
-        return Sites(x, sigma, u, None)
-    law = process.last_law(sigma) if speaker.logits_are_scores else _plain(sigma)
-    return Sites(x, sigma, u, Spoken(law, speaker.logit_shift(sigma).float()))
+@final
+class SamplingModel:
+    """A model with all that one sampling run adds to it.
+
+    - The hidden states of the last call are cached: of a model that does not depend on the noise level, only rows that
+      have changed are computed again.
+    - Calls and rows are counted.
+    - With an ``unconditional`` model, both are mixed by classifier-free guidance.
+    - ``warping`` sharpens p(x_0 | x); the log-score follows from it.
+
+    It is called as any model is: ``(x, sigma)`` gives the log-score at every position.
+
+    Args:
+        model: A model with hidden states: a parameterized network, or `exact.Score`.
+        unconditional: The same model without the label.
+        guidance: The weight γ of the label; 1 without ``unconditional``.
+        warping: Temperature, top-k and top-p.
+        cached: Whether hidden states of unchanged rows are reused, where that is exact.
+        fused: Whether tokens are drawn from logits without a table of probabilities; None: where there is a kernel.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        unconditional: Any = None,
+        guidance: float = 1.0,
+        warping: Warping | None = None,
+        cached: bool = True,
+        fused: bool | None = None,
+    ) -> None:
+        if unconditional is not None:
+            check_guidance(guidance)
+        self.model, self.unconditional, self.guidance = model, unconditional, guidance
+        self.process: Process = model.process
+        self.warping, self.fused = warping or Warping(), fused
+        self._models = (model,) if unconditional is None else (unconditional, model)
+        self.is_denoiser = all(isinstance(one, HiddenStateDenoiser) for one in self._models)
+        self.depends_on_sigma = any(one.depends_on_sigma for one in self._models)
+        self.cached = cached and not self.depends_on_sigma
+        self._reset()
+
+    def _reset(self) -> None:
+        self.calls = 0
+        """How often a network was called, on any number of rows."""
+        self.rows = 0
+        """On how many rows in all."""
+        self.clamped: Tensor | int = 0
+        """How many positions had a weight below 0, which was clamped."""
+        self._x: Tensor | None = None
+        self._hidden: Tensor | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> "SamplingModel":
+        """Return ``model`` for a new run: with an empty cache and counters at 0."""
+        if not isinstance(model, SamplingModel):
+            return cls(model)
+        fresh = copy.copy(model)
+        fresh._reset()
+        return fresh
+
+    @property
+    def networks_per_call(self) -> int:
+        """Network calls per call of this model: two with guidance."""
+        return len(self._models)
+
+    # Hidden states -----------------------------------------------------------------------------------------
+
+    def hidden(
+        self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """Return the hidden states, computed only for rows that have changed since the last call if `cached`."""
+        if not self.cached or self._hidden is None or self._x is None:
+            self._x, self._hidden = x, self.compute_hidden(x, sigma, valid)
+        elif (changed := (x != self._x).any(-1)).any():
+            fresh = self.compute_hidden(x[changed], sigma[changed], None if valid is None else valid[changed])
+            self._x, self._hidden = x, self._hidden.index_put((changed,), fresh)
+        return self._hidden
+
+    def compute_hidden(
+        self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """Return the hidden states without the cache."""
+        self.calls, self.rows = self.calls + len(self._models), self.rows + len(self._models) * len(x)
+        return self._compute(x, sigma, valid)
+
+    def _compute(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
+        hidden: list[Tensor] = [model.hidden(x, sigma, valid) for model in self._models]
+        return torch.cat(hidden, -1) if len(hidden) > 1 else hidden[0]
+
+    # Distributions at some positions -----------------------------------------------------------------------
+
+    def log_score_at(
+        self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k n"]:
+        """Return the log-score at k positions, guided and warped."""
+        log_score = self._guided_log_score(hidden, x, sigma)
+        if self.warping.is_identity:
+            return log_score
+        log_mean = self.log_mean_at(hidden, x, sigma)
+        return self.process.retold(log_score[:, None], log_mean[:, None], x[:, None], sigma)[:, 0]
+
+    def log_mean_at(
+        self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """Return log p(x_0 | x) at k positions, guided and warped."""
+        if self.is_denoiser:
+            log_mean = self._guided_log_mean(hidden, x, sigma)
+        else:
+            log_mean = self._denoised(hidden, x, sigma).log()
+        return log_mean if self.warping.is_identity else self.warping(log_mean)
+
+    def clean_probs_at(
+        self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """Return p(x_0 | x) at k positions: a denoiser's own, or the one that the score implies."""
+        if self.is_denoiser or not self.warping.is_identity:
+            return self.log_mean_at(hidden, x, sigma).exp()
+        return self._denoised(hidden, x, sigma)
+
+    def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
+        """Return the log-probabilities of the next token of an autoregressive model at k positions, warped."""
+        return self.warping(self.model.log_next_at(hidden))
+
+    def _guided_log_score(self, hidden: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        if self.unconditional is None:
+            log_score: Tensor = self.model.log_score_at(hidden, x, sigma)
+            return log_score
+        if self.is_denoiser:
+            log_mean = self._guided_log_mean(hidden, x, sigma)
+            return self.process.mean_score(log_mean[:, None], x[:, None], sigma)[:, 0]
+        unconditional, conditional = hidden.chunk(2, -1)
+        return guide_log_score(
+            self.process,
+            self.unconditional.log_score_at(unconditional, x, sigma),
+            self.model.log_score_at(conditional, x, sigma),
+            self.guidance,
+        )
+
+    def _guided_log_mean(self, hidden: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        if self.unconditional is None:
+            log_mean: Tensor = self.model.log_mean_at(hidden, x, sigma)
+            return log_mean
+        unconditional, conditional = hidden.chunk(2, -1)
+        return guide_log_mean(
+            self.unconditional.log_mean_at(unconditional, x, sigma),
+            self.model.log_mean_at(conditional, x, sigma),
+            self.guidance,
+        )
+
+    def _denoised(self, hidden: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        log_score = self._guided_log_score(hidden, x, sigma)
+        return denoised(self.process, log_score[:, None], x[:, None], sigma)[:, 0]
+
+    # Distributions at every position: what proofs and demonstrations use ------------------------------------
+
+    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """Return the log-score at every position, guided and warped."""
+        if self._is_plain:
+            log_score: Tensor = self.model(x_t, sigma)
+            return log_score
+        return self._everywhere(self.log_score_at, x_t, sigma)
+
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
+        """Return log p(x_0 | x_t) at every position, guided and warped."""
+        if self._is_plain and self.is_denoiser:
+            log_mean: Tensor = self.model.log_mean(x_t, sigma)
+            return log_mean
+        return self._everywhere(self.log_mean_at, x_t, sigma)
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
+        """Return the log-probabilities of the next token at every position, warped."""
+        log_p: Tensor = self.model.log_next(x_0)
+        return self.warping(log_p.flatten(0, -2)).view(log_p.shape)
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.unconditional is None and self.warping.is_identity
+
+    def _everywhere(self, at: Any, x_t: Tensor, sigma: Tensor) -> Tensor:
+        rows, length = x_t.reshape(-1, x_t.shape[-1]), x_t.shape[-1]
+        hidden = self._compute(rows, sigma.reshape(-1)).flatten(0, 1)
+        found: Tensor = at(hidden, rows.flatten(), sigma.reshape(-1).repeat_interleave(length))
+        return found.view(*x_t.shape, -1)
+
+    # Draws -------------------------------------------------------------------------------------------------
+
+    def fused_model(self, device: torch.device) -> LogitsModel | None:
+        """Return the model if tokens are drawn from its logits on this device without a table of probabilities."""
+        fused = samples_from_logits(device.type) if self.fused is None else self.fused
+        return self.model if fused and self._is_plain and isinstance(self.model, LogitsModel) else None
+
+    def chunks(self, where: Bool[Tensor, "b L"]) -> Iterator[Int[Tensor, " k"]]:
+        """Yield the flat indices of ``where``, so many at a time that a table of probabilities stays small."""
+        at = where.flatten().nonzero().squeeze(-1)
+        yield from at.split(self.chunk_size(at.device)) if len(at) else ()
+
+    def chunk_size(self, device: torch.device) -> int:
+        """Return how many positions are drawn at once on this device."""
+        entries = 2**22 if device.type == "cpu" else 2**29 if self.fused_model(device) else 2**26
+        return max(1, entries // self.process.num_states)
+
+    def plan_clean_draw(self, x: Int[Tensor, " k"], sigma: Float[Tensor, " k"], u: Float[Tensor, "k 2"]) -> DrawPlan:
+        """Plan a draw from p(x_0 | x) at k positions."""
+        model = self.fused_model(x.device)
+        if model is None:
+            return DrawPlan(x, sigma, u)
+        if model.logits_are_scores:
+            weights = self.process.last_law(sigma)
+        else:  # the logits are those of p(x_0 | x), x itself among the tokens
+            weights = AffineWeights(torch.ones_like(sigma), torch.ones_like(sigma), torch.zeros_like(sigma))
+        return DrawPlan(x, sigma, u, weights, model.logit_shift(sigma).float())
+
+    def draw_clean(self, hidden: Float[Tensor, "k h"], plan: DrawPlan) -> Int[Tensor, " k"]:
+        """Draw from p(x_0 | x) at the planned positions."""
+        if plan.weights is not None:
+            return self.draw_fused(hidden, plan)
+        p = self.clean_probs_at(hidden, plan.x, plan.sigma)
+        p = torch.nn.functional.pad(p, (0, self.process.num_states - self.process.vocab_size))
+        return categorical.step(plan.x, p, plan.u)
+
+    def draw_fused(self, hidden: Float[Tensor, "k h"], plan: DrawPlan) -> Int[Tensor, " k"]:
+        """Draw the next token at the planned positions from the model's logits."""
+        assert plan.weights is not None
+        assert plan.shift is not None
+        head = HeadLogits(self.model.logits(hidden), self.process.vocab_size, plan.shift, self.model.logits_are_scores)
+        drawn = sample_categorical(head, plan.x, plan.weights, plan.u)
+        self.clamped = self.clamped + drawn.clamped_count
+        return drawn.tokens
+
+    def clamp_weights(self, weights: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
+        """Set weights below 0 to 0, and count the positions that had one beyond rounding."""
+        total = weights.sum(-1)
+        self.clamped = self.clamped + (weights.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)).sum()
+        return weights.clamp_min(0)
 
 
-def show(process: Process, hidden: Float[Tensor, "k h"], at: Sites, asked: Asked) -> Int[Tensor, " k"]:
-    """A draw from p(x_0 | x) at such positions."""
-    if at.spoken is not None:
-        return asked.pick(hidden, at, process.vocab_size)
-    p = asked.clean(hidden, at.x, at.sigma, process)
-    return categorical.step(at.x, torch.nn.functional.pad(p, (0, process.num_states - process.vocab_size)), at.u)
-
-
-def _plain(sigma: Float[Tensor, " k"]) -> AffineWeights:
-    """The law that is said, x itself among the rest."""
-    ones = torch.ones_like(sigma)
-    return AffineWeights(ones, ones, torch.zeros_like(sigma))
+def gather_rows(values: Float[Tensor, " b"], length: int, at: Int[Tensor, " k"]) -> Float[Tensor, " k"]:
+    """Return, for each flat index into (b, length), the value of its row."""
+    return values[at // length]

@@ -1,4 +1,4 @@
-"""Samplers that let the network choose whom to reveal, labelled for what they are."""
+"""Samplers that reveal the positions of which the network is most certain. They do not sample the model.  [§9]"""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,117 +10,102 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import exact
-from sedd.diffusion.reverse import last_step
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import lost
-from sedd.sampling import enumeration
-from sedd.sampling.base import Prompt, Sampler, State, StepContext, check_absorbing, fill, noise_of, walk
-from sedd.sampling.caching import Asked, per_position
+from sedd.sampling.base import (
+    GridSampler,
+    Prompt,
+    Sampler,
+    State,
+    StepContext,
+    check_absorbing,
+    draw_from_hidden,
+    sigma_of_masked_fraction,
+)
+from sedd.sampling.caching import SamplingModel, gather_rows
 
 
-class Chosen(Sampler, ABC):
-    """A sampler that lets the network choose whom to reveal. **Its samples do not have the model's law.**
+class ConfidenceSampler(Sampler, ABC):
+    """A sampler in which the network decides which masks are revealed next.
 
-    Sure positions come first, so what is likely becomes likelier still. The tokens themselves are drawn.
+    **Its samples do not have the model's distribution**: likely tokens become likelier. Tokens are drawn at random.
     """
+
+    @property
+    def order(self) -> float:
+        """0: the distribution is another one at any number of steps."""
+        return 0.0
+
+    @abstractmethod
+    def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
+        """Return how uncertain the network is of a position, from p(x_0 | x)."""
+
+    @final
+    def mask_uncertainty(
+        self, hidden: Float[Tensor, "b L h"], x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], context: StepContext
+    ) -> Float[Tensor, "b L"]:
+        """Return the uncertainty at masks, and ∞ elsewhere."""
+        length, model, states = x.shape[-1], context.model, hidden.flatten(0, 1)
+        found = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
+        for at in model.chunks(context.free & self.process.unknown(x)):
+            p = model.clean_probs_at(states[at], x.flatten()[at], gather_rows(sigma, length, at))
+            found[at] = self.uncertainty(p).double()
+        return found.view_as(x)
+
+
+@final
+@dataclass(frozen=True)
+class Confident(ConfidenceSampler, GridSampler):
+    """MaskGIT-style sampling: the most certain masks first, as many per step as the schedule reveals.
+
+    Reference: Chang et al. 2022, "MaskGIT: Masked Generative Image Transformer".
+    """
+
+    assumes: ClassVar[str] = "absorbing noise; does not sample the model's distribution"
 
     def __post_init__(self) -> None:
         check_absorbing(self.process)
 
-    @property
-    def order(self) -> float:
-        """None: the law is another, at any number of steps."""
-        return 0.0
-
-    @abstractmethod
-    def doubt(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
-        """How unsure the network is of a position."""
-
-    @final
-    def doubts(
-        self, hidden: Float[Tensor, "b L h"], x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], context: StepContext
-    ) -> Float[Tensor, "b L"]:
-        """The doubt at masks; ∞ elsewhere."""
-        length, asked, rows = x.shape[-1], context.asked, hidden.flatten(0, 1)
-        doubts = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
-        for at in asked.pieces(context.free & self.process.unknown(x), self.process.num_states):
-            p = asked.clean(rows[at], x.flatten()[at], per_position(sigma, length, at), self.process)
-            doubts[at] = self.doubt(p).double()
-        return doubts.view_as(x)
-
-    @final
-    def dense_doubts(
-        self, table: Float[Tensor, "n L states"], x: Int[Tensor, "n L"], blank: Bool[Tensor, " L"]
-    ) -> Float[Tensor, "n L"]:
-        """The doubt at the masks of every sequence, from the table of p(x_0 | x)."""
-        doubts = self.doubt(table[..., : self.process.vocab_size])
-        return torch.where(blank & self.process.unknown(x), doubts, math.inf)
-
-
-@final
-@dataclass(frozen=True)
-class Confident(Chosen):
-    """The positions of whose likeliest token the network is surest, as many a step as the noise says."""
-
-    assumes: ClassVar[str] = "absorbing noise; not a sampler of the model's law"
-
-    def doubt(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
-        """1 − the largest probability."""
+    def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
+        """1 − max p."""
         return 1 - p.amax(-1)
 
-    def left(self, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """How many masks are left at time s: the share that noise would leave."""
+    def masks_left(self, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """Return how many masks are left at time s: the share that the schedule leaves."""
         ends = lost(self.schedule.sigma(torch.stack([s, torch.ones_like(s)])))
         return (blanks * ends[0] / ends[1] + 1e-9).long()
 
-    def choose(self, doubts: Float[Tensor, "b L"], left: Int[Tensor, " b"]) -> Bool[Tensor, "b L"]:
-        """The least doubtful masks, all but ``left``."""
-        masks = doubts.isfinite()
-        rank = doubts.argsort(dim=-1, stable=True).argsort(-1)
+    def choose(self, uncertainty: Float[Tensor, "b L"], left: Int[Tensor, " b"]) -> Bool[Tensor, "b L"]:
+        """Choose the most certain masks, all but ``left`` of them."""
+        masks = uncertainty.isfinite()
+        rank = uncertainty.argsort(dim=-1, stable=True).argsort(-1)
         return masks & (rank < (masks.sum(-1) - left)[:, None])
 
-    def law(self, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
-        """The law of the samples: every sequence has its own choice."""
-        count = (given < 0).sum()
-
-        def after(law: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-            x = enumeration.everything(self.process, law, len(blank))
-            table = last_step(self.model, self.process, x, self.schedule.sigma(t))
-            chosen = self.choose(self.dense_doubts(table, x, blank), self.left(count.expand(len(x)), s))
-            return enumeration.step(law, table, x, chosen)
-
-        return enumeration.walk(self.model, self.process, self.schedule, after, given, times)
-
-    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
-        """A state for every time of the grid."""
-
-        def draw(x: Tensor, t: Tensor, s: Tensor, context: StepContext) -> Tensor:
-            sigma, left = self.schedule.sigma(t), self.left(prompt.blank.sum(-1), s)
-            if ((prompt.blank & self.process.unknown(x)).sum(-1) <= left).all():
-                return x
-            hidden = asked.hidden(x, sigma, context.valid)
-            chosen = self.choose(self.doubts(hidden, x, sigma, context), left)
-            return fill(self.process, hidden, x, sigma, chosen, context)
-
-        yield from walk(self, draw, prompt, times, chance, asked)
-
-    def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
-        """One a step; fewer, if rows that have not changed need not be asked."""
-        return float(len(times) - 1) if blanks else 0.0
+    def step(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Int[Tensor, "b L"]:
+        """Draw the most certain masks."""
+        sigma, left = self.schedule.sigma(t), self.masks_left(context.free.sum(-1), s)
+        if ((context.free & self.process.unknown(x)).sum(-1) <= left).all():
+            return x
+        hidden = context.model.hidden(x, sigma, context.valid)
+        chosen = self.choose(self.mask_uncertainty(hidden, x, sigma, context), left)
+        return draw_from_hidden(hidden, x, sigma, chosen, context)
 
 
 @final
 @dataclass(frozen=True)
-class EntropyBounded(Chosen):
-    """As many positions a call as can be drawn side by side at an error of at most ``bound`` nats.
+class EntropyBounded(ConfidenceSampler):
+    """Entropy-bounded unmasking: as many positions per call as cost at most ``bound`` nats when drawn independently.
 
-    Positions by growing entropy, as long as the sum of the entropies without the largest stays below the bound, which
-    is above what drawing them independently can cost in KL. How many calls that makes depends on the text.
+    Positions are taken by increasing entropy while the sum of entropies without the largest is at most the bound, which
+    bounds the KL divergence of the independent draw. The number of calls depends on the text.
+
+    Reference: Ben-Hamu et al. 2025, "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking".
     """
 
-    assumes: ClassVar[str] = "absorbing noise; not a sampler of the model's law"
-    endless: ClassVar[bool] = True
+    assumes: ClassVar[str] = "absorbing noise; does not sample the model's distribution"
+    supports_infinite_steps: ClassVar[bool] = True
     bound: float = 0.1
 
     def __post_init__(self) -> None:
@@ -128,45 +113,32 @@ class EntropyBounded(Chosen):
         if not self.bound >= 0:
             raise ValueError(f"bound is {self.bound}; it is an entropy and must be 0 or more")
 
-    def doubt(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
+    def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
         """The entropy, in nats."""
         return -torch.xlogy(p, p).sum(-1)
 
-    def choose(self, doubts: Float[Tensor, "b L"]) -> Bool[Tensor, "b L"]:
-        """The longest prefix by doubt whose sum, without its last, is within the bound."""
-        ordered = doubts.sort(dim=-1, stable=True)
+    def choose(self, uncertainty: Float[Tensor, "b L"]) -> Bool[Tensor, "b L"]:
+        """Choose the most masks, by increasing entropy, whose sum without the last is within the bound."""
+        ordered = uncertainty.sort(dim=-1, stable=True)
         before = torch.nn.functional.pad(ordered.values[:, :-1].cumsum(-1), (1, 0))
         taken = ordered.values.isfinite() & (before <= self.bound)
         return torch.zeros_like(taken).scatter(-1, ordered.indices, taken)
 
-    def law(self, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
-        """The law of the samples: as many calls as there are blanks are always enough."""
-        law, x, blank = (
-            enumeration.start(self.process, given),
-            exact.every(self.process.num_states, len(given)),
-            given < 0,
-        )
-        masks = blank & self.process.unknown(x)
-        sigma = noise_of(masks.sum(-1) / len(given), self.schedule)
-        table = last_step(self.model, self.process, x, sigma)
-        chosen = self.choose(self.dense_doubts(table, x, blank))
-        for _ in range(int(blank.sum())):
-            law = enumeration.step(law, table, x, chosen)
-        return law
-
-    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
-        """A state for every call; the grid is not used."""
-        state = self.start(prompt, chance)
+    def _states(
+        self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel
+    ) -> Iterator[State]:
+        """Yield a state for every call; the grid is not used."""
+        state = self.initial_state(prompt, rng)
         yield state
         while (masks := prompt.blank & self.process.unknown(state.x)).any():
-            context = StepContext(masks, prompt.valid, chance, asked, 0)
-            sigma = noise_of(masks.sum(-1) / prompt.lengths, self.schedule)
-            hidden = asked.hidden(state.x, sigma, prompt.valid)
-            chosen = self.choose(self.doubts(hidden, state.x, sigma, context))
-            x = fill(self.process, hidden, state.x, sigma, chosen, context)
-            state = State(x, torch.where(chosen, state.step + 1, state.when), state.step + 1)
+            context = StepContext(masks, prompt.valid, rng, model, 0)
+            sigma = sigma_of_masked_fraction(masks.sum(-1) / prompt.lengths, self.schedule)
+            hidden = model.hidden(state.x, sigma, prompt.valid)
+            chosen = self.choose(self.mask_uncertainty(hidden, state.x, sigma, context))
+            x = draw_from_hidden(hidden, state.x, sigma, chosen, context)
+            state = State(x, torch.where(chosen, state.step + 1, state.reveal_step), state.step + 1)
             yield state
 
     def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
-        """Not known beforehand."""
+        """Return NaN: the number depends on the text."""
         return math.nan if blanks else 0.0

@@ -1,42 +1,38 @@
-"""Samplers that go from event to event: who is revealed when is known before the network says anything."""
+"""Samplers of absorbing noise that plan when each position is revealed before the network is called.  [§9]"""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations
 from typing import ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import exact
-from sedd.diffusion.reverse import last_step
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import lost
-from sedd.sampling import enumeration
-from sedd.sampling.base import SITE, STEP, Prompt, Sampler, State, check_absorbing, noise_of
-from sedd.sampling.caching import Asked, show, to_show
+from sedd.sampling.base import POSITION, STEP, Prompt, Sampler, State, check_absorbing, sigma_of_masked_fraction
+from sedd.sampling.caching import SamplingModel
 
 
 class Plan(NamedTuple):
-    """Who is revealed when: everything about a run but the tokens."""
+    """When each position is revealed: all of a run but the tokens."""
 
     event: Int[Tensor, "b L"]
-    """The how-manieth event of its row reveals a position; −1: none, it is given."""
+    """The event of its row, from 0, that reveals a position; −1: the position is given."""
     sigma: Float[Tensor, "b events"]
-    """What the network is told at each event of a row."""
-    when: Int[Tensor, "b L"]
-    """The step that stands for the event, for those who watch."""
+    """The noise level at each event of a row."""
+    reveal_step: Int[Tensor, "b L"]
+    """The step of the grid that stands for the event."""
 
     @property
     def calls(self) -> Int[Tensor, " b"]:
-        """How often the network will run on each row."""
+        """How often the network is called for each row."""
         return self.event.amax(-1) + 1
 
-    def order(self) -> "Order":
-        """Everything about the events that can be known beforehand."""
+    def order_rows(self) -> "RowOrder":
+        """Order rows by their number of events, and positions by their events."""
         event, calls = self.event.cpu(), self.calls.cpu()
         rows = calls.argsort(descending=True, stable=True)
         event = event[rows].flatten()
@@ -46,113 +42,105 @@ class Plan(NamedTuple):
         busy = [int((calls > k).sum()) for k in range(len(ends))]
         parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         device = self.event.device
-        return Order(rows.to(device), rows.argsort().to(device), at.to(device), list(zip(busy, parts, strict=True)))
+        return RowOrder(rows.to(device), rows.argsort().to(device), at.to(device), list(zip(busy, parts, strict=True)))
 
 
-class Order(NamedTuple):
-    """Rows with the most events first, so that those in which something happens are always the first ones."""
+class RowOrder(NamedTuple):
+    """Rows with the most events first, so that the rows with an event are always the first ones."""
 
     rows: Int[Tensor, " b"]
-    back: Int[Tensor, " b"]
-    """Where each row is now."""
+    inverse: Int[Tensor, " b"]
+    """Where each row of the batch is in this order."""
     at: Int[Tensor, " n"]
     """Flat positions among these rows, in the order of their events."""
     events: list[tuple[int, slice]]
-    """For each event in how many rows it happens, and which part of `at` it reveals."""
+    """For each event the number of rows it happens in, and the part of `at` that it reveals."""
 
 
 @dataclass(frozen=True)
-class Planned(Sampler, ABC):
-    """A sampler of absorbing noise whose plan is made in advance.
+class PlannedSampler(Sampler, ABC):
+    """A sampler of absorbing noise whose reveal times do not depend on the network: a subclass writes `plan`.
 
-    Rows go from event to event side by side: each network call advances every row by one event of its own, so that no
-    call is spent on a row in which nothing happens. The head runs at revealed positions alone.
+    Each network call advances every row by one event of its own, so no call is spent on a row in which nothing happens,
+    and the head runs at revealed positions only. A time grid would call the network in every step; that is why these
+    samplers have a plan in place of a step.
     """
 
     def __post_init__(self) -> None:
         check_absorbing(self.process)
 
     @abstractmethod
-    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG) -> Plan:
-        """Who is revealed when."""
+    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+        """Draw when each position is revealed."""
 
     @final
-    def run(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG, asked: Asked) -> Iterator[State]:
-        """A state for every event."""
-        state, plan = self.start(prompt, chance), self.plan(prompt, times, chance)
+    def _states(
+        self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel
+    ) -> Iterator[State]:
+        """Yield a state for every event."""
+        state, plan = self.initial_state(prompt, rng), self.plan(prompt, times, rng)
         yield state
-        # tokens are drawn with the uniforms of step 0, which nothing else uses: a position is revealed once
-        u = chance(prompt.given.shape[-1], 0, STEP)
-        when, order = torch.where(prompt.blank, plan.when, 0), plan.order()
+        # tokens are drawn with the uniforms of step 0, which are not used otherwise: a position is revealed once
+        u = rng(prompt.given.shape[-1], 0, STEP)
+        reveal_step, order = torch.where(prompt.blank, plan.reveal_step, 0), plan.order_rows()
         x, valid = state.x[order.rows], None if prompt.valid is None else prompt.valid[order.rows]
-        flat, told = x.flatten(), plan.sigma[order.rows]
+        flat, levels = x.flatten(), plan.sigma[order.rows]
         event = plan.event[order.rows].flatten()[order.at]
-        sigma = told.flatten()[order.at // x.shape[-1] * told.shape[-1] + event]
-        sites = to_show(self.process, flat[order.at], sigma, u[order.rows].flatten(0, 1)[order.at], asked)
-        most = asked.at_once(x.device, self.process.num_states)
-        for step, (rows, part) in enumerate(order.events):  # from here on nothing is asked of the device
-            hidden = asked.fresh(flat.view_as(x)[:rows], told[:rows, step], None if valid is None else valid[:rows])
+        sigma = levels.flatten()[order.at // x.shape[-1] * levels.shape[-1] + event]
+        draws = model.plan_clean_draw(flat[order.at], sigma, u[order.rows].flatten(0, 1)[order.at])
+        most = model.chunk_size(x.device)
+        for step, (rows, part) in enumerate(order.events):  # from here on the host does not wait for the device
+            hidden = model.compute_hidden(
+                flat.view_as(x)[:rows], levels[:rows, step], None if valid is None else valid[:rows]
+            )
             for start in range(part.start, part.stop, most):
                 some = slice(start, min(start + most, part.stop))
                 here = order.at[some]
-                flat[here] = show(self.process, hidden.flatten(0, 1)[here], sites.part(some), asked)
-            now = flat.view_as(x)[order.back]
-            yield State(now, torch.where(plan.event <= step, when, 0), step + 1)
+                flat[here] = model.draw_clean(hidden.flatten(0, 1)[here], draws.part(some))
+            now = flat.view_as(x)[order.inverse]
+            yield State(now, torch.where(plan.event <= step, reveal_step, 0), step + 1)
 
 
 @final
 @dataclass(frozen=True)
-class FirstHitting(Planned):
-    """The samples of Tweedie's sampler on a denoiser, without the steps in which nothing happens.
+class FirstHitting(PlannedSampler):
+    """The first-hitting sampler: Tweedie's samples without the steps in which nothing happens.
 
     A mask is revealed in the step from t to s with probability (α_s − α_t)/(1 − α_t), α = e^−σ, whatever the network
-    says; so each position's step is drawn first. A grid without end (``times`` empty) is the first-hitting sampler:
-    one position an event, and the law of the samples is the model's own.
+    returns, so the step of each position is drawn first. Without a grid (``times`` empty) one position is revealed per
+    event, and the samples have the model's distribution.
+
+    Reference: Zheng et al. 2024, "Masked Diffusion Models are Secretly Time-Agnostic Masked Models and Exploit
+    Inaccurate Categorical Sampling".
     """
 
-    assumes: ClassVar[str] = "absorbing noise; a score's law of a mask is normalised, which is part of the definition"
-    endless: ClassVar[bool] = True
+    assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised, by definition"
+    supports_infinite_steps: ClassVar[bool] = True
 
     @property
     def order(self) -> float:
-        """The first, as positions of one step do not know of each other; without end, it is exact."""
+        """1: positions of one step are drawn independently; without a grid it is exact."""
         return 1.0
 
-    def shares(self, times: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
-        """P(a position is revealed in a step): the share of all noise that the step removes."""
-        gone = lost(self.schedule.sigma(times))
-        gone = torch.cat([gone[:-1], gone.new_zeros(1)])  # the last step removes what is left
-        return -gone.diff() / gone[0]
+    def reveal_probabilities(self, times: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
+        """Return the probability that a position is revealed in each step: its share of the noise."""
+        masked = lost(self.schedule.sigma(times))
+        masked = torch.cat([masked[:-1], masked.new_zeros(1)])  # the last step reveals all that is left
+        return -masked.diff() / masked[0]
 
-    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG) -> Plan:
-        """The step of each position by inversion, then the order of the steps in which something happens."""
-        u = chance(prompt.given.shape[-1])[..., 0]
+    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+        """Draw the step of each position by inversion, then rank the steps of each row."""
+        u = rng(prompt.given.shape[-1])[..., 0]
         if not len(times):
-            return self._endless(prompt, u)
-        sigma, ends = self.schedule.sigma(times), self.shares(times).cumsum(0)
-        step = torch.searchsorted(ends, u.contiguous(), right=True).clamp_max(
-            len(times) - 2
-        )  # rounding may pass the end
-        event, first = _ranked(torch.where(prompt.blank, step, len(times)), prompt.blank)
-        return Plan(event, sigma[first.clamp_max(len(times) - 2)], step + 1)
+            return self._plan_without_grid(prompt, u)
+        sigma, ends = self.schedule.sigma(times), self.reveal_probabilities(times).cumsum(0)
+        last = len(times) - 2
+        step = torch.searchsorted(ends, u.contiguous(), right=True).clamp_max(last)  # rounding may pass the end
+        event, first = _rank_steps(torch.where(prompt.blank, step, len(times)), prompt.blank)
+        return Plan(event, sigma[first.clamp_max(last)], step + 1)
 
-    def law(self, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
-        """The law of the samples: each step reveals a mask with its probability, as p(x_0 | x) has it."""
-        if not len(times):
-            return Ordered(self.model, self.process, self.schedule).law(given, times)
-        gone = self.shares(times).flip(0).cumsum(0).flip(0)  # the share of noise at the start of each step
-
-        def after(law: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-            x, k = enumeration.everything(self.process, law, len(blank)), int((times == t[0]).nonzero()[0])
-            chance = 1 - gone[k + 1] / gone[k]
-            table = last_step(self.model, self.process, x, self.schedule.sigma(t)) * chance
-            table[..., -1] = 1 - chance
-            return enumeration.step(law, table, x, blank & self.process.unknown(x))
-
-        return enumeration.walk(self.model, self.process, self.schedule, after, given, times)
-
-    def _endless(self, prompt: Prompt, u: Tensor) -> Plan:
-        """Position i is revealed when the share of noise left falls below 1 − u_i."""
+    def _plan_without_grid(self, prompt: Prompt, u: Tensor) -> Plan:
+        """Reveal position i when the masked share falls below 1 − u_i."""
         top = lost(self.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
         order = torch.where(prompt.blank, u, math.inf).sort(-1)
         event = torch.where(prompt.blank, order.indices.argsort(-1), -1)
@@ -160,12 +148,12 @@ class FirstHitting(Planned):
         return Plan(event, -torch.log1p(-left), event + 1)
 
     def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
-        """Σ_k 1 − (1 − w_k)^blanks, which for equal steps is n(1 − (1 − 1/n)^blanks)."""
-        return float((1 - (1 - self.shares(times)) ** blanks).sum()) if len(times) else float(blanks)
+        """Return Σ_k 1 − (1 − w_k)^blanks, which for equal steps is n(1 − (1 − 1/n)^blanks)."""
+        return float((1 - (1 - self.reveal_probabilities(times)) ** blanks).sum()) if len(times) else float(blanks)
 
 
-def _ranked(step: Int[Tensor, "b L"], blank: Bool[Tensor, "b L"]) -> tuple[Tensor, Tensor]:
-    """Each blank's step as a rank among those of its row, and the step of each rank."""
+def _rank_steps(step: Int[Tensor, "b L"], blank: Bool[Tensor, "b L"]) -> tuple[Tensor, Tensor]:
+    """Return each open position's rank of its step among the steps of its row, and the step of each rank."""
     order = step.sort(-1)
     fresh = torch.nn.functional.pad(order.values.diff(dim=-1) > 0, (1, 0)).cumsum(-1)
     rank = torch.zeros_like(step).scatter(-1, order.indices, fresh)
@@ -175,15 +163,15 @@ def _ranked(step: Int[Tensor, "b L"], blank: Bool[Tensor, "b L"]) -> tuple[Tenso
 
 @final
 @dataclass(frozen=True)
-class Ordered(Planned):
-    """Positions in an order, ``random`` (any-order), ``forward`` or ``backward``: one a call, or more if steps are few.
+class Ordered(PlannedSampler):
+    """Positions in an order, ``random`` (any-order), ``forward`` or ``backward``: one per call, or groups of them.
 
-    One a call is exact: for a consistent model every order has the same law. The network is told the noise at which the
-    share of masks would be what it is.
+    One position per call is exact: for a consistent model every order gives the same distribution. There are as many
+    groups as steps, if fewer than positions. The noise level is the one at which that fraction is masked on average.
     """
 
-    assumes: ClassVar[str] = "absorbing noise; a score's law of a mask is normalised"
-    endless: ClassVar[bool] = True
+    assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"
+    supports_infinite_steps: ClassVar[bool] = True
     direction: str = "random"
 
     def __post_init__(self) -> None:
@@ -193,14 +181,14 @@ class Ordered(Planned):
 
     @property
     def order(self) -> float:
-        """Exact where a call reveals one position; of the first order in the number of calls else."""
+        """1 in the number of calls; exact where each call reveals one position."""
         return 1.0
 
-    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], chance: CounterRNG) -> Plan:
-        """The rank of each blank among those of its row, in as many groups as there are steps."""
+    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+        """Rank the open positions of each row, and divide them into as many groups as there are steps."""
         length = prompt.given.shape[-1]
         place = torch.arange(length, device=prompt.given.device, dtype=torch.float64).expand(prompt.given.shape)
-        key = {"random": chance(length, event=SITE)[..., 0], "forward": place, "backward": -place}[self.direction]
+        key = {"random": rng(length, event=POSITION)[..., 0], "forward": place, "backward": -place}[self.direction]
         rank = torch.where(prompt.blank, key, math.inf).argsort(-1).argsort(-1)
         count = prompt.blank.sum(-1, keepdim=True)
         groups = count.clamp_max(len(times) - 1) if len(times) else count
@@ -208,28 +196,9 @@ class Ordered(Planned):
         # the first rank of group g is ⌈g·count/groups⌉
         group = torch.arange(int(groups.max()), device=rank.device)
         done = (group * count + groups - 1) // groups.clamp_min(1)
-        masks = (count - done).clamp_min(0) / prompt.lengths[:, None]
-        return Plan(event, noise_of(masks, self.schedule), event + 1)
-
-    def law(self, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
-        """The mean over all orders of the law of each."""
-        blanks = (given < 0).nonzero().squeeze(-1).tolist()
-        x, groups = exact.every(self.process.num_states, len(given)), min(len(times) - 1, len(blanks))
-        groups = groups if len(times) else len(blanks)
-        orders = {"random": list(permutations(blanks)), "forward": [tuple(blanks)], "backward": [tuple(blanks[::-1])]}
-        laws = []
-        for order in orders[self.direction]:
-            law = enumeration.start(self.process, given)
-            for group in range(groups):
-                now = [i for rank, i in enumerate(order) if rank * groups // len(order) == group]
-                left = sum(rank * groups // len(order) >= group for rank in range(len(order)))
-                told = noise_of(torch.tensor(left / len(given), dtype=torch.float64), self.schedule)
-                table = last_step(self.model, self.process, x, told.expand(len(x)))
-                free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, torch.tensor(now), True)
-                law = enumeration.step(law, table, x, free & self.process.unknown(x))
-            laws.append(law)
-        return torch.stack(laws).mean(0)
+        masked = (count - done).clamp_min(0) / prompt.lengths[:, None]
+        return Plan(event, sigma_of_masked_fraction(masked, self.schedule), event + 1)
 
     def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
-        """One a group."""
+        """Return one call per group."""
         return float(min(blanks, len(times) - 1) if len(times) else blanks)

@@ -1,6 +1,5 @@
 """Objectives that compare scores with ratios.  [§4, §6]"""
 
-from abc import ABC
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -12,7 +11,6 @@ from sedd.diffusion import divergence
 from sedd.diffusion.objective.base import Integral, weighed
 from sedd.diffusion.parameterization import ConditionalPredictor, LogScoreModel
 from sedd.diffusion.process import at_token
-from sedd.exact import Distribution, Score
 
 
 @final
@@ -66,55 +64,6 @@ class SoftmaxLinear(Integral[LogScoreModel]):
         sigma, rate = self.schedule(t)
         log_s = model(x_t, sigma).log_softmax(-1)
         loss = self.process.denoising(divergence.linear, log_s, x_t, x_0, sigma)
-        return weighed(rate, loss)
-
-
-@dataclass(frozen=True)
-class Explicit(Integral[LogScoreModel], ABC):
-    """A loss against the true ratios of a law that is written down."""
-
-    law: Distribution
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Score(self.law, self.process)  # refuses a law of another vocabulary
-
-    def _log_ratio(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        ratio: Tensor = Score(self.law, self.process)(x_t, sigma)
-        return ratio
-
-
-@final
-@dataclass(frozen=True)
-class ExplicitScoreEntropy(Explicit):
-    """Score entropy against the true ratios of a law that is written down: 0 exactly at them.  [§6]"""
-
-    is_bound: ClassVar[bool] = False
-
-    def loss(
-        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
-        """σ'·(score entropy against the true ratios); x_0 served to draw x_t only."""
-        sigma, rate = self.schedule(t)
-        log_ratio = self._log_ratio(x_t, sigma)
-        loss = self.process.explicit(divergence.score_entropy, model(x_t, sigma), log_ratio, x_t)
-        return weighed(rate, loss)
-
-
-@final
-@dataclass(frozen=True)
-class ExplicitConcreteScore(Explicit):
-    """Concrete score matching against the true ratios of a law that is written down.  [§6]"""
-
-    is_bound: ClassVar[bool] = False
-
-    def loss(
-        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
-        """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − true ratio)²."""
-        sigma, rate = self.schedule(t)
-        log_ratio = self._log_ratio(x_t, sigma)
-        loss = self.process.explicit(divergence.square, model(x_t, sigma), log_ratio, x_t)
         return weighed(rate, loss)
 
 

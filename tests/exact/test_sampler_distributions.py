@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -10,25 +11,27 @@ import torch
 from toys import random_law, random_model, tensor
 
 from sedd import exact, sampling
+from sedd.diffusion import reverse
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
+from sedd.exact import sampler_distribution
 from sedd.sampling import (
     Ancestral,
-    Asked,
     Confident,
     EntropyBounded,
     Euler,
     FirstHitting,
     Gibbs,
+    GridSampler,
     LeftToRight,
     Ordered,
     Prompt,
     Remask,
     Sampler,
-    Stepper,
-    Tempered,
+    SamplingModel,
+    StepContext,
     Theta,
     Tweedie,
     Warping,
@@ -36,7 +39,7 @@ from sedd.sampling import (
 )
 
 FAMILY = 1e-6
-"""The probability that any of the chi-square tests below fails by chance, each taking an equal share."""
+"""The probability that any of the chi-square tests below fails by rng, each taking an equal share."""
 COUNT = 20_000
 SETTINGS: list[tuple[Process, Schedule]] = [
     (Absorbing(3), LogLinear()),
@@ -104,12 +107,13 @@ def run(
     times: torch.Tensor,
     seed: int = 0,
     cached: bool = True,
-    swift: bool | None = None,
+    fused: bool | None = None,
     device: str = "cpu",
 ) -> torch.Tensor:
-    asked = Asked(chosen.model, cached, swift)
+    model = SamplingModel.of(chosen.model)
+    model.cached, model.fused = model.cached and cached, fused
     rows = CounterRNG(seed, torch.arange(len(prompt.given), device=device))
-    *_, last = chosen.run(prompt.to(device), times.to(device), rows, asked)
+    *_, last = chosen.run(prompt.to(device), times.to(device), rows, model)
     return last.x.cpu()
 
 
@@ -135,7 +139,7 @@ def test_draws_have_the_law_that_enumeration_says(name: str, kind: str, at: int)
     """
     chosen = make(name, kind, at)
     for given in (BLANK, MIDDLE, ENDS):
-        law = chosen.law(given, uniform_grid(5))
+        law = exact.sample_distribution(chosen, given, uniform_grid(5))
         assert math.isclose(law.sum(), 1, rel_tol=1e-9)
         x = run(chosen, Prompt(given.expand(COUNT, -1)), uniform_grid(5))
         assert (x < 3).all()  # no mask survives
@@ -149,7 +153,7 @@ def test_words_taken_as_they_are_said_draw_the_same(name: str, kind: str, at: in
     chosen = make(name, kind, at)
     for given in (BLANK, MIDDLE):
         prompt = Prompt(given.expand(500, -1))
-        spoken, read = (run(chosen, prompt, uniform_grid(5), swift=swift) for swift in (True, False))
+        spoken, read = (run(chosen, prompt, uniform_grid(5), fused=fused) for fused in (True, False))
         assert torch.equal(spoken, read)
 
 
@@ -188,7 +192,7 @@ def test_wrong_draws_are_caught(name: str, mutant: str, monkeypatch: pytest.Monk
     process, schedule = SETTINGS[0]
     kinds = {"tweedie": Tweedie, "theta": Theta, "remask": lambda *parts: Remask(*parts, strategy="rescale", eta=0.3)}
     chosen = kinds[name](models(process)["true"], process, schedule)
-    law = chosen.law(BLANK, uniform_grid(5))
+    law = exact.sample_distribution(chosen, BLANK, uniform_grid(5))
     monkeypatch.setattr(*MUTANTS[mutant])
     x = run(chosen, Prompt(BLANK.expand(COUNT, -1)), uniform_grid(5))
     assert p_value(x, law, 4) < FAMILY / (3 * len(CASES))
@@ -207,21 +211,21 @@ def mild_law(seed: int = 0) -> exact.Distribution:
     return exact.Distribution(p / p.sum())
 
 
-def error(chosen: Stepper, law: exact.Distribution, steps: int) -> float:
+def error(chosen: GridSampler, law: exact.Distribution, steps: int) -> float:
     """Of the samples from the data, when started from the true law at t = 1: what the steps alone do wrong."""
     times, x = uniform_grid(steps), exact.every(chosen.process.num_states, 3)
     p, blank = law.at(chosen.process, chosen.schedule.sigma(times[0])), BLANK < 0
     for t, s in list(pairwise(times))[:-1]:
-        p = chosen.after(p, blank, t.expand(len(x)), s.expand(len(x)))
+        p = exact.step_distribution(chosen, p, blank, t.expand(len(x)), s.expand(len(x)))
     sigma = chosen.schedule.sigma(times[-2]).expand(len(x))
-    p = exact.propagate(p, sampling.last_step(chosen.model, chosen.process, x, sigma))
+    p = exact.propagate(p, reverse.last_step(chosen.model, chosen.process, x, sigma))
     return total_variation(p, law.at(chosen.process, tensor(0.0)))
 
 
 ORDERS = [(name, at) for name in EVERYWHERE for at in range(3) if not (name.startswith("theta") and at)]
 
 
-def gain(chosen: Stepper, law: exact.Distribution, steps: int) -> float:
+def gain(chosen: GridSampler, law: exact.Distribution, steps: int) -> float:
     """By which factor twice the steps lessen the error."""
     return error(chosen, law, steps) / error(chosen, law, 2 * steps)
 
@@ -246,7 +250,8 @@ def test_under_uniform_noise_only_clamps_keep_theta_from_the_second_order(
     assert gain(chosen, law, 32) > 2
     plain = error(Tweedie(chosen.model, process, schedule), law, 64)  # at as many calls
     assert error(chosen, law, 32) < plain / 2
-    monkeypatch.setattr("sedd.sampling.grid.law_of", lambda p: p / p.sum(-1, keepdim=True))  # probabilities below 0
+    for module in ("sedd.sampling.theta", "sedd.exact.sampler_distribution"):  # probabilities below 0
+        monkeypatch.setattr(f"{module}.law_of", lambda p: p / p.sum(-1, keepdim=True))
     assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
 
 
@@ -256,12 +261,12 @@ def test_theta_that_forgets_is_of_the_first_order(monkeypatch: pytest.MonkeyPatc
     law = mild_law()
 
     def forgets(self: Theta, before: object, now: torch.Tensor, x: torch.Tensor, *times: torch.Tensor) -> torch.Tensor:
-        middle, s = schedule.sigma(self.middle(*times)), schedule.sigma(times[1])
-        return sampling.steps.analytic(process, now, x, middle, s)
+        middle, s = schedule.sigma(self.midpoint(*times)), schedule.sigma(times[1])
+        return reverse.analytic(process, now, x, middle, s)
 
     chosen = Theta(exact.Score(law, process), process, schedule)
     assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
-    monkeypatch.setattr(Theta, "second", forgets)
+    monkeypatch.setattr(Theta, "second_stage", forgets)
     assert 0.85 * 2 < gain(chosen, law, 32) < 1.15 * 2
 
 
@@ -272,11 +277,17 @@ def test_exact_has_the_law_of_tweedie(steps: int, given: torch.Tensor) -> None:
     process, schedule = SETTINGS[0]
     for model in (models(process)["true"], models(process)["mean"]):
         for times in (uniform_grid(steps), sampling.cosine_grid(steps)):
-            laws = [kind(model, process, schedule).law(given, times) for kind in (FirstHitting, Tweedie, Ancestral)]
+            laws = [
+                exact.sample_distribution(kind(model, process, schedule), given, times)
+                for kind in (FirstHitting, Tweedie, Ancestral)
+            ]
             assert total_variation(laws[0], laws[1]) <= 1e-12
             assert total_variation(laws[0], laws[2]) <= 1e-12
     score = models(process)["score"]  # not normalised: Tweedie reveals at the network's pace, and the laws differ
-    differ = [kind(score, process, schedule).law(BLANK, uniform_grid(16)) for kind in (FirstHitting, Tweedie)]
+    differ = [
+        exact.sample_distribution(kind(score, process, schedule), BLANK, uniform_grid(16))
+        for kind in (FirstHitting, Tweedie)
+    ]
     assert total_variation(*differ) > 1e-3
 
 
@@ -284,7 +295,10 @@ def test_exact_has_the_law_of_tweedie(steps: int, given: torch.Tensor) -> None:
 def test_ancestral_has_the_law_of_tweedie_under_uniform_noise(at: int) -> None:
     process, schedule = SETTINGS[at]
     model = models(process)["mean"]
-    laws = [kind(model, process, schedule).law(BLANK, uniform_grid(6)) for kind in (Ancestral, Tweedie)]
+    laws = [
+        exact.sample_distribution(kind(model, process, schedule), BLANK, uniform_grid(6))
+        for kind in (Ancestral, Tweedie)
+    ]
     assert total_variation(*laws) <= 1e-12
 
 
@@ -295,9 +309,15 @@ def test_one_position_a_call_samples_the_data(direction: str) -> None:
     law = random_law(3, 3, 0)
     score = exact.Score(law, process)
     truth = law.at(process, tensor(0.0))
-    assert total_variation(Ordered(score, process, schedule, direction).law(BLANK, NO_GRID), truth) <= 1e-12
-    assert total_variation(FirstHitting(score, process, schedule).law(BLANK, NO_GRID), truth) <= 1e-12
-    few = Ordered(score, process, schedule, direction).law(BLANK, uniform_grid(2))
+    assert (
+        total_variation(exact.sample_distribution(Ordered(score, process, schedule, direction), BLANK, NO_GRID), truth)
+        <= 1e-12
+    )
+    assert (
+        total_variation(exact.sample_distribution(FirstHitting(score, process, schedule), BLANK, NO_GRID), truth)
+        <= 1e-12
+    )
+    few = exact.sample_distribution(Ordered(score, process, schedule, direction), BLANK, uniform_grid(2))
     assert total_variation(few, truth) > 1e-3  # two at once is not the chain rule
 
 
@@ -308,9 +328,9 @@ def test_infilling_is_the_conditional_under_absorbing_noise_and_nearly_so_under_
         score = exact.Score(law, process)
         truth = law.given(MIDDLE).at(process, tensor(0.0))
         if at == 0:
-            found = FirstHitting(score, process, schedule).law(MIDDLE, NO_GRID)
+            found = exact.sample_distribution(FirstHitting(score, process, schedule), MIDDLE, NO_GRID)
         else:
-            found = Tweedie(score, process, schedule).law(MIDDLE, uniform_grid(128))
+            found = exact.sample_distribution(Tweedie(score, process, schedule), MIDDLE, uniform_grid(128))
             assert total_variation(found, truth) > 1e-3  # an approximation, and said to be one
         assert total_variation(found, truth) <= worst
 
@@ -333,7 +353,9 @@ def test_remasking_approaches_the_data_as_it_fades() -> None:
     score, truth = exact.Score(law, process), law.at(process, tensor(0.0))
     fading, fixed = (
         [
-            total_variation(Remask(score, process, schedule, eta=e(n)).law(BLANK, uniform_grid(n)), truth)
+            total_variation(
+                exact.sample_distribution(Remask(score, process, schedule, eta=e(n)), BLANK, uniform_grid(n)), truth
+            )
             for n in (64, 128)
         ]
         for e in (lambda n: 1 / n, lambda n: 0.2)
@@ -349,16 +371,18 @@ def test_gibbs_corrections_leave_the_law_and_mend_errors(at: int) -> None:
     score, x = exact.Score(law, process), exact.every(3, 3)
     sigma = schedule.sigma(tensor(0.3))
     right = law.at(process, sigma)
-    table = sampling.law_of(score(x, sigma.expand(len(x))).exp())
+    table = reverse.law_of(score(x, sigma.expand(len(x))).exp())
     for site in range(3):
         free = (torch.arange(3) == site).expand(x.shape)
-        torch.testing.assert_close(sampling.truth.step(right, table, x, free), right, rtol=1e-12, atol=0)
-    everywhere = sampling.truth.step(right, table, x, torch.ones(x.shape, dtype=torch.bool))
+        torch.testing.assert_close(
+            sampler_distribution.propagate_free(right, table, x, free), right, rtol=1e-12, atol=0
+        )
+    everywhere = sampler_distribution.propagate_free(right, table, x, torch.ones(x.shape, dtype=torch.bool))
     assert total_variation(everywhere, right) > 1e-3  # the mutant: all positions at once do not leave it
     assert gain(Gibbs(score, process, schedule, sites=2), law, 16) > 0.85 * 2  # the declared order, or better
     truth = law.at(process, tensor(0.0))
-    plain = Tweedie(score, process, schedule).law(BLANK, uniform_grid(16))
-    mended = Gibbs(score, process, schedule, sites=4).law(BLANK, uniform_grid(16))
+    plain = exact.sample_distribution(Tweedie(score, process, schedule), BLANK, uniform_grid(16))
+    mended = exact.sample_distribution(Gibbs(score, process, schedule, sites=4), BLANK, uniform_grid(16))
     assert total_variation(mended, truth) < total_variation(plain, truth) / 3
 
 
@@ -366,10 +390,10 @@ def test_choosing_by_confidence_is_not_the_models_law() -> None:
     """With a wrong model, sure positions first is another law than a random order; its order says 0."""
     process, schedule = SETTINGS[0]
     model = models(process)["mean"]
-    law = Ordered(model, process, schedule).law(BLANK, NO_GRID)
+    law = exact.sample_distribution(Ordered(model, process, schedule), BLANK, NO_GRID)
     for kind in (Confident(model, process, schedule), EntropyBounded(model, process, schedule, bound=0.0)):
         assert kind.order == 0
-        assert total_variation(kind.law(BLANK, uniform_grid(64)), law) > 1e-2
+        assert total_variation(exact.sample_distribution(kind, BLANK, uniform_grid(64)), law) > 1e-2
 
 
 # Randomness, caching, counting -----------------------------------------------------------------------------
@@ -384,7 +408,7 @@ def test_a_row_keeps_its_tokens_in_any_company(name: str, kind: str, at: int) ->
     whole = run(chosen, Prompt(given), times)
 
     def some(rows: torch.Tensor) -> torch.Tensor:
-        *_, last = chosen.run(Prompt(given[rows]), times, CounterRNG(0, rows), Asked(chosen.model))
+        *_, last = chosen.run(Prompt(given[rows]), times, CounterRNG(0, rows))
         return last.x
 
     for size in (1, 3):
@@ -416,13 +440,15 @@ def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
     model = MeanModel(TimeFree(4), process)
     chosen = (EVERYWHERE | MASKS)[name](model, process, schedule)
     prompt, times = Prompt(torch.full((50, 3), -1)), uniform_grid(20)
-    asked = {cached: Asked(model, cached) for cached in (True, False)}
-    ends = {c: list(chosen.run(prompt, times, CounterRNG(0, torch.arange(50)), asked[c]))[-1].x for c in asked}
+    views = {cached: SamplingModel(model, cached=cached) for cached in (True, False)}
+    ends = {c: list(chosen.run(prompt, times, CounterRNG(0, torch.arange(50)), views[c]))[-1].x for c in views}
     assert torch.equal(ends[True], ends[False])
-    assert asked[True].rows <= asked[False].rows
+    assert views[True].rows <= views[False].rows
     if name in ("tweedie", "euler", "theta", "ancestral"):
-        assert asked[True].rows < 0.3 * asked[False].rows  # three positions, so at most four different questions a row
-    assert not Asked(MeanModel(TimeFree(4, timed=True), process)).cached  # told the noise, an answer goes out of date
+        assert views[True].rows < 0.3 * views[False].rows  # three positions, so at most four different questions a row
+    assert not SamplingModel(
+        MeanModel(TimeFree(4, timed=True), process)
+    ).cached  # told the noise, an answer goes out of date
 
 
 @pytest.mark.parametrize("steps", [1, 4, 20])
@@ -430,17 +456,17 @@ def test_exact_is_the_uncached_walk_over_all_steps(steps: int) -> None:
     """The slow twin: every step asks about every row, at the noise of that step, and reveals what the plan says."""
     process, schedule = SETTINGS[0]
     score, times = models(process)["true"], uniform_grid(steps)
-    chosen, prompt, chance = (
+    chosen, prompt, rng = (
         FirstHitting(score, process, schedule),
         Prompt(torch.full((200, 3), -1)),
         CounterRNG(4, torch.arange(200)),
     )
-    plan, u = chosen.plan(prompt, times, chance), chance(3, 0, 1)[..., 1]
+    plan, u = chosen.plan(prompt, times, rng), rng(3, 0, 1)[..., 1]
     x = torch.full((200, 3), process.mask)
     for k in range(steps):
         p = score.log_mean(x, schedule.sigma(times[k]).expand(200)).exp()
         fresh = (p.cumsum(-1) < u[..., None]).sum(-1)
-        x = torch.where(plan.when == k + 1, fresh, x)
+        x = torch.where(plan.reveal_step == k + 1, fresh, x)
     assert torch.equal(run(chosen, prompt, times, seed=4), x)
     assert int(plan.calls.max()) <= min(steps, 3)
 
@@ -462,12 +488,12 @@ def test_the_plan_is_what_is_asked() -> None:
     process, schedule = SETTINGS[0]
     chosen, prompt = FirstHitting(models(process)["mean"], process, schedule), Prompt(torch.full((300, 3), -1))
     for times in (uniform_grid(7), NO_GRID):
-        asked, chance = Asked(chosen.model), CounterRNG(0, torch.arange(300))
-        plan = chosen.plan(prompt, times, chance)
-        *_, last = chosen.run(prompt, times, chance, asked)
-        assert asked.rows == int(plan.calls.sum())
-        assert asked.calls == int(plan.calls.max())
-        assert torch.equal(last.when, plan.when)
+        model, rng = SamplingModel(chosen.model), CounterRNG(0, torch.arange(300))
+        plan = chosen.plan(prompt, times, rng)
+        *_, last = chosen.run(prompt, times, rng, model)
+        assert model.rows == int(plan.calls.sum())
+        assert model.calls == int(plan.calls.max())
+        assert torch.equal(last.reveal_step, plan.reveal_step)
     assert (plan.calls == 3).all()
 
 
@@ -475,9 +501,9 @@ def test_clamps_are_counted() -> None:
     process, schedule = SETTINGS[1]
     for model, some in ((models(process)["true"], False), (models(process)["score"], True)):
         chosen = Tweedie(model, process, schedule)
-        asked = Asked(model)
-        list(chosen.run(Prompt(torch.full((100, 3), -1)), uniform_grid(6), CounterRNG(0, torch.arange(100)), asked))
-        assert bool(asked.clamped > 0) == some
+        view = SamplingModel(model)
+        list(chosen.run(Prompt(torch.full((100, 3), -1)), uniform_grid(6), CounterRNG(0, torch.arange(100)), view))
+        assert bool(view.clamped > 0) == some
 
 
 def test_left_to_right_is_the_chain_rule() -> None:
@@ -487,7 +513,7 @@ def test_left_to_right_is_the_chain_rule() -> None:
     chosen = LeftToRight(model, process, schedule)
     for given in (BLANK, torch.tensor([2, -1, -1])):
         truth = law.given(given).probabilities if given[0] >= 0 else law.probabilities
-        assert total_variation(chosen.law(given, NO_GRID), truth) <= 1e-12
+        assert total_variation(exact.sample_distribution(chosen, given, NO_GRID), truth) <= 1e-12
         x = run(chosen, Prompt(given.expand(COUNT, -1)), NO_GRID)
         assert p_value(x, truth, 3) > FAMILY
     with pytest.raises(ValueError, match="cannot fill a gap before a text"):
@@ -497,10 +523,10 @@ def test_left_to_right_is_the_chain_rule() -> None:
 class Chain:
     """The true law, one token after another."""
 
-    timed = False
+    depends_on_sigma = False
 
     def __init__(self, score: exact.Score) -> None:
-        self.score, self.log_next = score, score.log_next
+        self.score, self.log_next, self.process = score, score.log_next, score.process
 
     def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         return self.score(x, sigma)
@@ -508,8 +534,37 @@ class Chain:
     def hidden(self, x: torch.Tensor, sigma: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
         return self.log_next(torch.nn.functional.pad(x, (0, 3 - x.shape[-1])))[:, : x.shape[-1]]
 
-    def read(self, hidden: torch.Tensor, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    def log_next_at(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
+
+
+# A sampler of one's own ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HalfSteps(GridSampler):
+    """What an outsider writes: two Tweedie steps in place of each, by `step` alone."""
+
+    order = 1.0
+    assumes = "nothing"
+
+    def step(self, x: torch.Tensor, t: torch.Tensor, s: torch.Tensor, context: StepContext) -> torch.Tensor:
+        tweedie, middle = Tweedie(self.model, self.process, self.schedule), (t + s) / 2
+        x = tweedie.step(x, t, middle, context._replace(step=2 * context.step))
+        return tweedie.step(x, middle, s, context._replace(step=2 * context.step + 1))
+
+
+def test_a_sampler_is_written_by_its_step_alone() -> None:
+    process, schedule = SETTINGS[1]
+    chosen = HalfSteps(models(process)["true"], process, schedule)
+    assert chosen.expected_calls(uniform_grid(3), 5) == 3
+    times = torch.tensor([1, 0.75, 0.5, 0.25, 0], dtype=torch.float64)  # the last step is one of the loop
+    fine = torch.tensor([1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0], dtype=torch.float64)
+    right = exact.sample_distribution(Tweedie(chosen.model, process, schedule), MIDDLE, fine)
+    x = run(chosen, Prompt(MIDDLE.expand(COUNT, -1)), times)
+    assert p_value(x, right, 3) > FAMILY
+    with pytest.raises(ValueError, match="HalfSteps has no enumeration"):
+        exact.sample_distribution(chosen, MIDDLE, times)
 
 
 # Temperature and nucleus -----------------------------------------------------------------------------------
@@ -523,28 +578,29 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     model = models(process)[kind]
     x = exact.every(process.num_states, 3)
     sigma = schedule.sigma(tensor(0.4)).expand(len(x))
-    plain = sampling.denoised(process, model(x, sigma), x, sigma)
-    sharp = Tempered(model, process, Warping(temperature=0.5))
-    found = sampling.denoised(process, sharp(x, sigma), x, sigma)
+    plain = reverse.denoised(process, model(x, sigma), x, sigma)
+    sharp = SamplingModel(model, warping=Warping(temperature=0.5))
+    found = reverse.denoised(process, sharp(x, sigma), x, sigma)
     free = process.unknown(x)
-    torch.testing.assert_close(found[free], sampling.law_of(plain**2)[free], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(found[free], reverse.law_of(plain**2)[free], rtol=1e-7, atol=1e-9)
     if isinstance(process, Absorbing):
         paces = (m(x, sigma)[..., :3].exp().sum(-1)[free] for m in (model, sharp))
         torch.testing.assert_close(*paces, rtol=1e-9, atol=0)
 
 
 def test_temperature_one_changes_nothing_and_the_laws_follow() -> None:
-    """Tempered models go through production too: one position a call draws Π p^(1/T), normalised step by step."""
+    """Warped models go through production too: one position a call draws Π p^(1/T), normalised step by step."""
     process, schedule = SETTINGS[0]
     model = models(process)["true"]
-    law = FirstHitting(model, process, schedule).law(BLANK, uniform_grid(5))
-    same = FirstHitting(Tempered(model, process, Warping()), process, schedule).law(BLANK, uniform_grid(5))
+    law = exact.sample_distribution(FirstHitting(model, process, schedule), BLANK, uniform_grid(5))
+    warped = FirstHitting(SamplingModel(model, warping=Warping()), process, schedule)
+    same = exact.sample_distribution(warped, BLANK, uniform_grid(5))
     assert total_variation(law, same) <= 1e-12
-    cold = Tempered(model, process, Warping(temperature=0.7, top_k=2))
+    cold = SamplingModel(model, warping=Warping(temperature=0.7, top_k=2))
     chosen = FirstHitting(cold, process, schedule)
     x = run(chosen, Prompt(BLANK.expand(COUNT, -1)), uniform_grid(5))
-    assert p_value(x, chosen.law(BLANK, uniform_grid(5)), 4) > FAMILY
-    assert total_variation(chosen.law(BLANK, uniform_grid(5)), law) > 0.05
+    assert p_value(x, exact.sample_distribution(chosen, BLANK, uniform_grid(5)), 4) > FAMILY
+    assert total_variation(exact.sample_distribution(chosen, BLANK, uniform_grid(5)), law) > 0.05
 
 
 def test_top_k_and_top_p_keep_the_likeliest() -> None:

@@ -1,0 +1,59 @@
+"""Objectives against the true ratios of a distribution that is written down.  [§6]"""
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sedd.diffusion import divergence
+from sedd.diffusion.objective.base import Integral, weighed
+from sedd.diffusion.parameterization import LogScoreModel
+from sedd.exact.distribution import Distribution, Score
+
+
+@dataclass(frozen=True)
+class ExplicitObjective(Integral[LogScoreModel], ABC):
+    """A loss against the true ratios of ``distribution``; x_0 serves to draw x_t only."""
+
+    is_bound: ClassVar[bool] = False
+    distribution: Distribution
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Score(self.distribution, self.process)  # raises ValueError for a distribution over another vocabulary
+
+    def _log_ratio(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        ratio: Tensor = Score(self.distribution, self.process)(x_t, sigma)
+        return ratio
+
+
+@final
+@dataclass(frozen=True)
+class ExplicitScoreEntropy(ExplicitObjective):
+    """Explicit score entropy: 0 exactly at the true ratios.  [§6]"""
+
+    def loss(
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a the true ratios."""
+        sigma, rate = self.schedule(t)
+        log_ratio = self._log_ratio(x_t, sigma)
+        loss = self.process.explicit(divergence.score_entropy, model(x_t, sigma), log_ratio, x_t)
+        return weighed(rate, loss)
+
+
+@final
+@dataclass(frozen=True)
+class ExplicitConcreteScore(ExplicitObjective):
+    """Explicit concrete score matching, against the true ratios.  [§6]"""
+
+    def loss(
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)², a the true ratios."""
+        sigma, rate = self.schedule(t)
+        log_ratio = self._log_ratio(x_t, sigma)
+        loss = self.process.explicit(divergence.square, model(x_t, sigma), log_ratio, x_t)
+        return weighed(rate, loss)

@@ -1,0 +1,227 @@
+"""The distribution of a sampler's output by enumeration, derived from what the sampler uses to draw.
+
+Nothing is drawn. A distribution is a vector over `every` sequence of states. Of a sampler with factorised steps the
+weights of a step are enough; of the others it is their stages, their rates, their choice of positions or their plan.
+"""
+
+import math
+from functools import singledispatch
+from itertools import pairwise, permutations
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sedd.diffusion.process import Process, at_token
+from sedd.diffusion.reverse import denoised, last_step, law_of
+from sedd.exact.distribution import every
+from sedd.exact.propagation import propagate
+from sedd.sampling.autoregressive import LeftToRight
+from sedd.sampling.base import GridSampler, Sampler, sigma_of_masked_fraction
+from sedd.sampling.confidence import ConfidenceSampler, Confident, EntropyBounded
+from sedd.sampling.first_hitting import FirstHitting, Ordered
+from sedd.sampling.gibbs import Gibbs
+from sedd.sampling.grid import FactorizedSampler
+from sedd.sampling.remasking import Remask
+from sedd.sampling.theta import Theta
+
+
+@singledispatch
+def sample_distribution(
+    sampler: Sampler, given: Int[Tensor, " L"], times: Float[Tensor, " n"]
+) -> Float[Tensor, " states"]:
+    """Return the distribution that ``sampler.run`` draws from.
+
+    Args:
+        sampler: The sampler with its model. Another kind can be added by ``sample_distribution.register``, or by
+            ``step_distribution.register`` for a `GridSampler`.
+        given: Given tokens; −1: to be filled.
+        times: The time grid.
+    """
+    raise ValueError(f"{type(sampler).__name__} has no enumeration; add one by sample_distribution.register")
+
+
+@singledispatch
+def step_distribution(
+    sampler: GridSampler,
+    p: Float[Tensor, " states"],
+    blank: Bool[Tensor, " L"],
+    t: Float[Tensor, " states"],
+    s: Float[Tensor, " states"],
+) -> Float[Tensor, " states"]:
+    """Return the distribution after one ``sampler.step`` from time t to s, given the one before it."""
+    raise ValueError(f"{type(sampler).__name__} has no enumeration; add one by step_distribution.register")
+
+
+@sample_distribution.register
+def _grid(sampler: GridSampler, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
+    """All steps of a grid, the last of which draws from p(x_0 | x)."""
+    p, x, blank = initial_distribution(sampler.process, given), every(sampler.process.num_states, len(given)), given < 0
+    grid = sampler.grid(times)
+    for t, s in list(pairwise(grid))[:-1]:
+        p = step_distribution(sampler, p, blank, t.expand(len(x)), s.expand(len(x)))
+    return _last_step(sampler, p, blank, grid[-2])
+
+
+def initial_distribution(process: Process, given: Int[Tensor, " L"]) -> Float[Tensor, " states"]:
+    """Return the distribution a sampler starts from: noise at −1, and the given tokens."""
+    x = every(process.num_states, len(given))
+    noise = process.log_prior(x, torch.tensor(torch.inf, dtype=torch.float64).expand(x.shape)).exp()
+    return torch.where(given < 0, noise, (x == given).double()).prod(-1)
+
+
+def propagate_free(
+    p: Float[Tensor, " n"], table: Float[Tensor, "n L states"], x: Int[Tensor, "n L"], free: Bool[Tensor, "n L"]
+) -> Float[Tensor, " n"]:
+    """Return the distribution after a step in which free positions follow the table and all others stay."""
+    stay = torch.nn.functional.one_hot(x, table.shape[-1]).to(table.dtype)
+    return propagate(p, torch.where(free[..., None], table, stay))
+
+
+def _last_step(sampler: Sampler, p: Tensor, blank: Tensor, t: Tensor) -> Tensor:
+    x = every(sampler.process.num_states, len(blank))
+    table = last_step(sampler.model, sampler.process, x, sampler.schedule.sigma(t).expand(len(x)))
+    return propagate_free(p, table, x, blank & sampler.process.unknown(x))
+
+
+# Grid samplers ---------------------------------------------------------------------------------------------
+
+
+def transition_table(
+    sampler: FactorizedSampler, x: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
+) -> Float[Tensor, "*b L n"]:
+    """Return the probabilities of every state of every position in the step from time t to s."""
+    model: Any = sampler.model
+    sigma = sampler.schedule.sigma(t)
+    output = (model(x, sigma) if sampler.uses_score else model.log_mean(x, sigma)).flatten(0, -2)
+    t, s = (a[..., None].expand(x.shape).reshape(-1) for a in (t, s))
+    p = sampler.weights(output, x.reshape(-1), t, s).clamp_min(0).view(*x.shape, -1)
+    stay = torch.nn.functional.one_hot(x, sampler.process.num_states).to(p.dtype)
+    p = torch.where(sampler.process.unknown(x)[..., None], p, stay)
+    return p / p.sum(-1, keepdim=True)
+
+
+@step_distribution.register
+def _factorized(sampler: FactorizedSampler, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    x = every(sampler.process.num_states, len(blank))
+    return propagate_free(p, transition_table(sampler, x, t, s), x, blank.expand(x.shape))
+
+
+@step_distribution.register
+def _theta(sampler: Theta, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """Every start and every midpoint: the second stage depends on both."""
+    model, schedule, x = sampler.model, sampler.schedule, every(sampler.process.num_states, len(blank))
+    free = blank & sampler.process.unknown(x)
+    log_score_t = model(x, schedule.sigma(t))
+    log_score_m = model(x, schedule.sigma(sampler.midpoint(t, s)))
+    stay = torch.nn.functional.one_hot(x, log_score_t.shape[-1]).to(log_score_t.dtype)
+    first = torch.where(free[..., None], law_of(sampler.first_stage(log_score_t, x, t, s)), stay)
+    start, middle = (a.flatten() for a in torch.meshgrid(torch.arange(len(x)), torch.arange(len(x)), indexing="ij"))
+    weight = p[start] * at_token(first[start], x[middle]).prod(-1)
+    second = law_of(sampler.second_stage(log_score_t[start], log_score_m[middle], x[middle], t[start], s[start]))
+    return propagate(weight, torch.where(free[middle, :, None], second, stay[middle]))
+
+
+@step_distribution.register
+def _gibbs(sampler: Gibbs, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """The predictor, then the mean over positions, ``sites`` times."""
+    x = every(sampler.process.num_states, len(blank))
+    p = step_distribution(sampler.predictor, p, blank, t, s)
+    table = law_of(sampler.model(x, sampler.schedule.sigma(s)).exp())
+    site = torch.eye(len(blank), dtype=torch.bool)[blank]
+    for _ in range(sampler.sites if blank.any() else 0):
+        p = torch.stack([propagate_free(p, table, x, one.expand(x.shape)) for one in site]).mean(0)
+    return p
+
+
+@step_distribution.register
+def _remask(sampler: Remask, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    process, x = sampler.process, every(sampler.process.num_states, len(blank))
+    remasked, revealed = (a[..., None, None] for a in sampler.rates(t, s))
+    sigma = sampler.schedule.sigma(t)
+    clean = denoised(process, sampler.model(x, sigma), x, sigma)
+    mask = torch.nn.functional.one_hot(process.limit(x.double()), process.num_states)
+    token = torch.nn.functional.one_hot(x, process.num_states)
+    of_mask = revealed * torch.nn.functional.pad(clean, (0, 1)) + (1 - revealed) * mask
+    table = torch.where(process.unknown(x)[..., None], of_mask, (1 - remasked) * token + remasked * mask)
+    return propagate_free(p, table, x, blank.expand(x.shape))
+
+
+def _mask_uncertainty(sampler: ConfidenceSampler, table: Tensor, x: Tensor, blank: Tensor) -> Tensor:
+    """The uncertainty at the masks of every sequence, from the table of p(x_0 | x)."""
+    uncertainty = sampler.uncertainty(table[..., : sampler.process.vocab_size])
+    return torch.where(blank & sampler.process.unknown(x), uncertainty, math.inf)
+
+
+@step_distribution.register
+def _confident(sampler: Confident, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """Every sequence has its own choice of positions."""
+    x = every(sampler.process.num_states, len(blank))
+    table = last_step(sampler.model, sampler.process, x, sampler.schedule.sigma(t))
+    left = sampler.masks_left(blank.sum().expand(len(x)), s)
+    return propagate_free(p, table, x, sampler.choose(_mask_uncertainty(sampler, table, x, blank), left))
+
+
+# Other samplers --------------------------------------------------------------------------------------------
+
+
+@sample_distribution.register
+def _first_hitting(sampler: FirstHitting, given: Tensor, times: Tensor) -> Tensor:
+    """Each step reveals a mask with the probability of the plan; without a grid, in a random order."""
+    process, schedule = sampler.process, sampler.schedule
+    if not len(times):
+        return sample_distribution(Ordered(sampler.model, process, schedule), given, times)
+    p, x, blank = initial_distribution(process, given), every(process.num_states, len(given)), given < 0
+    masked = sampler.reveal_probabilities(times).flip(0).cumsum(0).flip(0)  # the masked share at the start of a step
+    for k, t in enumerate(times[:-2]):
+        revealed = 1 - masked[k + 1] / masked[k]
+        table = last_step(sampler.model, process, x, schedule.sigma(t).expand(len(x))) * revealed
+        table[..., -1] = 1 - revealed
+        p = propagate_free(p, table, x, blank & process.unknown(x))
+    return _last_step(sampler, p, blank, times[-2])
+
+
+@sample_distribution.register
+def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
+    """The mean over all orders of positions."""
+    process, blanks = sampler.process, (given < 0).nonzero().squeeze(-1).tolist()
+    x, groups = every(process.num_states, len(given)), min(len(times) - 1, len(blanks))
+    groups = groups if len(times) else len(blanks)
+    orders = {"random": list(permutations(blanks)), "forward": [tuple(blanks)], "backward": [tuple(blanks[::-1])]}
+    found = []
+    for order in orders[sampler.direction]:
+        p = initial_distribution(process, given)
+        for group in range(groups):
+            now = [i for rank, i in enumerate(order) if rank * groups // len(order) == group]
+            left = sum(rank * groups // len(order) >= group for rank in range(len(order)))
+            masked = torch.tensor(left / len(given), dtype=torch.float64)
+            sigma = sigma_of_masked_fraction(masked, sampler.schedule)
+            table = last_step(sampler.model, process, x, sigma.expand(len(x)))
+            free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, torch.tensor(now), True)
+            p = propagate_free(p, table, x, free & process.unknown(x))
+        found.append(p)
+    return torch.stack(found).mean(0)
+
+
+@sample_distribution.register
+def _entropy_bounded(sampler: EntropyBounded, given: Tensor, times: Tensor) -> Tensor:
+    """As many calls as open positions are always enough."""
+    process, blank = sampler.process, given < 0
+    p, x = initial_distribution(process, given), every(process.num_states, len(given))
+    masks = blank & process.unknown(x)
+    sigma = sigma_of_masked_fraction(masks.sum(-1) / len(given), sampler.schedule)
+    table = last_step(sampler.model, process, x, sigma)
+    chosen = sampler.choose(_mask_uncertainty(sampler, table, x, blank))
+    for _ in range(int(blank.sum())):
+        p = propagate_free(p, table, x, chosen)
+    return p
+
+
+@sample_distribution.register
+def _left_to_right(sampler: LeftToRight, given: Tensor, times: Tensor) -> Tensor:
+    """Π p(x_i | x_1 … x_{i−1}) over the tokens that are not given, over sequences of tokens."""
+    model: Any = sampler.model
+    x = every(sampler.process.vocab_size, len(given))
+    p = at_token(model.log_next(x).exp(), x)
+    return torch.where(given < 0, p, (x == given).to(p.dtype)).prod(-1)

@@ -1,0 +1,63 @@
+"""The predictor–corrector sampler for uniform noise: Tweedie steps with Gibbs corrections.  [§9]"""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sedd.diffusion import categorical
+from sedd.diffusion.process import Uniform
+from sedd.sampling.base import POSITION, GridSampler, StepContext
+from sedd.sampling.grid import Tweedie
+
+
+@final
+@dataclass(frozen=True)
+class Gibbs(GridSampler):
+    """A Tweedie step, then ``sites`` corrections: a random position is drawn again given all others.
+
+    Under uniform noise the score at a position is its conditional up to a factor, whatever token is there:
+    p_s(y | x_−i) = s_y / Σ s. Drawing from it leaves p_s unchanged, so corrections only remove error. Updating all
+    positions at once would change p_s.
+    """
+
+    assumes: ClassVar[str] = "uniform noise"
+    sites: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.process, Uniform):
+            raise ValueError("sampler gibbs corrects under uniform noise; the model's noise is absorbing: use remask")
+        if self.sites < 1:
+            raise ValueError(f"sites is {self.sites}; there must be at least 1 correction per step")
+
+    @property
+    def order(self) -> float:
+        """1, the order of the step that is corrected."""
+        return 1.0
+
+    @property
+    def predictor(self) -> Tweedie:
+        """The step that is corrected."""
+        return Tweedie(self.model, self.process, self.schedule)
+
+    def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
+        """Return 1 + ``sites`` calls in each step and one in the last."""
+        return float((1 + self.sites) * (len(times) - 2) + 1) if blanks else 0.0
+
+    def step(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Int[Tensor, "b L"]:
+        """Draw the step and its corrections."""
+        x = self.predictor.step(x, t, s, context)
+        sigma, rows = self.schedule.sigma(s), torch.arange(len(x), device=x.device)
+        for k in range(self.sites):
+            u = context.rng(x.shape[-1], context.step * self.sites + k, POSITION)
+            keys = torch.where(context.free, u[..., 0], -1.0)
+            site = keys.argmax(-1)  # the free position with the largest of independent uniforms is a uniform choice
+            hidden = context.model.hidden(x, sigma, context.valid)[rows, site]
+            score = context.model.log_score_at(hidden, x[rows, site], sigma).exp()
+            drawn = categorical.invert(score, u[rows, site, 1])
+            x = x.index_put((rows, site), torch.where(context.free[rows, site], drawn, x[rows, site]))
+        return x
