@@ -1,4 +1,4 @@
-"""On a GPU: blocks that are replayed learn, to the bit, what blocks that are told launch by launch do."""
+"""On a GPU: with CUDA graphs, losses and gradients are to the bit what they are without."""
 
 import copy
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-class Lesson:
-    """A small network with dropout, batches for it, and its loss: replayed, or not."""
+class SmallRun:
+    """A small network with dropout, batches and a loss; with CUDA graphs or without."""
 
     def __init__(
-        self, recorded: bool, style: str = "reference", padded: bool = False, batch: int = 8, **options: Any
+        self, graphs: bool, style: str = "reference", padded: bool = False, batch: int = 8, **options: Any
     ) -> None:
         setting = bench.TrainSetting(recipe="tiny", batch=batch, vocab_size=500, **options)
         run = setting.run()
@@ -36,15 +36,15 @@ class Lesson:
         self.parts, generator = factory.build_setup(run, 500), torch.Generator().manual_seed(0)
         made = [bench.random_batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
         self.batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made]
-        ends = torch.arange(batch, device="cuda")[:, None] * 5 + 20
-        self.valid = torch.arange(run.model.seq_len, device="cuda") < ends if padded else None
+        lengths = torch.arange(batch, device="cuda")[:, None] * 5 + 20
+        self.valid = torch.arange(run.model.seq_len, device="cuda") < lengths if padded else None
         self.network: Transformer = factory.build_network(run, self.parts).cuda()
         with torch.no_grad():
             for i, p in enumerate(self.network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
         if setting.precision == "float8":
             self.network.enable_fp8()
-        if recorded:
+        if graphs:
             self.network.enable_cuda_graphs()
         self.fused = FusedLoss(self.parts.objective, factory.build_model(run, self.network, self.parts))
         self.precision = setting.precision
@@ -55,18 +55,18 @@ class Lesson:
             return self.fused(x_t, x_0, t, weight, self.valid).total
 
     def gradient(self, *numbers: int) -> list[Tensor]:
-        """Summed over batches, with every gradient left where it lies until the end."""
+        """Return losses and gradients summed over batches; gradients accumulate in ``weight.grad``."""
         torch.manual_seed(0)  # dropout
         losses = []
         for i in numbers:
             losses.append(self.loss(i))
             losses[-1].backward()
-        found = [
+        result = [
             torch.stack(losses).detach(),
             *(p.grad.clone() for p in self.network.parameters() if p.grad is not None),
         ]
         self.network.zero_grad()
-        return found
+        return result
 
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -86,12 +86,12 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     ],
 )
 def test_the_same_bits(style: str, padded: bool, options: dict[str, Any]) -> None:
-    """Batch after batch, while the weights move and another number of positions counts; dropout too."""
-    ours, theirs = Lesson(True, style, padded, **options), Lesson(False, style, padded, **options)
+    """Batch after batch, while the weights change and the number of masked positions differs; with dropout."""
+    ours, theirs = SmallRun(True, style, padded, **options), SmallRun(False, style, padded, **options)
     for i in range(4):
-        found = [lesson.gradient(i) for lesson in (ours, theirs)]
-        assert found[0][0].isfinite().all()
-        assert same(*found)
+        results = [run.gradient(i) for run in (ours, theirs)]
+        assert results[0][0].isfinite().all()
+        assert same(*results)
         assert ours.network.graphed_blocks is not None
         assert len(ours.network.graphed_blocks._graphs) == 1
         with torch.no_grad():
@@ -99,51 +99,51 @@ def test_the_same_bits(style: str, padded: bool, options: dict[str, Any]) -> Non
                 p *= 0.99
 
 
-def test_gradients_add_up() -> None:
-    """The gradients of a pass lie where the next one writes; whoever still needs them has a copy."""
-    ours, theirs = Lesson(True), Lesson(False)
+def test_gradients_accumulate() -> None:
+    """Gradients of one pass lie in buffers that the next overwrites; those in ``weight.grad`` are copied first."""
+    ours, theirs = SmallRun(True), SmallRun(False)
     assert same(ours.gradient(0, 1, 2), theirs.gradient(0, 1, 2))
 
 
-def test_a_pass_that_was_overwritten_cannot_go_back() -> None:
-    lesson = Lesson(True)
-    first, second = lesson.loss(0), lesson.loss(1)
-    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):  # the last block knows already
-        torch.autograd.grad(first, list(lesson.network.blocks[-1].parameters()))
+def test_backward_of_an_overwritten_pass_is_an_error() -> None:
+    run = SmallRun(True)
+    first, second = run.loss(0), run.loss(1)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):  # noticed in the last block
+        torch.autograd.grad(first, list(run.network.blocks[-1].parameters()))
     second.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="backward must run once"):
         second.backward()
 
 
-def test_an_evaluation_in_between_is_not_replayed() -> None:
-    """Without dropout, with gradients or without, in another shape, between the ways of a step: nothing is spoilt."""
-    ours, theirs = Lesson(True), Lesson(False)
-    found = []
-    for lesson in (ours, theirs):
+def test_evaluation_between_forward_and_backward() -> None:
+    """An evaluation in another shape and without dropout runs without graphs and overwrites nothing."""
+    ours, theirs = SmallRun(True), SmallRun(False)
+    results = []
+    for run in (ours, theirs):
         torch.manual_seed(0)
-        total = lesson.loss(0)
-        lesson.network.eval()
-        said = lesson.network(lesson.batches[1].x_t[:3], torch.ones(3, device="cuda"))
-        lesson.network.train()
+        total = run.loss(0)
+        run.network.eval()
+        output = run.network(run.batches[1].x_t[:3], torch.ones(3, device="cuda"))
+        run.network.train()
         total.backward()
-        found.append([said.detach(), *(p.grad for p in lesson.network.parameters() if p.grad is not None)])
-    assert same(*found)
+        results.append([output.detach(), *(p.grad for p in run.network.parameters() if p.grad is not None)])
+    assert same(*results)
     assert ours.network.graphed_blocks is not None
     assert len(ours.network.graphed_blocks._graphs) == 1
 
 
-def test_weights_that_lie_elsewhere_are_found() -> None:
-    ours, theirs = Lesson(True), Lesson(False)
-    for lesson in (ours, theirs):
-        lesson.gradient(0)
-        for p in lesson.network.parameters():
+def test_weights_in_new_memory_are_captured_again() -> None:
+    ours, theirs = SmallRun(True), SmallRun(False)
+    for run in (ours, theirs):
+        run.gradient(0)
+        for p in run.network.parameters():
             p.data = 1.1 * p.data
     assert same(ours.gradient(1), theirs.gradient(1))
 
 
-def test_a_copy_learns_by_itself() -> None:
-    """Its recordings are of its own weights."""
-    ours, theirs = Lesson(True), Lesson(False)
+def test_a_copy_has_its_own_graphs() -> None:
+    """Of its own weights."""
+    ours, theirs = SmallRun(True), SmallRun(False)
     ours.gradient(0)
     copied = copy.deepcopy(ours.network)
     with torch.no_grad():
@@ -157,25 +157,25 @@ def test_a_copy_learns_by_itself() -> None:
     assert same(ours.gradient(1), theirs.gradient(1))
 
 
-def test_memory_of_recordings_is_counted() -> None:
-    """What lies between the ways of a step is no tensor of torch's; the peak has it all the same."""
-    counted, peaks = [], []
-    for recorded in (False, True):
+def test_peak_memory_counts_graphs() -> None:
+    """Activations inside a graph are not allocated by torch during a step, but the peak counts them."""
+    allocated, peaks = [], []
+    for graphs in (False, True):
         bench.free_memory("cuda")
-        lesson = Lesson(recorded, batch=64)
-        lesson.gradient(0)
+        run = SmallRun(graphs, batch=64)
+        run.gradient(0)
         torch.cuda.reset_peak_memory_stats()
-        lesson.gradient(1)
-        counted.append(torch.cuda.max_memory_allocated())
+        run.gradient(1)
+        allocated.append(torch.cuda.max_memory_allocated())
         peaks.append(cuda_graphs.peak_memory())
-    assert counted[1] < counted[0] < peaks[1]
+    assert allocated[1] < allocated[0] < peaks[1]
 
 
-# Networks of all kinds -------------------------------------------------------------------------------------
+# Kinds of networks -----------------------------------------------------------------------------------------
 
 
 def pair(style: str, **options: Any) -> tuple[Transformer, Transformer]:
-    """A network that is recorded, and another with the same weights that is not."""
+    """Return two networks with the same weights, the first with CUDA graphs."""
     made = [factory.build_transformer(style, states=30, width=32, depth=3, heads=2, **options).cuda() for _ in range(2)]
     for network in made:
         for i, p in enumerate(network.parameters()):
@@ -184,15 +184,15 @@ def pair(style: str, **options: Any) -> tuple[Transformer, Transformer]:
     return made[0], made[1]
 
 
-def learn(network: Transformer, size: int = 4, valid: Tensor | None = None) -> None:
-    """Add the gradient of a batch of that size."""
+def backward(network: Transformer, size: int = 4, valid: Tensor | None = None) -> None:
+    """Accumulate the gradient of a batch of that size."""
     torch.manual_seed(size)
     x = torch.randint(30, (size, 16), device="cuda")
     network(x, torch.rand(size, device="cuda"), valid).square().mean().backward()
 
 
-def alike(ours: Transformer, theirs: Transformer) -> None:
-    """Gradients, to the bit, and those that are missing; and one of them was replayed."""
+def assert_same_gradients(ours: Transformer, theirs: Transformer) -> None:
+    """Gradients are equal to the bit, the same ones are missing, and the first network used graphs."""
     assert ours.graphed_blocks is not None
     assert ours.graphed_blocks._graphs
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -204,57 +204,57 @@ def alike(ours: Transformer, theirs: Transformer) -> None:
 @pytest.mark.parametrize("options", [{"causal": True}, {"time_conditioning": False, "causal": True}, {"dropout": 0.3}])
 @pytest.mark.parametrize("style", ["reference", "modern"])
 def test_kinds_of_networks(style: str, options: dict[str, Any], padded: bool) -> None:
-    """Those that see the past alone, too, with padding or without."""
+    """Causal ones too, with padding or without."""
     made = pair(style, **options)
     valid = torch.arange(16, device="cuda") < torch.tensor([[5], [16], [9], [1]], device="cuda") if padded else None
     for network in made:
-        learn(network, valid=valid)
-        learn(network, valid=valid)
-    alike(*made)
+        backward(network, valid=valid)
+        backward(network, valid=valid)
+    assert_same_gradients(*made)
 
 
 def test_in_float64() -> None:
-    """Where blocks are torch's own."""
+    """With the PyTorch block operations."""
     made = [network.double() for network in pair("reference")]
     for network in made:
-        learn(network)
-        learn(network)
-    alike(made[0], made[1])
+        backward(network)
+        backward(network)
+    assert_same_gradients(made[0], made[1])
 
 
-def test_shapes_take_turns() -> None:
-    """Gradients of one are added to those of another; and more shapes than are kept."""
+def test_alternating_shapes() -> None:
+    """Gradients of several shapes accumulate, also with more shapes than `MAX_GRAPHS`."""
     made = pair("modern")
     for network in made:
         for size in (4, 2, 4, 2, 1, 3, 5, 6, 4):
-            learn(network, size)
-    alike(*made)
+            backward(network, size)
+    assert_same_gradients(*made)
     assert len(made[0].graphed_blocks._graphs) == cuda_graphs.MAX_GRAPHS  # type: ignore[union-attr]
 
 
-def test_gradients_that_are_set_to_0_and_weights_that_are_frozen_for_a_while() -> None:
+def test_gradients_set_to_0_and_weights_frozen_for_some_steps() -> None:
     made = pair("reference")
     for network in made:
         network.blocks[0].requires_grad_(False)
-        learn(network)
+        backward(network)
         network.blocks[0].requires_grad_(True)
-        learn(network)
+        backward(network)
         network.zero_grad(set_to_none=False)
-        learn(network)
-        learn(network)
-    alike(*made)
+        backward(network)
+        backward(network)
+    assert_same_gradients(*made)
 
 
 # Runs ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each recording that is made."""
-    counted: list[int] = []
-    plain = cuda_graphs._capture
-    monkeypatch.setattr(cuda_graphs, "_record", lambda *told: counted.append(1) or plain(*told))  # type: ignore[func-returns-value]
-    return counted
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list with one entry per capture."""
+    captured: list[int] = []
+    capture = cuda_graphs._capture
+    monkeypatch.setattr(cuda_graphs, "_capture", lambda *args: captured.append(1) or capture(*args))  # type: ignore[func-returns-value]
+    return captured
 
 
 def a_text(folder: Path) -> str:
@@ -263,8 +263,8 @@ def a_text(folder: Path) -> str:
     return str(text)
 
 
-def test_what_a_run_would_cost(tmp_path: Path) -> None:
-    """Memory is what is reserved, or a little less: what graphs keep is counted, and once."""
+def test_dry_run_memory(tmp_path: Path) -> None:
+    """The predicted memory is what is reserved, or a little less: pools of graphs are counted, and once."""
     bench.free_memory("cuda")
     config = training.merge_config({"sources": [a_text(tmp_path)], "steps": 30}, recipe="tiny")
     config.train.batch_size = 512
@@ -276,8 +276,8 @@ def test_what_a_run_would_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_is_the_same_run(accumulate: int, tmp_path: Path, made: list[int]) -> None:
-    """From files to weights, while batches are fetched by another thread."""
+def test_a_run_is_the_same_with_and_without_graphs(accumulate: int, tmp_path: Path, captures: list[int]) -> None:
+    """From files to weights, while another thread prefetches batches."""
     text = a_text(tmp_path)
     ends = []
     for recorded in (True, False):
@@ -295,6 +295,6 @@ def test_a_run_is_the_same_run(accumulate: int, tmp_path: Path, made: list[int])
             config, lambda config=config: training.prepare_data(config), tmp_path / str(recorded), False, on_progress
         )
         ends.append((losses, end.validation))
-        assert made == [1]
+        assert captures == [1]
     assert len(ends[0][0]) >= 30
     assert ends[0] == ends[1]

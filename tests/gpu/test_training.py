@@ -1,4 +1,4 @@
-"""On a GPU: kernels at the size of published models, and training that neither waits nor changes from run to run."""
+"""On a GPU: kernels at the size of published models, and training steps without synchronization and reproducible."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -8,9 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd import bench, factory, ops
+from sedd import bench, factory
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.ops import block_ops, linear_loss, linear_loss_reference, linear_loss_triton
+from sedd.ops import block_ops
+from sedd.ops.linear_loss import (
+    TORCH,
+    CrossEntropyLoss,
+    HeadLoss,
+    ScoreEntropyLoss,
+    linear_loss,
+    linear_loss_backend,
+)
+from sedd.ops.linear_loss_triton import TRITON
 from sedd.training import optimizer
 from sedd.training.loss import FusedLoss
 
@@ -19,8 +28,8 @@ pytestmark = pytest.mark.gpu
 N = 50_257
 
 
-def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], ops.Cost, Callable[[Tensor], Tensor]]:
-    """Rows of a head at the vocabulary of GPT-2: weights in float64, their cost, and the cost by the definition."""
+def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], HeadLoss, Callable[[Tensor], Tensor]]:
+    """A head at the vocabulary of GPT-2: its inputs in float64, their loss, and the loss by its definition."""
     generator = torch.Generator("cuda").manual_seed(0)
     process: Process = Uniform(N) if kind == "uniform" else Absorbing(N)
     shapes = ((n, width), (process.num_states, width), (process.num_states,))
@@ -38,20 +47,20 @@ def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], ops.C
         def cross_entropy(z: Tensor) -> Tensor:
             return -each * z[:, :N].log_softmax(-1).gather(-1, x_0)[:, 0]
 
-        return leaves, ops.CrossEntropy(N, x_0[:, 0], each), cross_entropy
+        return leaves, CrossEntropyLoss(N, x_0[:, 0], each), cross_entropy
     log_data, log_rest = process.ratios(x_t, x_0, noise)
     log_data, log_rest = log_data[:, 0], None if log_rest is None else log_rest[:, 0]
-    seen = x_t[:, 0] if kind == "uniform" else None
-    cost = ops.ScoreEntropy(N, seen, x_0[:, 0], process.log_scale(noise), log_data, log_rest, each)
+    skip = x_t[:, 0] if kind == "uniform" else None
+    loss = ScoreEntropyLoss(N, skip, x_0[:, 0], process.log_scale(noise), log_data, log_rest, each)
 
     def score_entropy(z: Tensor) -> Tensor:
         log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)
         return each * process.score_entropy(log_s[:, None], x_t, x_0, noise)[:, 0] / process.into_rate
 
-    return leaves, cost, score_entropy
+    return leaves, loss, score_entropy
 
 
-def answers(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+def loss_and_grads(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     return [total.detach().double(), *(g.double() for g in torch.autograd.grad(total, leaves))]
 
 
@@ -60,20 +69,20 @@ def errors(got: list[Tensor], truth: list[Tensor]) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["absorbing", "uniform", "mean"])
-def test_no_worse_than_what_it_replaces(kind: str) -> None:
-    """Ladder step 9, with Triton's kernels, in bfloat16 against float64; and twice the same bits."""
-    leaves, cost, plain = head(kind)
+def test_no_less_accurate_than_plain_pytorch(kind: str) -> None:
+    """Ladder step 9, with the Triton kernels, in bfloat16 against float64; and twice the same bits."""
+    leaves, loss, plain = head(kind)
     exact = [a.clone().requires_grad_() for a in leaves]
-    truth = answers(plain(torch.nn.functional.linear(*exact)).sum(), exact)
+    truth = loss_and_grads(plain(torch.nn.functional.linear(*exact)).sum(), exact)
     del exact
     half = [a.float().requires_grad_() for a in leaves]
     with torch.autocast("cuda", torch.bfloat16):
         z = torch.nn.functional.linear(*half)
-    theirs = errors(answers(plain(z.float()).sum(), half), truth)
+    theirs = errors(loss_and_grads(plain(z.float()).sum(), half), truth)
     del z
-    assert linear_loss.chosen("cuda", torch.bfloat16) is linear_loss_triton
+    assert linear_loss_backend("cuda", torch.bfloat16) is TRITON
     first, second = (
-        answers(ops.linear_loss(*half, cost, dtype=torch.bfloat16, block=300).total, half) for _ in range(2)
+        loss_and_grads(linear_loss(*half, loss, dtype=torch.bfloat16, block_rows=300).total, half) for _ in range(2)
     )
     ours = errors(first, truth)
     print(f"{kind}: errors of loss, hidden, weight, bias: ours {ours}, plain {theirs}")
@@ -83,22 +92,19 @@ def test_no_worse_than_what_it_replaces(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["absorbing", "uniform", "mean"])
-def test_the_twins_agree_on_the_device(kind: str) -> None:
-    """In float32, where the definition runs on the GPU as well."""
-    leaves, cost, _ = head(kind, n=130, width=64)
+def test_kernels_agree_with_the_reference_on_the_gpu(kind: str) -> None:
+    """In float32."""
+    leaves, loss, _ = head(kind, n=130, width=64)
     single = [a.float().requires_grad_() for a in leaves]
-    ways = (
-        answers(ops.linear_loss(*single, cost, twin=t).total, single)
-        for t in (linear_loss_triton, linear_loss_reference)
-    )
-    assert max(errors(*ways)) < 1e-5
+    results = (loss_and_grads(linear_loss(*single, loss, backend=backend).total, single) for backend in (TRITON, TORCH))
+    assert max(errors(*results)) < 1e-5
 
 
 # Training --------------------------------------------------------------------------------------------------
 
 
 def steps(objective: str = "score-entropy", process: str = "absorbing", **options: Any) -> bench.TrainingSteps:
-    """A small network in training, with dropout, on batches in which another number of tokens is masked each time."""
+    """A small network in training, with dropout, on batches with different numbers of masked tokens."""
     setting = bench.TrainSetting(
         recipe="tiny", process=process, objective=objective, batch=8, vocab_size=500, **options
     )
@@ -125,24 +131,24 @@ def deterministic() -> Iterator[None]:
 def test_two_runs_of_fifty_steps_are_equal_to_the_bit(
     objective: str, process: str, precision: str, deterministic: None
 ) -> None:
-    ends = []
+    results = []
     for _ in range(2):
         torch._dynamo.reset()
         torch.manual_seed(0)
         training = steps(objective, process, precision=precision)
         losses = [training()[0] for _ in range(50)]
-        ends.append([torch.stack(losses), *(p.detach().clone() for p in training.network.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    losses = ends[0][0].tolist()
-    assert statistics.mean(losses[-10:]) < statistics.mean(losses[:10])  # it learns
+        results.append([torch.stack(losses), *(p.detach().clone() for p in training.network.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    losses = results[0][0].tolist()
+    assert statistics.mean(losses[-10:]) < statistics.mean(losses[:10])  # the loss falls
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float8"])
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_a_step_never_waits_and_is_compiled_once(recompute: str, precision: str) -> None:
-    """After the first step: no synchronisation, no new graph, though another number of tokens is masked each time."""
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_no_synchronization_and_no_recompilation(checkpointing: str, precision: str) -> None:
+    """After the first step, though the number of masked tokens differs from step to step."""
     torch._dynamo.reset()
-    training = steps(activation_checkpointing=recompute, precision=precision)
+    training = steps(activation_checkpointing=checkpointing, precision=precision)
     assert len(set(training.counts)) == 5
     training()
     torch.cuda.synchronize()
@@ -157,10 +163,10 @@ def test_a_step_never_waits_and_is_compiled_once(recompute: str, precision: str)
 
 @pytest.mark.parametrize("style", ["reference", "modern"])
 @pytest.mark.parametrize("objective", ["score-entropy", "lambda-dce"])
-def test_float8_on_the_device_is_its_definition(style: str, objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of a batch by kernels is nearer to that by torch's own float8 than that is to bfloat16's.
+def test_fp8_kernels_agree_with_the_fp8_reference(style: str, objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient by kernels is nearer to that of the float8 reference than the latter is to bfloat16's.
 
-    Not much nearer: kernels press what torch has rounded to bfloat16 before, and one in thirty falls to the other side.
+    Not much nearer: the reference rounds to bfloat16 before it quantizes, so one entry in thirty is rounded otherwise.
     """
     setting = bench.TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
     run = setting.run()
@@ -169,28 +175,28 @@ def test_float8_on_the_device_is_its_definition(style: str, objective: str, monk
     batch = bench.random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
 
-    def gradient(narrow: bool) -> torch.Tensor:
+    def gradient(use_fp8: bool) -> torch.Tensor:
         network = factory.build_network(run, parts).cuda()
         with torch.no_grad():
             for i, p in enumerate(network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
-        if narrow:
+        if use_fp8:
             network.enable_fp8()
         with torch.autocast("cuda", torch.bfloat16):
             total = FusedLoss(parts.objective, factory.build_model(run, network, parts))(x_t, x_0, t, weight).total
         total.backward()
         return torch.cat([p.grad.flatten().double() for p in network.parameters() if p.grad is not None])
 
-    ours, wide = gradient(True), gradient(False)
-    monkeypatch.setattr(ops, "between", lambda *_: block_ops)
+    ours, bfloat16 = gradient(True), gradient(False)
+    monkeypatch.setattr(block_ops, "select_backend", lambda *_: block_ops.TORCH)
     theirs = gradient(True)
-    apart = ((ours - theirs).norm() / theirs.norm()).item()
-    assert apart < 0.8 * ((theirs - wide).norm() / wide.norm()).item() < 0.15
+    difference = ((ours - theirs).norm() / theirs.norm()).item()
+    assert difference < 0.8 * ((theirs - bfloat16).norm() / bfloat16.norm()).item() < 0.15
 
 
 @pytest.mark.parametrize("style", ["reference", "modern"])
-def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of a batch in float32, some of its rows with a label and some without."""
+def test_kernels_agree_with_the_reference_on_labelled_sequences(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a batch in float32, in which some sequences have a label and some do not."""
     setting = bench.TrainSetting(recipe="tiny", batch=8, vocab_size=500)
     run = setting.run()
     run.model.architecture = style
@@ -207,7 +213,7 @@ def test_kernels_and_torch_train_labelled_rows_alike(style: str, monkeypatch: py
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
 
     ours = gradient()
-    monkeypatch.setattr(ops, "between", lambda *_: block_ops)
+    monkeypatch.setattr(block_ops, "select_backend", lambda *_: block_ops.TORCH)
     theirs = gradient()
     assert ((ours - theirs).norm() / theirs.norm()).item() < 1e-4
 

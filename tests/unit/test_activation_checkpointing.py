@@ -1,4 +1,4 @@
-"""What is computed twice changes memory and time, never a number; and a step that must not be taken is not."""
+"""Activation checkpointing changes memory and never a gradient; a non-finite optimizer step is skipped."""
 
 import copy
 
@@ -24,43 +24,43 @@ def network(style: type[Transformer], timed: bool = True) -> Transformer:
     return made.train()
 
 
-def gone_through(made: Transformer, name: str) -> tuple[list[Tensor], int]:
-    """Gradients, and how many bytes the way forwards has kept."""
-    kept: dict[int, int] = {}
+def gradients_and_memory(made: Transformer, name: str) -> tuple[list[Tensor], int]:
+    """Return the gradients and how many bytes the forward pass saved for the backward pass."""
+    saved: dict[int, int] = {}
 
-    def keep(x: Tensor) -> Tensor:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+    def save(x: Tensor) -> Tensor:
+        saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
     x, sigma = torch.arange(44).view(4, 11) % 11, torch.tensor([0.1, 0.5, 1.0, 2.0])
     made.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(name)
     torch.manual_seed(7)  # dropout
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
         loss = made(x, sigma).square().sum()
-    return list(torch.autograd.grad(loss, [p for p in made.parameters() if p.requires_grad])), sum(kept.values())
+    return list(torch.autograd.grad(loss, [p for p in made.parameters() if p.requires_grad])), sum(saved.values())
 
 
 @pytest.mark.parametrize("timed", [True, False])
 @styles
-def test_gradients_stay_and_memory_falls(style: type[Transformer], timed: bool) -> None:
-    """Dropout included: what was dropped on the way forwards is dropped again."""
+def test_gradients_are_equal_and_memory_falls(style: type[Transformer], timed: bool) -> None:
+    """Dropout included: the recomputed forward pass drops the same entries."""
     made = network(style, timed)
-    plain, most = gone_through(made, "none")
+    expected, memory = gradients_and_memory(made, "none")
     for name in ("selective", "full"):
-        again, less = gone_through(made, name)
-        for a, b in zip(again, plain, strict=True):
+        gradients, less = gradients_and_memory(made, name)
+        for a, b in zip(gradients, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-        assert less < most
+        assert less < memory
 
 
-def test_names_of_recompute(refuses: object) -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="none, selective, full"):
         registry.ACTIVATION_CHECKPOINTING.load("some")
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_step_that_is_no_number_is_not_taken(fused: bool) -> None:
-    """Weights, moments and counts stay to the bit; the next step is as if there had been none."""
+def test_a_nonfinite_step_is_skipped(fused: bool) -> None:
+    """Weights, moments and step counts stay to the bit; the next step is done."""
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 9))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
 
@@ -77,26 +77,25 @@ def test_a_step_that_is_no_number_is_not_taken(fused: bool) -> None:
     assert not torch.equal(weight, before[0])
 
 
-def test_a_fused_step_asks_the_device() -> None:
-    """The host does not look at ``finite``: on the meta device there is nothing to look at."""
+def test_a_fused_step_does_not_read_the_flag_on_the_host() -> None:
+    """Reading ``finite`` on the host would wait for the device."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
-    asked = []
+    reads = []
 
     class Watched(torch.Tensor):
         def __bool__(self) -> bool:
-            asked.append(1)
+            reads.append(1)
             return True
 
     weight.grad = torch.ones(3)
     optim.step_if_finite([optimizer], torch.tensor(True).as_subclass(Watched))
-    assert not asked
-    assert (
-        optim.build_optimizers(Modern(states=3, width=4, depth=1, heads=1), OptimConfig())[0].defaults["fused"] is False
-    )
+    assert not reads
+    (on_cpu,) = optim.build_optimizers(Modern(states=3, width=4, depth=1, heads=1), OptimConfig())
+    assert on_cpu.defaults["fused"] is False
 
 
-def test_the_average_in_one_launch_is_the_average() -> None:
+def test_ema_update() -> None:
     model, average = network(Modern), network(Modern)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Recordings where there is no GPU: nothing is recorded, and a copy of a network is no other's."""
+"""CUDA graphs without a GPU: nothing is captured, and a copy of a network shares no graphs."""
 
 import copy
 import gc
@@ -15,21 +15,21 @@ def network() -> Modern:
     return Modern(states=5, width=16, depth=3, heads=2)
 
 
-def test_a_cpu_records_nothing() -> None:
+def test_nothing_is_captured_on_a_cpu() -> None:
     made = network()
     made.enable_cuda_graphs()
     assert made.graphed_blocks is None
 
 
-def test_a_network_that_left_its_gpu_is_not_replayed() -> None:
+def test_a_network_moved_to_the_cpu_does_not_use_graphs() -> None:
     made = network()
     made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
     made(torch.zeros(2, 4, dtype=torch.long), torch.ones(2)).sum().backward()
     assert made.graphed_blocks._graphs == {}
 
 
-def test_a_copy_is_recorded_anew() -> None:
-    """With its own weights: graphs stay where they were made."""
+def test_a_copy_captures_its_own_graphs() -> None:
+    """Of its own weights: the graphs stay with the original."""
     made = network()
     made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
     made.graphed_blocks._graphs["made"] = CapturedGraphs(None, (), (), None, (), ())
@@ -40,32 +40,32 @@ def test_a_copy_is_recorded_anew() -> None:
     assert [id(w) for w in copied.graphed_blocks.weights] == [id(w) for w in copied.blocks[:-1].parameters()]
 
 
-def test_nobody_holds_on_to_a_recorded_network() -> None:
-    """Its memory on a GPU is back when it is gone, not when Python next looks for what refers to itself."""
+def test_no_reference_cycle() -> None:
+    """The memory of a deleted network is freed at once, not at the next garbage collection."""
     made = network()
     made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
-    gone = weakref.ref(made)
+    reference = weakref.ref(made)
     gc.disable()
     try:
         del made
-        assert gone() is None
+        assert reference() is None
     finally:
         gc.enable()
 
 
-def test_what_learns_nothing_is_called_as_it_is() -> None:
+def test_a_function_without_gradients_is_called_directly() -> None:
     def doubled(a: torch.Tensor) -> tuple[torch.Tensor]:
         return (2 * a,)
 
-    (said,) = GraphedFunction([torch.ones(2)])(doubled, torch.ones(3))
-    assert said.tolist() == [2, 2, 2]
+    (output,) = GraphedFunction([torch.ones(2)])(doubled, torch.ones(3))
+    assert output.tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("way", ["compile_trunk", "activation_checkpointing"])
-def test_what_is_compiled_or_recomputed_is_not_recorded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("option", ["compile_trunk", "activation_checkpointing"])
+def test_compiled_and_checkpointed_networks_do_not_use_graphs(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     made = network()
-    if way == "compile_trunk":
+    if option == "compile_trunk":
         made.compile_trunk("eager")
     else:
         made.activation_checkpointing = lambda block, *rest: block(*rest)

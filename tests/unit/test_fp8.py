@@ -1,4 +1,4 @@
-"""Products in float8: how near they are, what stays wide, and who may not have them."""
+"""Float8 matrix products: their error, what stays in higher precision, and where they are refused."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_every_entry_is_near_in_its_own_row() -> None:
-    """Half a unit of the last of three bits, or of the least number there is beside the largest of the row."""
+def test_quantization_error_is_relative_to_the_row() -> None:
+    """Half a unit in the last of three mantissa bits, or half the smallest subnormal of the row's scale."""
     x = draw(50, 96) * torch.logspace(-12, 12, 50)[:, None]
     values, scale = fp8.quantize_rowwise(x)
     error = (values.float() * scale - x).abs()
@@ -26,37 +26,39 @@ def test_every_entry_is_near_in_its_own_row() -> None:
     assert (values.float().abs().amax(-1) == 448).all()
 
 
-def test_a_scale_for_all_rows_would_lose_the_small_ones() -> None:
-    """The mutant: a row a millionth as large as the largest is gone."""
+def test_one_scale_for_all_rows_would_lose_small_rows() -> None:
+    """The mutant: a row a millionth as large as the largest becomes 0."""
     x = draw(2, 96) * torch.tensor([[1.0], [1e-6]])
     scale = x.abs().max() / fp8.FP8_MAX
     assert not (x / scale).to(torch.float8_e4m3fn).float()[1].any()
     assert fp8.quantize_rowwise(x).values.float()[1].any()
 
 
-def test_rows_of_zeros_and_of_what_is_no_number() -> None:
+def test_rows_of_zeros_and_of_nan() -> None:
     x = draw(3, 16)
     x[0], x[1, 4] = 0, torch.nan
-    said = fp8.scaled_mm(fp8.quantize_rowwise(x), fp8.quantize_rowwise(draw(5, 16, seed=1)), torch.float32)
-    assert (said[0] == 0).all()
-    assert said[1].isnan().all()
-    assert said[2].isfinite().all()
+    y = fp8.scaled_mm(fp8.quantize_rowwise(x), fp8.quantize_rowwise(draw(5, 16, seed=1)), torch.float32)
+    assert (y[0] == 0).all()
+    assert y[1].isnan().all()
+    assert y[2].isfinite().all()
 
 
-@pytest.mark.parametrize("back", [True, False])
-def test_gradients_of_weights_stay_wide(back: bool) -> None:
-    """dW = dyᵀx and db = Σ dy exactly; the gradient of x is pressed if asked, and else exact."""
+@pytest.mark.parametrize("fp8_backward", [True, False])
+def test_weight_gradients_are_exact(fp8_backward: bool) -> None:
+    """dW = dyᵀx and db = Σ dy exactly; the gradient of x is a float8 product with ``fp8_backward``, and else exact."""
     x, weight, bias = (a.requires_grad_() for a in (draw(2, 7, 32), draw(24, 32, seed=1), draw(24, seed=2)))
     dy = draw(2, 7, 24, seed=3)
-    few = fp8.quantize_rowwise(x.detach().flatten(0, -2))
-    dx, dw, db = torch.autograd.grad(fp8.fp8_linear(x, few, weight, bias, back), [x, weight, bias], dy)
+    x_fp8 = fp8.quantize_rowwise(x.detach().flatten(0, -2))
+    y = fp8.fp8_linear(x, x_fp8, weight, bias, fp8_backward)
+    dx, dw, db = torch.autograd.grad(y, [x, weight, bias], dy)
     torch.testing.assert_close(dw, dy.flatten(0, 1).t() @ x.flatten(0, 1))
     torch.testing.assert_close(db, dy.sum((0, 1)))
     error = (dx - dy @ weight).norm() / dx.norm()
-    assert (0.005 < error < 0.06) if back else error < 1e-6
+    assert (0.005 < error < 0.06) if fp8_backward else error < 1e-6
 
 
 def networks(style: type[Transformer], width: int) -> list[Transformer]:
+    """Return two networks with the same weights, the second with float8 enabled."""
     made = []
     for _ in range(2):
         network = style(states=20, width=width, depth=2, heads=2, generator=torch.Generator().manual_seed(0))
@@ -68,40 +70,40 @@ def networks(style: type[Transformer], width: int) -> list[Transformer]:
 
 
 @pytest.mark.parametrize("style", [Reference, Modern])
-def test_a_narrow_network_says_nearly_the_same(style: type[Transformer]) -> None:
-    """Output and gradients within a tenth, and further than a thousandth: it is not the same network."""
+def test_an_fp8_network_is_near_the_exact_one(style: type[Transformer]) -> None:
+    """Output and gradients within a tenth, but not within a thousandth: float8 was used."""
     x, sigma = torch.arange(40).view(2, 20) % 20, torch.tensor([0.5, 2.0])
-    said = []
+    results = []
     for network in networks(style, 64):
         out = network(x, sigma)
         gradients = torch.autograd.grad((out * draw(*out.shape)).sum(), list(network.parameters()), allow_unused=True)
-        said.append([out.detach(), torch.cat([g.flatten() for g in gradients if g is not None])])
-    for narrow, wide in zip(said[1], said[0], strict=True):
-        error = (narrow - wide).norm() / wide.norm()
+        results.append([out.detach(), torch.cat([g.flatten() for g in gradients if g is not None])])
+    for got, exact in zip(results[1], results[0], strict=True):
+        error = (got - exact).norm() / exact.norm()
         assert 1e-3 < error < 0.1
 
 
 @pytest.mark.parametrize("style", [Reference, Modern])
-def test_no_rows_are_no_trouble(style: type[Transformer]) -> None:
-    """A part of a batch in which nothing is masked."""
-    narrow, x = networks(style, 32)[1], torch.zeros(2, 5, dtype=torch.long)
-    hidden = narrow.hidden(x, torch.ones(2), rows=pack_tokens(x == 19))
+def test_no_packed_tokens(style: type[Transformer]) -> None:
+    """A micro-batch without a masked token."""
+    network, x = networks(style, 32)[1], torch.zeros(2, 5, dtype=torch.long)
+    hidden = network.hidden(x, torch.ones(2), rows=pack_tokens(x == 19))
     assert hidden.shape == (0, 32)
     hidden.sum().backward()
 
 
-def test_the_stream_of_a_narrow_network_is_that_of_its_trunk() -> None:
-    """In bfloat16 it is bfloat16; and without autocast float32, as the weights are."""
+def test_dtype_of_the_residual_stream() -> None:
+    """With float8 it is the compute dtype: bfloat16 under autocast, else float32 as the weights."""
     for network, dtype in zip(networks(Reference, 32), (torch.float32, torch.bfloat16), strict=True):
-        seen: list[torch.dtype] = []
-        network.blocks[0].register_forward_hook(lambda _block, _given, said, seen=seen: seen.append(said[0].dtype))
-        for half in (True, False):
-            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        dtypes: list[torch.dtype] = []
+        network.blocks[0].register_forward_hook(lambda _block, _args, out, dtypes=dtypes: dtypes.append(out[0].dtype))
+        for autocast in (True, False):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 assert network(torch.zeros(1, 4, dtype=torch.long), torch.ones(1)).dtype == torch.float32
-        assert seen == [dtype, torch.float32]
+        assert dtypes == [dtype, torch.float32]
 
 
-def test_who_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_widths_devices_and_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="multiple of 16, and it is 24; use bfloat16"):
         networks(Reference, 24)
     monkeypatch.setattr(device, "has_fp8", lambda: False)

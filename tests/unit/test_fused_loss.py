@@ -1,4 +1,4 @@
-"""The loss without the head's output: the same numbers as the definition, from a small part of the memory."""
+"""The fused loss: the same numbers as the objective's definition, in a small part of the memory."""
 
 import dataclasses
 import subprocess
@@ -62,7 +62,7 @@ def process_of(objective: Objective) -> Process:
 
 
 def drawn(style: type[Transformer], states: int, **options: Any) -> Transformer:
-    """A small network in which no weight is 0, in float64."""
+    """Return a small network in which no weight is 0, in float64."""
     network = style(**({"states": states, "width": 12, "depth": 1, "heads": 2, "cond_dim": 4} | options)).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -71,20 +71,20 @@ def drawn(style: type[Transformer], states: int, **options: Any) -> Transformer:
     return network
 
 
-class Shown(NamedTuple):
+class NoisyBatch(NamedTuple):
     x_t: Tensor
     x_0: Tensor
     t: Tensor
     weight: Tensor
 
 
-def shown(objective: Objective, t: Tensor | None = None) -> Shown:
+def noisy_batch(objective: Objective, t: Tensor | None = None) -> NoisyBatch:
     generator = torch.Generator().manual_seed(1)
     u = torch.rand(B, generator=generator, dtype=torch.float64) if t is None else t
     times = objective.times(u)
     x_0 = torch.randint(N, (B, L), generator=generator)
     weight = times.weight * torch.rand(B, generator=generator, dtype=torch.float64)
-    return Shown(objective.corrupt(x_0, times.t, generator), x_0, times.t, weight)
+    return NoisyBatch(objective.corrupt(x_0, times.t, generator), x_0, times.t, weight)
 
 
 def gradients(network: nn.Module, loss: Tensor) -> list[Tensor]:
@@ -92,8 +92,8 @@ def gradients(network: nn.Module, loss: Tensor) -> list[Tensor]:
     return [torch.zeros_like(p) if g is None else g for p, g in zip(network.parameters(), found, strict=True)]
 
 
-def by_definition(objective: Objective, model: Any, given: Shown, valid: Tensor | None = None) -> Tensor:
-    """(weight·loss) at every position, 0 at padding."""
+def by_definition(objective: Objective, model: Any, given: NoisyBatch, valid: Tensor | None = None) -> Tensor:
+    """Return weight·loss at every position, 0 at padding."""
     loss = given.weight[:, None] * objective.loss(model.bind(valid=valid), given.x_t, given.x_0, given.t)
     return loss if valid is None else torch.where(valid, loss, 0)
 
@@ -101,10 +101,10 @@ def by_definition(objective: Objective, model: Any, given: Shown, valid: Tensor 
 @pytest.mark.parametrize("style", [Reference, Modern])
 @pytest.mark.parametrize("padded", [False, True])
 @cases
-def test_fused_is_the_definition(case: str, padded: bool, style: type[Transformer]) -> None:
+def test_fused_loss_equals_the_definition(case: str, padded: bool, style: type[Transformer]) -> None:
     """Losses at every position and gradients of every weight, with a bias in the head and without, to rounding."""
     wrapper, objective = CASES[case]
-    process, given = process_of(objective), shown(objective)
+    process, given = process_of(objective), noisy_batch(objective)
     network = drawn(style, process.num_states)
     model = wrapper(network, process)
     valid = torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]]) if padded else None
@@ -120,17 +120,17 @@ def test_fused_is_the_definition(case: str, padded: bool, style: type[Transforme
 
 @pytest.mark.parametrize("t", [0.0, 1.0])
 @cases
-def test_nothing_and_everything_touched(case: str, t: float) -> None:
-    """A batch without a mask costs nothing, and moves nothing; one of masks alone is like any other."""
+def test_no_token_or_every_token_masked(case: str, t: float) -> None:
+    """A batch without a mask has loss and gradient 0; one of masks only is like any other."""
     wrapper, objective = CASES[case]
     process = process_of(objective)
     network = drawn(Reference, process.num_states)
     model = wrapper(network, process)
     generator = torch.Generator().manual_seed(2)
     x_0 = torch.randint(N, (B, L), generator=generator)
-    masked = torch.full_like(x_0, process.num_states - 1)  # under uniform noise a token as good as any
+    masked = torch.full_like(x_0, process.num_states - 1)  # under uniform noise an ordinary token
     time = torch.full((B,), 0.4, dtype=torch.float64)
-    given = Shown(x_0 if t == 0 else masked, x_0, time, torch.ones(B, dtype=torch.float64))
+    given = NoisyBatch(x_0 if t == 0 else masked, x_0, time, torch.ones(B, dtype=torch.float64))
     loss, expected = FusedLoss(objective, model)(*given), by_definition(objective, model, given)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     for got, want in zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True):
@@ -142,44 +142,46 @@ def test_nothing_and_everything_touched(case: str, t: float) -> None:
 
 
 @cases
-def test_the_host_may_say_how_many(case: str) -> None:
+def test_the_number_of_noisy_positions_may_be_given(case: str) -> None:
     wrapper, objective = CASES[case]
-    process, given = process_of(objective), shown(objective)
+    process, given = process_of(objective), noisy_batch(objective)
     model = wrapper(drawn(Modern, process.num_states), process)
     count = int(process.unknown(given.x_t).sum())
     for a, b in zip(FusedLoss(objective, model)(*given), FusedLoss(objective, model)(*given, count=count), strict=True):
         assert torch.equal(a, b)
 
 
-def test_what_is_not_fused_is_refused(refuses: Callable[..., None]) -> None:
+def test_unsupported_objectives_are_refused(refuses: Callable[..., None]) -> None:
     process = Uniform(N)
     model = ScoreModel(drawn(Modern, N), process)
     objective = DenoisingConcreteScore(process, NOISE)
     assert not has_fused_loss(objective, model)
     assert not has_fused_loss(DenoisingScoreEntropy(process, NOISE), MeanModel(model.network, process))
     refuses(lambda: FusedLoss(objective, model), "DenoisingConcreteScore", "Score", "objective.loss")
-    cost = CrossEntropyLoss(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
-    refuses(lambda: linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, cost), "4", "5")
+    loss = CrossEntropyLoss(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
+    refuses(lambda: linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, loss), "4", "5")
 
 
-# The kernels themselves ------------------------------------------------------------------------------------
+# The linear loss -------------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
-    """Rows of a head, and what they cost by the definition, entry by entry."""
+    """Inputs of a head, their loss, and the same loss by its definition, entry by entry."""
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor
-    cost: HeadLoss
+    loss: HeadLoss
     plain: Callable[[Tensor], Tensor]
-    """From the head's whole output, in any dtype, to the loss of every row."""
+    """From the logits, in any dtype, to the loss of every row."""
 
     def leaves(self, dtype: torch.dtype) -> list[Tensor]:
         return [a.detach().to(dtype).requires_grad_() for a in (self.hidden, self.weight, self.bias)]
 
 
-def rows_of(kind: str, n: int = 37, states: int = 150, width: int = 16, sigma: float = 0.7, sharp: float = 1.0) -> Case:
+def head_case(
+    kind: str, n: int = 37, states: int = 150, width: int = 16, sigma: float = 0.7, sharp: float = 1.0
+) -> Case:
     generator = torch.Generator().manual_seed(3)
     process: Process = Uniform(states) if kind == "uniform" else Absorbing(states)
     hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
@@ -191,21 +193,21 @@ def rows_of(kind: str, n: int = 37, states: int = 150, width: int = 16, sigma: f
     each = torch.rand(n, generator=generator, dtype=torch.float64)
     noise = torch.full((n,), sigma, dtype=torch.float64)
     if kind == "mean":
-        cost: HeadLoss = CrossEntropyLoss(states, x_0, each.float())
-        return Case(hidden, weight, bias, cost, lambda z: -each.to(z.dtype) * _log_softmax(z[:, :states], x_0))
+        loss: HeadLoss = CrossEntropyLoss(states, x_0, each.float())
+        return Case(hidden, weight, bias, loss, lambda z: -each.to(z.dtype) * _log_softmax(z[:, :states], x_0))
     log_data, log_rest = (
         None if a is None else a.squeeze(-1).float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
     )
     assert log_data is not None
     scale = process.log_scale(noise).float()
-    cost = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, each.float())
+    loss = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, each.float())
 
     def plain(z: Tensor) -> Tensor:
         log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
         loss = process.score_entropy(log_s[:, None], x_t[:, None], x_0[:, None], noise)
         return each.to(z.dtype) * loss[:, 0] / process.into_rate
 
-    return Case(hidden, weight, bias, cost, plain)
+    return Case(hidden, weight, bias, loss, plain)
 
 
 def _log_softmax(z: Tensor, x: Tensor) -> Tensor:
@@ -215,65 +217,65 @@ def _log_softmax(z: Tensor, x: Tensor) -> Tensor:
 kinds = pytest.mark.parametrize("kind", ["absorbing", "uniform", "mean"])
 
 
-def answers(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+def loss_and_grads(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     return [total.detach().double(), *(g.double() for g in torch.autograd.grad(total, leaves))]
 
 
-def error(got: list[Tensor], truth: list[Tensor]) -> list[float]:
+def relative_errors(got: list[Tensor], truth: list[Tensor]) -> list[float]:
     return [((a - b).norm() / b.norm()).item() for a, b in zip(got, truth, strict=True)]
 
 
 @kinds
-def test_no_worse_than_what_it_replaces(kind: str) -> None:
+def test_no_less_accurate_than_plain_pytorch(kind: str) -> None:
     """Ladder step 9: in bfloat16, loss and gradients are as near to the float64 truth as the plain path's."""
-    case = rows_of(kind, n=64, states=500, width=32)
+    case = head_case(kind, n=64, states=500, width=32)
     exact, half = case.leaves(torch.float64), case.leaves(torch.float32)
-    truth = answers(case.plain(torch.nn.functional.linear(*exact)).sum(), exact)
+    truth = loss_and_grads(case.plain(torch.nn.functional.linear(*exact)).sum(), exact)
     with torch.autocast("cpu", torch.bfloat16):
         z = torch.nn.functional.linear(*half)
-    plain = error(answers(case.plain(z.float()).sum(), half), truth)
-    loss = linear_loss(*half, case.cost, dtype=torch.bfloat16, block_rows=20)
-    fused = error(answers(loss.total, half), truth)
+    plain = relative_errors(loss_and_grads(case.plain(z.float()).sum(), half), truth)
+    loss = linear_loss(*half, case.loss, dtype=torch.bfloat16, block_rows=20)
+    fused = relative_errors(loss_and_grads(loss.total, half), truth)
     for ours, theirs in zip(fused, plain, strict=True):
         assert ours <= theirs * 1.1 + 1e-4
-    assert max(plain[1:]) > 1e-3  # bfloat16 is seen: the comparison is not of two exact things
-    single = error(answers(linear_loss(*half, case.cost, block_rows=20).total, half), truth)
+    assert max(plain[1:]) > 1e-3  # bfloat16 matters: the comparison is not of two exact results
+    single = relative_errors(loss_and_grads(linear_loss(*half, case.loss, block_rows=20).total, half), truth)
     assert max(single) < 1e-5
 
 
 @kinds
 @pytest.mark.parametrize("block", [1, 5, 37, 1000])
 def test_blocks_change_nothing(kind: str, block: int) -> None:
-    case = rows_of(kind)
+    case = head_case(kind)
     leaves = case.leaves(torch.float32)
-    whole = answers(linear_loss(*leaves, case.cost).total, leaves)
-    cut = answers(linear_loss(*leaves, case.cost, block_rows=block).total, leaves)
-    assert max(error(cut, whole)) < 1e-6
+    unsplit = loss_and_grads(linear_loss(*leaves, case.loss).total, leaves)
+    split = loss_and_grads(linear_loss(*leaves, case.loss, block_rows=block).total, leaves)
+    assert max(relative_errors(split, unsplit)) < 1e-6
 
 
 @kinds
 def test_same_bits_twice(kind: str) -> None:
-    case = rows_of(kind)
+    case = head_case(kind)
     leaves = case.leaves(torch.float32)
-    first, second = (answers(linear_loss(*leaves, case.cost, block_rows=10).total, leaves) for _ in range(2))
+    first, second = (loss_and_grads(linear_loss(*leaves, case.loss, block_rows=10).total, leaves) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @kinds
 def test_upstream_gradients_and_no_gradients(kind: str) -> None:
     """The gradient of 3·total is three times as large; without a gradient the loss is the same."""
-    case = rows_of(kind)
+    case = head_case(kind)
     leaves = case.leaves(torch.float32)
-    once, thrice = (answers(k * linear_loss(*leaves, case.cost).total, leaves) for k in (1, 3))
-    assert max(error(thrice, [3 * a for a in once])) < 1e-6
+    once, thrice = (loss_and_grads(k * linear_loss(*leaves, case.loss).total, leaves) for k in (1, 3))
+    assert max(relative_errors(thrice, [3 * a for a in once])) < 1e-6
     with torch.no_grad():
-        looked = linear_loss(*leaves, case.cost)
-    assert not looked.total.requires_grad
-    torch.testing.assert_close(looked.total.double(), once[0])
+        output = linear_loss(*leaves, case.loss)
+    assert not output.total.requires_grad
+    torch.testing.assert_close(output.total.double(), once[0])
 
 
 class _Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes."""
+    """Records the size of the largest tensor that any operation returns."""
 
     entries = 0
 
@@ -285,8 +287,8 @@ class _Largest(TorchDispatchMode):
         return made
 
 
-def test_the_output_never_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows × vocabulary is nowhere, on the way forwards or back; the plain path, seen the same way, makes it."""
+def test_the_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor of rows × vocabulary is made in the forward or backward pass; the plain path makes one."""
     monkeypatch.setitem(linear_loss_module.MAX_LOGITS, "cpu", 2**15)
     process = Absorbing(400)
     objective = DenoisingScoreEntropy(process, NOISE)
@@ -295,52 +297,52 @@ def test_the_output_never_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(400, (60, 40), generator=generator)
     t = torch.rand(60, generator=generator)
-    given = Shown(objective.corrupt(x_0, t, generator), x_0, t, torch.ones(60))
+    given = NoisyBatch(objective.corrupt(x_0, t, generator), x_0, t, torch.ones(60))
     largest = {}
     loss = FusedLoss(objective, model)
-    ways: dict[str, Callable[[], Tensor]] = {
+    variants: dict[str, Callable[[], Tensor]] = {
         "fused": lambda: loss(*given).total,
         "plain": lambda: by_definition(objective, model, given).sum(),
     }
-    for name, way in ways.items():
-        with _Largest() as seen:
-            way().backward()
-        largest[name] = seen.entries
+    for name, compute in variants.items():
+        with _Largest() as mode:
+            compute().backward()
+        largest[name] = mode.entries
     assert largest["plain"] >= 60 * 40 * 401
-    assert largest["fused"] <= 60 * 40 * 4 * 12  # that is the widest state of the network
+    assert largest["fused"] <= 60 * 40 * 4 * 12  # the widest activation of the network
 
 
-def test_scores_too_large_are_counted() -> None:
-    """The loss is infinite as it would be, gradients are finite, a row of weight 0 stays at 0, and they are counted."""
+def test_overflowing_scores_are_counted() -> None:
+    """The loss is infinite, gradients are finite, a row of weight 0 stays at 0, and overflows are counted."""
     for kind in ("absorbing", "uniform"):
-        case = rows_of(kind)
-        assert isinstance(case.cost, ScoreEntropyLoss)
+        case = head_case(kind)
+        assert isinstance(case.loss, ScoreEntropyLoss)
         leaves = case.leaves(torch.float32)
         with torch.no_grad():
             leaves[2][7] = 100.0  # the bias of one token
-        mine = case.cost.x_t
-        reach = torch.ones(37, dtype=torch.bool) if mine is None else mine != 7
-        cost = dataclasses.replace(case.cost, weight=case.cost.weight.clone())
-        cost.weight[4] = 0
-        loss = linear_loss(*leaves, cost, block_rows=10)
-        assert loss.overflow_count == reach.sum() > 0
-        assert loss.total == torch.inf
-        assert loss.rows[4] == 0
-        assert (loss.rows.isinf() == (reach & (cost.weight > 0))).all()
-        assert all(g.isfinite().all() for g in torch.autograd.grad(loss.total, leaves))
+        x_t = case.loss.x_t
+        overflows = torch.ones(37, dtype=torch.bool) if x_t is None else x_t != 7
+        loss = dataclasses.replace(case.loss, weight=case.loss.weight.clone())
+        loss.weight[4] = 0
+        output = linear_loss(*leaves, loss, block_rows=10)
+        assert output.overflow_count == overflows.sum() > 0
+        assert output.total == torch.inf
+        assert output.rows[4] == 0
+        assert (output.rows.isinf() == (overflows & (loss.weight > 0))).all()
+        assert all(g.isfinite().all() for g in torch.autograd.grad(output.total, leaves))
 
 
-def test_what_is_no_number_is_not_hidden() -> None:
+def test_nan_is_not_hidden() -> None:
     for kind in ("absorbing", "uniform", "mean"):
-        case = rows_of(kind)
+        case = head_case(kind)
         leaves = case.leaves(torch.float32)
         with torch.no_grad():
             leaves[0][3] = torch.nan
-        assert linear_loss(*leaves, case.cost).total.isnan()
+        assert linear_loss(*leaves, case.loss).total.isnan()
 
 
 def test_float32_near_the_minimum() -> None:
-    """At the true ratios under much uniform noise the loss is tiny, and Σ_y z_y from a column sum drowns it."""
+    """At the true ratios under much uniform noise the loss is tiny; Σ_y z_y from a column sum would cancel."""
     states, width, n = 2000, 8, 16
     process, noise = Uniform(states), torch.full((n, 1), 6.0, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
@@ -353,7 +355,7 @@ def test_float32_near_the_minimum() -> None:
     ratio = process.ratios(x, x_0, noise[:, 0])
     assert ratio.log_rest is not None
     one = torch.ones(n)
-    cost = ScoreEntropyLoss(
+    loss = ScoreEntropyLoss(
         states,
         x[:, 0],
         x_0[:, 0],
@@ -362,9 +364,8 @@ def test_float32_near_the_minimum() -> None:
         ratio.log_rest[:, 0].float(),
         one,
     )
-    loss = linear_loss(hidden.float(), weight.float(), None, cost)
-    rest = (truth - loss.rows).abs() / truth
-    assert rest.max() < 1e-4
+    output = linear_loss(hidden.float(), weight.float(), None, loss)
+    assert ((truth - output.rows).abs() / truth).max() < 1e-4
 
     z = hidden.float() @ weight.float().T
     a = ratio.log_rest[:, 0].float().exp()
@@ -376,15 +377,15 @@ def test_a_cpu_never_loads_triton() -> None:
     code = """
 import sys, torch
 from sedd.ops.linear_loss import CrossEntropyLoss, linear_loss
-cost = CrossEntropyLoss(3, torch.zeros(2, dtype=torch.long), torch.ones(2))
-linear_loss(torch.ones(2, 4, requires_grad=True), torch.ones(3, 4), None, cost).total.backward()
+loss = CrossEntropyLoss(3, torch.zeros(2, dtype=torch.long), torch.ones(2))
+linear_loss(torch.ones(2, 4, requires_grad=True), torch.ones(3, 4), None, loss).total.backward()
 print(any(name.split('.')[0] == 'triton' or name == 'sedd.ops.linear_loss_triton' for name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "False\n", done.stderr
 
 
-# Mutants: what is compared above notices each of them --------------------------------------------------------
+# Mutants ---------------------------------------------------------------------------------------------------
 
 
 def _drop_skip(terms: EntropyTerms) -> EntropyTerms:
@@ -416,27 +417,27 @@ class Mutant(LinearLossBackend):
 
 @pytest.mark.parametrize("mutant", [_drop_skip, _no_data, _no_weight, _no_ratio])
 def test_mutants_are_caught(mutant: Callable[[EntropyTerms], EntropyTerms]) -> None:
-    """And which twin ran is seen: a wrong one changes the gradients."""
-    case = rows_of("uniform")
+    """A wrong backend changes the gradients, so the comparison shows which backend ran."""
+    case = head_case("uniform")
     leaves = case.leaves(torch.float32)
-    truth = answers(case.plain(torch.nn.functional.linear(*leaves)).sum(), leaves)
-    right = answers(linear_loss(*leaves, case.cost).total, leaves)
-    wrong = answers(linear_loss(*leaves, case.cost, backend=Mutant(mutant)).total, leaves)
-    assert max(error(right, truth)) < 1e-5 < 1e-3 < max(error(wrong, truth))
+    truth = loss_and_grads(case.plain(torch.nn.functional.linear(*leaves)).sum(), leaves)
+    right = loss_and_grads(linear_loss(*leaves, case.loss).total, leaves)
+    wrong = loss_and_grads(linear_loss(*leaves, case.loss, backend=Mutant(mutant)).total, leaves)
+    assert max(relative_errors(right, truth)) < 1e-5 < 1e-3 < max(relative_errors(wrong, truth))
 
 
-# Rows that count -------------------------------------------------------------------------------------------
+# Packed tokens ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_taking_rows_and_giving_back(share: float) -> None:
-    """`take` is indexing by a mask, and its gradient is that of indexing."""
+def test_gather(share: float) -> None:
+    """`gather` is indexing by a mask, and so is its gradient."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(6, 9, generator=generator) < share
     hidden = torch.randn(6, 9, 4, generator=generator, requires_grad=True)
-    rows = pack_tokens(mask)
-    assert torch.equal(gather(hidden, rows), hidden[mask])
+    packed = pack_tokens(mask)
+    assert torch.equal(gather(hidden, packed), hidden[mask])
     sent = torch.randn(int(mask.sum()), 4, generator=generator)
-    (got,) = torch.autograd.grad(gather(hidden, rows), hidden, sent)
+    (got,) = torch.autograd.grad(gather(hidden, packed), hidden, sent)
     (want,) = torch.autograd.grad(hidden[mask], hidden, sent)
     assert torch.equal(got, want)

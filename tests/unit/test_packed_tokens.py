@@ -1,4 +1,4 @@
-"""What nobody reads is not computed: after attention the last block does the rows that count, and nothing changes."""
+"""Packed tokens: after attention the last block computes only the selected rows, and no result changes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,17 +39,17 @@ def network(style: type[Transformer], timed: bool = True, labels: int = 0) -> Tr
 
 
 @contextmanager
-def at_the_end(made: Transformer) -> Iterator[None]:
-    """Rows are left out after the last block, as they are where it is compiled."""
+def packed_after_the_last_block(made: Transformer) -> Iterator[None]:
+    """Select the tokens after the last block, as where it is compiled."""
     made.compiled = True
     yield
     made.compiled = False
 
 
-def stepped(
+def losses_and_gradients(
     made: Transformer, masked: Tensor, valid: Tensor | None = None, label: Tensor | None = None
 ) -> list[Tensor]:
-    """Losses of all positions, and all gradients."""
+    """Return the losses of all positions and all gradients."""
     generator = torch.Generator().manual_seed(1)
     x_0 = torch.randint(N, (B, L), generator=generator)
     t, weight = torch.rand(2, B, generator=generator, dtype=torch.float64)
@@ -60,8 +60,8 @@ def stepped(
     return [loss.positions, *(parameter.grad for parameter in made.parameters())]
 
 
-def far(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest relative difference."""
+def relative_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """Return the largest relative difference."""
     return max(((a - b).norm() / (b.norm() + 1e-300)).item() for a, b in zip(ours, theirs, strict=True))
 
 
@@ -70,64 +70,68 @@ def far(ours: list[Tensor], theirs: list[Tensor]) -> float:
 @pytest.mark.parametrize("masked", MASKED)
 @pytest.mark.parametrize("timed", [True, False])
 @styles
-def test_losses_and_gradients_stay(
+def test_losses_and_gradients_are_equal(
     style: type[Transformer], timed: bool, masked: str, padded: bool, recompute: str
 ) -> None:
     made, valid = network(style, timed), torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]])
     made.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(recompute)
     given = MASKED[masked], valid if padded else None
-    with at_the_end(made):
-        expected = stepped(made, *given)
-    assert far(stepped(made, *given), expected) < 1e-10
+    with packed_after_the_last_block(made):
+        expected = losses_and_gradients(made, *given)
+    assert relative_difference(losses_and_gradients(made, *given), expected) < 1e-10
     assert masked == "none" or all(a.any() for a in expected)
 
 
 @styles
-def test_labels_are_told(style: type[Transformer]) -> None:
+def test_labels(style: type[Transformer]) -> None:
     made, label = network(style, labels=3), torch.tensor([0, 3, 1, 2, 0])
-    with at_the_end(made):
-        expected = stepped(made, MASKED["some"], label=label)
-        other = stepped(made, MASKED["some"], label=label.flip(0))
-    assert far(stepped(made, MASKED["some"], label=label), expected) < 1e-10 < far(other, expected)
-
-
-@styles
-def test_the_last_states_are_those_of_the_rows(style: type[Transformer]) -> None:
-    """Whatever the batch looks like: rows count along its axes, one after another."""
-    made, rows = network(style), pack_tokens(MASKED["some"].view(1, B, L))
-    x, sigma = torch.arange(B * L).view(1, B, L) % N, torch.linspace(0.1, 2, B, dtype=torch.float64)[None]
-    torch.testing.assert_close(
-        made.hidden(x, sigma, rows=rows), gather(made.hidden(x, sigma), rows), rtol=1e-10, atol=0
+    with packed_after_the_last_block(made):
+        expected = losses_and_gradients(made, MASKED["some"], label=label)
+        other = losses_and_gradients(made, MASKED["some"], label=label.flip(0))
+    assert (
+        relative_difference(losses_and_gradients(made, MASKED["some"], label=label), expected)
+        < 1e-10
+        < relative_difference(other, expected)
     )
 
 
 @styles
-def test_nothing_is_computed_for_the_others(style: type[Transformer]) -> None:
-    """Three matrices of the last block, of 1, 4 and 4 times H² entries, leave out the rows that do not count."""
-    made, masked = network(style), MASKED["some"]
-    with FlopCounterMode(display=False) as less:
-        stepped(made, masked)
-    with at_the_end(made), FlopCounterMode(display=False) as more:
-        stepped(made, masked)
-    spared = int((~masked).sum()) * 9 * H * H * 2 * 3  # a product is two operations; and two products on the way back
-    assert more.get_total_flops() - less.get_total_flops() == spared
+def test_hidden_states_of_packed_tokens(style: type[Transformer]) -> None:
+    """For batches of any number of dimensions: positions are counted along them in order."""
+    made, packed = network(style), pack_tokens(MASKED["some"].view(1, B, L))
+    x, sigma = torch.arange(B * L).view(1, B, L) % N, torch.linspace(0.1, 2, B, dtype=torch.float64)[None]
+    torch.testing.assert_close(
+        made.hidden(x, sigma, rows=packed), gather(made.hidden(x, sigma), packed), rtol=1e-10, atol=0
+    )
 
 
 @styles
-def test_a_mutant_is_seen(style: type[Transformer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that take the σ of the next sequence; who is not told σ does not mind."""
+def test_flops_of_the_other_rows_are_saved(style: type[Transformer]) -> None:
+    """Three matrices of the last block, of 1, 4 and 4 times H² entries, multiply the selected rows only."""
+    made, masked = network(style), MASKED["some"]
+    with FlopCounterMode(display=False) as less:
+        losses_and_gradients(made, masked)
+    with packed_after_the_last_block(made), FlopCounterMode(display=False) as more:
+        losses_and_gradients(made, masked)
+    saved = int((~masked).sum()) * 9 * H * H * 2 * 3  # 2 FLOPs per product, 2 products in the backward pass
+    assert more.get_total_flops() - less.get_total_flops() == saved
+
+
+@styles
+def test_a_mutant_is_caught(style: type[Transformer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives rows the σ of the next sequence, which a network without time conditioning does not notice."""
     for timed in (True, False):
         made = network(style, timed)
-        right = stepped(made, MASKED["some"])
+        right = losses_and_gradients(made, MASKED["some"])
         with monkeypatch.context() as patch:
             patch.setattr(PackedTokens, "sequence", property(lambda packed: (packed.positions // L + 1) % B))
-            assert (far(stepped(made, MASKED["some"]), right) > 1e-3) == timed
+            assert (relative_difference(losses_and_gradients(made, MASKED["some"]), right) > 1e-3) == timed
 
 
-def test_rows_know_their_sequences() -> None:
+def test_sequences_of_packed_tokens() -> None:
     for masked in MASKED.values():
-        rows = pack_tokens(masked)
-        assert rows.seq_len == L
-        assert torch.equal(rows.sequence, masked.nonzero()[:, 0])
-        assert torch.equal(rows.cu_seqlens.diff(), masked.sum(-1))
-        assert rows.cu_seqlens[0] == 0
+        packed = pack_tokens(masked)
+        assert packed.seq_len == L
+        assert torch.equal(packed.sequence, masked.nonzero()[:, 0])
+        assert torch.equal(packed.cu_seqlens.diff(), masked.sum(-1))
+        assert packed.cu_seqlens[0] == 0
