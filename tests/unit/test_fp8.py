@@ -87,7 +87,7 @@ def test_an_fp8_network_is_near_the_exact_one(style: type[Transformer]) -> None:
 def test_no_packed_tokens(style: type[Transformer]) -> None:
     """A micro-batch without a masked token."""
     network, x = networks(style, 32)[1], torch.zeros(2, 5, dtype=torch.long)
-    hidden = network.hidden(x, torch.ones(2), rows=pack_tokens(x == 19))
+    hidden = network.hidden(x, torch.ones(2), packed=pack_tokens(x == 19))
     assert hidden.shape == (0, 32)
     hidden.sum().backward()
 

@@ -101,7 +101,7 @@ def test_hidden_states_of_packed_tokens(style: type[Transformer]) -> None:
     made, packed = network(style), pack_tokens(MASKED["some"].view(1, B, L))
     x, sigma = torch.arange(B * L).view(1, B, L) % N, torch.linspace(0.1, 2, B, dtype=torch.float64)[None]
     torch.testing.assert_close(
-        made.hidden(x, sigma, rows=packed), gather(made.hidden(x, sigma), packed), rtol=1e-10, atol=0
+        made.hidden(x, sigma, packed=packed), gather(made.hidden(x, sigma), packed), rtol=1e-10, atol=0
     )
 
 
