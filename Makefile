@@ -1,16 +1,16 @@
-# Every target makes .venv by itself when it is missing or older than its description.
+# Every target creates .venv by itself if it is missing or older than pyproject.toml and constraints.txt.
 PYTHON ?= python3
 bin := .venv/bin
-# two torch processes with all threads each run many times slower than with one
+# several torch processes, each with all threads, run many times slower than with one thread each
 export OMP_NUM_THREADS ?= 1
 
-# shapes are checked at every call, but for the tests of compiled graphs and kernels, which the checks would break
+# shapes are checked at every call, except in the tests of compiled graphs and kernels, which the checks would break
 unchecked := tests/compile tests/ops
 pytest := $(bin)/pytest -n 2 $(unchecked:%=--ignore %) --ignore tests/gpu --jaxtyping-packages=sedd,beartype.beartype
 
 .PHONY: help demo test lint verify gpu docs bench clean
 
-help:  ## what there is
+help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
 
 .venv/ready: pyproject.toml constraints.txt
@@ -25,30 +25,30 @@ help:  ## what there is
 	@touch $@
 
 demo: export OMP_NUM_THREADS = 2
-demo: .venv/ready  ## train on sentences of known entropy, sample, fill blanks: about three minutes
+demo: .venv/ready  ## train on sentences of known entropy, sample, fill gaps (about three minutes)
 	$(bin)/python examples/demo.py
 
-test: .venv/ready  ## the tests
+test: .venv/ready  ## run the tests
 	$(pytest) -m "not verify"
 	$(bin)/pytest -q $(unchecked)
 
-lint: .venv/ready  ## style, types, and who may import whom
+lint: .venv/ready  ## check style, types and imports
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy
 	$(bin)/lint-imports
 
-verify: .venv/ready  ## the long proofs
+verify: .venv/ready  ## run the long verification tests
 	$(pytest) -m verify
 
-gpu: .venv/ready  ## the proofs that need a GPU
+gpu: .venv/ready  ## run the tests that need a GPU
 	$(bin)/pytest -q tests/gpu tests/ops
 
-docs: .venv/ready  ## the documentation, in site/
+docs: .venv/ready  ## build the documentation in site/
 	$(bin)/zensical build --strict
 
-bench: .venv/ready  ## time and memory of the core on this machine
+bench: .venv/ready  ## measure time and memory of the core on this machine
 	$(bin)/python benchmarks/core.py
 
-clean:  ## remove what was made
+clean:  ## remove .venv and all build outputs
 	rm -rf .venv site build .pytest_cache .mypy_cache .ruff_cache .hypothesis

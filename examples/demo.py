@@ -1,11 +1,12 @@
-"""The main job: train on sentences whose entropy is known, watch the bound approach it, sample, fill blanks.
+"""The demo of ``make demo``: train on sentences of known entropy, watch the bound approach it, sample, fill gaps.
 
-Writes ``demo/``: the run with its model, the sentences, and ``bound.png``. About three minutes on two cores.
+Writes ``demo/``: the sentences, the run, ``bound.png`` and ``trace.html``. Takes about three minutes on two cores.
 """
 
 import argparse
 import json
 import math
+import os
 import random
 import shutil
 import sys
@@ -24,8 +25,8 @@ from sedd.runtime import run_log
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-LENGTH, SENTENCES = 8, 20_000  # seven words and a full stop, a token each
-# Each choice with its weight; subject and verb agree, everything else is independent. No two ways to one sentence.
+LENGTH, SENTENCES = 8, 20_000  # seven words and a full stop, one token each
+# Choices and their weights. Subject and verb agree, everything else is independent; derivations are unique.
 DETERMINERS = {"the": 4, "a": 3, "every": 1}
 ADJECTIVES = {"old": 3, "small": 3, "red": 2, "sleepy": 1}
 NOUNS = {"cat": 4, "dog": 3, "fox": 2, "owl": 1}
@@ -35,32 +36,32 @@ SLOTS = [ADJECTIVES, NOUNS, VERBS, DETERMINERS, ADJECTIVES, NOUNS]
 
 
 def entropy_of(choice: dict[str, int]) -> float:
-    """Of one choice, in nats."""
+    """Return the entropy of one choice in nats."""
     total = sum(choice.values())
     return -sum(w / total * math.log(w / total) for w in choice.values())
 
 
 def sentence_entropy() -> float:
-    """Singular or plural first (1 bit), then the choices in turn: in nats a sentence, exactly."""
+    """Return the exact entropy in nats per sentence: singular or plural (1 bit), then all choices."""
     subject = math.log(2) + (entropy_of(DETERMINERS) + entropy_of(PLURALS)) / 2
     return subject + sum(entropy_of(slot) for slot in SLOTS)
 
 
-def sentence(draw: random.Random) -> str:
-    """One sentence, such as: two old cats like a red fox."""
+def draw_sentence(rng: random.Random) -> str:
+    """Draw a sentence, such as: two old cats like a red fox."""
 
-    def pick(choice: dict[str, int]) -> str:
-        return draw.choices(list(choice), list(choice.values()))[0]
+    def draw(choice: dict[str, int]) -> str:
+        return rng.choices(list(choice), list(choice.values()))[0]
 
-    plural = draw.random() < 0.5
-    first = pick(PLURALS if plural else DETERMINERS)
-    adjective, noun, verb, determiner, other, thing = (pick(slot) for slot in SLOTS)
+    plural = rng.random() < 0.5
+    first = draw(PLURALS if plural else DETERMINERS)
+    adjective, noun, verb, determiner, other, thing = (draw(slot) for slot in SLOTS)
     noun, verb = (noun + "s", verb.removesuffix("s")) if plural else (noun, verb)
     return f"{first} {adjective} {noun} {verb} {determiner} {other} {thing}."
 
 
 def is_grammatical(text: str) -> bool:
-    """Whether the grammar can say it."""
+    """Return whether the grammar can generate ``text``."""
     words = text.removesuffix(".").split(" ")
     if len(words) != 7 or not text.endswith("."):
         return False
@@ -69,28 +70,28 @@ def is_grammatical(text: str) -> bool:
         noun, verb = noun.removesuffix("s") if noun.endswith("s") else "", verb + "s"
     elif first not in DETERMINERS:
         return False
-    said = (adjective, noun, verb, determiner, other, thing)
-    return all(word in slot for word, slot in zip(said, SLOTS, strict=True))
+    choices = (adjective, noun, verb, determiner, other, thing)
+    return all(word in slot for word, slot in zip(choices, SLOTS, strict=True))
 
 
 def nats_of(text: str) -> float:
-    """−log p of a sentence of the grammar, exactly: it can be said in one way alone."""
-    first, *said = text.removesuffix(".").split(" ")
+    """Return the exact −log p of a sentence of the grammar; its derivation is unique."""
+    first, *rest = text.removesuffix(".").split(" ")
     number = PLURALS if first in PLURALS else DETERMINERS
     if number is PLURALS:
-        said[1], said[2] = said[1].removesuffix("s"), said[2] + "s"
-    choices = zip([first, *said], [number, *SLOTS], strict=True)
+        rest[1], rest[2] = rest[1].removesuffix("s"), rest[2] + "s"
+    choices = zip([first, *rest], [number, *SLOTS], strict=True)
     return math.log(2) - sum(math.log(choice[word] / sum(choice.values())) for word, choice in choices)
 
 
 def main(out: Path, minutes: float) -> None:
-    """Make the corpus, train, compare, sample, fill."""
+    """Write the corpus, train, compare the bound with the entropy, sample, fill gaps."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    draw = random.Random(0)
-    (out / "sentences.txt").write_text("".join(sentence(draw) + "\n" for _ in range(SENTENCES)))
+    rng = random.Random(0)
+    (out / "sentences.txt").write_text("".join(draw_sentence(rng) + "\n" for _ in range(SENTENCES)))
     entropy = sentence_entropy()
-    print(f"{SENTENCES:,} sentences such as: {sentence(draw)}")
+    print(f"{SENTENCES:,} sentences such as: {draw_sentence(rng)}")
     config = RunConfig(
         data=DataConfig([str(out / "sentences.txt")], tokenizer="bpe:420", packing="lines"),
         model=ModelConfig(width=128, depth=3, heads=4, seq_len=LENGTH, parameterization="mean"),
@@ -101,11 +102,11 @@ def main(out: Path, minutes: float) -> None:
     sources = config.data.sources
     tokenizer = factory.build_tokenizer("bpe:420", lambda: data.read_documents(sources, packing="lines"))
     data.prepare(sources, out / "data", tokenizer, packing="lines", length=LENGTH, pad="model")
-    held_out = data.TokenBlocks.open(out / "data", LENGTH, "validation", config.data.val_fraction)
-    rows, _ = held_out.read(np.arange(len(held_out)))
-    own = sum(nats_of(held_out.tokenizer.decode(row)) for row in rows) / len(rows)
-    print(f"entropy: {entropy:.4f} nats a sentence")
-    print(f"the {len(rows)} held out: −log p of {own:.4f} on average, which no model can better but by luck\n")
+    validation = data.TokenBlocks.open(out / "data", LENGTH, "validation", config.data.val_fraction)
+    rows, _ = validation.read(np.arange(len(validation)))
+    optimum = sum(nats_of(validation.tokenizer.decode(row)) for row in rows) / len(rows)
+    print(f"entropy of the grammar: {entropy:.4f} nats per sentence")
+    print(f"mean −log p of the {len(rows)} validation sentences: {optimum:.4f}, which the bound approaches\n")
     columns = (TextColumn("training"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=1.0)
@@ -116,28 +117,28 @@ def main(out: Path, minutes: float) -> None:
                 if "bound" in record:
                     nats = record["bound"] * LENGTH
                     error = record["bound_stderr"] * LENGTH
-                    print(f"step {record['step']:5d}   bound {nats:7.3f} ± {error:.3f} nats a sentence")
+                    print(f"step {record['step']:5d}   bound {nats:7.3f} ± {error:.3f} nats per sentence")
 
         training.run(config, lambda: out / "data", out / "run", resume=False, on_event=on_event)
-    plot(out, entropy, own)
-    show(out)
+    plot_bound(out, entropy, optimum)
+    sample_and_infill(out)
 
 
-def plot(out: Path, entropy: float, own: float) -> None:
-    """The bound against steps, what it can fall to, and the entropy that this is a sample of."""
+def plot_bound(out: Path, entropy: float, optimum: float) -> None:
+    """Plot the bound against steps, beside −log p of the validation sentences and the entropy."""
     records = [record for record in run_log.read_log(out / "run") if "bound" in record]
     figure, axes = plt.subplots(figsize=(7, 4))
     steps, bounds = [r["step"] for r in records], [r["bound"] * LENGTH for r in records]
-    axes.errorbar(steps, bounds, [r["bound_stderr"] * LENGTH for r in records], marker="o", label="held-out bound")
-    axes.axhline(own, color="black", label=f"−log p of the held-out sentences, {own:.3f}")
+    axes.errorbar(steps, bounds, [r["bound_stderr"] * LENGTH for r in records], marker="o", label="validation bound")
+    axes.axhline(optimum, color="black", label=f"−log p of the validation sentences, {optimum:.3f}")
     axes.axhline(entropy, color="gray", linestyle="--", label=f"entropy, {entropy:.3f}")
-    axes.set(xlabel="step", ylabel="nats a sentence", ylim=(0.9 * entropy, 2 * entropy))
+    axes.set(xlabel="step", ylabel="nats per sentence", ylim=(0.9 * entropy, 2 * entropy))
     axes.legend()
     figure.savefig(out / "bound.png", dpi=120, bbox_inches="tight")
 
 
-def show(out: Path) -> None:
-    """Sentences from nothing, and sentences around what is given."""
+def sample_and_infill(out: Path) -> None:
+    """Sample sentences from noise, fill gaps, and draw when each token appeared."""
     loaded = factory.load(out / "run")
     sampling_run = generate.SamplingRun(
         loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=64)
@@ -146,27 +147,31 @@ def show(out: Path) -> None:
     def texts(prompt: sampling.Prompt) -> list[str]:
         return [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(prompt)]
 
-    drawn = texts(sampling.empty(200, LENGTH))
-    good = sum(is_grammatical(text) for text in drawn)
-    print(f"\nfrom nothing ({good} of {len(drawn)} are grammatical):")
-    for text in drawn[:5]:
+    samples = texts(sampling.empty(200, LENGTH))
+    good = sum(is_grammatical(text) for text in samples)
+    print(f"\nsamples ({good} of {len(samples)} are grammatical):")
+    for text in samples[:5]:
         print(f"  {text}")
     for template in ("the{2} sees a{2}.", "two{3} every red owl."):
         ids = generate.template.template_ids(template, loaded.tokenizer)
-        print(f"\nfilling  {template}")
+        print(f"\ninfilling  {template}")
         for text in texts(generate.template.prompt_from_ids([ids] * 3, LENGTH, loaded.process.vocab_size)):
             print(f"  {text}")
     rows = sampling_run.sample(sampling.empty(12, LENGTH))
     tokens = [generate.trace.trace_tokens(loaded.tokenizer, row) for row in rows]
-    page = generate.trace.trace_page(tokens, "Twelve sentences", "Sampler exact, 64 steps.")
+    page = generate.trace.trace_page(tokens, "Twelve sentences", "Sampler first-hitting, 64 steps.")
     (out / "trace.html").write_text(page, encoding="utf-8")
-    (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(drawn), "texts": drawn}, indent=1))
-    print(f"\nthe model is in {out}/run, pictures in {out}/bound.png and {out}/trace.html")
+    (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(samples), "texts": samples}, indent=1))
+    print(f"\nThe model is in {out}/run; pictures are in {out}/bound.png and {out}/trace.html. To go on:")
+    if shutil.which("sedd") is None:
+        print(f"  source {os.path.relpath(sys.prefix)}/bin/activate    # puts the command sedd on this shell's PATH")
+    print(f"  sedd sample {out}/run -n 4 --watch")
+    print(f"  sedd infill {out}/run 'the{{2}} sees a{{2}}.'")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="the folder to write; what is there goes")
-    parser.add_argument("--minutes", type=float, default=2.3, help="how long to train")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder to write; its content is replaced")
+    parser.add_argument("--minutes", type=float, default=2.3, help="training time in minutes")
     arguments = parser.parse_args()
     main(arguments.out, arguments.minutes)

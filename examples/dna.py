@@ -1,7 +1,7 @@
-"""DNA: learn a chain of bases whose entropy is known, and compare what is drawn with what is so.
+"""DNA: learn a Markov chain of bases whose entropy is known, and compare samples with it.
 
-After a C, a G is rare here, as in the genomes of mammals. Each base depends on the one before it, so the entropy is a
-sum, and no model can have a bound below it.
+A G after a C is rare, as in the genomes of mammals. The entropy of the chain is known exactly, and no model can have a
+bound below it.
 """
 
 import argparse
@@ -14,41 +14,41 @@ import numpy as np
 from sedd import data, factory, generate, sampling, training
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 
-BASES, LENGTH, RECORDS = "ACGT", 40, 8000
+BASES, LENGTH, SEQUENCES = "ACGT", 40, 8000
 NEXT = np.array([[0.3, 0.2, 0.3, 0.2], [0.35, 0.3, 0.05, 0.3], [0.25, 0.25, 0.3, 0.2], [0.15, 0.2, 0.3, 0.35]])
-"""The law of a base (columns), given the one before it (rows)."""
+"""Probability of a base (column) given the one before it (row)."""
 
 
-def first() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The law of a single base that the chain keeps."""
-    law: np.ndarray[tuple[int], np.dtype[np.float64]] = np.linalg.matrix_power(NEXT, 200)[0]
-    return law
+def stationary() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the stationary distribution of the chain."""
+    p: np.ndarray[tuple[int], np.dtype[np.float64]] = np.linalg.matrix_power(NEXT, 200)[0]
+    return p
 
 
 def entropy() -> float:
-    """Nats a base: of the first, then of each given the one before."""
+    """Return the entropy in nats per base."""
     each = -(NEXT * np.log(NEXT)).sum(1)
-    return float((-(first() * np.log(first())).sum() + (LENGTH - 1) * first() @ each) / LENGTH)
+    return float((-(stationary() * np.log(stationary())).sum() + (LENGTH - 1) * stationary() @ each) / LENGTH)
 
 
 def sequence(draw: np.random.Generator) -> str:
-    """One record."""
-    bases = [draw.choice(4, p=first())]
+    """Draw one sequence."""
+    bases = [draw.choice(4, p=stationary())]
     while len(bases) < LENGTH:
         bases.append(draw.choice(4, p=NEXT[bases[-1]]))
     return "".join(BASES[base] for base in bases)
 
 
-def share_after_c(texts: list[str]) -> float:
-    """How often a G follows a C."""
+def frequency_after_c(texts: list[str]) -> float:
+    """Return how often a G follows a C."""
     after = [b for text in texts for a, b in pairwise(text) if a == "C"]
     return after.count("G") / max(1, len(after))
 
 
 def main(out: Path, steps: int) -> None:
-    """Write the records, train, compare."""
+    """Write the sequences, train, and compare samples with the chain."""
     draw = np.random.default_rng(0)
-    (out / "dna.txt").write_text("".join(sequence(draw) + "\n" for _ in range(RECORDS)))
+    (out / "dna.txt").write_text("".join(sequence(draw) + "\n" for _ in range(SEQUENCES)))
     config = RunConfig(
         data=DataConfig([str(out / "dna.txt")], tokenizer="chars", packing="lines"),
         model=ModelConfig(width=48, depth=2, heads=4, seq_len=LENGTH),
@@ -61,18 +61,16 @@ def main(out: Path, steps: int) -> None:
     letters = factory.build_tokenizer("chars", lambda: data.read_documents(sources, packing="lines"))
     data.prepare(sources, out / "data", letters, packing="lines", length=LENGTH)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
-    print(f"entropy {entropy():.4f} nats a base")
-    print(
-        f"bound on what was held out {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats a base"
-    )
+    print(f"entropy {entropy():.4f} nats per base")
+    print(f"validation bound {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats per base")
 
     loaded = factory.load(out / "run")
     sampling_run = generate.SamplingRun(
         loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None)
     )
-    drawn = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(100, LENGTH))]
-    print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {share_after_c(drawn):.3f} in 100 drawn sequences such as")
-    print("  ", drawn[0])
+    samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(100, LENGTH))]
+    print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {frequency_after_c(samples):.3f} in 100 samples such as")
+    print("  ", samples[0])
     given = "TATAAA{28}GGGCGG"
     ids = generate.template.template_ids(given, loaded.tokenizer)
     (filled,) = sampling_run.sample(generate.template.prompt_from_ids([ids], LENGTH, loaded.process.vocab_size))
@@ -81,6 +79,6 @@ def main(out: Path, steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=800, help="how long to train")
-    with tempfile.TemporaryDirectory() as place:
-        main(Path(place), parser.parse_args().steps)
+    parser.add_argument("--steps", type=int, default=800, help="training steps")
+    with tempfile.TemporaryDirectory() as folder:
+        main(Path(folder), parser.parse_args().steps)

@@ -1,7 +1,7 @@
-"""Molecules: learn SMILES, draw new ones, and have RDKit say how many are molecules (pip install -e '.[molecules]').
+"""Molecules: learn SMILES, generate new ones, and check their validity with RDKit (pip install -e '.[molecules]').
 
-Without a file of your own, the molecules are made here: chains and rings with groups on them. ``--data FILE`` takes a
-table with a column of SMILES, or a molecule a line.
+By default the training data are generated here: chains and rings with functional groups. ``--data FILE`` takes a table
+with a column of SMILES, or one molecule per line.
 """
 
 import argparse
@@ -13,14 +13,14 @@ from sedd import data, factory, generate, sampling, training
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.evaluation import molecules
 
-MADE, LONGEST, SHOWN, DRAWN = 6000, 20, 5, 100
+MOLECULES, LONGEST, SHOWN, SAMPLES = 6000, 20, 5, 100
 GROUPS = ["C", "CC", "O", "N", "F", "Cl", "C#N", "C(=O)O", "C(=O)N", "OC", "N(C)C", "C(F)(F)F"]
 RINGS = ["c1ccccc1", "c1ccncc1", "C1CCCCC1", "C1CCNCC1", "c1ccoc1", "C1CC1"]
 LINKS = ["", "C", "CC", "CO", "C(=O)N", "C=C"]
 
 
 def smiles(draw: random.Random) -> str:
-    """A group, a link and a ring, or a chain with a branch."""
+    """Draw an atom, a link and a ring, or a chain with a branch."""
     if draw.random() < 0.5:
         link = draw.choice(LINKS)
         return f"{draw.choice(['C', 'N', 'O'])}{link}{draw.choice(RINGS)}"
@@ -28,10 +28,10 @@ def smiles(draw: random.Random) -> str:
 
 
 def main(out: Path, source: Path | None, steps: int) -> None:
-    """Train on molecules, draw some, ask RDKit."""
+    """Train on molecules, sample, and count the valid samples."""
     if source is None:
         draw, source = random.Random(0), out / "molecules.txt"
-        short = [text for _ in range(MADE) if len(text := smiles(draw)) <= LONGEST]
+        short = [text for _ in range(MOLECULES) if len(text := smiles(draw)) <= LONGEST]
         source.write_text("".join(f"{text}\n" for text in short))
     known = list(data.read_documents([source], packing="lines"))
     letters = factory.build_tokenizer("chars", lambda: iter(known))
@@ -48,23 +48,23 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(known):,} molecules of at most {length} characters, such as {known[0]}")
     bound, error = (length * end.validation[name] for name in ("bound", "bound_stderr"))
-    print(f"bound on those held out {bound:.3f} ± {error:.3f} nats a molecule")
+    print(f"validation bound {bound:.3f} ± {error:.3f} nats per molecule")
 
     loaded = factory.load(out / "run")
     sampling_run = generate.SamplingRun(
         loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None)
     )
-    drawn = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(DRAWN, length))]
-    found = molecules.measure_molecules(drawn, known[:20_000])
-    print(f"of {found.texts} drawn, {found.valid} are molecules, {found.unique} different, {found.novel} of them new:")
-    for text in sorted(set(drawn) - set(known), key=drawn.index)[:SHOWN]:
-        print(f"  {text}  {'' if molecules.canonical_smiles(text) else '(no molecule)'}")
+    samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(SAMPLES, length))]
+    found = molecules.measure_molecules(samples, known[:20_000])
+    print(f"of {found.texts} samples {found.valid} are valid, {found.unique} distinct, {found.novel} new:")
+    for text in sorted(set(samples) - set(known), key=samples.index)[:SHOWN]:
+        print(f"  {text}  {'' if molecules.canonical_smiles(text) else '(invalid)'}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="molecules of your own")
-    parser.add_argument("--steps", type=int, default=700, help="how long to train")
+    parser.add_argument("--data", type=Path, help="file of molecules to train on")
+    parser.add_argument("--steps", type=int, default=700, help="training steps")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        main(Path(place), arguments.data, arguments.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        main(Path(folder), arguments.data, arguments.steps)

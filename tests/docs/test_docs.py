@@ -180,7 +180,7 @@ def test_test_files_of_the_verification_page_exist() -> None:
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
-    short = {name: ["--steps", "20"] for name in ("arrays.py", "dna.py", "molecules.py")}
+    short = {name: ["--steps", "20"] for name in ("sudoku.py", "dna.py", "molecules.py")}
     arguments = (short | {"demo.py": ["--minutes", "0.05", "--out", str(tmp_path / "demo")]}).get(example.name, [])
     done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
-"""Plain integers: learn the 288 Sudoku grids of 4 × 4 cells from an array, draw new ones, and solve a puzzle.
+"""Arrays of integers: learn the 288 Sudoku grids of 4 × 4 cells, generate grids, and solve a puzzle by infilling.
 
-A row of the array is a grid of sixteen numbers 0 … 3. All grids are equally likely, so the entropy is ln 288; and to
-fill the gaps of a puzzle is to solve it.
+Each row of the array is a grid of sixteen numbers 0 … 3. All grids are equally likely, so the entropy is ln 288.
 """
 
 import argparse
@@ -20,14 +19,14 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def is_solved(grid: Array) -> bool:
-    """Whether every row, column and block has each number once."""
+    """Return whether every row, column and block has each number once."""
     cells = grid.reshape(4, 4)
     blocks = cells.reshape(2, 2, 2, 2).swapaxes(1, 2).reshape(4, 4)
     return all((np.sort(lines) == np.arange(4)).all() for lines in (cells, cells.T, blocks))
 
 
-def grids() -> Array:
-    """All of them, in a table with a grid a row."""
+def all_grids() -> Array:
+    """Return all valid grids, one per row."""
     lines = list(itertools.permutations(range(4)))
     pairs = [
         a + b for a in lines for b in lines if all(set(a[i : i + 2] + b[i : i + 2]) == set(range(4)) for i in (0, 2))
@@ -37,8 +36,8 @@ def grids() -> Array:
 
 
 def main(out: Path, steps: int) -> None:
-    """Write the array, train, compare with the entropy, draw, solve."""
-    known = grids()
+    """Write the array, train, compare the bound with the entropy, sample, and solve a puzzle."""
+    known = all_grids()
     np.save(out / "grids.npy", np.random.default_rng(0).permutation(np.repeat(known, 20, axis=0)))
     config = RunConfig(
         data=DataConfig([str(out / "grids.npy")], tokenizer="ints:4", packing="lines"),
@@ -51,27 +50,26 @@ def main(out: Path, steps: int) -> None:
     data.prepare(config.data.sources, out / "data", Integers(size=4), packing="lines", length=16)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(known)} grids, entropy {math.log(len(known)):.3f} nats")
-    print(
-        f"bound on what was held out {16 * end.validation['bound']:.3f} ± {16 * end.validation['bound_stderr']:.3f} nats a grid"
-    )
+    bound, error = (16 * end.validation[name] for name in ("bound", "bound_stderr"))
+    print(f"validation bound {bound:.3f} ± {error:.3f} nats per grid")
 
     loaded = factory.load(out / "run")
-    settings = generate.SamplingSettings(steps=None)  # one cell after another
+    settings = generate.SamplingSettings(steps=None)  # one cell at a time
     sampling_run = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, settings)
-    drawn = [np.array(row.ids) for row in sampling_run.sample(sampling.empty(100, 16))]
-    print(f"{sum(map(is_solved, drawn))} of 100 drawn grids are right")
+    samples = [np.array(row.ids) for row in sampling_run.sample(sampling.empty(100, 16))]
+    print(f"{sum(map(is_solved, samples))} of 100 sampled grids are valid")
     puzzle = "0 {4} 2 {4} 1 {2} 3 {2}"
     ids = generate.template.template_ids(puzzle, loaded.tokenizer)
     prompt = generate.template.prompt_from_ids([ids] * 20, 16, loaded.process.vocab_size)
-    tries = [np.array(row.ids) for row in sampling_run.sample(prompt)]
-    right = [grid for grid in tries if is_solved(grid)]
-    print(f"the puzzle {puzzle} is solved by {len(right)} of 20 fillings")
-    for line in (right or tries)[0].reshape(4, 4):
+    fillings = [np.array(row.ids) for row in sampling_run.sample(prompt)]
+    solved = [grid for grid in fillings if is_solved(grid)]
+    print(f"the puzzle {puzzle} is solved by {len(solved)} of 20 samples")
+    for line in (solved or fillings)[0].reshape(4, 4):
         print("  ", *line)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=800, help="how long to train")
-    with tempfile.TemporaryDirectory() as place:
-        main(Path(place), parser.parse_args().steps)
+    parser.add_argument("--steps", type=int, default=800, help="training steps")
+    with tempfile.TemporaryDirectory() as folder:
+        main(Path(folder), parser.parse_args().steps)

@@ -1,7 +1,7 @@
-"""Learn a law of short sentences by score entropy, and check what was learned against the law itself.
+"""Learn a known distribution over short sentences by score entropy, and compare the model with it exactly.
 
-The sentences are few enough to know everything: the entropy no model can beat, the bound of the model while it
-trains, and the probability with which a sampler, following the learned ratios, says each sentence.
+There are few enough sequences to enumerate: the entropy that no model can beat, the bound of the model during training,
+and the probability with which a sampler generates each sentence.
 """
 
 import sys
@@ -28,12 +28,12 @@ STEPS, BATCH, SAMPLER_STEPS = 400, 256, 64
 
 
 def ids(sentence: str) -> torch.Tensor:
-    """The tokens of a sentence."""
+    """Return the token ids of a sentence."""
     return torch.tensor([WORDS.index(word) for word in sentence.split()])
 
 
-def sentence_law() -> exact.Distribution:
-    """The probabilities above, as a tensor over all sequences of three words."""
+def sentence_distribution() -> exact.Distribution:
+    """Return the probabilities above as a distribution over all sequences of three words."""
     p = torch.zeros((len(WORDS),) * 3, dtype=torch.float64)
     for sentence, probability in SENTENCES.items():
         p[tuple(ids(sentence))] = probability
@@ -41,40 +41,40 @@ def sentence_law() -> exact.Distribution:
 
 
 def main() -> None:
-    """Train, bound, sample."""
-    law, process, schedule = sentence_law(), Absorbing(len(WORDS)), LogLinear()
+    """Train, compute the bound, and enumerate the distribution of the sampler."""
+    p_data, process, schedule = sentence_distribution(), Absorbing(len(WORDS)), LogLinear()
     generator = torch.Generator().manual_seed(0)
-    model = MeanModel(exact.Table(process.num_states, law.length), process)
+    model = MeanModel(exact.Table(process.num_states, p_data.length), process)
     objective = DenoisingScoreEntropy(process, schedule)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
-    print(f"entropy of the sentences          {law.entropy():.4f} nats: no bound is below it")
+    print(f"entropy of the sentences          {p_data.entropy():.4f} nats, below which no bound can be")
     for step in track(range(STEPS + 1), "training", console=Console(file=sys.stderr), transient=True):
         if step % 100 == 0:
             with torch.no_grad():
-                bound = exact.bound(model, law, process, schedule, nodes=12)
+                bound = exact.bound(model, p_data, process, schedule, nodes=12)
             print(f"bound of the model, step {step:4d}     {bound.total:.4f} nats")
-        x_0 = law.draw(BATCH, generator)
+        x_0 = p_data.draw(BATCH, generator)
         loss = objective(model, x_0, stratified(BATCH, generator), generator).sum(-1).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
-    # the law of what a sampler says, step by step from all masks, without drawing anything
+    # the distribution of the samples, step by step from all masks, by enumeration
     sampler = Tweedie(model.requires_grad_(False), process, schedule)
-    x = exact.every(process.num_states, law.length)
+    x = exact.every(process.num_states, p_data.length)
     p = torch.zeros(len(x), dtype=torch.float64)
     p[-1] = 1
     times = torch.linspace(1, 0, SAMPLER_STEPS + 1, dtype=torch.float64)
     for t, s in pairwise(times):
         p = exact.propagate(p, exact.transition_table(sampler, x, t.expand(len(x)), s.expand(len(x))))
-    said = p[exact.index_of(torch.stack([ids(sentence) for sentence in SENTENCES]), process.num_states)]
+    generated = p[exact.index_of(torch.stack([ids(sentence) for sentence in SENTENCES]), process.num_states)]
     print("\nsentence        in the data   from the model")
-    for sentence, probability in zip(SENTENCES, said.tolist(), strict=True):
+    for sentence, probability in zip(SENTENCES, generated.tolist(), strict=True):
         print(f"{sentence:14s}  {SENTENCES[sentence]:11.3f}   {probability:14.3f}")
-    print(f"{'anything else':14s}  {0:11.3f}   {1 - said.sum():14.3f}")
-    drawn = x[categorical.draw(p.expand(5, -1), generator)]
-    print("\nfive draws: " + " · ".join(" ".join(WORDS[i] for i in row) for row in drawn.tolist()))
+    print(f"{'other':14s}  {0:11.3f}   {1 - generated.sum():14.3f}")
+    samples = x[categorical.draw(p.expand(5, -1), generator)]
+    print("\nfive samples: " + " · ".join(" ".join(WORDS[i] for i in row) for row in samples.tolist()))
 
 
 if __name__ == "__main__":
