@@ -1,6 +1,7 @@
 """The README and the docs: snippets run and print what is shown; commands, options, keys and links exist."""
 
 import contextlib
+import importlib
 import io
 import json
 import re
@@ -169,6 +170,24 @@ def test_the_reference_has_every_package() -> None:
     shown = re.findall(r"^::: sedd\.(\w+)$", "\n".join(p.read_text() for p in REFERENCE), re.MULTILINE)
     modules = {path.stem for path in (ROOT / "src/sedd").iterdir() if path.stem.isidentifier()}
     assert set(shown) == modules - {"__init__", "__main__", "__pycache__", "cli", "py", "templates"}
+
+
+PACKAGES = "data|evaluation|exact|factory|generate|hub|likelihood|nn|ops|sampling|sedd|training"
+
+
+def test_python_names_exist() -> None:
+    """`exact.Score`, `sedd.train` and the like, in the text of a page."""
+    entry_point_groups = {f"sedd.{kind}" for kind in ("schedules", "processes", "objectives", "samplers", "tokenizers")}
+    keys = set(re.findall(r"^\| `([a-z_.]+)`", (ROOT / "docs/guides/configuration.md").read_text(), re.MULTILINE))
+    inline = {code for page in PAGES for code in INLINE.findall(BLOCK.sub("", page.read_text()))}
+    named = {code for code in inline if re.fullmatch(rf"(?:{PACKAGES})\.\w+(?:\.[A-Za-z]\w*)*", code)}
+    for code in named - keys - entry_point_groups:
+        package, *names = code.removeprefix("sedd.").split(".") if code.count(".") > 1 else code.split(".")
+        value: object = importlib.import_module("sedd" if package == "sedd" else f"sedd.{package}")
+        for part in names:
+            found = getattr(value, part, None)
+            value = found if found is not None else importlib.import_module(f"{value.__name__}.{part}")  # type: ignore[attr-defined]
+    assert "exact.Score" in named
 
 
 def test_test_files_of_the_verification_page_exist() -> None:
