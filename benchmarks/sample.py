@@ -1,12 +1,12 @@
-"""Memory of one step of every sampler, at vocabulary 50,257, length 1024, batch 16: what it needs at its peak.
+"""Peak memory of one step of every sampler, at vocabulary 50,257, length 1024 and batch 16.
 
 .venv/bin/python benchmarks/sample.py            a table
-.venv/bin/python benchmarks/sample.py --json     a record, as kept in benchmarks/results/
+.venv/bin/python benchmarks/sample.py --json     a JSON record, as in benchmarks/results/
 
-The network is narrow (64 × 1 block), so that what is seen is the step and not the trunk. A step asks the network, reads
-the head and draws; the last column is the size of the (batch, length, vocabulary) tensor in float32 that none makes.
-On a CPU the peak is that of the resident memory above its level before the step, in a process of its own; on a GPU that
-of the allocator.
+The network is small (width 64, 1 block), so that the memory of the sampler dominates. A step calls the network, applies
+the output layer and samples; the last column is the size of a (batch, length, vocabulary) tensor in float32, which no
+sampler allocates. On a CPU the peak is that of the resident memory above its level before the step, in a new process; on
+a GPU that of the allocator.
 """
 
 import argparse
@@ -22,17 +22,17 @@ from sedd import factory, generate, registry, sampling
 from sedd.nn import transformer
 
 VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
-WHOLE = BATCH * LENGTH * (VOCABULARY + 1) * 4
-NOISE = {"gibbs": ["uniform"], "tweedie": ["absorbing", "uniform"], "euler": ["absorbing", "uniform"]}
-NOISE |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uniform"]}
+FULL_TENSOR = BATCH * LENGTH * (VOCABULARY + 1) * 4
+PROCESSES = {"gibbs": ["uniform"], "tweedie": ["absorbing", "uniform"], "euler": ["absorbing", "uniform"]}
+PROCESSES |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uniform"]}
 
 
 def peak(name: str, noise: str, device: str) -> int:
-    """Bytes above what is there before the step."""
+    """Return the bytes allocated at the peak of a step."""
     process = factory.build_process(noise, VOCABULARY)
     network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
     model = factory.parameterization("mean", network, process)
-    options = {"bound": 1e9} if name == "entropy" else {}  # all at once
+    options = {"bound": 1e9} if name == "entropy" else {}  # reveals all tokens at once
     settings = generate.SamplingSettings(name, steps=2, options=options)
     sampling_run = generate.SamplingRun(model, process, factory.build_schedule("log-linear"), settings)
     prompt = sampling.empty(BATCH, LENGTH, device)
@@ -42,7 +42,7 @@ def peak(name: str, noise: str, device: str) -> int:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     states = sampling_run.states(prompt)
-    for _ in range(2):  # the noise, and a step
+    for _ in range(2):  # the prior, and one step
         next(states)
     if device == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
@@ -50,16 +50,16 @@ def peak(name: str, noise: str, device: str) -> int:
 
 
 def main(as_json: bool) -> None:
-    """Every sampler under every noise it is for."""
+    """Measure every sampler under every process it supports."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = {}
     for name in registry.SAMPLERS.built_in:
-        for noise in NOISE.get(name, ["absorbing"]):
+        for noise in PROCESSES.get(name, ["absorbing"]):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found[f"{name}, {noise}"] = pool.apply(peak, (name, noise, device))
             if not as_json:
                 print(
-                    f"{name:12s} {noise:10s} {found[f'{name}, {noise}'] / 2**20:9.0f} MiB   of {WHOLE / 2**20:.0f} MiB"
+                    f"{name:12s} {noise:10s} {found[f'{name}, {noise}'] / 2**20:9.0f} MiB   of {FULL_TENSOR / 2**20:.0f} MiB"
                 )
     if as_json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def main(as_json: bool) -> None:
             "vocabulary": VOCABULARY,
             "length": LENGTH,
             "batch": BATCH,
-            "batch_length_vocabulary_bytes": WHOLE,
+            "batch_length_vocabulary_bytes": FULL_TENSOR,
             "peak_bytes": found,
         }
         print(json.dumps(record, indent=1))
@@ -79,5 +79,5 @@ def main(as_json: bool) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="a record, as kept in benchmarks/results/")
+    parser.add_argument("--json", action="store_true", help="print one JSON record")
     main(parser.parse_args().json)

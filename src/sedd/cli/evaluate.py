@@ -39,7 +39,7 @@ LabelName = Annotated[
 
 
 @app.command("eval")
-def evaluate(
+def evaluate_dataset(
     model: ModelFolder,
     data: Annotated[
         str | None,
@@ -158,8 +158,8 @@ def _describe(record: dict[str, Any]) -> None:
         print(f"{name:34s} {'not counted' if value is None else value}")
 
 
-@app.command()
-def score(
+@app.command("score")
+def score_texts(
     model: ModelFolder,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; - reads them from stdin, one per line.")] = None,
     file: Annotated[Path | None, typer.Option(help="File of texts, one per line.")] = None,

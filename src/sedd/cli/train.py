@@ -57,8 +57,8 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> "RunConfig":
     )
 
 
-@app.command()
-def train(
+@app.command("train")
+def train_model(
     context: typer.Context,
     sources: Sources = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("run"),
@@ -115,8 +115,8 @@ def train(
             )
 
 
-@app.command()
-def plan(
+@app.command("plan")
+def plan_run(
     context: typer.Context,
     sources: Sources = None,
     recipe: Recipe = None,

@@ -48,7 +48,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return the entries of tokenizer_config.json beyond kind and special ids."""
+        """Return the entries of tokenizer_config.json other than kind and special ids."""
 
     @classmethod
     @abstractmethod
