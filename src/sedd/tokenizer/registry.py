@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from sedd.registry import TOKENIZERS
 from sedd.tokenizer.base import Tokenizer
 from sedd.tokenizer.basic import Bytes, Characters, Integers
 from sedd.tokenizer.bpe import BPE
@@ -16,7 +17,8 @@ def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
     """Build a tokenizer from its name, or load it from a path.
 
     Args:
-        spec: One of `SPECS`, or the path of a tokenizer.json or of a folder with one.
+        spec: One of `SPECS`, the name of a plugin, or the path of a tokenizer.json or of a folder with one.
+            A plugin's class is fitted by ``fit(texts)``, or ``fit(texts, size=SIZE)`` for NAME:SIZE.
         texts: Called for the corpus if the tokenizer has to be fitted to one.
     """
     name, _, size = spec.partition(":")
@@ -33,10 +35,13 @@ def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
             return BPE.train(texts(), int(size))
         case "gpt2", "":
             return _gpt2()
+    if name in TOKENIZERS.plugins and (not size or size.isdecimal()):
+        fitted: Tokenizer = TOKENIZERS.load(name).fit(texts(), **({"size": int(size)} if size else {}))
+        return fitted
     if (path := Path(spec)).exists():
         return load_tokenizer(path) if path.is_dir() else BPE.read(path)
     raise ValueError(
-        f"tokenizer is {spec!r}; choose one of {', '.join(SPECS)}, or the path of a tokenizer.json or of a folder "
+        f"tokenizer is {spec!r}; choose one of {', '.join([*SPECS, *TOKENIZERS.plugins])}, or the path of a tokenizer.json or of a folder "
         "with one"
     )
 

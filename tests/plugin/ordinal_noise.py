@@ -1,0 +1,43 @@
+"""A package of someone else's: noise for ordered tokens, such as quantized measurements, and a sampler."""
+
+from dataclasses import dataclass
+from math import pi
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from sedd.diffusion.process import DenseProcess
+from sedd.sampling.base import GridSampler, StepContext, draw_clean_tokens
+
+
+@final
+@dataclass(frozen=True)
+class RandomWalk(DenseProcess):
+    """A token moves to the one above or below it, at a rate with which σ = 1 is one relaxation time."""
+
+    def rate(self, y: Tensor, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """(N/π)² for neighbours; minus what leaves x on the diagonal."""
+        neighbours = (x > 0).to(dtype) + (x < self.vocab_size - 1).to(dtype)
+        distance = (y - x).abs()
+        rates = (distance == 1).to(dtype) - (distance == 0).to(dtype) * neighbours
+        return (self.vocab_size / pi) ** 2 * rates
+
+
+@final
+@dataclass(frozen=True)
+class Renoise(GridSampler):
+    """Draw all clean tokens from p(x_0 | x_t), then add the noise of the next time to them."""
+
+    assumes: ClassVar[str] = "any model"
+
+    @property
+    def order(self) -> float:
+        """0: positions are drawn independently at every step."""
+        return 0.0
+
+    def step(self, x: Tensor, t: Tensor, s: Tensor, context: StepContext) -> Tensor:
+        """Predict and renoise."""
+        clean = draw_clean_tokens(x, self.schedule.sigma(t), context.free, context)
+        u = context.rng(x.shape[-1], context.step, event=5)
+        return torch.where(context.free, self.process.corrupt_by(clean, self.schedule.sigma(s), u), x)
