@@ -7,14 +7,13 @@ process with id vocab_size, and no tokenizer emits it. No torch here, so that pr
 from sedd.tokenizer.base import CONFIG, DEFINITION, Ids, Tokenizer
 from sedd.tokenizer.basic import Bytes, Characters, Integers
 from sedd.tokenizer.bpe import BPE
-from sedd.tokenizer.loading import KINDS, load_tokenizer
+from sedd.tokenizer.loading import load_tokenizer
 from sedd.tokenizer.registry import SPECS, build_tokenizer
 
 __all__ = [
     "BPE",
     "CONFIG",
     "DEFINITION",
-    "KINDS",
     "SPECS",
     "Bytes",
     "Characters",

@@ -1,15 +1,12 @@
 """Load saved tokenizers."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sedd.registry import TOKENIZERS
 from sedd.tokenizer.base import CONFIG, DEFINITION, FORMAT, Tokenizer, read_text
-from sedd.tokenizer.basic import Bytes, Characters, Integers
 from sedd.tokenizer.bpe import BPE
-
-KINDS: Mapping[str, type[Tokenizer]] = {kind.kind: kind for kind in (Bytes, Characters, BPE, Integers)}
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -17,13 +14,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     config = _json(folder / CONFIG)
     if "kind" not in config and (folder / DEFINITION).exists():
         return BPE.read(folder / DEFINITION)
-    if config.get("format") != FORMAT or config.get("kind") not in KINDS:
+    if config.get("format") != FORMAT or config.get("kind") not in TOKENIZERS.names:
         raise ValueError(
             f"{folder / CONFIG} is of kind {config.get('kind')!r}, format {config.get('format')!r}; "
-            f"this version reads {', '.join(KINDS)} in format {FORMAT}"
+            f"this version reads {', '.join(TOKENIZERS.names)} in format {FORMAT}"
         )
+    kind: type[Tokenizer] = TOKENIZERS.load(config["kind"])
     try:
-        return KINDS[config["kind"]].restore(folder, config)
+        return kind.restore(folder, config)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / CONFIG} is damaged: {error}; save the tokenizer again") from None
 
