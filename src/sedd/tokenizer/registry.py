@@ -40,9 +40,9 @@ def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
         return fitted
     if (path := Path(spec)).exists():
         return load_tokenizer(path) if path.is_dir() else BPE.read(path)
+    names = ", ".join([*SPECS, *TOKENIZERS.plugins])
     raise ValueError(
-        f"tokenizer is {spec!r}; choose one of {', '.join([*SPECS, *TOKENIZERS.plugins])}, or the path of a tokenizer.json or of a folder "
-        "with one"
+        f"tokenizer is {spec!r}; choose one of {names}, or the path of a tokenizer.json or of a folder with one"
     )
 
 
