@@ -5,8 +5,8 @@
 
 The network is small (width 64, 1 block), so that the memory of the sampler dominates. A step calls the network, applies
 the output layer and samples; the last column is the size of a (batch, length, vocabulary) tensor in float32, which no
-sampler allocates. On a CPU the peak is that of the resident memory above its level before the step, in a new process; on
-a GPU that of the allocator.
+sampler allocates. On a CPU the peak is that of the resident memory above its level before the step, in a new process;
+on a GPU that of the allocator.
 """
 
 import argparse
@@ -58,9 +58,8 @@ def main(as_json: bool) -> None:
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found[f"{name}, {noise}"] = pool.apply(peak, (name, noise, device))
             if not as_json:
-                print(
-                    f"{name:12s} {noise:10s} {found[f'{name}, {noise}'] / 2**20:9.0f} MiB   of {FULL_TENSOR / 2**20:.0f} MiB"
-                )
+                mebibytes = found[f"{name}, {noise}"] / 2**20
+                print(f"{name:12s} {noise:10s} {mebibytes:9.0f} MiB   of {FULL_TENSOR / 2**20:.0f} MiB")
     if as_json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         record = {

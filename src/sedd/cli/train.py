@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Files or folders (.txt .jsonl .csv .parquet .npy, also compressed), hf:NAME[:SPLIT], or a prepared "
-        "dataset. Not needed with --resume."
+        help="Files or folders (.txt .jsonl .csv .parquet .npy, also compressed), hf:NAME[:SPLIT], or prepared data."
     ),
 ]
 Recipe = Annotated[str | None, typer.Option(help=f"Named configuration to start from: {', '.join(recipes.RECIPES)}.")]
@@ -75,7 +74,9 @@ def train_model(
     seed: Annotated[int | None, typer.Option(help="Random seed of initial weights, data order and noise.")] = None,
     config: ConfigFile = None,
     sets: Sets = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out, on the same data.")
+    ] = False,
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile the network with torch.compile.")
     ] = None,
