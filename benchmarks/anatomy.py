@@ -125,7 +125,7 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     parts = factory.build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
     made = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
-    counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
+    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in made]
     steps = bench.TrainingSteps(
         run, parts, setting, True, [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made], counts
     )

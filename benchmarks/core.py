@@ -60,8 +60,8 @@ def draw_cases() -> dict[str, Callable[[], object]]:
     p = torch.rand(ROWS, N, generator=generator).softmax(-1)
     x = torch.zeros(ROWS, dtype=torch.long)
     return {
-        "draw": lambda: categorical.draw(p, generator),
-        "move, one row in a hundred": lambda: categorical.move(x, 0.01 * p, generator),
+        "draw": lambda: categorical.sample(p, generator),
+        "move, one row in a hundred": lambda: categorical.sample_jump(x, 0.01 * p, generator),
         "legacy_fp32 (wrong in law)": lambda: categorical.legacy_fp32(p, generator),
         "torch.multinomial": lambda: torch.multinomial(p, 1, generator=generator),
     }

@@ -73,7 +73,7 @@ def main() -> None:
     for sentence, probability in zip(SENTENCES, generated.tolist(), strict=True):
         print(f"{sentence:14s}  {SENTENCES[sentence]:11.3f}   {probability:14.3f}")
     print(f"{'other':14s}  {0:11.3f}   {1 - generated.sum():14.3f}")
-    samples = x[categorical.draw(p.expand(5, -1), generator)]
+    samples = x[categorical.sample(p.expand(5, -1), generator)]
     print("\nfive samples: " + " · ".join(" ".join(WORDS[i] for i in row) for row in samples.tolist()))
 
 

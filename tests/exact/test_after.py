@@ -62,7 +62,7 @@ def test_the_score_of_what_follows_is_the_conditional_score(context: list[int]) 
     """Everywhere and at every noise; so is its bound in expectation, the entropy of what follows."""
     model, truth = exact.Score(LAW, ABSORBING).bind(context=torch.tensor(context)), rest_of(context)
     x = exact.every(4, truth.length)
-    masked = ABSORBING.unknown(x)
+    masked = ABSORBING.is_noisy(x)
     for sigma in (0.01, 1.0, 5.0):
         told = torch.full((len(x),), sigma, dtype=torch.float64)
         torch.testing.assert_close(

@@ -71,9 +71,9 @@ def test_rates_out_of_are_columns_and_rates_into_are_rows(kind: type[Process], n
     states, Q = torch.arange(process.num_states), process.rate_matrix()
     torch.testing.assert_close(process.rates_out_of(states), Q.T)
     torch.testing.assert_close(process.rates_into(states), Q)
-    into = (Q - Q.diag().diag())[process.unknown(states)]
-    assert set(into[into > 0].tolist()) == {process.into_rate}
-    assert ((Q > 0).any(1) == process.unknown(states)).all()
+    into = (Q - Q.diag().diag())[process.is_noisy(states)]
+    assert set(into[into > 0].tolist()) == {process.incoming_rate}
+    assert ((Q > 0).any(1) == process.is_noisy(states)).all()
 
 
 def test_the_two_rate_matrices_written_out() -> None:
@@ -98,7 +98,7 @@ def test_ratios_are_quotients_of_transitions(kind: type[Process], n: int, sigma:
     process = kind(n)
     x_0 = data.draw(st.integers(0, n - 1))
     P = process.transition_matrix(tensor(sigma))
-    for x_t in torch.arange(process.num_states)[process.unknown(torch.arange(process.num_states))].tolist():
+    for x_t in torch.arange(process.num_states)[process.is_noisy(torch.arange(process.num_states))].tolist():
         ratio = process.ratios(torch.tensor([x_t]), torch.tensor([x_0]), tensor(sigma))
         for y in range(process.num_states):
             if y != x_t:
@@ -156,7 +156,7 @@ def test_mean_score_is_the_average_ratio(kind: type[Process], n: int, sigma: flo
     process, s = kind(n), tensor(sigma)
     log_mean = torch.randn(n, generator=torch.Generator().manual_seed(seed)).double().log_softmax(-1)
     P = process.transition_matrix(s)
-    for x_t in torch.arange(process.num_states)[process.unknown(torch.arange(process.num_states))].tolist():
+    for x_t in torch.arange(process.num_states)[process.is_noisy(torch.arange(process.num_states))].tolist():
         expected = (P[:, :n] / P[x_t, :n]) @ log_mean.exp()
         score = process.mean_score(log_mean.view(1, 1, n), torch.tensor([[x_t]]), s.view(1)).exp().flatten()
         torch.testing.assert_close(score, expected, rtol=1e-10, atol=1e-14)
@@ -167,7 +167,7 @@ def test_posterior_is_bayes_rule(kind: type[Process], n: int, a: float, b: float
     process, s, t = kind(n), tensor(min(a, b) * 0.9), tensor(max(a, b))
     log_mean = torch.randn(n, generator=torch.Generator().manual_seed(seed)).double().log_softmax(-1)
     P_s, P_t, step = (exact.transition_matrix(process, x) for x in (s, t, t - s))
-    for x_t in torch.arange(process.num_states)[process.unknown(torch.arange(process.num_states))].tolist():
+    for x_t in torch.arange(process.num_states)[process.is_noisy(torch.arange(process.num_states))].tolist():
         q = step[x_t, :, None] * P_s[:, :n] / P_t[x_t, :n]  # q(x_s | x_t, x_0)
         x = torch.tensor([[x_t]])
         log_p = process.log_posterior(log_mean.view(1, 1, n), x, s.view(1), t.view(1)).flatten()

@@ -29,7 +29,9 @@ def test_every_token_is_drawn_from_the_middle_of_its_own_interval(dtype: torch.d
     ends = weights.double().cumsum(0)
     middle = (ends - weights.double() / 2) / ends[-1]
     tokens = torch.arange(N)[weights > 0][::7]  # every seventh: prime to the size of a block
-    found = torch.cat([categorical.invert(weights.expand(len(t), -1), middle[t]) for t in tokens.split(500)])
+    found = torch.cat(
+        [categorical.sample_inverse_cdf(weights.expand(len(t), -1), middle[t]) for t in tokens.split(500)]
+    )
     assert torch.equal(found, tokens)
 
 
@@ -37,10 +39,10 @@ def test_every_token_is_drawn_from_the_middle_of_its_own_interval(dtype: torch.d
 def test_ends_of_the_unit_interval_and_zero_weights(n: int) -> None:
     weights = torch.ones(2, n)
     u = torch.tensor([2.0**-54, 1 - 2.0**-53], dtype=torch.float64)
-    assert categorical.invert(weights, u).tolist() == [0, n - 1]
+    assert categorical.sample_inverse_cdf(weights, u).tolist() == [0, n - 1]
     weights = torch.zeros(2, n + 2)
     weights[:, n // 2 + 1] = 1e-30  # everything else has weight 0 and is never drawn
-    assert categorical.invert(weights, u).tolist() == [n // 2 + 1] * 2
+    assert categorical.sample_inverse_cdf(weights, u).tolist() == [n // 2 + 1] * 2
 
 
 def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -52,7 +54,7 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 def test_draws_follow_the_weights(generator: torch.Generator) -> None:
     """Chi-square over 12 outcomes, 200,000 draws; a law off by 3 % in every outcome is seen with power > 0.999."""
     count, weights = 200_000, torch.rand(12, generator=generator, dtype=torch.float64) + 0.2
-    counts = torch.bincount(categorical.draw(weights.expand(count, -1), generator), minlength=12)
+    counts = torch.bincount(categorical.sample(weights.expand(count, -1), generator), minlength=12)
     assert chi_square(counts, weights) > FALSE_ALARM
     seen = scipy.stats.chi2.isf(FALSE_ALARM, 11)
     assert scipy.stats.ncx2.sf(seen, 11, count * 0.03**2) > 0.999
@@ -61,7 +63,7 @@ def test_draws_follow_the_weights(generator: torch.Generator) -> None:
 def test_rare_events_happen_at_their_rate(generator: torch.Generator) -> None:
     """Step probability 1e-4, 40 million trials; a rate off by 15 % is seen with power > 0.999."""
     trials, rate = 40_000_000, 1e-4
-    count = categorical.happens(torch.tensor(rate, dtype=torch.float64).expand(trials), generator).sum().item()
+    count = categorical.bernoulli(torch.tensor(rate, dtype=torch.float64).expand(trials), generator).sum().item()
     assert scipy.stats.binomtest(count, trials, rate).pvalue > FALSE_ALARM
     spread = math.sqrt(trials * rate)
     assert scipy.stats.norm.sf(scipy.stats.norm.isf(FALSE_ALARM / 2) - 0.15 * trials * rate / spread) > 0.999
@@ -95,7 +97,7 @@ def legacy_rate() -> float:
 
 def test_the_step_test_passes_our_draw() -> None:
     def move(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return categorical.move(torch.zeros(len(rows), dtype=torch.long), rows, generator)
+        return categorical.sample_jump(torch.zeros(len(rows), dtype=torch.long), rows, generator)
 
     assert p_value(reveals(move, seed=0)) > FALSE_ALARM
 
@@ -119,7 +121,7 @@ def test_move_goes_where_it_is_told(generator: torch.Generator) -> None:
     count = 400_000
     x = torch.full((count,), 2)
     p = torch.tensor([0.1, 0.02, 123.0, 0.2, 0.0])
-    counts = torch.bincount(categorical.move(x, p.expand(count, -1), generator), minlength=5)
+    counts = torch.bincount(categorical.sample_jump(x, p.expand(count, -1), generator), minlength=5)
     assert counts[4] == 0
     assert chi_square(counts[:4], torch.tensor([0.1, 0.02, 0.68, 0.2], dtype=torch.float64)) > FALSE_ALARM
     assert scipy.stats.ncx2.sf(scipy.stats.chi2.isf(FALSE_ALARM, 3), 3, count * 0.02 * 0.1**2) > 0.9
@@ -137,12 +139,12 @@ def test_steps_that_reveal_something(n: int, length: int) -> None:
 
 
 def test_bad_weights_are_refused(refuses: object, generator: torch.Generator) -> None:
-    refuses(lambda: categorical.draw(torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
-    refuses(lambda: categorical.draw(torch.tensor([[0.5, math.nan]]), generator), "nan", "finite")
-    refuses(lambda: categorical.draw(torch.tensor([[0.0, 0.0]]), generator), "all 0")
+    refuses(lambda: categorical.sample(torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
+    refuses(lambda: categorical.sample(torch.tensor([[0.5, math.nan]]), generator), "nan", "finite")
+    refuses(lambda: categorical.sample(torch.tensor([[0.0, 0.0]]), generator), "all 0")
     x = torch.tensor([0])
-    refuses(lambda: categorical.move(x, torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
-    refuses(lambda: categorical.move(x, torch.tensor([[0.5, 1.5]]), generator), "1.5", "stay")
+    refuses(lambda: categorical.sample_jump(x, torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
+    refuses(lambda: categorical.sample_jump(x, torch.tensor([[0.5, 1.5]]), generator), "1.5", "stay")
 
 
 def test_uniforms_have_53_bits_and_stay_inside(generator: torch.Generator) -> None:
@@ -156,13 +158,13 @@ def test_tokens_of_probability_1e_9_can_be_reached(generator: torch.Generator) -
     """One heavy token and 50,256 of weight 1e-9: a 24-bit uniform could reach 843 of them."""
     weights = torch.full((N,), 1e-9).index_fill(0, torch.tensor(0), 1.0)
     light = 1 - categorical.uniforms((400,), generator) * 5e-5
-    found = categorical.invert(weights.expand(400, -1), light)
+    found = categorical.sample_inverse_cdf(weights.expand(400, -1), light)
     assert len(found.unique()) > 390
 
 
 def test_no_float64_tensor_of_the_size_of_the_input() -> None:
     rows = torch.rand(512, N)
     with torch.profiler.profile(profile_memory=True) as profile:
-        categorical.draw(rows, torch.Generator().manual_seed(0))
+        categorical.sample(rows, torch.Generator().manual_seed(0))
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert largest <= 2**22 * 8 + 2**20 < rows.numel() * 8

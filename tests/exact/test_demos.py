@@ -78,7 +78,7 @@ def test_enumerated_probabilities_agree_with_draws(level: float, generator: torc
     table = one_step.posterior(model, sigma)
     x_0 = sentences.draw_sentences(count, generator)
     x_t = one_step.PROCESS.corrupt(x_0, sigma.expand(count), generator)
-    reconstructed = categorical.draw(table[exact.index_of(x_t, len(sentences.WORDS))], generator)
+    reconstructed = categorical.sample(table[exact.index_of(x_t, len(sentences.WORDS))], generator)
     grammatical = (reconstructed[:, None] == sentences.corpus_ids()).all(-1).any(-1).double().mean().item()
     recovered = (reconstructed == x_0).all(-1).double().mean().item()
 

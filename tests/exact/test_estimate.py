@@ -31,7 +31,7 @@ from sedd.likelihood import (
 from sedd.likelihood.variance_reduction import AdjustedCosts
 from sedd.nn.transformer import Modern
 from sedd.runtime.distributed import Ranks
-from sedd.sampling import last_step
+from sedd.sampling import denoising_table
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 NOISES = [(Absorbing(3), LogLinear()), (Absorbing(3), Geometric(1e-3, 8.0)), (Uniform(3), Geometric(1e-3, 8.0))]
@@ -60,7 +60,7 @@ def bound_of_each(model: object, process: Process, schedule: Schedule, length: i
         t = u**3
         add(lambda x, y, t=t: losses.loss(model, x, y, t.expand(len(x))), schedule.sigma(t), float(share * 1.5 * u**2))
     if ends[0] > 0:
-        add(lambda x, y: -at_token(last_step(model, process, x, ends[0].expand(len(x))), y).log(), ends[0], 1.0)
+        add(lambda x, y: -at_token(denoising_table(model, process, x, ends[0].expand(len(x))), y).log(), ends[0], 1.0)
     return total.numpy()
 
 
@@ -331,7 +331,7 @@ def without_prior(kept: object) -> object:
 def over_masked_tokens(kept: object) -> object:
     def terms(model: object, process: Process, schedule: Schedule, x_0: torch.Tensor, x_t: torch.Tensor, *rest: object):
         all_terms = kept(model, process, schedule, x_0, x_t, *rest)
-        share = process.unknown(x_t).float().mean(-1).clamp_min(1 / x_t.shape[-1])
+        share = process.is_noisy(x_t).float().mean(-1).clamp_min(1 / x_t.shape[-1])
         return all_terms._replace(diffusion=all_terms.diffusion / share)
 
     return terms

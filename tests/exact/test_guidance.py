@@ -93,7 +93,7 @@ class Truth(nn.Module):
     def _said(self, score: exact.Score, x: Tensor, sigma: Tensor) -> Tensor:
         if self.wrapper is MeanModel:
             return nn.functional.pad(score.log_mean(x, sigma), (0, self.process.num_states - TOKENS))
-        return score(x, sigma) - self.process.log_scale(sigma)[:, None, None]
+        return score(x, sigma) - self.process.log_score_shift(sigma)[:, None, None]
 
     def forward(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None, label: Tensor | None = None) -> Tensor:
         return self.hidden(x, sigma, valid, label)
@@ -185,7 +185,7 @@ def test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture(said: str, weigh
         free, given = (exact.Score(law(label), process).log_mean(x, sigma).exp() for label in (None, 1))
         p = free ** (1 - weight) * given**weight
         right = p / p.sum(-1, keepdim=True) / torch.expm1(sigma)[:, None, None]
-        score, masked = model(x, sigma).exp(), process.unknown(x)
+        score, masked = model(x, sigma).exp(), process.is_noisy(x)
         torch.testing.assert_close(score[masked][:, :TOKENS], right[masked], rtol=1e-6, atol=1e-9)
         if weight != 1:  # the mutant: what is not normalised has another pace
             assert ((p.sum(-1) > 1.01) if weight > 1 else (p.sum(-1) < 0.99))[masked].any()
@@ -219,7 +219,7 @@ def test_a_guided_denoiser_under_uniform_noise_is_a_normalised_mixture(weight: f
 def test_at_weight_1_guidance_is_the_label_and_towards_0_there_is_none(kind: tuple[str, str]) -> None:
     process = PROCESSES[kind[0]]
     x = exact.every(process.num_states, LENGTH)
-    sigma, seen = tensor(0.7).expand(len(x)), process.unknown(x)
+    sigma, seen = tensor(0.7).expand(len(x)), process.is_noisy(x)
     for weight, label in ((1.0, 1), (1e-9, None)):
         found, right = (model(x, sigma)[seen] for model in (steered(kind, 1, weight), told(kind, label)))
         torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)

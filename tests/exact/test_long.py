@@ -70,7 +70,9 @@ def test_every_token_of_the_vocabulary_owns_its_interval() -> None:
     ends = weights.double().cumsum(0)
     middle = (ends - weights.double() / 2) / ends[-1]
     tokens = torch.arange(N)[weights > 0]
-    found = torch.cat([categorical.invert(weights.expand(len(t), -1), middle[t]) for t in tokens.split(500)])
+    found = torch.cat(
+        [categorical.sample_inverse_cdf(weights.expand(len(t), -1), middle[t]) for t in tokens.split(500)]
+    )
     assert torch.equal(found, tokens)
 
 
@@ -78,7 +80,7 @@ def test_twenty_million_draws(generator: torch.Generator) -> None:
     """A hundred times the draws of `make test`; a law off by 0.3 % in every outcome is seen with power > 0.999."""
     count, weights = 20_000_000, torch.rand(12, generator=generator, dtype=torch.float64) + 0.2
     counts = sum(
-        torch.bincount(categorical.draw(weights.expand(200_000, -1), generator), minlength=12)
+        torch.bincount(categorical.sample(weights.expand(200_000, -1), generator), minlength=12)
         for _ in range(count // 200_000)
     )
     p = chi_square(counts, weights)
@@ -92,7 +94,7 @@ def test_moves_at_step_probability_1e_4_and_vocabulary_50257(generator: torch.Ge
     rows, step = 1_000_000, 1e-4
     law = torch.full((N,), step / (N - 1)).index_fill(0, torch.tensor(0), 1 - step)
     x = torch.zeros(1000, dtype=torch.long)
-    moved = torch.cat([categorical.move(x, law.expand(1000, -1), generator) for _ in range(rows // 1000)])
+    moved = torch.cat([categorical.sample_jump(x, law.expand(1000, -1), generator) for _ in range(rows // 1000)])
     moved = moved[moved > 0]
     rate, even = scipy.stats.binomtest(len(moved), rows, step), scipy.stats.kstest(moved.numpy() / N, "uniform")
     print(f"moves: {len(moved)} of {rows * step:.0f}, p = {rate.pvalue:.3f}; evenness p = {even.pvalue:.3f}")

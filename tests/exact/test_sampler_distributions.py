@@ -181,7 +181,7 @@ RIGHT = CounterRNG.__call__
 MUTANTS: dict[str, tuple[str, object]] = {
     "one uniform for all positions": ("sedd.diffusion.rng.CounterRNG.__call__", same_everywhere),
     "one uniform for all steps": ("sedd.diffusion.rng.CounterRNG.__call__", same_every_step),
-    "the likeliest token": ("sedd.diffusion.categorical.invert", lambda weights, u: weights.argmax(-1)),
+    "the likeliest token": ("sedd.diffusion.categorical.sample_inverse_cdf", lambda weights, u: weights.argmax(-1)),
 }
 
 
@@ -218,7 +218,7 @@ def error(chosen: GridSampler, law: exact.Distribution, steps: int) -> float:
     for t, s in list(pairwise(times))[:-1]:
         p = exact.step_distribution(chosen, p, blank, t.expand(len(x)), s.expand(len(x)))
     sigma = chosen.schedule.sigma(times[-2]).expand(len(x))
-    p = exact.propagate(p, reverse.last_step(chosen.model, chosen.process, x, sigma))
+    p = exact.propagate(p, reverse.denoising_table(chosen.model, chosen.process, x, sigma))
     return total_variation(p, law.at(chosen.process, tensor(0.0)))
 
 
@@ -251,7 +251,7 @@ def test_under_uniform_noise_only_clamps_keep_theta_from_the_second_order(
     plain = error(Tweedie(chosen.model, process, schedule), law, 64)  # at as many calls
     assert error(chosen, law, 32) < plain / 2
     for module in ("sedd.sampling.theta", "sedd.exact.sampler_distribution"):  # probabilities below 0
-        monkeypatch.setattr(f"{module}.law_of", lambda p: p / p.sum(-1, keepdim=True))
+        monkeypatch.setattr(f"{module}.normalize", lambda p: p / p.sum(-1, keepdim=True))
     assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
 
 
@@ -262,7 +262,7 @@ def test_theta_that_forgets_is_of_the_first_order(monkeypatch: pytest.MonkeyPatc
 
     def forgets(self: Theta, before: object, now: torch.Tensor, x: torch.Tensor, *times: torch.Tensor) -> torch.Tensor:
         middle, s = schedule.sigma(self.midpoint(*times)), schedule.sigma(times[1])
-        return reverse.analytic(process, now, x, middle, s)
+        return reverse.analytic_weights(process, now, x, middle, s)
 
     chosen = Theta(exact.Score(law, process), process, schedule)
     assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
@@ -371,7 +371,7 @@ def test_gibbs_corrections_leave_the_law_and_mend_errors(at: int) -> None:
     score, x = exact.Score(law, process), exact.every(3, 3)
     sigma = schedule.sigma(tensor(0.3))
     right = law.at(process, sigma)
-    table = reverse.law_of(score(x, sigma.expand(len(x))).exp())
+    table = reverse.normalize(score(x, sigma.expand(len(x))).exp())
     for site in range(3):
         free = (torch.arange(3) == site).expand(x.shape)
         torch.testing.assert_close(
@@ -578,11 +578,11 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     model = models(process)[kind]
     x = exact.every(process.num_states, 3)
     sigma = schedule.sigma(tensor(0.4)).expand(len(x))
-    plain = reverse.denoised(process, model(x, sigma), x, sigma)
+    plain = reverse.denoised_probs(process, model(x, sigma), x, sigma)
     sharp = SamplingModel(model, warping=Warping(temperature=0.5))
-    found = reverse.denoised(process, sharp(x, sigma), x, sigma)
-    free = process.unknown(x)
-    torch.testing.assert_close(found[free], reverse.law_of(plain**2)[free], rtol=1e-7, atol=1e-9)
+    found = reverse.denoised_probs(process, sharp(x, sigma), x, sigma)
+    free = process.is_noisy(x)
+    torch.testing.assert_close(found[free], reverse.normalize(plain**2)[free], rtol=1e-7, atol=1e-9)
     if isinstance(process, Absorbing):
         paces = (m(x, sigma)[..., :3].exp().sum(-1)[free] for m in (model, sharp))
         torch.testing.assert_close(*paces, rtol=1e-9, atol=0)

@@ -10,7 +10,7 @@ from toys import random_law, tensor
 
 from sedd import exact
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.reverse import analytic_step, last_step
+from sedd.diffusion.reverse import analytic_table, denoising_table
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.exact import Distribution
 from sedd.sampling import Euler, Tweedie
@@ -37,7 +37,7 @@ def laws_on_the_way(
     if last:
         sigma = schedule.sigma(times[-1])
         if sigma > 0:
-            p = exact.propagate(p, last_step(exact.Score(law, process), process, x, sigma.expand(len(x))))
+            p = exact.propagate(p, denoising_table(exact.Score(law, process), process, x, sigma.expand(len(x))))
     return [*found, (p, law.at(process, tensor(0.0)))]
 
 
@@ -80,7 +80,7 @@ def late_score(law: Distribution, process: Process, schedule: Schedule) -> Calla
 
     def table(x: torch.Tensor, t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         told = schedule.sigma((t + s) / 2)
-        return analytic_step(lambda x, _: score(x, told), process, x, schedule.sigma(t), schedule.sigma(s))
+        return analytic_table(lambda x, _: score(x, told), process, x, schedule.sigma(t), schedule.sigma(s))
 
     return table
 
@@ -125,7 +125,7 @@ def test_a_missing_last_step_is_caught() -> None:
 def test_no_mask_survives_the_last_step() -> None:
     law, process = random_law(3, 2, 0), Absorbing(3)
     x = exact.every(4, 2)
-    p = last_step(exact.Score(law, process), process, x, tensor(0.5).expand(len(x)))
+    p = denoising_table(exact.Score(law, process), process, x, tensor(0.5).expand(len(x)))
     assert (p[..., process.mask] == 0).all()
     torch.testing.assert_close(p.sum(-1), torch.ones(len(x), 2).double())
     torch.testing.assert_close(

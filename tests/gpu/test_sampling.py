@@ -72,7 +72,7 @@ class OnCpu(torch.nn.Module):
         if self.mean:
             said = torch.nn.functional.pad(self.truth.log_mean(x.cpu(), told), (0, process.num_states - 3))
         else:
-            said = self.truth(x.cpu(), told) - process.log_scale(told)[:, None, None]
+            said = self.truth(x.cpu(), told) - process.log_score_shift(told)[:, None, None]
         return said.float().to(x.device)
 
 

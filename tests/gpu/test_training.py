@@ -51,11 +51,11 @@ def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], HeadL
     log_data, log_rest = process.ratios(x_t, x_0, noise)
     log_data, log_rest = log_data[:, 0], None if log_rest is None else log_rest[:, 0]
     skip = x_t[:, 0] if kind == "uniform" else None
-    loss = ScoreEntropyLoss(N, skip, x_0[:, 0], process.log_scale(noise), log_data, log_rest, each)
+    loss = ScoreEntropyLoss(N, skip, x_0[:, 0], process.log_score_shift(noise), log_data, log_rest, each)
 
     def score_entropy(z: Tensor) -> Tensor:
-        log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)
-        return each * process.score_entropy(log_s[:, None], x_t, x_0, noise)[:, 0] / process.into_rate
+        log_s = (z + process.log_score_shift(noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)
+        return each * process.score_entropy(log_s[:, None], x_t, x_0, noise)[:, 0] / process.incoming_rate
 
     return leaves, loss, score_entropy
 
@@ -114,7 +114,7 @@ def steps(objective: str = "score-entropy", process: str = "absorbing", **option
     parts = factory.build_setup(run, 500)
     generator = torch.Generator().manual_seed(0)
     made = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
-    counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
+    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in made]
     batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made]
     return bench.TrainingSteps(run, parts, setting, True, batches, counts)
 

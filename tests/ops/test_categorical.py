@@ -23,7 +23,7 @@ def inputs(process: Process, is_score: bool, k: int, seed: int = 0) -> Inputs:
     z = 3 * torch.randn(k, process.num_states + 3, generator=generator)  # a head may be padded
     x = torch.full((k,), n) if isinstance(process, Absorbing) else torch.randint(n, (k,), generator=generator)
     sigma_s, gap = torch.rand(2, k, generator=generator, dtype=torch.float64)
-    weights = process.analytic_law(gap / 5) if is_score else process.posterior_law(sigma_s, sigma_s + gap)
+    weights = process.tweedie_weights(gap / 5) if is_score else process.posterior_weights(sigma_s, sigma_s + gap)
     u = torch.rand(k, 2, generator=generator, dtype=torch.float64)
     return HeadLogits(z, n, torch.rand(k, generator=generator) - 3, is_score), x, weights, u
 
@@ -51,7 +51,7 @@ def test_kernel_and_reference_draw_the_same_tokens(
 def test_clamped_rows_are_counted(device: str) -> None:
     """A step too long for the score, in which a mask changes with probability above 1."""
     head, x, _, u = inputs(Absorbing(7), True, 8)
-    weights = Absorbing(7).analytic_law(torch.full((8,), 9.0, dtype=torch.float64))
+    weights = Absorbing(7).tweedie_weights(torch.full((8,), 9.0, dtype=torch.float64))
     given = on(device, head._replace(shift=torch.zeros(8)), x, weights, u)
     assert sample_categorical_triton(*given).clamped_count == sample_categorical_reference(*given).clamped_count == 8
 
@@ -61,7 +61,7 @@ def test_negative_weights_are_never_drawn(gap: float, device: str, monkeypatch: 
     """From steps in which no weight is negative, and the kernel saves a pass, to those in which many are."""
     monkeypatch.setattr(categorical_triton, "COLUMNS", 64)
     head, x, _, u = inputs(Uniform(150), True, 64)
-    weights = Uniform(150).analytic_law(torch.full((64,), gap, dtype=torch.float64))
+    weights = Uniform(150).tweedie_weights(torch.full((64,), gap, dtype=torch.float64))
     given = on(device, head._replace(logits=head.logits / 3), x, weights, u)
     ours, theirs = sample_categorical_triton(*given), sample_categorical_reference(*given)
     assert torch.equal(ours.tokens, theirs.tokens)

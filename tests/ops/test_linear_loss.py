@@ -152,7 +152,7 @@ def head(kind: str, device: str) -> tuple[list[Tensor], HeadLoss]:
             states=states,
             x_t=x_t[:, 0].to(device) if kind == "uniform" else None,
             x_0=x_0[:, 0].to(device),
-            scale=process.log_scale(noise).to(device),
+            scale=process.log_score_shift(noise).to(device),
             log_data=log_data[:, 0].to(device),
             log_rest=None if log_rest is None else log_rest[:, 0].to(device),
             weight=weight.to(device),

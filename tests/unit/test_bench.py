@@ -35,7 +35,7 @@ def test_both_variants_train_alike() -> None:
     parts = factory.build_setup(run, 32)
     generator = torch.Generator().manual_seed(0)
     batches = [bench.random_batch(parts, setting, 16, generator) for _ in range(2)]
-    counts = [int(parts.process.unknown(b.x_t).sum()) for b in batches]
+    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in batches]
     variants = [bench.TrainingSteps(run, parts, setting, small, batches, counts) for small in (True, False)]
     for _ in range(3):
         torch.testing.assert_close(variants[0](), variants[1](), rtol=1e-4, atol=1e-5)

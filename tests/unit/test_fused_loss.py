@@ -146,7 +146,7 @@ def test_the_number_of_noisy_positions_may_be_given(case: str) -> None:
     wrapper, objective = CASES[case]
     process, given = process_of(objective), noisy_batch(objective)
     model = wrapper(drawn(Modern, process.num_states), process)
-    count = int(process.unknown(given.x_t).sum())
+    count = int(process.is_noisy(given.x_t).sum())
     for a, b in zip(FusedLoss(objective, model)(*given), FusedLoss(objective, model)(*given, count=count), strict=True):
         assert torch.equal(a, b)
 
@@ -199,13 +199,13 @@ def head_case(
         None if a is None else a.squeeze(-1).float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
     )
     assert log_data is not None
-    scale = process.log_scale(noise).float()
+    scale = process.log_score_shift(noise).float()
     loss = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, each.float())
 
     def plain(z: Tensor) -> Tensor:
-        log_s = (z + process.log_scale(noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
+        log_s = (z + process.log_score_shift(noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
         loss = process.score_entropy(log_s[:, None], x_t[:, None], x_0[:, None], noise)
-        return each.to(z.dtype) * loss[:, 0] / process.into_rate
+        return each.to(z.dtype) * loss[:, 0] / process.incoming_rate
 
     return Case(hidden, weight, bias, loss, plain)
 
@@ -351,7 +351,7 @@ def test_float32_near_the_minimum() -> None:
     hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
     weight = 1e-4 * torch.randn(states, width, generator=generator, dtype=torch.float64)
     log_s = (hidden @ weight.T)[:, None].scatter(-1, x[..., None], 0)
-    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / process.into_rate
+    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / process.incoming_rate
     ratio = process.ratios(x, x_0, noise[:, 0])
     assert ratio.log_rest is not None
     one = torch.ones(n)

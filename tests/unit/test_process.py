@@ -36,7 +36,7 @@ def test_corrupt_draws_from_the_transition(process: Process, sigma: float, gener
 @pytest.mark.parametrize("process", [Uniform(5), Absorbing(5)], ids=str)
 def test_the_prior_is_drawn_from_its_law(process: Process, generator: torch.Generator) -> None:
     sigma = torch.tensor(1.2, dtype=torch.float64)
-    x = process.draw_prior((300, 1000), sigma, generator)
+    x = process.sample_prior((300, 1000), sigma, generator)
     law = process.log_prior(torch.arange(process.num_states), sigma).exp()
     assert math.isclose(law.sum(), 1, rel_tol=1e-12)
     counts = torch.bincount(x.flatten(), minlength=process.num_states)
@@ -44,7 +44,7 @@ def test_the_prior_is_drawn_from_its_law(process: Process, generator: torch.Gene
 
 
 def test_infinite_noise_is_all_masks(generator: torch.Generator) -> None:
-    assert (Absorbing(5).draw_prior((4, 50), torch.tensor(math.inf), generator) == 5).all()
+    assert (Absorbing(5).sample_prior((4, 50), torch.tensor(math.inf), generator) == 5).all()
 
 
 @pytest.mark.parametrize("process", [Uniform(5), Absorbing(5)], ids=str)
@@ -94,9 +94,9 @@ def test_what_cannot_move_is_never_read(process: Process) -> None:
     loss = process.score_entropy(log_score, x_t, x_0, torch.full((9,), 0.8))
     (gradient,) = torch.autograd.grad(loss.sum(), log_score)
     assert (gradient.gather(-1, x_t[..., None]) == 0).all()
-    assert (gradient[~process.unknown(x_t)] == 0).all()
-    assert (loss[~process.unknown(x_t)] == 0).all()
-    assert (gradient[process.unknown(x_t)].abs().sum(-1) > 0).all()
+    assert (gradient[~process.is_noisy(x_t)] == 0).all()
+    assert (loss[~process.is_noisy(x_t)] == 0).all()
+    assert (gradient[process.is_noisy(x_t)].abs().sum(-1) > 0).all()
 
 
 def test_the_ratio_of_the_mask_to_a_token_is_the_odds_of_replacement() -> None:
@@ -143,4 +143,4 @@ def test_times_come_back_inside_the_unit_interval(schedule: Schedule, dtype: tor
     back = schedule.t(schedule.sigma(t))
     assert ((back >= 0) & (back <= 1)).all()
     schedule.sigma(back)
-    refuses(lambda: schedule.t(torch.tensor([1e3], dtype=dtype)), "sigma is 1000.0", "between")
+    refuses(lambda: schedule.t(torch.tensor([1e3], dtype=dtype)), "sigma is 1000.0", "interpolate_log")

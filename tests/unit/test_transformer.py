@@ -13,7 +13,7 @@ from sedd import factory, registry
 from sedd.diffusion.objective import DenoisingScoreEntropy, LambdaDCE
 from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, lost
+from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, corruption_probability
 from sedd.nn.attention import attention_context
 from sedd.nn.embeddings import RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
@@ -349,7 +349,9 @@ def test_the_first_loss_is_known(architecture: type[Transformer], conditioned: b
     masked = torch.full_like(x_0, N)
     sigma, rate = schedule(t)
     score_entropy = DenoisingScoreEntropy(process, schedule)
-    expected = (lost(sigma)[:, None] * score_entropy.loss(ScoreModel(network, process), masked, x_0, t)).mean(-1)
+    expected = (
+        corruption_probability(sigma)[:, None] * score_entropy.loss(ScoreModel(network, process), masked, x_0, t)
+    ).mean(-1)
     torch.testing.assert_close(expected, rate * torch.exp(-sigma) * math.log(N), rtol=1e-4, atol=0)
     assert (score_entropy.loss(ScoreModel(network, process), x_0, x_0, t) == 0).all()
     expected = (t[:, None] * LambdaDCE(process).loss(MeanModel(network, process), masked, x_0, t)).mean(-1)

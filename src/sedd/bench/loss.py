@@ -74,7 +74,7 @@ def measure_loss(s: LossSetting, on: Machine) -> Iterator[Measurement]:
     t = schedule.t(-torch.log1p(-torch.tensor([s.masked])))
     x_0 = torch.randint(s.vocab_size, (1, s.rows), generator=generator)
     x_t = objective.corrupt(x_0, t, generator)
-    count = int(process.unknown(x_t).sum())
+    count = int(process.is_noisy(x_t).sum())
     head = _Head(s, process.num_states, generator).to(s.device)
     model = factory.parameterization(s.parameterization, head, process)
     x_0, x_t, t = (a.to(s.device) for a in (x_0, x_t, t))

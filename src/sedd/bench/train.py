@@ -66,7 +66,7 @@ def measure_training(s: TrainSetting, on: Machine) -> Iterator[Measurement]:
     parts = factory.build_setup(run, s.vocab_size)
     generator = torch.Generator().manual_seed(0)
     made = [random_batch(parts, s, run.model.seq_len, generator) for _ in range(4)]
-    counts = [int(parts.process.unknown(b.x_t).sum()) for b in made]
+    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in made]
     batches = [NoisyBatch(*(a.to(s.device) for a in b)) for b in made]
     tokens = s.batch * run.model.seq_len
     m, fraction = run.model, sum(counts) / len(counts) / tokens

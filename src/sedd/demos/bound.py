@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from sedd import exact, factory, registry
-from sedd.diffusion import check
+from sedd.diffusion import validate
 
 MOST_WORK = 4_000_000
 """The largest enumeration: pairs of a noisy and a clean sequence, times their entries, per quadrature node."""
@@ -28,7 +28,7 @@ class BoundRow(NamedTuple):
 
 def compute_bounds(vocab_size: int, length: int, seed: int) -> Iterator[BoundRow]:
     """Compute the bound of the exact score, from the true marginal at t = 1; it should equal the entropy."""
-    check.vocabulary(vocab_size)
+    validate.vocab_size(vocab_size)
     if length < 1:
         raise ValueError(f"length is {length}; it must be 1 or more")
     pairs = length * (math.log(vocab_size) + math.log(vocab_size + 1))

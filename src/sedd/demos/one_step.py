@@ -121,7 +121,7 @@ def reconstruct_examples(model: Denoiser, noise_level: float, count: int, seed: 
     sigma = sigma_at(noise_level).expand(count)
     x_t = PROCESS.corrupt(x_0, sigma, generator)
     p = model.log_mean(x_t, sigma).exp()
-    columns = (x_0, x_t, p.argmax(-1), categorical.draw(p, generator))
+    columns = (x_0, x_t, p.argmax(-1), categorical.sample(p, generator))
     return [ReconstructionExample(*map(sentences.sentence_text, row)) for row in zip(*columns, strict=True)]
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from sedd import exact, factory, plot
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.parameterization import ScoreModel
 
 OBJECTIVES = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax-linear": plot.ORANGE}
@@ -39,7 +39,7 @@ def true_log_ratios(states: int, seed: int) -> Float[Tensor, "n n"]:
 
 
 def _distribution(states: int, seed: int) -> exact.Distribution:
-    check.vocabulary(states)
+    validate.vocab_size(states)
     if states > MOST_STATES:
         raise ValueError(
             f"states is {states}; a matrix of more than {MOST_STATES} by {MOST_STATES} is too large to draw"

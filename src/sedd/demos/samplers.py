@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from sedd import exact, factory, plot, registry, sampling
-from sedd.diffusion import check
-from sedd.diffusion.reverse import last_step
+from sedd.diffusion import validate
+from sedd.diffusion.reverse import denoising_table
 
 SAMPLERS: Mapping[str, Callable[..., sampling.GridSampler]] = {
     "Euler": sampling.Euler,
@@ -50,7 +50,7 @@ def step_counts(most: int) -> list[int]:
 
 def sampler_errors(vocab_size: int, length: int, schedule_name: str, most: int, seed: int) -> Iterator[SamplerError]:
     """Compute the error of every sampler under every process, from the true marginal at t = 1 on a uniform grid."""
-    check.vocabulary(vocab_size)
+    validate.vocab_size(vocab_size)
     if length < 1 or length * math.log(vocab_size + 1) > math.log(MOST_SEQUENCES):
         raise ValueError(
             f"{vocab_size} tokens at length {length} cannot be enumerated; the length must be 1 or more, with at most "
@@ -71,7 +71,7 @@ def _error(p_data: exact.Distribution, process_name: str, schedule_name: str, na
     p = p_data.at(process, schedule.sigma(times[0]))
     for t, s in list(pairwise(times.expand(len(x), -1).T))[:-1]:
         p = exact.step_distribution(chosen, p, blank, t, s)
-    p = exact.propagate(p, last_step(score, process, x, schedule.sigma(times[-2]).expand(len(x))))
+    p = exact.propagate(p, denoising_table(score, process, x, schedule.sigma(times[-2]).expand(len(x))))
     return (p - p_data.at(process, torch.zeros_like(times[0]))).abs().sum().item() / 2
 
 

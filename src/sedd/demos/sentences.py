@@ -63,7 +63,7 @@ def corpus_distribution() -> exact.Distribution:
 
 def draw_sentences(count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
     """Draw ``count`` sentences of the corpus, with replacement."""
-    return corpus_ids()[categorical.draw(corpus_frequencies().expand(count, -1), generator)]
+    return corpus_ids()[categorical.sample(corpus_frequencies().expand(count, -1), generator)]
 
 
 def build_denoiser(process: Process, seed: int) -> MeanModel:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 
 
 class AffineWeights(NamedTuple):
@@ -38,18 +38,18 @@ def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor
     return u.clamp_min(2.0**-54)  # 0 would choose an outcome of probability 0
 
 
-def happens(probability: Float[Tensor, "*s"], generator: torch.Generator) -> Bool[Tensor, "*s"]:
+def bernoulli(probability: Float[Tensor, "*s"], generator: torch.Generator) -> Bool[Tensor, "*s"]:
     """True with the given probability, entry by entry."""
     return uniforms(tuple(probability.shape), generator) < probability
 
 
-def draw(weights: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
+def sample(weights: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
     """One draw from each row of unnormalised ``weights``."""
-    check.weights(weights)
-    return invert(weights, uniforms(tuple(weights.shape[:-1]), generator))
+    validate.weights(weights)
+    return sample_inverse_cdf(weights, uniforms(tuple(weights.shape[:-1]), generator))
 
 
-def invert(weights: Float[Tensor, "*s n"], u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+def sample_inverse_cdf(weights: Float[Tensor, "*s n"], u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
     """The first index at which the running sum of a row passes ``u`` times its total.
 
     Two levels: first among about √n blocks by their sums, then inside one block. Weight 0 is never returned.
@@ -90,24 +90,26 @@ def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
     return tuple(rows.split(_at_once(rows)))
 
 
-def move(x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
+def sample_jump(
+    x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: torch.Generator
+) -> Int[Tensor, "*s"]:
     """Move each entry of ``x`` to y ≠ x with the probability given for y, else leave it.
 
     Whether is decided first, where to second and only for those that move; the probability of staying is
     what is left of 1 and is never read, so a step probability of 1e-4 loses no digits to it.
     """
     leave = probabilities.scatter(-1, x[..., None], 0)
-    check.probabilities(leave)
+    validate.probabilities(leave)
     rows = leave.reshape(-1, leave.shape[-1])
     total = torch.cat([piece.sum(-1, dtype=torch.float64) for piece in _pieces(rows)]).view(x.shape)
-    moves = happens(total, generator)
+    moves = bernoulli(total, generator)
     y = x.clone()
     if moves.any():
-        y[moves] = draw(leave[moves], generator)
+        y[moves] = sample(leave[moves], generator)
     return y
 
 
-def step(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]) -> Int[Tensor, " k"]:
+def sample_next(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]) -> Int[Tensor, " k"]:
     """A draw from each row of unnormalised ``weights``, one of which is that of staying at ``x``.
 
     The first uniform decides whether it moves, the second where to, for those that do.
@@ -116,7 +118,7 @@ def step(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "
     total = leave.sum(-1, dtype=torch.float64)
     stay = weights.gather(-1, x[:, None]).squeeze(-1)
     moves = (u[:, 0] * (total + stay) < total).nonzero().squeeze(-1)
-    return x.index_put((moves,), invert(leave[moves], u[moves, 1]))
+    return x.index_put((moves,), sample_inverse_cdf(leave[moves], u[moves, 1]))
 
 
 def legacy_fp32(probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.precision import upcast
 from sedd.diffusion.process import Process
 
@@ -310,13 +310,13 @@ class DiffusionModel(DiscreteModel, ABC):
 
     @final
     def _inputs(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        check.states(x, self.process.num_states)
-        check.noise(sigma)
+        validate.states(x, self.process.num_states)
+        validate.sigma(sigma)
         return x, sigma.float()  # times are drawn in float64; networks compute in less
 
     @final
     def _check_output(self, output: Tensor) -> None:
-        check.entries(output, self.process.num_states, "network's output")
+        validate.num_outputs(output, self.process.num_states, "network's output")
 
 
 @final
@@ -327,11 +327,11 @@ class ScoreModel(DiffusionModel):
 
     def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
         """Return the process's shift: 0 (uniform) or −log(e^σ − 1) − log N (absorbing)."""
-        return self.process.log_scale(sigma)
+        return self.process.log_score_shift(sigma)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing).  [§5]"""
-        shift = self.process.log_scale(sigma.to(output.dtype))[..., None, None]
+        shift = self.process.log_score_shift(sigma.to(output.dtype))[..., None, None]
         return (output + shift).scatter(-1, x_t[..., None], 0)
 
 

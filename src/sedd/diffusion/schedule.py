@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.categorical import uniforms
 
 
@@ -36,9 +36,9 @@ class Schedule(ABC):
 
     def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The time at which the total noise is ``sigma``."""
-        check.noise(sigma)
+        validate.sigma(sigma)
         first, last = self.sigma(sigma.new_tensor([0.0, 1.0]))
-        check.between("sigma", sigma, first, last)
+        validate.in_range("sigma", sigma, first, last)
         return self._inverse(sigma).clamp(0, 1)  # rounding may step over an end
 
     @abstractmethod
@@ -55,7 +55,7 @@ def _total(lost: Float[Tensor, "*b"], kept: Float[Tensor, "*b"]) -> Float[Tensor
     return torch.where(lost < 0.5, -torch.log1p(-lost), -torch.log(kept))
 
 
-def lost(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+def corruption_probability(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """1 − e^−σ, the probability that a token has been touched."""
     return -torch.expm1(-sigma)
 
@@ -68,21 +68,21 @@ class LogLinear(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        check.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+        validate.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ = −log(1 − (1 − ε)t)."""
-        check.times(t)
+        validate.times(t)
         return _total(lost=(1 - self.eps) * t, kept=self._kept(t))
 
     def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ' = (1 − ε) / (1 − (1 − ε)t)."""
-        check.times(t)
+        validate.times(t)
         return (1 - self.eps) / self._kept(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
         """t = (1 − e^−σ) / (1 − ε)."""
-        return lost(sigma) / (1 - self.eps)
+        return corruption_probability(sigma) / (1 - self.eps)
 
     def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return (1 - t) + self.eps * t  # 1 − t is exact near t = 1, where 1 − (1 − ε)t would cancel
@@ -102,7 +102,7 @@ class Geometric(Schedule):
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ = lo^(1−t) · hi^t."""
-        check.times(t)
+        validate.times(t)
         return torch.exp((1 - t) * math.log(self.lo) + t * math.log(self.hi))
 
     def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -122,21 +122,21 @@ class Cosine(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        check.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+        validate.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ = −log(ε + (1 − ε)·cos(πt/2)), where 1 − cos(πt/2) = 2 sin²(πt/4)."""
-        check.times(t)
+        validate.times(t)
         return _total(lost=(1 - self.eps) * 2 * torch.sin(math.pi / 4 * t) ** 2, kept=self._kept(t))
 
     def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ' = (1 − ε)·(π/2)·sin(πt/2) / e^−σ."""
-        check.times(t)
+        validate.times(t)
         return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._kept(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
         """t = (4/π)·asin √((1 − e^−σ) / (2(1 − ε)))."""
-        return 4 / math.pi * torch.asin(torch.sqrt(lost(sigma) / (2 * (1 - self.eps))))
+        return 4 / math.pi * torch.asin(torch.sqrt(corruption_probability(sigma) / (2 * (1 - self.eps))))
 
     def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return self.eps + (1 - self.eps) * torch.sin(math.pi / 2 * (1 - t))  # cos(πt/2), precise near t = 1
@@ -151,23 +151,23 @@ class Polynomial(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        check.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+        validate.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
         if not 1 <= self.power < math.inf:
             raise ValueError(f"power is {self.power}; it must be 1 or more, or the rate at t = 0 is infinite")
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ = −log(1 − (1 − ε)·t^power)."""
-        check.times(t)
+        validate.times(t)
         return _total(lost=(1 - self.eps) * t**self.power, kept=self._kept(t))
 
     def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ' = (1 − ε)·power·t^(power−1) / e^−σ."""
-        check.times(t)
+        validate.times(t)
         return (1 - self.eps) * self.power * t ** (self.power - 1) / self._kept(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
         """t = ((1 − e^−σ) / (1 − ε))^(1/power)."""
-        return (lost(sigma) / (1 - self.eps)) ** (1 / self.power)
+        return (corruption_probability(sigma) / (1 - self.eps)) ** (1 / self.power)
 
     def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return -torch.expm1(self.power * torch.log(t)) + self.eps * t**self.power  # 1 − t^power, precise at 1
@@ -205,7 +205,7 @@ class UniformTimes(TimeSampler):
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
         """t uniform on (t_min, 1)."""
-        check.times(u)
+        validate.times(u)
         return Times(t=t_min + (1 - t_min) * u, weight=torch.full_like(u, 1 - t_min))
 
 
@@ -219,7 +219,7 @@ class LowNoiseTimes(TimeSampler):
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
         """t = u², moved to [t_min, 1]."""
-        check.times(u)
+        validate.times(u)
         return Times(t=t_min + (1 - t_min) * u**2, weight=(1 - t_min) * 2 * u)
 
 
@@ -241,7 +241,7 @@ class ImportanceTimes(TimeSampler):
         cls, t: Float[Tensor, " n"], losses: Float[Tensor, " n"], parts: int = 32, t_min: float = 0.0
     ) -> "ImportanceTimes":
         """Masses from losses at times t, without weights; no part gets less than a tenth of the average mass."""
-        check.times(t)
+        validate.times(t)
         if parts < 1:
             raise ValueError(f"parts is {parts}; there must be at least 1")
         part = ((t - t_min) / (1 - t_min) * parts).long().clamp(0, parts - 1)
@@ -253,7 +253,7 @@ class ImportanceTimes(TimeSampler):
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
         """t by inversion: the part first, then evenly inside it."""
-        check.times(u)
+        validate.times(u)
         masses = self.masses.to(u)
         ends = masses.cumsum(0)
         part = torch.searchsorted(ends, u.clamp_max(1 - 1e-12) * ends[-1], right=True).clamp_max(len(masses) - 1)

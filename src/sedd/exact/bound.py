@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.process import Process, at_token
 from sedd.diffusion.schedule import Schedule
 from sedd.exact import objectives
@@ -52,7 +52,7 @@ def bound(
     With ``true_base`` generation starts from the true marginal at t = 1, so that the exact score's bound is
     the entropy; else from the process's own base, and the excess is KL(p_1 ‖ base).
     """
-    check.t_min(t_min)
+    validate.t_min(t_min)
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=torch.float64))
 
     def integrand(u: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.diffusion import categorical, check
+from sedd.diffusion import categorical, validate
 from sedd.diffusion.process import Process
 
 
@@ -58,7 +58,7 @@ class Distribution:
         shape = tuple(probabilities.shape)
         if not shape or len(set(shape)) > 1:
             raise ValueError(f"the law has shape {shape}; it needs one axis a position, all as long as the vocabulary")
-        check.vocabulary(shape[0])
+        validate.vocab_size(shape[0])
         total = probabilities.sum().item()
         if not (probabilities >= 0).all() or abs(total - 1) > 1e-5:
             raise ValueError(f"the law sums to {total} with least entry {probabilities.min().item()}; "
@@ -79,17 +79,17 @@ class Distribution:
 
     def log_prob(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b"]:
         """log p(x_0)."""
-        check.clean(x_0, self.vocab_size)
+        validate.clean_tokens(x_0, self.vocab_size)
         return self.probabilities.log()[index_of(x_0, self.vocab_size)]
 
     def draw(self, count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
         """``count`` independent sequences."""
-        return self.sequences[categorical.draw(self.probabilities.expand(count, -1), generator)]
+        return self.sequences[categorical.sample(self.probabilities.expand(count, -1), generator)]
 
     def at(self, process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b states"]:
         """p_σ: the probability of every noisy sequence, in the order of `every`."""
         self._fits(process)
-        check.noise(sigma)
+        validate.sigma(sigma)
         P = transition_matrix(process, sigma.reshape(-1))[..., : self.vocab_size]
         p = self.probabilities.expand(len(P), -1)
         for i in range(self.length):  # noise one position after another: left is noised, right is not yet
@@ -145,8 +145,8 @@ class Score(nn.Module):
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """log p_σ(x_t with position i set to y) − log p_σ(x_t)."""
         x_t = self._with_context(x_t)
-        check.states(x_t, self.process.num_states)
-        check.noise(sigma)
+        validate.states(x_t, self.process.num_states)
+        validate.sigma(sigma)
         n, length = self.process.num_states, self.law.length
         levels, row = torch.unique(sigma.double(), return_inverse=True)
         log_p = self.law.at(self.process, levels).log()

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.reverse import denoised, last_step, law_of
+from sedd.diffusion.reverse import denoised_probs, denoising_table, normalize
 from sedd.exact.distribution import every
 from sedd.exact.propagation import propagate
 from sedd.sampling.autoregressive import LeftToRight
@@ -81,8 +81,8 @@ def propagate_free(
 
 def _last_step(sampler: Sampler, p: Tensor, blank: Tensor, t: Tensor) -> Tensor:
     x = every(sampler.process.num_states, len(blank))
-    table = last_step(sampler.model, sampler.process, x, sampler.schedule.sigma(t).expand(len(x)))
-    return propagate_free(p, table, x, blank & sampler.process.unknown(x))
+    table = denoising_table(sampler.model, sampler.process, x, sampler.schedule.sigma(t).expand(len(x)))
+    return propagate_free(p, table, x, blank & sampler.process.is_noisy(x))
 
 
 # Grid samplers ---------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def transition_table(
     t, s = (a[..., None].expand(x.shape).reshape(-1) for a in (t, s))
     p = sampler.weights(output, x.reshape(-1), t, s).clamp_min(0).view(*x.shape, -1)
     stay = torch.nn.functional.one_hot(x, sampler.process.num_states).to(p.dtype)
-    p = torch.where(sampler.process.unknown(x)[..., None], p, stay)
+    p = torch.where(sampler.process.is_noisy(x)[..., None], p, stay)
     return p / p.sum(-1, keepdim=True)
 
 
@@ -112,14 +112,14 @@ def _factorized(sampler: FactorizedSampler, p: Tensor, blank: Tensor, t: Tensor,
 def _theta(sampler: Theta, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Every start and every midpoint: the second stage depends on both."""
     model, schedule, x = sampler.model, sampler.schedule, every(sampler.process.num_states, len(blank))
-    free = blank & sampler.process.unknown(x)
+    free = blank & sampler.process.is_noisy(x)
     log_score_t = model(x, schedule.sigma(t))
     log_score_m = model(x, schedule.sigma(sampler.midpoint(t, s)))
     stay = torch.nn.functional.one_hot(x, log_score_t.shape[-1]).to(log_score_t.dtype)
-    first = torch.where(free[..., None], law_of(sampler.first_stage(log_score_t, x, t, s)), stay)
+    first = torch.where(free[..., None], normalize(sampler.first_stage(log_score_t, x, t, s)), stay)
     start, middle = (a.flatten() for a in torch.meshgrid(torch.arange(len(x)), torch.arange(len(x)), indexing="ij"))
     weight = p[start] * at_token(first[start], x[middle]).prod(-1)
-    second = law_of(sampler.second_stage(log_score_t[start], log_score_m[middle], x[middle], t[start], s[start]))
+    second = normalize(sampler.second_stage(log_score_t[start], log_score_m[middle], x[middle], t[start], s[start]))
     return propagate(weight, torch.where(free[middle, :, None], second, stay[middle]))
 
 
@@ -128,7 +128,7 @@ def _gibbs(sampler: Gibbs, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Te
     """The predictor, then the mean over positions, ``sites`` times."""
     x = every(sampler.process.num_states, len(blank))
     p = step_distribution(sampler.predictor, p, blank, t, s)
-    table = law_of(sampler.model(x, sampler.schedule.sigma(s)).exp())
+    table = normalize(sampler.model(x, sampler.schedule.sigma(s)).exp())
     site = torch.eye(len(blank), dtype=torch.bool)[blank]
     for _ in range(sampler.sites if blank.any() else 0):
         p = torch.stack([propagate_free(p, table, x, one.expand(x.shape)) for one in site]).mean(0)
@@ -140,25 +140,25 @@ def _remask(sampler: Remask, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> 
     process, x = sampler.process, every(sampler.process.num_states, len(blank))
     remasked, revealed = (a[..., None, None] for a in sampler.rates(t, s))
     sigma = sampler.schedule.sigma(t)
-    clean = denoised(process, sampler.model(x, sigma), x, sigma)
-    mask = torch.nn.functional.one_hot(process.limit(x.double()), process.num_states)
+    clean = denoised_probs(process, sampler.model(x, sigma), x, sigma)
+    mask = torch.nn.functional.one_hot(process.prior_sample(x.double()), process.num_states)
     token = torch.nn.functional.one_hot(x, process.num_states)
     of_mask = revealed * torch.nn.functional.pad(clean, (0, 1)) + (1 - revealed) * mask
-    table = torch.where(process.unknown(x)[..., None], of_mask, (1 - remasked) * token + remasked * mask)
+    table = torch.where(process.is_noisy(x)[..., None], of_mask, (1 - remasked) * token + remasked * mask)
     return propagate_free(p, table, x, blank.expand(x.shape))
 
 
 def _mask_uncertainty(sampler: ConfidenceSampler, table: Tensor, x: Tensor, blank: Tensor) -> Tensor:
     """The uncertainty at the masks of every sequence, from the table of p(x_0 | x)."""
     uncertainty = sampler.uncertainty(table[..., : sampler.process.vocab_size])
-    return torch.where(blank & sampler.process.unknown(x), uncertainty, math.inf)
+    return torch.where(blank & sampler.process.is_noisy(x), uncertainty, math.inf)
 
 
 @step_distribution.register
 def _confident(sampler: Confident, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Every sequence has its own choice of positions."""
     x = every(sampler.process.num_states, len(blank))
-    table = last_step(sampler.model, sampler.process, x, sampler.schedule.sigma(t))
+    table = denoising_table(sampler.model, sampler.process, x, sampler.schedule.sigma(t))
     left = sampler.masks_left(blank.sum().expand(len(x)), s)
     return propagate_free(p, table, x, sampler.choose(_mask_uncertainty(sampler, table, x, blank), left))
 
@@ -176,9 +176,9 @@ def _first_hitting(sampler: FirstHitting, given: Tensor, times: Tensor) -> Tenso
     masked = sampler.reveal_probabilities(times).flip(0).cumsum(0).flip(0)  # the masked share at the start of a step
     for k, t in enumerate(times[:-2]):
         revealed = 1 - masked[k + 1] / masked[k]
-        table = last_step(sampler.model, process, x, schedule.sigma(t).expand(len(x))) * revealed
+        table = denoising_table(sampler.model, process, x, schedule.sigma(t).expand(len(x))) * revealed
         table[..., -1] = 1 - revealed
-        p = propagate_free(p, table, x, blank & process.unknown(x))
+        p = propagate_free(p, table, x, blank & process.is_noisy(x))
     return _last_step(sampler, p, blank, times[-2])
 
 
@@ -197,9 +197,9 @@ def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
             left = sum(rank * groups // len(order) >= group for rank in range(len(order)))
             masked = torch.tensor(left / len(given), dtype=torch.float64)
             sigma = sigma_of_masked_fraction(masked, sampler.schedule)
-            table = last_step(sampler.model, process, x, sigma.expand(len(x)))
+            table = denoising_table(sampler.model, process, x, sigma.expand(len(x)))
             free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, torch.tensor(now), True)
-            p = propagate_free(p, table, x, free & process.unknown(x))
+            p = propagate_free(p, table, x, free & process.is_noisy(x))
         found.append(p)
     return torch.stack(found).mean(0)
 
@@ -209,9 +209,9 @@ def _entropy_bounded(sampler: EntropyBounded, given: Tensor, times: Tensor) -> T
     """As many calls as open positions are always enough."""
     process, blank = sampler.process, given < 0
     p, x = initial_distribution(process, given), every(process.num_states, len(given))
-    masks = blank & process.unknown(x)
+    masks = blank & process.is_noisy(x)
     sigma = sigma_of_masked_fraction(masks.sum(-1) / len(given), sampler.schedule)
-    table = last_step(sampler.model, process, x, sigma)
+    table = denoising_table(sampler.model, process, x, sigma)
     chosen = sampler.choose(_mask_uncertainty(sampler, table, x, blank))
     for _ in range(int(blank.sum())):
         p = propagate_free(p, table, x, chosen)

@@ -38,8 +38,8 @@ def _left_to_right(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tupl
 @torch.no_grad()
 def _most_probable_first(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
     process, model, start = loaded.process, SamplingModel(loaded.model), len(x)
-    x = torch.cat([x, process.limit(torch.zeros(length, device=x.device))])
-    while len(masked := process.unknown(x).nonzero().squeeze(-1)):
+    x = torch.cat([x, process.prior_sample(torch.zeros(length, device=x.device))])
+    while len(masked := process.is_noisy(x).nonzero().squeeze(-1)):
         sigma = sigma_of_masked_fraction(torch.tensor([len(masked) / len(x)], device=x.device), loaded.schedule)
         hidden = model.hidden(x[None], sigma)[0, masked]
         probability, token = model.clean_probs_at(hidden, x[masked], sigma.expand(len(masked))).max(-1)

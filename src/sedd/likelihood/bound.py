@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import LogScoreModel
 from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.reverse import last_step
+from sedd.diffusion.reverse import denoising_table
 from sedd.diffusion.schedule import Schedule, Times
 
 
@@ -26,8 +26,8 @@ def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.
     losses that a small number of draws misses it. At high noise a wrong score costs the same at every σ, and 1 − e^−σ
     in place of σ/(1 + σ) would hardly ever draw a time there.
     """
-    check.times(u)
-    check.t_min(t_min)
+    validate.times(u)
+    validate.t_min(t_min)
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=u.dtype, device=u.device))
     first, last = ends / (1 + ends)
     share = first + (last - first) * u**3
@@ -78,7 +78,7 @@ def bound_terms(
     reconstruction = torch.zeros_like(diffusion)
     if ends[0] > 0:
         first = ends[0].to(diffusion.dtype).expand(x_0.shape[:-1])
-        reconstruction = -at_token(last_step(model, process, x_first, first), x_0).clamp_min(1e-30).log()
+        reconstruction = -at_token(denoising_table(model, process, x_first, first), x_0).clamp_min(1e-30).log()
     return BoundTerms(
         diffusion=torch.where(valid, diffusion, 0).sum(-1),
         prior=(count * process.prior_kl(ends[1])).to(diffusion.dtype),

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.objective import AnyOrder, DenoisingScoreEntropy
 from sedd.diffusion.process import Absorbing, Process, at_token
 from sedd.diffusion.rng import CounterRNG
@@ -144,7 +144,7 @@ class DiffusionTermEstimator(MonteCarloEstimator):
     t_min: float
 
     def __post_init__(self) -> None:
-        check.t_min(self.t_min)
+        validate.t_min(self.t_min)
 
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """d(1 − e^−σ)/du."""
@@ -236,7 +236,7 @@ class FixedOrderEstimator(Estimator):
         """L · −log p of one token: the mean over the draws is then the sum over tokens."""
         x_t, position = inputs
         length = x_0.shape[-1]
-        masked = self.process.unknown(x_t).sum(-1)
+        masked = self.process.is_noisy(x_t).sum(-1)
         log_p = at_token(model.log_mean(x_t, -torch.log1p(-masked / (length + 1))), x_0)  # σ as in `objective.AnyOrder`
         return _diffusion_only(-length * log_p.gather(-1, position[:, None]).squeeze(-1))
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
 from sedd.nn.attention import AttentionContext, attention_context
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
@@ -151,7 +151,7 @@ class Transformer(nn.Module, ABC):
 
         Of every position, (*b, L, width), or of the packed ones, (n, width).
         """
-        check.states(x, self.states)
+        validate.states(x, self.states)
         b, length = sigma.numel(), x.shape[-1]
         backend = block_ops.select_backend(x.device.type, compute_dtype(self.head.weight))
         h = upcast(backend.embedding(x.reshape(b, length), self.vocab_embed()))
@@ -191,7 +191,7 @@ class Transformer(nn.Module, ABC):
     def _noise_embedding(self, sigma: Tensor) -> Tensor | None:
         if self.sigma_map is None:
             return None
-        check.noise(sigma)
+        validate.sigma(sigma)
         c: Tensor = self.sigma_map(sigma.to(upcast_dtype(self.head.weight.dtype)))
         return c
 

@@ -64,7 +64,7 @@ def sample_categorical_reference(
     table = dense_weights(head, x, weights, states)
     total = table.sum(-1, dtype=torch.float64)
     clamped = table.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)
-    return SampledTokens(categorical.step(x, table.clamp_min(0), u), clamped.sum())
+    return SampledTokens(categorical.sample_next(x, table.clamp_min(0), u), clamped.sum())
 
 
 def dense_weights(

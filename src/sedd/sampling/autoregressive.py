@@ -45,7 +45,7 @@ class LeftToRight(Sampler):
             hidden = model.compute_hidden(x[:, : i + 1], sigma)[:, i]
             p = model.log_next_at(hidden).exp()
             x, reveal_step = x.clone(), reveal_step.clone()
-            x[:, i] = torch.where(here, categorical.invert(p, u[:, i]), x[:, i])
+            x[:, i] = torch.where(here, categorical.sample_inverse_cdf(p, u[:, i]), x[:, i])
             reveal_step[:, i] = torch.where(here, i + 1, 0)
             yield State(x, reveal_step, i + 1)
 

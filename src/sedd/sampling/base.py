@@ -150,7 +150,7 @@ class Sampler(ABC):
     @final
     def initial_state(self, prompt: Prompt, rng: CounterRNG) -> State:
         """Return the given tokens with noise at all other positions."""
-        noise = self.process.limit(rng(prompt.given.shape[-1], event=START)[..., 0])
+        noise = self.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
         x = torch.where(prompt.blank, noise, prompt.given)
         return State(x, torch.zeros_like(x), 0)
 
@@ -184,7 +184,7 @@ class GridSampler(Sampler, ABC):
             if step < len(times) - 1:
                 x = self.step(state.x, t.expand(rows), s.expand(rows), context)
             else:
-                noisy = context.free & self.process.unknown(state.x)
+                noisy = context.free & self.process.is_noisy(state.x)
                 x = draw_clean_tokens(state.x, self.schedule.sigma(t).expand(rows), noisy, context)
             state = State(x, torch.where(x != state.x, step, state.reveal_step), step)
             yield state

@@ -12,7 +12,7 @@ from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import HiddenStateDenoiser, LogitsModel
 from sedd.diffusion.process import Process
-from sedd.diffusion.reverse import denoised
+from sedd.diffusion.reverse import denoised_probs
 from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
 from sedd.sampling.guidance import check_guidance, guide_log_mean, guide_log_score
 from sedd.sampling.warping import Warping
@@ -136,7 +136,7 @@ class SamplingModel:
         if self.warping.is_identity:
             return log_score
         log_mean = self.log_mean_at(hidden, x, sigma)
-        return self.process.retold(log_score[:, None], log_mean[:, None], x[:, None], sigma)[:, 0]
+        return self.process.rescore(log_score[:, None], log_mean[:, None], x[:, None], sigma)[:, 0]
 
     def log_mean_at(
         self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
@@ -188,7 +188,7 @@ class SamplingModel:
 
     def _denoised(self, hidden: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
         log_score = self._guided_log_score(hidden, x, sigma)
-        return denoised(self.process, log_score[:, None], x[:, None], sigma)[:, 0]
+        return denoised_probs(self.process, log_score[:, None], x[:, None], sigma)[:, 0]
 
     # Distributions at every position: what proofs and demonstrations use ------------------------------------
 
@@ -244,7 +244,7 @@ class SamplingModel:
         if model is None:
             return DrawPlan(x, sigma, u)
         if model.logits_are_scores:
-            weights = self.process.last_law(sigma)
+            weights = self.process.denoising_weights(sigma)
         else:  # the logits are those of p(x_0 | x), x itself among the tokens
             weights = AffineWeights(torch.ones_like(sigma), torch.ones_like(sigma), torch.zeros_like(sigma))
         return DrawPlan(x, sigma, u, weights, model.logit_shift(sigma).float())
@@ -255,7 +255,7 @@ class SamplingModel:
             return self.draw_fused(hidden, plan)
         p = self.clean_probs_at(hidden, plan.x, plan.sigma)
         p = torch.nn.functional.pad(p, (0, self.process.num_states - self.process.vocab_size))
-        return categorical.step(plan.x, p, plan.u)
+        return categorical.sample_next(plan.x, p, plan.u)
 
     def draw_fused(self, hidden: Float[Tensor, "k h"], plan: DrawPlan) -> Int[Tensor, " k"]:
         """Draw the next token at the planned positions from the model's logits."""

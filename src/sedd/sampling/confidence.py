@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import lost
+from sedd.diffusion.schedule import corruption_probability
 from sedd.sampling.base import (
     GridSampler,
     Prompt,
@@ -47,7 +47,7 @@ class ConfidenceSampler(Sampler, ABC):
         """Return the uncertainty at masks, and ∞ elsewhere."""
         length, model, states = x.shape[-1], context.model, hidden.flatten(0, 1)
         found = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
-        for at in model.chunks(context.free & self.process.unknown(x)):
+        for at in model.chunks(context.free & self.process.is_noisy(x)):
             p = model.clean_probs_at(states[at], x.flatten()[at], gather_rows(sigma, length, at))
             found[at] = self.uncertainty(p).double()
         return found.view_as(x)
@@ -72,7 +72,7 @@ class Confident(ConfidenceSampler, GridSampler):
 
     def masks_left(self, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
         """Return how many masks are left at time s: the share that the schedule leaves."""
-        ends = lost(self.schedule.sigma(torch.stack([s, torch.ones_like(s)])))
+        ends = corruption_probability(self.schedule.sigma(torch.stack([s, torch.ones_like(s)])))
         return (blanks * ends[0] / ends[1] + 1e-9).long()
 
     def choose(self, uncertainty: Float[Tensor, "b L"], left: Int[Tensor, " b"]) -> Bool[Tensor, "b L"]:
@@ -86,7 +86,7 @@ class Confident(ConfidenceSampler, GridSampler):
     ) -> Int[Tensor, "b L"]:
         """Draw the most certain masks."""
         sigma, left = self.schedule.sigma(t), self.masks_left(context.free.sum(-1), s)
-        if ((context.free & self.process.unknown(x)).sum(-1) <= left).all():
+        if ((context.free & self.process.is_noisy(x)).sum(-1) <= left).all():
             return x
         hidden = context.model.hidden(x, sigma, context.valid)
         chosen = self.choose(self.mask_uncertainty(hidden, x, sigma, context), left)
@@ -130,7 +130,7 @@ class EntropyBounded(ConfidenceSampler):
         """Yield a state for every call; the grid is not used."""
         state = self.initial_state(prompt, rng)
         yield state
-        while (masks := prompt.blank & self.process.unknown(state.x)).any():
+        while (masks := prompt.blank & self.process.is_noisy(state.x)).any():
             context = StepContext(masks, prompt.valid, rng, model, 0)
             sigma = sigma_of_masked_fraction(masks.sum(-1) / prompt.lengths, self.schedule)
             hidden = model.hidden(state.x, sigma, prompt.valid)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import lost
+from sedd.diffusion.schedule import corruption_probability
 from sedd.sampling.base import POSITION, STEP, Prompt, Sampler, State, check_absorbing, sigma_of_masked_fraction
 from sedd.sampling.caching import SamplingModel
 
@@ -124,7 +124,7 @@ class FirstHitting(PlannedSampler):
 
     def reveal_probabilities(self, times: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
         """Return the probability that a position is revealed in each step: its share of the noise."""
-        masked = lost(self.schedule.sigma(times))
+        masked = corruption_probability(self.schedule.sigma(times))
         masked = torch.cat([masked[:-1], masked.new_zeros(1)])  # the last step reveals all that is left
         return -masked.diff() / masked[0]
 
@@ -141,7 +141,7 @@ class FirstHitting(PlannedSampler):
 
     def _plan_without_grid(self, prompt: Prompt, u: Tensor) -> Plan:
         """Reveal position i when the masked share falls below 1 − u_i."""
-        top = lost(self.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
+        top = corruption_probability(self.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
         order = torch.where(prompt.blank, u, math.inf).sort(-1)
         event = torch.where(prompt.blank, order.indices.argsort(-1), -1)
         left = (1 - order.values.clamp_max(1)) * top

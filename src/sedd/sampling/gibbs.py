@@ -58,6 +58,6 @@ class Gibbs(GridSampler):
             site = keys.argmax(-1)  # the free position with the largest of independent uniforms is a uniform choice
             hidden = context.model.hidden(x, sigma, context.valid)[rows, site]
             score = context.model.log_score_at(hidden, x[rows, site], sigma).exp()
-            drawn = categorical.invert(score, u[rows, site, 1])
+            drawn = categorical.sample_inverse_cdf(score, u[rows, site, 1])
             x = x.index_put((rows, site), torch.where(context.free[rows, site], drawn, x[rows, site]))
         return x

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.reverse import analytic
+from sedd.diffusion.reverse import analytic_weights
 from sedd.ops.categorical import counter_uniforms
 from sedd.sampling.base import STEP, GridSampler, StepContext
 from sedd.sampling.caching import DrawPlan, gather_rows
@@ -57,7 +57,7 @@ class FactorizedSampler(GridSampler, ABC):
         sigma = self.schedule.sigma(t)
         hidden = model.hidden(x, sigma, context.valid).flatten(0, 1)
         u = counter_uniforms(context.rng, length, context.step, STEP).flatten(0, 1)
-        for at in model.chunks(context.free & self.process.unknown(x)):
+        for at in model.chunks(context.free & self.process.is_noisy(x)):
             now, level, after, before = y[at], *(gather_rows(a, length, at) for a in (sigma, t, s))
             if (fused := model.fused_model(x.device)) and fused.logits_are_scores == self.uses_score:
                 shift = fused.logit_shift(level).float()
@@ -67,7 +67,7 @@ class FactorizedSampler(GridSampler, ABC):
             if not self.uses_score and not model.is_denoiser:
                 raise ValueError("sampler ancestral needs a denoiser (parameterization mean); use tweedie for a score")
             output = (model.log_score_at if self.uses_score else model.log_mean_at)(hidden[at], now, level)
-            y[at] = categorical.step(now, model.clamp_weights(self.weights(output, now, after, before)), u[at])
+            y[at] = categorical.sample_next(now, model.clamp_weights(self.weights(output, now, after, before)), u[at])
         return y.view_as(x)
 
 
@@ -87,11 +87,11 @@ class Tweedie(FactorizedSampler):
     ) -> Float[Tensor, "k n"]:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
         sigma_t, sigma_s = self.schedule.sigma(t), self.schedule.sigma(s)
-        return analytic(self.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
+        return analytic_weights(self.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
 
     def affine_weights(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
-        return self.process.analytic_law(self.schedule.sigma(t) - self.schedule.sigma(s))
+        return self.process.tweedie_weights(self.schedule.sigma(t) - self.schedule.sigma(s))
 
 
 @final
@@ -106,7 +106,7 @@ class Euler(FactorizedSampler):
         self, output: Float[Tensor, "k n"], x: Int[Tensor, " k"], t: Float[Tensor, " k"], s: Float[Tensor, " k"]
     ) -> Float[Tensor, "k n"]:
         """P(x → y) = (t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and the rest for y = x."""
-        rate = ((t - s) * self.schedule.rate(t) * self.process.into_rate).to(output.dtype)
+        rate = ((t - s) * self.schedule.rate(t) * self.process.incoming_rate).to(output.dtype)
         score = output[:, : self.process.vocab_size].exp()  # the reverse process never jumps to the mask
         jump = torch.nn.functional.pad(rate[:, None] * score, (0, self.process.num_states - self.process.vocab_size))
         jump = jump.scatter(-1, x[:, None], 0)
@@ -114,7 +114,7 @@ class Euler(FactorizedSampler):
 
     def affine_weights(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """(t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and 1 minus their sum for y = x."""
-        rate = (t - s) * self.schedule.rate(t) * self.process.into_rate
+        rate = (t - s) * self.schedule.rate(t) * self.process.incoming_rate
         return AffineWeights(rate, torch.ones_like(rate), -rate)
 
 
@@ -139,4 +139,4 @@ class Ancestral(FactorizedSampler):
 
     def affine_weights(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
-        return self.process.posterior_law(self.schedule.sigma(s), self.schedule.sigma(t))
+        return self.process.posterior_weights(self.schedule.sigma(s), self.schedule.sigma(t))

@@ -10,7 +10,7 @@ import math
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd.diffusion.process import Process, between
+from sedd.diffusion.process import Process, interpolate_log
 
 
 def check_guidance(guidance: float) -> None:
@@ -26,11 +26,11 @@ def guide_log_score(
     guidance: float,
 ) -> Float[Tensor, "k n"]:
     """Return (1 − γ)·log s(x) + γ·log s(x | label), normalised as the process requires."""
-    return process.guided(unconditional, conditional, guidance)
+    return process.mix_log_scores(unconditional, conditional, guidance)
 
 
 def guide_log_mean(
     unconditional: Float[Tensor, "k N"], conditional: Float[Tensor, "k N"], guidance: float
 ) -> Float[Tensor, "k N"]:
     """Return log p(x_0 | x)^(1−γ)·p(x_0 | x, label)^γ, normalised."""
-    return between(unconditional, conditional, guidance).log_softmax(-1)
+    return interpolate_log(unconditional, conditional, guidance).log_softmax(-1)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import lost
+from sedd.diffusion.schedule import corruption_probability
 from sedd.sampling.base import STEP, GridSampler, StepContext, draw_clean_tokens
 
 
@@ -56,7 +56,7 @@ class Remask(GridSampler):
         """Return P(a token is masked) and P(a mask is revealed) in the step from t to s."""
         sigma_t, sigma_s = self.schedule.sigma(t), self.schedule.sigma(s)
         alpha_t, alpha_s = torch.exp(-sigma_t), torch.exp(-sigma_s)
-        most = (lost(sigma_s) / alpha_t).clamp_max(1)
+        most = (corruption_probability(sigma_s) / alpha_t).clamp_max(1)
         match self.strategy:
             case "cap":
                 remasked = most.clamp_max(self.eta)
@@ -64,15 +64,15 @@ class Remask(GridSampler):
                 remasked = self.eta * most
             case _:
                 remasked = torch.where(t == s, most.clamp_max(self.eta), 0)
-        return remasked, (alpha_s - (1 - remasked) * alpha_t) / lost(sigma_t)
+        return remasked, (alpha_s - (1 - remasked) * alpha_t) / corruption_probability(sigma_t)
 
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Int[Tensor, "b L"]:
         """Mask some tokens and reveal some masks."""
         remasked, revealed = self.rates(t, s)
-        u, masked = context.rng(x.shape[-1], context.step, STEP)[..., 0], self.process.unknown(x)
+        u, masked = context.rng(x.shape[-1], context.step, STEP)[..., 0], self.process.is_noisy(x)
         to_reveal = context.free & masked & (u < revealed[:, None])
         to_mask = context.free & ~masked & (u < remasked[:, None])
         y = draw_clean_tokens(x, self.schedule.sigma(t), to_reveal, context)
-        return torch.where(to_mask, self.process.limit(u), y)
+        return torch.where(to_mask, self.process.prior_sample(u), y)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.reverse import analytic, into, law_of
+from sedd.diffusion.reverse import analytic_weights, forward_likelihood, normalize
 from sedd.sampling.base import MIDPOINT, STEP, GridSampler, StepContext
 from sedd.sampling.caching import gather_rows
 
@@ -48,7 +48,7 @@ class Theta(GridSampler):
     ) -> Float[Tensor, "*b L n"]:
         """Return the unnormalised probabilities of the step from t to ρ."""
         sigma_t, sigma_m = self.schedule.sigma(t), self.schedule.sigma(self.midpoint(t, s))
-        return analytic(self.process, log_score, x, sigma_t, sigma_m)
+        return analytic_weights(self.process, log_score, x, sigma_t, sigma_m)
 
     def second_stage(
         self,
@@ -62,10 +62,10 @@ class Theta(GridSampler):
         sigma_t, sigma_m, sigma_s = (self.schedule.sigma(a) for a in (t, self.midpoint(t, s), s))
         alpha = 1 / (2 * self.theta * (1 - self.theta))
         dtype = log_score_mid.dtype
-        into_middle = into(self.process, x_mid, sigma_m - sigma_s, dtype)
+        into_middle = forward_likelihood(self.process, x_mid, sigma_m - sigma_s, dtype)
         by_t = self.process.staggered_score(log_score_t.exp(), (sigma_t - sigma_s).to(dtype)) * into_middle
-        by_mid = analytic(self.process, log_score_mid, x_mid, sigma_m, sigma_s)
-        return alpha * law_of(by_mid) - (alpha - 1) * law_of(by_t)
+        by_mid = analytic_weights(self.process, log_score_mid, x_mid, sigma_m, sigma_s)
+        return alpha * normalize(by_mid) - (alpha - 1) * normalize(by_t)
 
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
@@ -76,17 +76,17 @@ class Theta(GridSampler):
         start, y = x.flatten(), x.flatten().clone()
         hidden_t = model.hidden(x, sigma_t, context.valid).flatten(0, 1)
         u_first, u_second = (context.rng(length, context.step, stage).flatten(0, 1) for stage in (MIDPOINT, STEP))
-        for at in model.chunks(context.free & self.process.unknown(x)):
+        for at in model.chunks(context.free & self.process.is_noisy(x)):
             level, after, before = (gather_rows(v, length, at) for v in (sigma_t, t, s))
             log_score = model.log_score_at(hidden_t[at], start[at], level)
             weights = self.first_stage(log_score[:, None], start[at, None], after, before)[:, 0]
-            y[at] = categorical.step(start[at], model.clamp_weights(weights), u_first[at])
+            y[at] = categorical.sample_next(start[at], model.clamp_weights(weights), u_first[at])
         middle = y.clone()
         hidden_m = model.hidden(middle.view_as(x), sigma_m, context.valid).flatten(0, 1)
-        for at in model.chunks(context.free & self.process.unknown(middle.view_as(x))):
+        for at in model.chunks(context.free & self.process.is_noisy(middle.view_as(x))):
             level_t, level_m, after, before = (gather_rows(v, length, at) for v in (sigma_t, sigma_m, t, s))
             log_score_t = model.log_score_at(hidden_t[at], start[at], level_t)[:, None]
             log_score_m = model.log_score_at(hidden_m[at], middle[at], level_m)[:, None]
             weights = self.second_stage(log_score_t, log_score_m, middle[at, None], after, before)[:, 0]
-            y[at] = categorical.step(middle[at], model.clamp_weights(weights), u_second[at])
+            y[at] = categorical.sample_next(middle[at], model.clamp_weights(weights), u_second[at])
         return y.view_as(x)

@@ -70,7 +70,7 @@ class TrainingDataLoader:
         generator = seeded_generator(self.seed, step, 1)
         times = self.objective.times(stratified(self.batch_size, generator))
         x_t = torch.where(valid, self.objective.corrupt(x_0, times.t, generator), x_0)
-        noisy_count = (self.process.unknown(x_t) & valid).sum(-1)
+        noisy_count = (self.process.is_noisy(x_t) & valid).sum(-1)
         columns = (x_0, x_t, *times, valid, self._labels(ids, step))
         mine = self.ranks.local_slice(self.batch_size)
         sent = (_to_device(column[mine], self.ranks.device) for column in columns)

@@ -110,7 +110,7 @@ class FusedLoss:
         """Pack the positions whose loss is not 0; None where all count."""
         if valid is None and not isinstance(self.process, Absorbing):
             return None
-        noisy = self.process.unknown(x_t)
+        noisy = self.process.is_noisy(x_t)
         return pack_tokens(noisy if valid is None else noisy & valid, count)
 
 
@@ -156,10 +156,10 @@ class _ScoreEntropyTerms:
             states=process.vocab_size,
             x_t=None if isinstance(process, Absorbing) else gather(x_t),  # the mask's own entry is not in the loss
             x_0=gather(x_0),
-            scale=gather(process.log_scale(sigma)[:, None]),
+            scale=gather(process.log_score_shift(sigma)[:, None]),
             log_data=gather(log_data),
             log_rest=None if log_rest is None else gather(log_rest),
-            weight=gather((process.into_rate * rate * weight.to(dtype))[:, None]),
+            weight=gather((process.incoming_rate * rate * weight.to(dtype))[:, None]),
         )
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.schedule import Schedule, Times, TimeSampler, UniformTimes
 
@@ -32,7 +32,7 @@ class Objective(ABC, Generic[M]):
         generator: torch.Generator,
     ) -> Float[Tensor, "*b L"]:
         """The loss of every position, at times made of ``u`` in (0, 1) and noise from ``generator``."""
-        check.clean(x_0, self._tokens())
+        validate.clean_tokens(x_0, self._tokens())
         self._accept(model)
         times = self.times(u)
         x_t = self.corrupt(x_0, times.t, generator)
@@ -99,7 +99,7 @@ class Integral(Noised[M], ABC):
     """`schedule.UniformTimes` or, to importance-sample the times, `schedule.ImportanceTimes`."""
 
     def __post_init__(self) -> None:
-        check.t_min(self.t_min)
+        validate.t_min(self.t_min)
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """Times in [t_min, 1]."""

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion import categorical, check
+from sedd.diffusion import categorical, validate
 from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, only_absorbing, weighed
 from sedd.diffusion.parameterization import Denoiser, NextTokenPredictor
 from sedd.diffusion.process import at_token, log_odds
@@ -27,7 +27,7 @@ class MeanCrossEntropy(Integral[Denoiser]):
     ) -> Float[Tensor, "*b L"]:
         """Cross entropy, at masked positions alone where there is a mask: the others are known."""
         loss = -at_token(model.log_mean(x_t, self.schedule.sigma(t)), x_0)
-        return torch.where(self.process.unknown(x_t), loss, 0)
+        return torch.where(self.process.is_noisy(x_t), loss, 0)
 
 
 @final
@@ -49,7 +49,7 @@ class D3PM(Noised[Denoiser]):
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """The ends k/T of the steps, evenly; each stands for T of them."""
-        check.times(u)
+        validate.times(u)
         k = (1 + torch.floor(u * self.steps)).clamp_max(self.steps)  # u = 1 is the last step's
         return Times(t=k / self.steps, weight=torch.full_like(u, self.steps))
 
@@ -80,7 +80,7 @@ class TimeDCE(Integral[Denoiser]):
         """σ'/(e^σ − 1) · −log p_{x_0} at masked positions."""
         sigma, rate = self.schedule(t)
         loss = -at_token(model.log_mean(x_t, sigma), x_0)
-        loss = torch.where(self.process.unknown(x_t), loss, 0)
+        loss = torch.where(self.process.is_noisy(x_t), loss, 0)
         return weighed(rate * torch.exp(-log_odds(sigma)), loss)
 
 
@@ -103,7 +103,7 @@ class LambdaDCE(Masked[Denoiser]):
     ) -> Float[Tensor, "*b L"]:
         """1/λ · −log p_{x_0} at masked positions."""
         loss = -at_token(model.log_mean(x_t, self._sigma(t)), x_0)
-        loss = torch.where(self.process.unknown(x_t), loss, 0)
+        loss = torch.where(self.process.is_noisy(x_t), loss, 0)
         return weighed(1 / t.clamp_min(1e-30), loss)  # λ = 0 masks nothing, and 0·∞ is no loss
 
     def _sigma(self, masked: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class AnyOrder(Masked[Denoiser]):
         length, k = x_0.shape[-1], self._count(t, x_0)
         sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
         loss = -at_token(model.log_mean(x_t, sigma), x_0)
-        return weighed(length / k, torch.where(self.process.unknown(x_t), loss, 0))
+        return weighed(length / k, torch.where(self.process.is_noisy(x_t), loss, 0))
 
     def _count(self, t: Tensor, x_0: Tensor) -> Tensor:
         length = x_0.shape[-1]
@@ -149,7 +149,7 @@ class Autoregressive(Objective[NextTokenPredictor]):
     vocab_size: int
 
     def __post_init__(self) -> None:
-        check.vocabulary(self.vocab_size)
+        validate.vocab_size(self.vocab_size)
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """There is no time; any will do."""

@@ -9,7 +9,7 @@ Shapes: token ids are ``(*b, L)``, the total noise ``sigma`` is ``(*b,)``, score
 """
 
 from sedd.diffusion.process.absorbing import Absorbing
-from sedd.diffusion.process.base import Process, Ratio, at_token, between, log_odds
+from sedd.diffusion.process.base import Process, Ratio, at_token, interpolate_log, log_odds
 from sedd.diffusion.process.dense import DenseProcess
 from sedd.diffusion.process.uniform import Uniform
 
@@ -20,6 +20,6 @@ __all__ = [
     "Ratio",
     "Uniform",
     "at_token",
-    "between",
+    "interpolate_log",
     "log_odds",
 ]

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import categorical, check
+from sedd.diffusion import categorical, validate
 from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.process.base import Process, Ratio, at_token, between, log_odds
-from sedd.diffusion.schedule import lost
+from sedd.diffusion.process.base import Process, Ratio, at_token, interpolate_log, log_odds
+from sedd.diffusion.schedule import corruption_probability
 
 
 @final
@@ -43,53 +43,53 @@ class Absorbing(Process):
         self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]
     ) -> Float[Tensor, "*#s"]:
         """e^−σ·[y = x] + (1 − e^−σ)·[y = M] for tokens x; the mask stays."""
-        check.noise(sigma)
-        token = torch.where(y == x, torch.exp(-sigma), torch.where(y == self.mask, lost(sigma), 0))
+        validate.sigma(sigma)
+        token = torch.where(y == x, torch.exp(-sigma), torch.where(y == self.mask, corruption_probability(sigma), 0))
         return torch.where(x == self.mask, (y == self.mask).to(token.dtype), token)
 
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.full(shape, self.mask, device=generator.device)
 
-    def draw_prior(
+    def sample_prior(
         self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
     ) -> Int[Tensor, "..."]:
         """A mask with probability 1 − e^−σ, else a uniform token: all masks for σ = ∞.  [§8]"""
-        check.noise(sigma)
+        validate.sigma(sigma)
         tokens = torch.randint(self.vocab_size, shape, generator=generator, device=generator.device)
-        masked = categorical.happens(lost(sigma.double()).expand(shape), generator)
+        masked = categorical.bernoulli(corruption_probability(sigma.double()).expand(shape), generator)
         return torch.where(masked, self.mask, tokens)
 
-    def limit(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+    def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
         """Masks."""
         return torch.full(u.shape, self.mask, device=u.device)
 
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
         """log(1 − e^−σ) for a mask, −σ − log N for a token."""
-        check.states(x, self.num_states)
-        check.noise(sigma)
-        return torch.where(x == self.mask, torch.log(lost(sigma)), -sigma - math.log(self.vocab_size))
+        validate.states(x, self.num_states)
+        validate.sigma(sigma)
+        return torch.where(x == self.mask, torch.log(corruption_probability(sigma)), -sigma - math.log(self.vocab_size))
 
     def prior_kl(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """e^−σ·log N."""
-        check.noise(sigma)
+        validate.sigma(sigma)
         return torch.exp(-sigma) * math.log(self.vocab_size)
 
     def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
         """At masked positions a_y = [y = x_0]/e, e = e^σ − 1.  [§4]"""
-        check.noise(sigma)
+        validate.sigma(sigma)
         log_data = -log_odds(sigma)[..., None].expand(x_t.shape)
         return Ratio(log_data=log_data, log_rest=None)
 
-    def unknown(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
+    def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """Where the mask is."""
         return x_t == self.mask
 
     @property
-    def into_rate(self) -> float:
+    def incoming_rate(self) -> float:
         """1: every token turns into the mask at rate 1."""
         return 1.0
 
-    def log_scale(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def log_score_shift(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """−log e − log N: a network that says 0 says that every token is equally likely."""
         return -log_odds(sigma) - math.log(self.vocab_size)
 
@@ -98,12 +98,12 @@ class Absorbing(Process):
     ) -> Float[Tensor, "*b L n"]:
         """s_y = p_y/e."""
         self._check_mean(log_mean, x_t)
-        check.noise(sigma)
+        validate.sigma(sigma)
         log_e = log_odds(sigma.to(log_mean.dtype))[..., None, None]
         to_mask = log_e.expand(*log_mean.shape[:-1], 1)  # the ratio of the mask to a token is e
         return torch.cat([log_mean - log_e, to_mask], -1).scatter(-1, x_t[..., None], 0)
 
-    def retold(
+    def rescore(
         self,
         log_score: Float[Tensor, "*b L n"],
         log_mean: Float[Tensor, "*b L N"],
@@ -114,41 +114,47 @@ class Absorbing(Process):
         total = log_score[..., : self.vocab_size].logsumexp(-1, keepdim=True)
         return torch.cat([log_mean + total, log_score[..., self.vocab_size :]], -1)
 
-    def guided(self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float) -> Float[Tensor, "*s n"]:
+    def mix_log_scores(
+        self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float
+    ) -> Float[Tensor, "*s n"]:
         """s_y = S·p_y with p_y ∝ s_y(x)^(1−γ)·s_y(x | label)^γ, and S mixed like s of the two Σ_y s_y.
 
         Not normalised, Σ_y would be above 1/e for γ > 1: masks would be revealed faster than noise had made them.
         """
         N = self.vocab_size
         free, told = free[..., :N], given[..., :N]
-        pace = between(free.logsumexp(-1, keepdim=True), told.logsumexp(-1, keepdim=True), weight)
-        return torch.cat([between(free, told, weight).log_softmax(-1) + pace, given[..., N:]], -1)
+        pace = interpolate_log(free.logsumexp(-1, keepdim=True), told.logsumexp(-1, keepdim=True), weight)
+        return torch.cat([interpolate_log(free, told, weight).log_softmax(-1) + pace, given[..., N:]], -1)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """e^Δσ·s_y for tokens; s_M − (e^Δσ − 1)·Σ_y s_y for the mask."""
-        check.noise(dsigma)
+        validate.sigma(dsigma)
         dsigma = dsigma[..., None, None]
         tokens, mask = score[..., :-1], score[..., -1:]
         mask = mask - torch.expm1(dsigma) * tokens.sum(-1, keepdim=True)
         return torch.cat([torch.exp(dsigma) * tokens, mask], -1)
 
-    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
+    def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask becomes y with weight (e^Δσ − 1)·s_y and stays with 1 − (e^Δσ − 1)·S."""
         e = torch.expm1(dsigma)
         return AffineWeights(e, torch.ones_like(e), -e)
 
-    def last_law(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
+    def denoising_weights(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask becomes y in the proportion of the scores."""
         return AffineWeights(torch.ones_like(sigma))
 
-    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
+    def posterior_weights(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask is revealed with probability ρ."""
-        return AffineWeights(self.reveal(sigma_s, sigma_t), torch.zeros_like(sigma_s), lost(sigma_s) / lost(sigma_t))
+        return AffineWeights(
+            self.reveal(sigma_s, sigma_t),
+            torch.zeros_like(sigma_s),
+            corruption_probability(sigma_s) / corruption_probability(sigma_t),
+        )
 
     def reveal(self, sigma_s: Float[Tensor, "*b"], sigma_t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """P(a mask at σ_t is a token at σ_s) = (e^Δσ − 1)/(e^σ_t − 1): the network has no say in it.  [§9]"""
-        check.decreasing(sigma_s, sigma_t)
-        return torch.exp(-sigma_s) * lost(sigma_t - sigma_s) / lost(sigma_t)
+        validate.decreasing_sigma(sigma_s, sigma_t)
+        return torch.exp(-sigma_s) * corruption_probability(sigma_t - sigma_s) / corruption_probability(sigma_t)
 
     def log_posterior(
         self,
@@ -161,10 +167,12 @@ class Absorbing(Process):
         self._check_mean(log_mean, x_t)
         sigma_s, sigma_t = (s.to(log_mean.dtype)[..., None, None] for s in (sigma_s, sigma_t))
         tokens = log_mean + torch.log(self.reveal(sigma_s, sigma_t))
-        stays = torch.log(lost(sigma_s) / lost(sigma_t)).expand(*log_mean.shape[:-1], 1)  # log(1 − ρ)
+        stays = torch.log(corruption_probability(sigma_s) / corruption_probability(sigma_t)).expand(
+            *log_mean.shape[:-1], 1
+        )  # log(1 − ρ)
         masked = torch.cat([tokens, stays], -1)
         token = torch.full_like(masked, -math.inf).scatter(-1, x_t[..., None], 0)
-        return torch.where(self.unknown(x_t)[..., None], masked, token)
+        return torch.where(self.is_noisy(x_t)[..., None], masked, token)
 
     def posterior_kl(
         self,
@@ -176,6 +184,6 @@ class Absorbing(Process):
     ) -> Float[Tensor, "*b L"]:
         """−ρ·log p_{x_0} at masked positions."""
         self._check_mean(log_mean, x_t)
-        check.clean(x_0, self.vocab_size)
+        validate.clean_tokens(x_0, self.vocab_size)
         revealed = self.reveal(sigma_s, sigma_t).to(log_mean.dtype)[..., None]
-        return torch.where(self.unknown(x_t), -revealed * at_token(log_mean, x_0), 0)
+        return torch.where(self.is_noisy(x_t), -revealed * at_token(log_mean, x_0), 0)

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import categorical, check
+from sedd.diffusion import categorical, validate
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.divergence import Divergence, score_entropy
 from sedd.diffusion.precision import upcast
-from sedd.diffusion.schedule import lost
+from sedd.diffusion.schedule import corruption_probability
 
 
 class Ratio(NamedTuple):
@@ -34,7 +34,7 @@ def at_token(x: Float[Tensor, "*b L n"], y: Int[Tensor, "*b L"]) -> Float[Tensor
     return x.gather(-1, y[..., None]).squeeze(-1)
 
 
-def between(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
+def interpolate_log(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
     """(1 − γ)·a + γ·b of logarithms, γ > 0; what b rules out stays ruled out."""
     return torch.where(b.isneginf(), b, torch.lerp(a, b, weight))
 
@@ -49,7 +49,7 @@ class Process(ABC):
     vocab_size: int
 
     def __post_init__(self) -> None:
-        check.vocabulary(self.vocab_size)
+        validate.vocab_size(self.vocab_size)
 
     @property
     @abstractmethod
@@ -88,13 +88,13 @@ class Process(ABC):
 
     def transition_matrix(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b n n"]:
         """P_σ, dense: for tests and small spaces."""
-        check.noise(sigma)
+        validate.sigma(sigma)
         states = self._states(sigma.device)
         return self.transition(states[:, None], states, sigma[..., None, None])
 
     def _check_mean(self, log_mean: Tensor, x_t: Tensor) -> None:
-        check.entries(log_mean, self.vocab_size, "mean")
-        check.states(x_t, self.num_states)
+        validate.num_outputs(log_mean, self.vocab_size, "mean")
+        validate.states(x_t, self.num_states)
 
     def _states(self, device: torch.device | None = None) -> Tensor:
         return torch.arange(self.num_states, device=device)
@@ -105,30 +105,30 @@ class Process(ABC):
         self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
         """Draw x_t given x_0 at total noise σ."""
-        check.clean(x_0, self.vocab_size)
-        check.noise(sigma)
-        touched = categorical.happens(lost(sigma.double())[..., None].expand(x_0.shape), generator)
+        validate.clean_tokens(x_0, self.vocab_size)
+        validate.sigma(sigma)
+        touched = categorical.bernoulli(corruption_probability(sigma.double())[..., None].expand(x_0.shape), generator)
         return torch.where(touched, self._noise(tuple(x_0.shape), generator), x_0)
 
     def corrupt_by(
         self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], u: Float[Tensor, "*b L 2"]
     ) -> Int[Tensor, "*b L"]:
         """Make x_t of x_0 from uniforms: the first decides whether a token changes, the second into what."""
-        check.clean(x_0, self.vocab_size)
-        return torch.where(u[..., 0] < lost(sigma)[..., None], self.limit(u[..., 1]), x_0)
+        validate.clean_tokens(x_0, self.vocab_size)
+        return torch.where(u[..., 0] < corruption_probability(sigma)[..., None], self.prior_sample(u[..., 1]), x_0)
 
     @abstractmethod
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """What touched tokens turn into."""
 
     @abstractmethod
-    def draw_prior(
+    def sample_prior(
         self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
     ) -> Int[Tensor, "..."]:
         """Draw from the base law from which generation starts, for a schedule that ends at noise σ.  [§8]"""
 
     @abstractmethod
-    def limit(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+    def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
         """Pure noise, where every sampler starts, as a function of uniforms.
 
         Under absorbing noise these are masks and nothing else: masks say nothing, so it is exact to start there,
@@ -150,16 +150,16 @@ class Process(ABC):
         """a_y = P_σ(y, x_0)/P_σ(x_t, x_0) for y ≠ x_t, where Q(x_t, y) > 0.  [§4]"""
 
     @abstractmethod
-    def unknown(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
+    def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """Where noise may have changed the token: the positions that move backwards."""
 
     @property
     @abstractmethod
-    def into_rate(self) -> float:
+    def incoming_rate(self) -> float:
         """Q(x_t, y) for every y ≠ x_t that leads to an unknown x_t: one number in both processes."""
 
     @abstractmethod
-    def log_scale(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def log_score_shift(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """What `parameterization.ScoreModel` adds to a network's output to make it a log-score.  [§5]"""
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Process(ABC):
         """The log-score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
 
     @abstractmethod
-    def retold(
+    def rescore(
         self,
         log_score: Float[Tensor, "*b L n"],
         log_mean: Float[Tensor, "*b L N"],
@@ -179,7 +179,9 @@ class Process(ABC):
         """The log-score of another denoiser, revealing at the pace of ``log_score`` where a mask's pace is free."""
 
     @abstractmethod
-    def guided(self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float) -> Float[Tensor, "*s n"]:
+    def mix_log_scores(
+        self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float
+    ) -> Float[Tensor, "*s n"]:
         """(1 − γ)·log s(x) + γ·log s(x | label), normalised where a mask's pace is not the label's to decide.  [§9]"""
 
     @abstractmethod
@@ -187,15 +189,15 @@ class Process(ABC):
         """exp(−Δσ Q) s: ratios at the earlier noise σ − Δσ to the probability at σ.  [§9]"""
 
     @abstractmethod
-    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
+    def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y), of a score with s_x = 1."""
 
     @abstractmethod
-    def last_law(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
+    def denoising_weights(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
         """The same with Δσ = σ, in which no mask is left."""
 
     @abstractmethod
-    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
+    def posterior_weights(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x), where s is p(· | x) up to a factor; of a mask it is 0."""
 
     def score_entropy(
@@ -217,14 +219,14 @@ class Process(ABC):
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L"]:
         """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios, by their two values.  [§4]"""
-        check.noise(sigma)
-        check.states(x_t, self.num_states)
-        check.clean(x_0, self.vocab_size)
-        check.entries(log_score, self.num_states, "log-score")
+        validate.sigma(sigma)
+        validate.states(x_t, self.num_states)
+        validate.clean_tokens(x_0, self.vocab_size)
+        validate.num_outputs(log_score, self.num_states, "log-score")
         log_score = upcast(log_score)
         ratio = self.ratios(x_t, x_0, sigma.to(log_score.dtype))
         total = sum_by_value(divergence, log_score, x_t, x_0, ratio)
-        return torch.where(self.unknown(x_t), self.into_rate * total, 0)
+        return torch.where(self.is_noisy(x_t), self.incoming_rate * total, 0)
 
     def explicit(
         self,
@@ -234,8 +236,8 @@ class Process(ABC):
         x_t: Int[Tensor, "*b L"],
     ) -> Float[Tensor, "*b L"]:
         """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against ratios written out for every y. Dense: for small spaces."""
-        check.states(x_t, self.num_states)
-        check.entries(log_score, self.num_states, "log-score")
+        validate.states(x_t, self.num_states)
+        validate.num_outputs(log_score, self.num_states, "log-score")
         rates = self.rates_into(x_t, log_score.dtype).scatter(-1, x_t[..., None], 0)
         return torch.where(rates > 0, rates * divergence(log_score, log_ratio), 0).sum(-1)
 

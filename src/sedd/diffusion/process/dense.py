@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.divergence import Divergence
 from sedd.diffusion.precision import upcast
-from sedd.diffusion.process.base import Process, Ratio, between
+from sedd.diffusion.process.base import Process, Ratio, interpolate_log
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DenseProcess(Process, ABC):
         self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]
     ) -> Float[Tensor, "*#s"]:
         """The entry at (y, x) of exp(σQ)."""
-        check.noise(sigma)
+        validate.sigma(sigma)
         values, index = sigma.double().unique(return_inverse=True)
         y, x, index = torch.broadcast_tensors(y, x, index)
         p = torch.matrix_exp(values[:, None, None] * self._rates.to(sigma.device))[index, y, x]
@@ -73,7 +73,7 @@ class DenseProcess(Process, ABC):
         self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
         """Draw x_t given x_0 at total noise σ."""
-        check.noise(sigma)
+        validate.sigma(sigma)
         u = torch.rand(*x_0.shape, 2, dtype=torch.float64, generator=generator, device=generator.device)
         return self.corrupt_by(x_0, sigma, u)
 
@@ -81,29 +81,29 @@ class DenseProcess(Process, ABC):
         self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], u: Float[Tensor, "*b L 2"]
     ) -> Int[Tensor, "*b L"]:
         """Draw x_t given x_0 by the inverse of its distribution function."""
-        check.clean(x_0, self.vocab_size)
+        validate.clean_tokens(x_0, self.vocab_size)
         columns = self._exponential(sigma).transpose(-1, -2)
         p = columns.gather(-2, x_0[..., None].expand(*x_0.shape, self.num_states))
         return _inverse_cdf(p, u[..., 1])
 
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return self.limit(torch.rand(shape, dtype=torch.float64, generator=generator, device=generator.device))
+        return self.prior_sample(torch.rand(shape, dtype=torch.float64, generator=generator, device=generator.device))
 
-    def draw_prior(
+    def sample_prior(
         self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
     ) -> Int[Tensor, "..."]:
         """Draw from the stationary distribution, at any σ."""
-        check.noise(sigma)
+        validate.sigma(sigma)
         return self._noise(shape, generator)
 
-    def limit(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+    def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
         """Draw from the stationary distribution by the inverse of its distribution function."""
         return _inverse_cdf(self._stationary.to(u.device).expand(*u.shape, -1), u)
 
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
         """log π(x)."""
-        check.states(x, self.num_states)
-        check.noise(sigma)
+        validate.states(x, self.num_states)
+        validate.sigma(sigma)
         return self._stationary.log().to(sigma)[x] + torch.zeros_like(sigma)
 
     def prior_kl(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -114,11 +114,11 @@ class DenseProcess(Process, ABC):
 
     # Scores and ratios -------------------------------------------------------------------------------------
 
-    def unknown(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
+    def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """Everywhere."""
         return torch.ones_like(x_t, dtype=torch.bool)
 
-    def log_scale(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def log_score_shift(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """0: the network's output is the log-score."""
         return torch.zeros_like(sigma)
 
@@ -131,7 +131,7 @@ class DenseProcess(Process, ABC):
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L"]:
         """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) with the ratios a_y = P_σ(y, x_0)/P_σ(x_t, x_0) of every y.  [§4]"""
-        check.noise(sigma)
+        validate.sigma(sigma)
         columns = self._exponential(sigma).clamp_min(1e-300).log().transpose(-1, -2)
         log_p = columns.gather(-2, x_0[..., None].expand(*x_0.shape, self.num_states))
         log_ratio = log_p - log_p.gather(-1, x_t[..., None])
@@ -143,7 +143,7 @@ class DenseProcess(Process, ABC):
     ) -> Float[Tensor, "*b L n"]:
         """s_y = Σ_{x_0} P_σ(y, x_0)·p(x_0 | x_t)/P_σ(x_t, x_0).  [§5]"""
         self._check_mean(log_mean, x_t)
-        check.noise(sigma)
+        validate.sigma(sigma)
         weight = self._weight(log_mean, x_t, sigma)
         score = weight @ self._exponential(sigma)[..., : self.vocab_size].clamp_min(0).transpose(-1, -2)
         log_score = score.clamp_min(1e-300).log().to(log_mean.dtype)
@@ -153,7 +153,7 @@ class DenseProcess(Process, ABC):
         """p(x_0 | x_t)/P_σ(x_t, x_0)."""
         return log_mean.double().exp() / self._given(sigma, x_t)[..., : self.vocab_size].clamp_min(1e-300)
 
-    def retold(
+    def rescore(
         self,
         log_score: Float[Tensor, "*b L n"],
         log_mean: Float[Tensor, "*b L N"],
@@ -163,13 +163,15 @@ class DenseProcess(Process, ABC):
         """The score of the other denoiser, which determines it."""
         return self.mean_score(log_mean, x_t, sigma)
 
-    def guided(self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float) -> Float[Tensor, "*s n"]:
+    def mix_log_scores(
+        self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float
+    ) -> Float[Tensor, "*s n"]:
         """The score of p_t(x)^(1−γ)·p_t(x | label)^γ."""
-        return between(free, given, weight)
+        return interpolate_log(free, given, weight)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """exp(−Δσ Q) s; of a long step it is ill-conditioned, so prefer denoisers and ancestral sampling."""
-        check.noise(dsigma)
+        validate.sigma(dsigma)
         return (score.double() @ self._exponential(-dsigma).transpose(-1, -2)).to(score.dtype)
 
     def log_posterior(
@@ -181,7 +183,7 @@ class DenseProcess(Process, ABC):
     ) -> Float[Tensor, "*b L n"]:
         """log P_Δ(x_t, y) + log Σ_{x_0} P_s(y, x_0)·p(x_0 | x_t)/P_t(x_t, x_0).  [§6]"""
         self._check_mean(log_mean, x_t)
-        check.decreasing(sigma_s, sigma_t)
+        validate.decreasing_sigma(sigma_s, sigma_t)
         weight = self._weight(log_mean, x_t, sigma_t)
         down = weight @ self._exponential(sigma_s)[..., : self.vocab_size].clamp_min(0).transpose(-1, -2)
         step = self._given(sigma_t - sigma_s, x_t)
@@ -196,7 +198,7 @@ class DenseProcess(Process, ABC):
         sigma_t: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L"]:
         """Σ_y q(y | x_t, x_0)·log(q(y | x_t, x_0)/p(y | x_t)).  [§6]"""
-        check.clean(x_0, self.vocab_size)
+        validate.clean_tokens(x_0, self.vocab_size)
         certain = torch.nn.functional.one_hot(x_0, self.vocab_size).to(log_mean.dtype).log()
         log_q = self.log_posterior(certain, x_t, sigma_s, sigma_t)
         log_p = self.log_posterior(log_mean, x_t, sigma_s, sigma_t)
@@ -209,19 +211,19 @@ class DenseProcess(Process, ABC):
         self._refuse()
 
     @property
-    def into_rate(self) -> float:
+    def incoming_rate(self) -> float:
         """Refuse: the rates into a state differ."""
         self._refuse()
 
-    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
+    def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """Refuse: the weights are not affine in the score."""
         self._refuse()
 
-    def last_law(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
+    def denoising_weights(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
         """Refuse: the weights are not affine in the score."""
         self._refuse()
 
-    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
+    def posterior_weights(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
         """Refuse: the weights are not affine in the score."""
         self._refuse()
 

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import check
+from sedd.diffusion import validate
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.divergence import score_entropy
-from sedd.diffusion.process.base import Process, Ratio, at_token, between, log_odds, sum_by_value
-from sedd.diffusion.schedule import lost
+from sedd.diffusion.process.base import Process, Ratio, at_token, interpolate_log, log_odds, sum_by_value
+from sedd.diffusion.schedule import corruption_probability
 
 
 @final
@@ -35,32 +35,32 @@ class Uniform(Process):
         self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]
     ) -> Float[Tensor, "*#s"]:
         """e^−σ·[y = x] + (1 − e^−σ)/N."""
-        check.noise(sigma)
-        return torch.where(y == x, torch.exp(-sigma), 0) + lost(sigma) / self.vocab_size
+        validate.sigma(sigma)
+        return torch.where(y == x, torch.exp(-sigma), 0) + corruption_probability(sigma) / self.vocab_size
 
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(self.vocab_size, shape, generator=generator, device=generator.device)
 
-    def draw_prior(
+    def sample_prior(
         self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
     ) -> Int[Tensor, "..."]:
         """Uniform tokens, whatever σ."""
-        check.noise(sigma)
+        validate.sigma(sigma)
         return self._noise(shape, generator)
 
-    def limit(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+    def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
         """Uniform tokens."""
         return (u * self.vocab_size).long()
 
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
         """−log N."""
-        check.states(x, self.num_states)
-        check.noise(sigma)
+        validate.states(x, self.num_states)
+        validate.sigma(sigma)
         return torch.full_like(x * sigma, -math.log(self.vocab_size))
 
     def prior_kl(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """[D(1 + (N−1)e^−σ) + (N−1)·D(1 − e^−σ)]/N with D(u) = u log u − u + 1, which is score entropy at s = 1."""
-        check.noise(sigma)
+        validate.sigma(sigma)
         alpha, others = torch.exp(-sigma.double()), self.vocab_size - 1
         kept, gone = torch.log1p(others * alpha), torch.log1p(-alpha)
         one = torch.zeros_like(alpha)
@@ -68,7 +68,7 @@ class Uniform(Process):
 
     def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
         """With r = e/(e + N), e = e^σ − 1: all r where x_t = x_0; else 1/r at x_0 and 1 elsewhere.  [§4]"""
-        check.noise(sigma)
+        validate.sigma(sigma)
         log_r = self._log_r(sigma)[..., None]
         return Ratio(log_data=-log_r, log_rest=torch.where(x_t == x_0, log_r, 0))
 
@@ -76,16 +76,16 @@ class Uniform(Process):
         """log e/(e + N), by the logistic function: 1 − N/(e + N) would round to 0."""
         return torch.nn.functional.logsigmoid(log_odds(sigma) - math.log(self.vocab_size))
 
-    def unknown(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
+    def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """Everywhere."""
         return torch.ones_like(x_t, dtype=torch.bool)
 
     @property
-    def into_rate(self) -> float:
+    def incoming_rate(self) -> float:
         """1/N."""
         return 1 / self.vocab_size
 
-    def log_scale(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def log_score_shift(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """0: a uniform-noise network's output is the log-score."""
         return torch.zeros_like(sigma)
 
@@ -98,7 +98,7 @@ class Uniform(Process):
         terms, in which little noise cancels nothing.
         """
         self._check_mean(log_mean, x_t)
-        check.noise(sigma)
+        validate.sigma(sigma)
         sigma = sigma.to(log_mean.dtype)[..., None]
         here, elsewhere = _split(log_mean, x_t)
         always = torch.logaddexp(elsewhere, self._log_r(sigma) + here)[..., None]
@@ -108,7 +108,7 @@ class Uniform(Process):
         log_score = torch.where(change.abs() < 0.5, torch.log1p(change.clamp(-0.5, 0.5)), torch.logaddexp(always, gain))
         return log_score.scatter(-1, x_t[..., None], 0)
 
-    def retold(
+    def rescore(
         self,
         log_score: Float[Tensor, "*b L n"],
         log_mean: Float[Tensor, "*b L N"],
@@ -118,30 +118,32 @@ class Uniform(Process):
         """The score of the other denoiser: under uniform noise it says all."""
         return self.mean_score(log_mean, x_t, sigma)
 
-    def guided(self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float) -> Float[Tensor, "*s n"]:
+    def mix_log_scores(
+        self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float
+    ) -> Float[Tensor, "*s n"]:
         """The score of p_t(x)^(1−γ)·p_t(x | label)^γ: ratios need no normaliser."""
-        return between(free, given, weight)
+        return interpolate_log(free, given, weight)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """e^Δσ·s + (1 − e^Δσ)/N · Σ_y s_y."""
-        check.noise(dsigma)
+        validate.sigma(dsigma)
         dsigma = dsigma[..., None, None]
         return torch.exp(dsigma) * score - torch.expm1(dsigma) * score.mean(-1, keepdim=True)
 
-    def analytic_law(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
+    def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """P_Δσ(x, y)·(e^Δσ·s_y − (e^Δσ − 1)/N·(S + s_x))."""
         each = torch.expm1(dsigma) / self.vocab_size
-        go = lost(dsigma) / self.vocab_size
+        go = corruption_probability(dsigma) / self.vocab_size
         stay = torch.exp(-dsigma) + go
         return AffineWeights(
             go * torch.exp(dsigma), stay * (torch.exp(dsigma) - each), -stay * each, -go * each, -go * each
         )
 
-    def last_law(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
+    def denoising_weights(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
         """The same, to no noise at all."""
-        return self.analytic_law(sigma)
+        return self.tweedie_weights(sigma)
 
-    def posterior_law(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
+    def posterior_weights(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
         """P_Δ(x, y)·Σ_{x_0} P_s(y, x_0)·s_{x_0}/P_t(x, x_0)."""
         (stay_s, go_s), (stay_t, go_t), (stay, go) = (
             (torch.exp(self._log_stay(a)), torch.exp(self._log_go(a))) for a in (sigma_s, sigma_t, sigma_t - sigma_s)
@@ -160,7 +162,7 @@ class Uniform(Process):
     ) -> Float[Tensor, "*b L n"]:
         """log P_Δ(x_t, y) + log Σ_{x_0} P_s(y, x_0)·w(x_0), w = p(x_0 | x_t)/P_t(x_t, x_0)."""
         self._check_mean(log_mean, x_t)
-        check.decreasing(sigma_s, sigma_t)
+        validate.decreasing_sigma(sigma_s, sigma_t)
         sigma_s, sigma_t = (s.to(log_mean.dtype)[..., None] for s in (sigma_s, sigma_t))
         here, elsewhere = _split(log_mean, x_t)
         stay_t, go_t = self._log_stay(sigma_t), self._log_go(sigma_t)
@@ -173,11 +175,11 @@ class Uniform(Process):
 
     def _log_stay(self, sigma: Tensor) -> Tensor:
         """log P_σ(x, x)."""
-        return torch.log(torch.exp(-sigma) + lost(sigma) / self.vocab_size)
+        return torch.log(torch.exp(-sigma) + corruption_probability(sigma) / self.vocab_size)
 
     def _log_go(self, sigma: Tensor) -> Tensor:
         """log P_σ(y, x), y ≠ x."""
-        return torch.log(lost(sigma)) - math.log(self.vocab_size)
+        return torch.log(corruption_probability(sigma)) - math.log(self.vocab_size)
 
     def posterior_kl(
         self,
@@ -188,7 +190,7 @@ class Uniform(Process):
         sigma_t: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L"]:
         """Σ_y D(p_y, q_y) with the score-entropy divergence: since p and q sum to 1 it is the KL, term by term ≥ 0."""
-        check.clean(x_0, self.vocab_size)
+        validate.clean_tokens(x_0, self.vocab_size)
         log_p = self.log_posterior(log_mean, x_t, sigma_s, sigma_t)
         sigma_s, sigma_t = (s.to(log_mean.dtype)[..., None] for s in (sigma_s, sigma_t))
         step, same = sigma_t - sigma_s, x_t == x_0

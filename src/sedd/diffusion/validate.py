@@ -23,19 +23,19 @@ def times(t: Float[Tensor, "*s"]) -> None:
         raise ValueError(f"t is {_first(t, bad)}; it must lie in [0, 1], where 0 is data and 1 is noise")
 
 
-def noise(sigma: Float[Tensor, "*s"]) -> None:
+def sigma(sigma: Float[Tensor, "*s"]) -> None:
     """Refuse a total noise that is negative or not a number."""
     if _visible(sigma) and (bad := ~(sigma >= 0)).any():
         raise ValueError(f"sigma is {_first(sigma, bad)}; total noise must be 0 or more")
 
 
-def between(name: str, x: Float[Tensor, "*s"], first: Tensor, last: Tensor) -> None:
+def in_range(name: str, x: Float[Tensor, "*s"], first: Tensor, last: Tensor) -> None:
     """Refuse values outside [first, last], but for rounding."""
     if _visible(x) and (bad := ~((x >= first * (1 - 1e-5)) & (x <= last * (1 + 1e-5)))).any():
         raise ValueError(f"{name} is {_first(x, bad)}; here it lies between {first.item():g} and {last.item():g}")
 
 
-def clean(x_0: Int[Tensor, "*s"], vocab_size: int) -> None:
+def clean_tokens(x_0: Int[Tensor, "*s"], vocab_size: int) -> None:
     """Refuse data that holds anything but the tokens 0 … vocab_size − 1."""
     if _visible(x_0) and (bad := (x_0 < 0) | (x_0 >= vocab_size)).any():
         token = _first(x_0, bad)
@@ -69,23 +69,23 @@ def probabilities(p: Float[Tensor, "*s n"]) -> None:
         raise ValueError(f"the probabilities of moving sum to {_first(total, bad)}; they must leave 0 or more to stay")
 
 
-def decreasing(sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> None:
+def decreasing_sigma(sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> None:
     """Refuse a step backwards that does not go to less noise."""
-    noise(sigma_s)
-    noise(sigma_t)
+    sigma(sigma_s)
+    sigma(sigma_t)
     if _visible(sigma_s) and (bad := ~(sigma_s < sigma_t)).any():
         raise ValueError(
             f"sigma_s is {_first(sigma_s, bad)} and sigma_t is {_first(sigma_t, bad)}; a step needs sigma_s < sigma_t"
         )
 
 
-def vocabulary(vocab_size: int) -> None:
+def vocab_size(vocab_size: int) -> None:
     """Refuse a vocabulary in which there is nothing to tell apart."""
     if not isinstance(vocab_size, int) or vocab_size < 2:
         raise ValueError(f"vocab_size is {vocab_size}; a process needs a whole number of at least 2 tokens")
 
 
-def entries(output: Float[Tensor, "*s n"], expected: int, what: str) -> None:
+def num_outputs(output: Float[Tensor, "*s n"], expected: int, what: str) -> None:
     """Refuse a network output of the wrong width."""
     if output.shape[-1] != expected:
         raise ValueError(f"the {what} has {output.shape[-1]} entries a position; this process needs {expected}")
