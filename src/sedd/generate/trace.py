@@ -65,7 +65,7 @@ def trace_page(rows: list[list[TracedToken]], title: str, about: str) -> str:
     last = _last_step(rows)
     colors = [_colors(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9)]
     about = f"{about} Given tokens have a dashed outline."
-    return render("trace.html.j2", title=title, about=about, rows=_colored(rows), colors=colors, denoising_table=last)
+    return render("trace.html.j2", title=title, about=about, rows=_colored(rows), colors=colors, last_step=last)
 
 
 def trace_fragment(rows: list[list[TracedToken]]) -> str:
