@@ -42,10 +42,10 @@ def test_compiled_losses_are_the_same(process: Process, wrapper: type) -> None:
     torch.testing.assert_close(run(compiled), run(objective.loss), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("style", "causal"), [(Reference, False), (Modern, True)])
-def test_compiled_networks_are_the_same(style: type[Transformer], causal: bool) -> None:
+@pytest.mark.parametrize(("architecture", "causal"), [(Reference, False), (Modern, True)])
+def test_compiled_networks_are_the_same(architecture: type[Transformer], causal: bool) -> None:
     """In one graph, forwards and backwards, with padding and without."""
-    network = style(states=7, width=24, depth=1, heads=3, causal=causal)
+    network = architecture(states=7, width=24, depth=1, heads=3, causal=causal)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(0, 0.3)
@@ -80,14 +80,18 @@ def prepared(folder: Path, pad: str | None) -> Path:
 
 
 def configured(
-    style: str = "modern", process: str = "absorbing", parameterization: str = "score", **loop: object
+    architecture: str = "modern", process: str = "absorbing", parameterization: str = "score", **options: object
 ) -> RunConfig:
     return RunConfig(
         data=DataConfig(packing="lines"),
         noise=NoiseConfig(process),
-        model=ModelConfig(style, width=16, depth=2, heads=2, seq_len=8, dropout=0.1, parameterization=parameterization),
+        model=ModelConfig(
+            architecture, width=16, depth=2, heads=2, seq_len=8, dropout=0.1, parameterization=parameterization
+        ),
         budget=BudgetConfig(steps=6),
-        train=TrainConfig(compile=True, **({"batch": 8, "eval_every": 2, "eval_sequences": 20, "log_every": 1} | loop)),
+        train=TrainConfig(
+            compile=True, **({"batch_size": 8, "eval_every": 2, "eval_sequences": 20, "log_every": 1} | options)
+        ),
     ).resolved()
 
 
@@ -95,9 +99,9 @@ def configured(
 @pytest.mark.parametrize(
     ("pad", "options"),
     [
-        (None, {"precision": "bfloat16", "accumulate": 2, "sample_every": 3}),
+        (None, {"precision": "bfloat16", "grad_accumulation": 2, "sample_every": 3}),
         ("ignore", {"precision": "bfloat16"}),
-        (None, {"style": "reference", "process": "uniform", "parameterization": "mean"}),
+        (None, {"architecture": "reference", "process": "uniform", "parameterization": "mean"}),
     ],
     ids=["bfloat16 accumulated", "padded", "reference uniform mean"],
 )

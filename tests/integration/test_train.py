@@ -121,7 +121,7 @@ def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     assert info["best_bound"] is None
     shown = sedd("info", run).stdout
     assert "parameters" in shown
-    assert f"none so far (the run looks every 5 steps); sedd eval {run} finds the bound" in shown
+    assert f"none yet (the run evaluates every 5 steps); compute it with: sedd eval {run}" in shown
     planned = sedd("plan", corpus, *SMALL, "--steps", 1000, "--json")
     ok(planned)
     found = json.loads(planned.stdout)

@@ -35,7 +35,7 @@ class Embedding(Layer):
 class PositionEmbedding(Layer):
     """Absolute sinusoidal position embedding gain·[cos(iω), sin(iω)] of position i, with ω_k = 10⁴^(−2k/width).
 
-    Rotary attention depends on distances alone, so every position of a sequence of masks looks the same to it. Without
+    Rotary attention depends on distances alone, so it cannot distinguish the positions of a sequence of masks. Without
     this embedding the network could not learn that records begin with a certain token.
     """
 
