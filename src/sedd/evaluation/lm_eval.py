@@ -162,7 +162,7 @@ class SeddLM(LM):
             settings = generate.SamplingSettings(
                 steps=self.steps, seed=self._seed_for(context), **asdict(options.warping)
             )
-            sampling_run = generate.SamplingRun(self.loaded.model, self.loaded.process, self.loaded.schedule, settings)
+            sampling_run = generate.SamplingRun.of(self.loaded, settings)
             row = torch.from_numpy(np.append(given, np.full(options.tokens, -1)))[None]
             *_, last = sampling_run.states(Prompt(row.to(self.loaded.device)), first=number)
             ids = last.x[0, len(given) :].tolist()

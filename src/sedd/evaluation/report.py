@@ -78,9 +78,7 @@ def report_samples(history: RunHistory, count: int, seed: int) -> ReportSamples:
 
 
 def _generate_texts(loaded: factory.LoadedModel, count: int, seed: int, steps: int = 64) -> list[str]:
-    sampling_run = generate.SamplingRun(
-        loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=steps, seed=seed)
-    )
+    sampling_run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps, seed=seed))
     rows = sampling_run.sample(sampling.empty(count, loaded.config.model.seq_len, loaded.device))
     return [loaded.tokenizer.decode(row.ids) for row in rows]
 

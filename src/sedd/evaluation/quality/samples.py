@@ -18,7 +18,7 @@ SAMPLING_FIELDS = (
     *("sampler", "steps", "grid", "seed", "temperature", "top_p", "top_k", "options", "label", "guidance"),
     *("draw_precision", "length", "model", "model_sha256"),
 )
-"""How samples were generated: the fields of `generate.SamplingRun.facts`, and the model."""
+"""How samples were generated: the fields of `generate.SamplingRun.describe`, and the model."""
 
 
 class Sample(NamedTuple):
