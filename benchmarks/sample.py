@@ -31,7 +31,7 @@ def peak(name: str, noise: str, device: str) -> int:
     """Return the bytes allocated at the peak of a step."""
     process = factory.build_process(noise, VOCABULARY)
     network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
-    model = factory.parameterization("mean", network, process)
+    model = factory.build_parameterization("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # reveals all tokens at once
     settings = generate.SamplingSettings(name, steps=2, options=options)
     sampling_run = generate.SamplingRun(model, process, factory.build_schedule("log-linear"), settings)

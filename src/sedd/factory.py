@@ -50,7 +50,7 @@ def build_transformer(architecture: str, **options: Any) -> Transformer:
     return made
 
 
-def parameterization(
+def build_parameterization(
     name: str, network: nn.Module, process: Process, **options: Any
 ) -> parameterizations.DiscreteModel:
     """Build the model that ``network`` parameterizes; ``options`` are those of `parameterization.DiscreteModel`."""
@@ -234,7 +234,7 @@ def build_model(
         cuda_graphs: Compute hidden states by CUDA graphs where the network is on a GPU; not for training.
     """
     graphed = GraphedBackbone(network) if cuda_graphs and next(network.parameters()).is_cuda else None
-    return parameterization(
+    return build_parameterization(
         config.model.parameterization or "score",
         network,
         setup.process,
@@ -244,7 +244,7 @@ def build_model(
 
 
 class LoadedModel(NamedTuple):
-    """A trained model and what belongs to it."""
+    """A trained model with its process, schedule, tokenizer and configuration."""
 
     model: parameterizations.DiscreteModel
     network: nn.Module
@@ -255,18 +255,18 @@ class LoadedModel(NamedTuple):
     config: RunConfig
     folder: Path
     labels: tuple[str, ...] = ()
-    """What its records may be."""
+    """The labels that it was trained with."""
     label: str | None = None
-    """What ``model`` is told that they are; None: nothing."""
+    """The label that ``model`` is conditioned on; None: none."""
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.network.parameters()).device
 
 
-def served(network: Transformer, device: str, precision: str) -> Transformer:
-    """A network to be asked: on a device, its matrices in ``float32`` or ``bfloat16``; the rest stays exact."""
+def prepare_for_inference(network: Transformer, device: str, precision: str) -> Transformer:
+    """Move a network to a device for inference, its linear layers in ``float32`` or ``bfloat16``."""
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision is {precision!r}; choose one of float32, bfloat16")
     network = network.to(device).eval().requires_grad_(False)
@@ -279,9 +279,13 @@ def served(network: Transformer, device: str, precision: str) -> Transformer:
 def load(
     folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str | None = "float32"
 ) -> LoadedModel:
-    """A model folder, or the newest whole checkpoint of a run; ``weights`` is ``ema`` or ``model``.
+    """Load a model from disk.
 
-    ``precision`` is that of matrix products, float32 or bfloat16; None: on a GPU that of training.
+    Args:
+        folder: A model folder, one of a run's checkpoints, or the run, of which the newest intact checkpoint is taken.
+        weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
+        device: cpu, cuda …
+        precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
     """
     path = Path(folder)
     if (path / "checkpoints").is_dir():
@@ -295,10 +299,10 @@ def load(
         )
     stored = checkpoint.load_json(path, "config")
     if not isinstance(stored, dict) or not isinstance(vocab_size := stored.pop("vocab_size", None), int):
-        raise ValueError(f"{path / 'config.json'} does not say vocab_size; it is no configuration of a model")
+        raise ValueError(f"{path / 'config.json'} has no vocab_size; it is not the configuration of a model")
     labels = stored.pop("labels", [])
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise ValueError(f"{path / 'config.json'} says that labels are {labels!r}; they are a list of names")
+        raise ValueError(f"{path / 'config.json'} has labels {labels!r}; they must be a list of names")
     config = RunConfig.from_dict(stored)
     made = build_setup(config, vocab_size)
     net = build_network(config, made, len(labels))
@@ -307,7 +311,7 @@ def load(
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
     half = config.train.precision != "float32" and device.startswith("cuda")  # float8 is for training alone
-    net = served(net, device, precision or ("bfloat16" if half else "float32"))
+    net = prepare_for_inference(net, device, precision or ("bfloat16" if half else "float32"))
     model = build_model(config, net, made, cuda_graphs=True)
     return LoadedModel(model, net, *made, load_tokenizer(path), config, path, tuple(labels))
 

@@ -145,7 +145,7 @@ def made(style: type[Transformer], timed: bool, states: int = 32) -> Transformer
 @pytest.mark.parametrize("style", [Reference, Modern])
 def test_a_recording_is_what_it_records(style: type[Transformer], timed: bool) -> None:
     """At every size of batch, padded or not, and again after others were recorded."""
-    network = factory.served(made(style, timed), "cuda", "bfloat16")
+    network = factory.prepare_for_inference(made(style, timed), "cuda", "bfloat16")
     recorded = GraphedBackbone(network)
     for _ in range(2):
         for rows in (1, 2, 5, 16, 7):
@@ -173,9 +173,9 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
     found = []
     for device in ("cpu", "cuda"):
         network = made(Reference, True, process.num_states)
-        served = factory.served(network, device, "float32")
+        served = factory.prepare_for_inference(network, device, "float32")
         graphed = GraphedBackbone(served) if device == "cuda" else None
-        model: Any = factory.parameterization(parameterization, served, process, graphed=graphed)
+        model: Any = factory.build_parameterization(parameterization, served, process, graphed=graphed)
         job = factory.build_sampler(name, model, process, schedule)
         rows = CounterRNG(3, torch.arange(24, device=device))
         *_, last = job.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rows)
@@ -187,8 +187,8 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
 def test_a_planned_run_never_waits() -> None:
     """Once it is planned, events follow each other without a question to the device."""
     process, schedule = Absorbing(31), factory.build_schedule("log-linear")
-    network = factory.served(made(Reference, time_conditioning=False), "cuda", "bfloat16")
-    model: Any = factory.parameterization("mean", network, process, graphed=GraphedBackbone(network))
+    network = factory.prepare_for_inference(made(Reference, time_conditioning=False), "cuda", "bfloat16")
+    model: Any = factory.build_parameterization("mean", network, process, graphed=GraphedBackbone(network))
     job = factory.build_sampler("first-hitting", model, process, schedule)
     for mode in ("default", "error"):  # the first run records and compiles
         rows = CounterRNG(0, torch.arange(4, device="cuda"))

@@ -165,4 +165,4 @@ def test_names_that_nobody_has(refuses: object) -> None:
     refuses(lambda: factory.build_objective("dse", Uniform(4), LogLinear()), "'dse'", "score-entropy")
     refuses(lambda: factory.build_objective("d3pm", Uniform(4), LogLinear(), t_min=0.1), "no option t_min", "steps")
     refuses(lambda: factory.build_objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs law")
-    refuses(lambda: factory.parameterization("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")
+    refuses(lambda: factory.build_parameterization("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")

@@ -43,7 +43,7 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
             table = exact.Table(process.num_states, 3)
             with torch.no_grad():
                 table.weight.normal_()
-            model = factory.parameterization(name, table, process)
+            model = factory.build_parameterization(name, table, process)
             x_t = torch.randint(process.num_states, (5, 3))
             log_score = model(x_t, torch.rand(5))
             assert log_score.shape == (5, 3, process.num_states)
@@ -85,12 +85,12 @@ def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
     generator = torch.Generator().manual_seed(0)
     process = Absorbing(4)
     for name in ("score", "mean"):
-        model = factory.parameterization(name, exact.Table(5, 3), process)
+        model = factory.build_parameterization(name, exact.Table(5, 3), process)
         x_t = torch.tensor([[4, 4, 0]])
         log_mean = model(x_t, torch.tensor([0.7])) + torch.log(torch.expm1(torch.tensor(0.7)))
         torch.testing.assert_close(log_mean[0, :2, :4].exp(), torch.full((2, 4), 0.25).double())
     loss = factory.build_objective("any-order", process, LogLinear())
-    mean = factory.parameterization("mean", exact.Table(5, 3), process)
+    mean = factory.build_parameterization("mean", exact.Table(5, 3), process)
     total = loss(mean, LAW.draw(6, generator), torch.rand(6), generator).sum(-1)
     torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
 

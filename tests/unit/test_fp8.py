@@ -112,4 +112,4 @@ def test_unsupported_widths_devices_and_uses(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="float8"):
         RunConfig.from_dict({"train": {"precision": "float4"}}).resolved()
     with pytest.raises(ValueError, match="choose one of float32, bfloat16"):
-        factory.served(networks(Reference, 32)[0], "cpu", "float8")
+        factory.prepare_for_inference(networks(Reference, 32)[0], "cpu", "float8")

@@ -76,7 +76,7 @@ def measure_loss(s: LossSetting, on: Machine) -> Iterator[Measurement]:
     x_t = objective.corrupt(x_0, t, generator)
     count = int(process.is_noisy(x_t).sum())
     head = _Head(s, process.num_states, generator).to(s.device)
-    model = factory.parameterization(s.parameterization, head, process)
+    model = factory.build_parameterization(s.parameterization, head, process)
     x_0, x_t, t = (a.to(s.device) for a in (x_0, x_t, t))
     weight, leaves, fused = torch.ones_like(t), list(head.parameters()), FusedLoss(objective, model)
     variants: dict[str, Callable[[], object]] = {

@@ -55,7 +55,7 @@ class SamplingRuns:
                 parameter
             ) in network.parameters():  # an output layer of zeros would be unrealistically easy to sample from
                 parameter.normal_(0, 0.02, generator=generator)
-        network = factory.served(network, s.device, s.precision)
+        network = factory.prepare_for_inference(network, s.device, s.precision)
         model: Any = factory.build_model(run, network, parts, cuda_graphs=fused)
         self.sampler = factory.build_sampler(s.sampler, model, parts.process, parts.schedule)
         self.times = factory.build_grid("uniform", s.steps).to(s.device)

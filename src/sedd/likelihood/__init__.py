@@ -4,18 +4,23 @@
 bound on it; `estimate_likelihood` does so for a data set, on one process or many, with a standard error.
 """
 
-from sedd.likelihood.bound import BoundTerms, bound_terms, times_by_noise
-from sedd.likelihood.estimate import LikelihoodEstimate, estimate_likelihood
-from sedd.likelihood.estimators import (
-    AnyOrderEstimator,
-    AutoregressiveEstimator,
-    BoundEstimator,
-    DiffusionTermEstimator,
-    Estimator,
-    FixedOrderEstimator,
-    MonteCarloEstimator,
-)
-from sedd.likelihood.variance_reduction import StratifiedTimes
+from typing import TYPE_CHECKING
+
+from sedd.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from sedd.likelihood.bound import BoundTerms, bound_terms, times_by_noise
+    from sedd.likelihood.estimate import LikelihoodEstimate, estimate_likelihood
+    from sedd.likelihood.estimators import (
+        AnyOrderEstimator,
+        AutoregressiveEstimator,
+        BoundEstimator,
+        DiffusionTermEstimator,
+        Estimator,
+        FixedOrderEstimator,
+        MonteCarloEstimator,
+    )
+    from sedd.likelihood.variance_reduction import StratifiedTimes
 
 __all__ = [
     "AnyOrderEstimator",
@@ -32,3 +37,21 @@ __all__ = [
     "estimate_likelihood",
     "times_by_noise",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "bound": ["BoundTerms", "bound_terms", "times_by_noise"],
+        "estimate": ["LikelihoodEstimate", "estimate_likelihood"],
+        "estimators": [
+            "AnyOrderEstimator",
+            "AutoregressiveEstimator",
+            "BoundEstimator",
+            "DiffusionTermEstimator",
+            "Estimator",
+            "FixedOrderEstimator",
+            "MonteCarloEstimator",
+        ],
+        "variance_reduction": ["StratifiedTimes"],
+    },
+)

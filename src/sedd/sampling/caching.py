@@ -226,6 +226,7 @@ class SamplingModel:
     def fused_model(self, device: torch.device) -> LogitsModel | None:
         """Return the model if tokens are drawn from its logits on this device without a table of probabilities."""
         fused = samples_from_logits(device.type) if self.fused is None else self.fused
+        fused = fused and self.process.has_closed_forms
         return self.model if fused and self._is_plain and isinstance(self.model, LogitsModel) else None
 
     def chunks(self, where: Bool[Tensor, "b L"]) -> Iterator[Int[Tensor, " k"]]:

@@ -1,0 +1,47 @@
+"""Commands import what they need: ``--help`` no torch, ``info`` neither kernels nor training, a sampler no other."""
+
+import subprocess
+import sys
+
+from sedd import registry
+
+LIST = "import sys; print(*sorted(name for name in sys.modules if name.split('.')[0] in ('sedd', 'torch')))"
+
+
+def imported(code: str) -> set[str]:
+    """The modules of sedd and torch that are loaded after ``code`` in a new process."""
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{LIST}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_does_not_load_torch() -> None:
+    """Neither do the settings of samplers nor the names of the registry, which help texts show."""
+    code = (
+        "import contextlib, io, sys\n"
+        "from sedd import cli\n"
+        "for words in (['--help'], ['sample', '--help'], ['train', '--help'], ['quality', '--help']):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "        cli.app(words)\n"
+    )
+    assert "torch" not in imported(code)
+
+
+def test_a_loaded_model_imports_no_kernels_and_no_training() -> None:
+    """What ``sedd info`` imports: the factory and the classes of one model."""
+    found = imported("from sedd import checkpoint, factory\nfactory.build_process('absorbing', 5)")
+    assert not {name for name in found if name.startswith("sedd.ops.") and name.endswith("_triton")}
+    assert not {name for name in found if name.startswith(("sedd.training", "sedd.sampling.", "sedd.likelihood"))}
+
+
+def test_a_sampler_imports_no_other() -> None:
+    found = imported("from sedd import registry\nregistry.SAMPLERS.load('tweedie')")
+    others = {path.partition(":")[0] for path in registry.SAMPLERS.built_in.values()} - {"sedd.sampling.grid"}
+    assert not others & found
+
+
+def test_every_built_in_name_can_be_imported() -> None:
+    for names in vars(registry).values():
+        if isinstance(names, registry.Registry):
+            for name in names.built_in:
+                assert callable(names.load(name))
