@@ -30,11 +30,7 @@ class Renoise(GridSampler):
     """Draw all clean tokens from p(x_0 | x_t), then add the noise of the next time to them."""
 
     assumes: ClassVar[str] = "any model"
-
-    @property
-    def order(self) -> float:
-        """0: positions are drawn independently at every step."""
-        return 0.0
+    order: ClassVar[float] = 0.0  # positions are drawn independently at every step
 
     def step(self, x: Tensor, t: Tensor, s: Tensor, context: StepContext) -> Tensor:
         """Predict and renoise."""
