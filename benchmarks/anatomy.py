@@ -1,10 +1,10 @@
 """Where the time of a training step goes on one GPU: throughput, attention, matrix products, and the step by kernel.
 
 python benchmarks/anatomy.py                       everything, about five minutes
-python benchmarks/anatomy.py attention products    some of it: attention, products, tiles, variants, whole
+python benchmarks/anatomy.py attention products    some of it: attention, products, loss, variants, whole
 
 Variants compile the blocks one by one (one graph for all of them), which takes seconds where the whole trunk takes a
-minute; a variant is compared with `plain blocks` of the same list. `whole` is what training uses, with a profile.
+minute; compare a variant with the baseline of the same list. `whole` is what training uses, with a profile.
 """
 
 import contextlib
@@ -15,49 +15,51 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from sedd.ops.linear_loss_reference import Entries
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from sedd import bench, factory
 from sedd.ops import linear_loss, linear_loss_triton
+from sedd.ops.linear_loss import EntropyTerms
+from sedd.ops.linear_loss_triton import TRITON
 
 TOKENS, LENGTH, WIDTH, HEADS = 64 * 1024, 1024, 768, 12
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-BEGAN = time.perf_counter()
+START = time.perf_counter()
 
 
-def say(text: str) -> None:
-    """A line with the seconds since the start."""
-    print(f"[{time.perf_counter() - BEGAN:5.0f}] {text}", flush=True)
+def log(text: str) -> None:
+    """Print a line with the seconds since the start."""
+    print(f"[{time.perf_counter() - START:5.0f}] {text}", flush=True)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The median of 15 calls."""
+    """Return the median of 15 calls."""
     return bench.time_calls(work, "cuda", 15).median
 
 
 def attention() -> None:
-    """Forwards and backwards, by every kernel there is and by the one that torch picks."""
+    """Time attention forward and backward, by every kernel and by the one that torch chooses."""
     shape = TOKENS // LENGTH, LENGTH, HEADS, WIDTH // HEADS
-    q, k, v, sent = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4))
+    q, k, v, grad = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4))
     leaves = [a.requires_grad_() for a in (q, k, v)]
     flops = 4 * TOKENS * LENGTH * WIDTH
     for name in ("torch's choice", *BACKENDS):
         with contextlib.nullcontext() if name not in BACKENDS else sdpa_kernel(BACKENDS[name]):
-            seen = scaled_dot_product_attention(q, k, v)
-            forwards = seconds(lambda: scaled_dot_product_attention(q, k, v))
-            both = seconds(lambda: torch.autograd.grad(scaled_dot_product_attention(q, k, v), leaves, sent))
-        back = both - forwards
-        rates = f"{flops / forwards / 1e12:.0f} and {2.5 * flops / back / 1e12:.0f} TFLOP/s"
-        say(
-            f"attention, {name}: {forwards * 1e3:.3f} + {back * 1e3:.3f} ms, {rates}, {seen.grad_fn.__class__.__name__}"
+            output = scaled_dot_product_attention(q, k, v)
+            forward = seconds(lambda: scaled_dot_product_attention(q, k, v))
+            both = seconds(lambda: torch.autograd.grad(scaled_dot_product_attention(q, k, v), leaves, grad))
+        backward = both - forward
+        rates = f"{flops / forward / 1e12:.0f} and {2.5 * flops / backward / 1e12:.0f} TFLOP/s"
+        log(
+            f"attention, {name}: {forward * 1e3:.3f} + {backward * 1e3:.3f} ms, {rates}, "
+            f"{output.grad_fn.__class__.__name__}"
         )
 
 
 def products() -> None:
-    """The matrix products of a block: output, gradient of the input, gradient of the weights."""
+    """Time the matrix products of a block: output, gradient of the input, gradient of the weights."""
     for inputs, outputs in ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)):
         x, w, y = (
             torch.randn(shape, device="cuda", dtype=torch.bfloat16)
@@ -65,38 +67,38 @@ def products() -> None:
         )
         each = [seconds(work) for work in (lambda: x @ w.t(), lambda: y @ w, lambda: y.t() @ x)]  # noqa: B023
         rates = ", ".join(f"{s * 1e3:.3f} ms {2 * TOKENS * inputs * outputs / s / 1e12:.0f}" for s in each)
-        say(f"products {inputs} → {outputs}: {rates} TFLOP/s")
+        log(f"products {inputs} → {outputs}: {rates} TFLOP/s")
 
 
-def tile_shapes() -> None:
-    """The two kernels of the loss on a block of output, with other tiles, beside the time to read and write it."""
+def loss_kernels() -> None:
+    """Time the two kernels of the linear loss with other launch sizes, and reading the logits once."""
     rows, states, width = 10_240, 50_257, 50_304
     z = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
     bias, weight = torch.zeros(states, device="cuda"), torch.rand(rows, device="cuda")
     scale, data = torch.full_like(weight, -11.0), torch.randint(states, (rows,), device="cuda")
-    entries = Entries(states, bias, scale, weight, data, weight)
-    say(f"read once: {seconds(lambda: z.sum(dtype=torch.float32)) * 1e3:.3f} ms")
+    terms = EntropyTerms(states, bias, scale, weight, data, weight)
+    log(f"read once: {seconds(lambda: z.sum(dtype=torch.float32)) * 1e3:.3f} ms")
     for sizes in itertools.product((64, 128), (256, 512), (1, 2, 3, 4)):
         with set_to(linear_loss_triton.SIZES, False, sizes):
-            each = seconds(lambda: linear_loss_triton.slopes_(z, entries))
-        say(f"slopes, rows, columns and loads {sizes}: {each * 1e3:.3f} ms")
+            each = seconds(lambda: TRITON.entropy_and_grad_(z, terms))
+        log(f"entropy and gradient, rows, columns and stages {sizes}: {each * 1e3:.3f} ms")
     for sums in itertools.product((2, 4, 8), (512, 1024), (1, 3), (2, 4)):
         with contextlib.ExitStack() as stack:
             for name, value in zip(("SUM_ROWS", "SUM_COLUMNS", "SUM_STAGES", "SUM_WARPS"), sums, strict=True):
                 stack.enter_context(set_to(vars(linear_loss_triton), name, value))
-            each = seconds(lambda: linear_loss_triton.logsumexp(z, states, bias))
-        say(f"logsumexp, rows, columns, loads and warps {sums}: {each * 1e3:.3f} ms")
+            each = seconds(lambda: TRITON.logsumexp(z, states, bias))
+        log(f"logsumexp, rows, columns, stages and warps {sums}: {each * 1e3:.3f} ms")
     on = bench.describe_machine("cuda", "bfloat16")
     for power, kind in itertools.product((28, 29, 30), ("score", "mean")):
-        with set_to(linear_loss.ENTRIES, "cuda", 2**power):
+        with set_to(linear_loss.MAX_LOGITS, "cuda", 2**power):
             row = next(bench.measure_loss(bench.LossSetting(parameterization=kind), on))
         times = f"{row.milliseconds:.2f} ms, {row.utilization:.1%}, {row.peak_gib:.2f} GiB"
-        say(f"loss, {kind}, 2^{power} entries: {times}")
+        log(f"loss, {kind}, 2^{power} logits: {times}")
 
 
 @contextlib.contextmanager
 def set_to(where: dict[Any, Any], name: object, value: object) -> Iterator[None]:
-    """Another value for a while."""
+    """Set an entry of a dictionary for the duration of the context."""
     before, where[name] = where[name], value
     try:
         yield
@@ -106,7 +108,7 @@ def set_to(where: dict[Any, Any], name: object, value: object) -> Iterator[None]
 
 @contextlib.contextmanager
 def only(backend: str) -> Iterator[None]:
-    """One attention kernel and no other."""
+    """Enable one attention kernel and no other."""
     names = ("flash", "mem_efficient", "math", "cudnn")
     before = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in names]
     for name in names:
@@ -119,7 +121,7 @@ def only(backend: str) -> Iterator[None]:
 
 
 def training(setting: bench.TrainSetting, dropout: float | None = None, piecewise: bool = False) -> bench.TrainingSteps:
-    """A network in training on four random batches."""
+    """Return a network in training on four random batches."""
     run = setting.run()
     run.model.dropout = run.model.dropout if dropout is None else dropout
     parts = factory.build_setup(run, setting.vocab_size)
@@ -138,73 +140,73 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     return steps
 
 
-def measured(name: str, steps: bench.TrainingSteps) -> None:
-    """Time and memory of a step, after a first one that compiles."""
-    began = time.perf_counter()
+def measure(name: str, steps: bench.TrainingSteps) -> None:
+    """Log time and memory of a step, after a first one that compiles."""
+    start = time.perf_counter()
     loss, norm = (a.item() for a in steps())
-    first = time.perf_counter() - began
-    clocked = bench.time_calls(steps, "cuda", 15)
-    rate = steps.batches[0].x_0.numel() / clocked.median
-    say(
-        f"{name}: {clocked.median * 1e3:.2f} ms, {rate:,.0f} tok/s, {clocked.peak / 2**30:.2f} GiB "
-        f"(first {first:.0f} s, loss {loss:.4f}, norm {norm:.3f}, slowest {max(clocked.seconds) * 1e3:.2f} ms)"
+    first = time.perf_counter() - start
+    timing = bench.time_calls(steps, "cuda", 15)
+    rate = steps.batches[0].x_0.numel() / timing.median
+    log(
+        f"{name}: {timing.median * 1e3:.2f} ms, {rate:,.0f} tok/s, {timing.peak / 2**30:.2f} GiB "
+        f"(first {first:.0f} s, loss {loss:.4f}, norm {norm:.3f}, slowest {max(timing.seconds) * 1e3:.2f} ms)"
     )
 
 
-def kernels_of(steps: bench.TrainingSteps, most: int = 40) -> None:
-    """A step by kernel, the longest first."""
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+def log_kernels(steps: bench.TrainingSteps, count: int = 40) -> None:
+    """Log the time of a step by kernel, the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
             steps()
         torch.cuda.synchronize()
-    events = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)
-    for event in itertools.islice(events, most):
-        say(f"{event.self_device_time_total / 3e3:8.3f} ms {event.count / 3:6.1f} × {event.key[:100]}")
-    say(f"{sum(e.self_device_time_total for e in events) / 3e3:8.3f} ms in all")
+    events = sorted(profiler.key_averages(), key=lambda e: -e.self_device_time_total)
+    for event in itertools.islice(events, count):
+        log(f"{event.self_device_time_total / 3e3:8.3f} ms {event.count / 3:6.1f} × {event.key[:100]}")
+    log(f"{sum(e.self_device_time_total for e in events) / 3e3:8.3f} ms in all")
 
 
-def forget() -> None:
-    """Memory and graphs of what came before."""
+def free_all() -> None:
+    """Free memory and compiled graphs."""
     torch._dynamo.reset()
     bench.free_memory("cuda")
 
 
 def variants() -> None:
-    """What changes the time of a step, block by block."""
+    """Time a step with one thing changed, with compiled blocks."""
     base = bench.TrainSetting(compile=False)
-    cheap = bench.TrainSetting(compile=False, activation_checkpointing="selective")
+    checkpointed = bench.TrainSetting(compile=False, activation_checkpointing="selective")
     steps = training(base, piecewise=True)
-    measured("plain blocks", steps)
-    kernels_of(steps)
+    measure("baseline", steps)
+    log_kernels(steps)
     del steps
     cases: list[tuple[str, bench.TrainSetting, float | None, contextlib.AbstractContextManager[None]]] = [
-        ("cheap parts twice", cheap, None, contextlib.nullcontext()),
+        ("selective checkpointing", checkpointed, None, contextlib.nullcontext()),
         ("no dropout", base, 0.0, contextlib.nullcontext()),
-        ("flash alone", base, None, only("flash")),
-        ("cudnn alone", base, None, only("cudnn")),
+        ("flash attention only", base, None, only("flash")),
+        ("cudnn attention only", base, None, only("cudnn")),
     ]
-    for name, setting, dropout, around in cases:
-        forget()
-        with around:
+    for name, setting, dropout, context in cases:
+        free_all()
+        with context:
             steps = training(setting, dropout, piecewise=True)
-            measured(name, steps)
+            measure(name, steps)
             del steps
 
 
 def whole() -> None:
-    """The trunk as one graph, as training compiles it."""
-    for recompute in ("selective", "none"):
-        forget()
-        steps = training(bench.TrainSetting(activation_checkpointing=recompute))
-        measured(f"one graph, {recompute} twice", steps)
-        kernels_of(steps)
+    """Time and profile a step with the trunk compiled as one graph, as in training."""
+    for checkpointing in ("selective", "none"):
+        free_all()
+        steps = training(bench.TrainSetting(activation_checkpointing=checkpointing))
+        measure(f"one graph, checkpointing {checkpointing}", steps)
+        log_kernels(steps)
         del steps
 
 
 PARTS: dict[str, Callable[[], None]] = {
     "attention": attention,
     "products": products,
-    "tiles": tile_shapes,
+    "loss": loss_kernels,
     "variants": variants,
     "whole": whole,
 }
@@ -215,6 +217,6 @@ if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:
         try:
             PARTS[part]()
-        except (RuntimeError, torch.OutOfMemoryError) as error:  # the rest is worth knowing all the same
-            say(f"{part} failed: {str(error)[:500]}")
-        forget()
+        except (RuntimeError, torch.OutOfMemoryError) as error:  # measure the rest all the same
+            log(f"{part} failed: {str(error)[:500]}")
+        free_all()

@@ -68,7 +68,7 @@ def rows(setting: Setting, on: Machine) -> Iterator[Measurement]:
     return bench.measure_loss(setting, on) if isinstance(setting, LossSetting) else bench.measure_sampling(setting, on)
 
 
-def show(name: str, row: Measurement, goal: Goal) -> None:
+def print_row(name: str, row: Measurement, goal: Goal) -> None:
     """Print one line, with the fraction of each goal that is reached."""
     if row.milliseconds is None or row.tokens_per_second is None or row.peak_gib is None:
         print(f"{name:18s} {row.variant:6s} out of memory", flush=True)
@@ -86,9 +86,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write a record to this file, after every row")
     parser.add_argument("--only", help="names of rows, with commas between them")
-    parser.add_argument("--curves", action="store_true", help="curves instead of goals, the fused way alone")
-    parser.add_argument("--fused-only", action="store_true", help="leave the plain path out")
-    given = parser.parse_args()
+    parser.add_argument("--curves", action="store_true", help="curves instead of goals, the fused variant only")
+    parser.add_argument("--fused-only", action="store_true", help="leave the PyTorch reference out")
+    args = parser.parse_args()
     on = bench.describe_machine("cuda", "bfloat16")
     formulas = {"loss": bench.LOSS_FLOPS, "train": bench.TRAIN_FLOPS, "sample": bench.SAMPLE_FLOPS}
     record: dict[str, object] = {"command": " ".join(sys.argv), "machine": on._asdict(), "flops": formulas}
@@ -96,17 +96,17 @@ def main() -> None:
         f"{on.name}, torch {on.torch}, commit {on.commit}, matrix products {on.matmul_tflops:.0f} TFLOP/s", flush=True
     )
     curves = {f"{name} {i}": (setting, Goal()) for name, all in CURVES.items() for i, setting in enumerate(all)}
-    for name, (setting, goal) in (curves if given.curves else GOALS).items():
-        if given.only and name.split(",")[0] not in given.only.split(","):
+    for name, (setting, goal) in (curves if args.curves else GOALS).items():
+        if args.only and name.split(",")[0] not in args.only.split(","):
             continue
         measured = []
         for row in rows(setting, on):
-            show(name, row, goal)
+            print_row(name, row, goal)
             measured.append(row._asdict())
             record[name] = {"setting": setting.__dict__, "goal": goal._asdict(), "rows": measured}
-            if given.json:
-                given.json.write_text(json.dumps(record, indent=1) + "\n")
-            if given.fused_only or given.curves or setting.precision == "float8":  # beside the plain path in bfloat16
+            if args.json:
+                args.json.write_text(json.dumps(record, indent=1) + "\n")
+            if args.fused_only or args.curves or setting.precision == "float8":  # the bfloat16 row has the reference
                 break
 
 

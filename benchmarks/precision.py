@@ -1,4 +1,4 @@
-"""What precision costs in quality: the same network on the same batches, trained in each, and its held-out bound.
+"""What low precision costs in quality: the validation bound of one network trained in several precisions.
 
 python benchmarks/precision.py FILE                              on a GPU: 12 × 768, 400 steps of 128 × 256 characters
 python benchmarks/precision.py FILE --recipe tiny --steps 9 --batch 8    anywhere, in seconds

@@ -1,4 +1,4 @@
-"""Inside a compiled graph. RunConfig without shape checks at every call, which would break the graph."""
+"""torch.compile of losses, networks and runs. Run without shape checks at every call, which would break the graph."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ from sedd.tokenizer import Bytes
 @pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
 @pytest.mark.parametrize("process", [Uniform(7), Absorbing(7)], ids=str)
 def test_compiled_losses_are_the_same(process: Process, wrapper: type) -> None:
-    """The border's checks look at values on the CPU; inside a graph they must not."""
+    """Argument checks read values on the CPU; inside a compiled graph they must not."""
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(7, (6, 3), generator=generator)
     t = torch.linspace(0.1, 1, 6)
@@ -44,7 +44,7 @@ def test_compiled_losses_are_the_same(process: Process, wrapper: type) -> None:
 
 @pytest.mark.parametrize(("architecture", "causal"), [(Reference, False), (Modern, True)])
 def test_compiled_networks_are_the_same(architecture: type[Transformer], causal: bool) -> None:
-    """In one graph, forwards and backwards, with padding and without."""
+    """In one graph, forward and backward, with padding and without."""
     network = architecture(states=7, width=24, depth=1, heads=3, causal=causal)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -61,8 +61,8 @@ def test_compiled_networks_are_the_same(architecture: type[Transformer], causal:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Graphs are counted from 0, a second one of the same function is an error, and no C++ compiler is needed."""
+def counted_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Count graphs from 0, make recompilation an error, and use a backend that needs no C++ compiler."""
     torch._dynamo.reset()
     counters.clear()
     compile_trunk = Transformer.compile_trunk
@@ -71,17 +71,18 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def prepared(folder: Path, pad: str | None) -> Path:
-    """Records of several lengths, or the same text packed."""
+def prepare_shards(folder: Path, pad: str | None) -> Path:
+    """Prepare one sequence per line, of several lengths, or the same text packed."""
     (folder / "a.txt").write_text("\n".join("abcdefgh"[: 1 + i % 8] for i in range(300)))
     lines = {"packing": "lines", "length": 8, "pad": pad} if pad else {}
     data.prepare([folder / "a.txt"], folder / "shards", Bytes(), **lines)  # type: ignore[arg-type]
     return folder / "shards"
 
 
-def configured(
-    architecture: str = "modern", process: str = "absorbing", parameterization: str = "score", **options: object
+def build_config(
+    architecture: str = "modern", process: str = "absorbing", parameterization: str = "score", **train: object
 ) -> RunConfig:
+    defaults = {"batch_size": 8, "eval_every": 2, "eval_sequences": 20, "log_every": 1}
     return RunConfig(
         data=DataConfig(packing="lines"),
         noise=NoiseConfig(process),
@@ -89,13 +90,11 @@ def configured(
             architecture, width=16, depth=2, heads=2, seq_len=8, dropout=0.1, parameterization=parameterization
         ),
         budget=BudgetConfig(steps=6),
-        train=TrainConfig(
-            compile=True, **({"batch_size": 8, "eval_every": 2, "eval_sequences": 20, "log_every": 1} | options)
-        ),
+        train=TrainConfig(compile=True, **(defaults | train)),  # type: ignore[arg-type]
     ).resolved()
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.usefixtures("counted_graphs")
 @pytest.mark.parametrize(
     ("pad", "options"),
     [
@@ -106,19 +105,19 @@ def configured(
     ids=["bfloat16 accumulated", "padded", "reference uniform mean"],
 )
 def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict[str, object]) -> None:
-    """Over steps, parts, evaluations, samples and a last evaluation of another size."""
-    shards = prepared(tmp_path, pad)
-    end = training.run(configured(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
+    """Over steps, micro-batches, evaluations, samples and a last evaluation of another size."""
+    shards = prepare_shards(tmp_path, pad)
+    end = training.run(build_config(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
     assert end.state.step == 6
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
 
 
-@pytest.mark.usefixtures("counted")
-def test_a_second_graph_is_noticed(tmp_path: Path) -> None:
-    shards = prepared(tmp_path, None)
+@pytest.mark.usefixtures("counted_graphs")
+def test_recompilation_is_noticed(tmp_path: Path) -> None:
+    shards = prepare_shards(tmp_path, None)
     blocks = [data.TokenBlocks.open(shards, 8, split) for split in ("train", "validation")]
-    trainer = training.Trainer(configured(), *blocks, Ranks(0, 1, torch.device("cpu")))
+    trainer = training.Trainer(build_config(), *blocks, Ranks(0, 1, torch.device("cpu")))
     batch = trainer.dataloader[0]
     training.train_step(trainer, batch, 0.0, lambda pending: None)
     smaller = training.Batch._make([*(column[:5] for column in batch[:-1]), batch.tokens])

@@ -1,4 +1,4 @@
-"""A compiled trunk in training: one graph however much is masked, and the numbers of the plain path."""
+"""A compiled trunk in training: one graph for any number of masked tokens, and the numbers of eager mode."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from sedd.training.loss import FusedLoss
 OBJECTIVE = DenoisingScoreEntropy(Absorbing(11), LogLinear())
 
 
-def made(style: type[Transformer]) -> Transformer:
+def build_network(style: type[Transformer]) -> Transformer:
     network = style(states=12, width=16, depth=2, heads=2, cond_dim=4)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -25,7 +25,7 @@ def made(style: type[Transformer]) -> Transformer:
     return network
 
 
-def stepped(network: Transformer, t: float) -> tuple[Tensor, ...]:
+def losses_and_gradients(network: Transformer, t: float) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     x_0, times = torch.randint(11, (4, 6), generator=generator), torch.full((4,), t)
     x_t = OBJECTIVE.corrupt(x_0, times, generator)
@@ -35,23 +35,27 @@ def stepped(network: Transformer, t: float) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("style", [Reference, Modern])
 @pytest.mark.parametrize("name", ["none", "selective", "full"])
-def test_one_graph_however_much_is_masked(name: str, style: type[Transformer]) -> None:
-    plain, compiled = made(style), made(style)
+def test_one_graph_for_any_number_of_masks(name: str, style: type[Transformer]) -> None:
+    eager, compiled = build_network(style), build_network(style)
     compiled.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(name)
     torch._dynamo.reset()
     counters.clear()
     compiled.compile_trunk(backend="aot_eager")
     for t in (0.5, 0.1, 0.0, 1.0, 0.8):
-        torch.testing.assert_close(stepped(compiled, t), stepped(plain, t), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            losses_and_gradients(compiled, t), losses_and_gradients(eager, t), rtol=1e-4, atol=1e-5
+        )
     assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("style", [Reference, Modern])
-def test_one_graph_a_block_however_much_is_masked(style: type[Transformer]) -> None:
-    plain, compiled = made(style), made(style)
+def test_one_graph_per_block_for_any_number_of_masks(style: type[Transformer]) -> None:
+    eager, compiled = build_network(style), build_network(style)
     torch._dynamo.reset()
     counters.clear()
     compiled.compile_blocks(backend="aot_eager")
     for t in (0.5, 0.1, 0.0, 1.0, 0.8):
-        torch.testing.assert_close(stepped(compiled, t), stepped(plain, t), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            losses_and_gradients(compiled, t), losses_and_gradients(eager, t), rtol=1e-4, atol=1e-5
+        )
     assert counters["stats"]["unique_graphs"] == len(compiled.blocks)

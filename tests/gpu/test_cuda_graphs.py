@@ -152,7 +152,7 @@ def test_a_copy_has_its_own_graphs() -> None:
         for p, q in zip(copied.parameters(), ours.network.parameters(), strict=True):
             p.copy_(q)
             q.zero_()
-    ours.fused.network = copied
+    ours.fused.model.network = copied
     ours.network = copied
     assert same(ours.gradient(1), theirs.gradient(1))
 
@@ -270,31 +270,32 @@ def test_dry_run_memory(tmp_path: Path) -> None:
     config.train.batch_size = 512
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved(), cuda_graphs.peak_memory()
-    said = training.estimate_cost(config, lambda: training.prepare_data(config), steps=4)
-    reserved, held = torch.cuda.max_memory_reserved() - before[0], said["peak_memory_MiB"] * 2**20 - before[1]
+    estimate = training.estimate_cost(config, lambda: training.prepare_data(config), steps=4)
+    reserved, held = torch.cuda.max_memory_reserved() - before[0], estimate["peak_memory_MiB"] * 2**20 - before[1]
     assert 0.6 * reserved < held < 1.02 * reserved
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_is_the_same_with_and_without_graphs(accumulate: int, tmp_path: Path, captures: list[int]) -> None:
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_run_is_the_same_with_and_without_graphs(accumulation: int, tmp_path: Path, captures: list[int]) -> None:
     """From files to weights, while another thread prefetches batches."""
     text = a_text(tmp_path)
-    ends = []
-    for recorded in (True, False):
-        loop = {"record": recorded, "accumulate": accumulate, "precision": "bfloat16", "deterministic": True}
-        words = {"sources": [text], "steps": 30, "train": {**loop, "log_every": 1, "eval_every": 10}}
+    results = []
+    for graphs in (True, False):
+        train = {"cuda_graphs": graphs, "grad_accumulation": accumulation, "precision": "bfloat16"}
+        train |= {"deterministic": True, "log_every": 1, "eval_every": 10}
+        options = {"sources": [text], "steps": 30, "train": train}
         losses: list[float] = []
 
-        def on_progress(kind: str, said: dict[str, Any], losses: list[float] = losses) -> None:
-            if "loss" in said:
-                losses.append(said["loss"])
+        def on_event(kind: str, record: dict[str, Any], losses: list[float] = losses) -> None:
+            if "loss" in record:
+                losses.append(record["loss"])
 
-        config = training.merge_config(words, recipe="tiny")
+        config = training.merge_config(options, recipe="tiny")
         config.model.dropout = 0.1
         end = training.run(
-            config, lambda config=config: training.prepare_data(config), tmp_path / str(recorded), False, on_progress
+            config, lambda config=config: training.prepare_data(config), tmp_path / str(graphs), False, on_event
         )
-        ends.append((losses, end.validation))
+        results.append((losses, end.validation))
         assert captures == [1]
-    assert len(ends[0][0]) >= 30
-    assert ends[0] == ends[1]
+    assert len(results[0][0]) >= 30
+    assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""On a GPU: the fast samplers draw the laws that enumeration says, recordings change nothing, rare tokens are drawn."""
+"""On a GPU: fused samplers draw the enumerated distributions, rare tokens too; CUDA graphs change nothing."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "exact"))
-import test_sampler_distributions as laws
+import test_sampler_distributions as distributions
 
 from sedd import exact, factory, sampling
 from sedd.diffusion.categorical import AffineWeights
@@ -20,12 +20,15 @@ from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.rng import CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
-from sedd.ops import Scores, categorical_triton, chosen
+from sedd.ops.categorical import HeadLogits, sample_categorical
+from sedd.ops.categorical_triton import sample_categorical_triton
 from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.sampling import Prompt, SamplingModel, uniform_grid
 
 pytestmark = pytest.mark.gpu
-FAST = [case for case in laws.CASES if case[0] in ("first-hitting", "tweedie", "euler", "ancestral", "any-order")]
+FUSED = [
+    case for case in distributions.CASES if case[0] in ("first-hitting", "tweedie", "euler", "ancestral", "any-order")
+]
 COUNT = 100_000
 
 
@@ -35,32 +38,35 @@ def _no_grad() -> Any:
         yield
 
 
-@pytest.mark.parametrize(("name", "kind", "at"), FAST)
-def test_draws_have_the_law_that_enumeration_says(name: str, kind: str, at: int) -> None:
+@pytest.mark.parametrize(("name", "kind", "at"), FUSED)
+def test_draws_have_the_enumerated_distribution(name: str, kind: str, at: int) -> None:
     """Ladder steps 2 and 3: 100,000 draws by the production path, family-wise false alarm 1e-6.
 
-    Power: a law off by 2.5 % in half of its outcomes is seen with more than 0.99 (`test_power`).
+    Power: a distribution off by 2.5 % in half of its outcomes is noticed with more than 0.99 (`test_power`).
     """
-    chosen_one = laws.make(name, kind, at)
+    sampler = distributions.make(name, kind, at)
     truth = {
-        given: exact.sample_distribution(chosen_one, given, uniform_grid(5)) for given in (laws.BLANK, laws.MIDDLE)
+        given: exact.sample_distribution(sampler, given, uniform_grid(5))
+        for given in (distributions.BLANK, distributions.MIDDLE)
     }
-    model: Any = chosen_one.model
+    model: Any = sampler.model
     if kind == "true":
-        kind_of = MeanModel if name == "ancestral" else ScoreModel
-        model = kind_of(OnCpu(model, mean=kind_of is MeanModel), model.process)
+        model_class = MeanModel if name == "ancestral" else ScoreModel
+        model = model_class(ExactOnCpu(model, mean=model_class is MeanModel), model.process)
     else:
         model.network = TableOnCpu(model.network)
     assert SamplingModel(model).fused_model(torch.device("cuda")) is model
-    chosen_one = dataclasses.replace(chosen_one, model=model)
-    for given, law in truth.items():
-        x = laws.run(chosen_one, Prompt(given.expand(COUNT, -1)), uniform_grid(5), device="cuda")
+    sampler = dataclasses.replace(sampler, model=model)
+    for given, distribution in truth.items():
+        x = distributions.run(sampler, Prompt(given.expand(COUNT, -1)), uniform_grid(5), device="cuda")
         assert (x < 3).all()
-        assert laws.p_value(x, law, chosen_one.process.num_states) > laws.FAMILY / (2 * len(FAST))
+        assert distributions.p_value(x, distribution, sampler.process.num_states) > distributions.FAMILY / (
+            2 * len(FUSED)
+        )
 
 
-class OnCpu(torch.nn.Module):
-    """The true score of a law as a network: tables are looked up on the CPU."""
+class ExactOnCpu(torch.nn.Module):
+    """The exact score of a distribution as a network, computed on the CPU."""
 
     def __init__(self, truth: exact.Score, mean: bool = False) -> None:
         super().__init__()
@@ -68,16 +74,16 @@ class OnCpu(torch.nn.Module):
 
     def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
         process = self.truth.process
-        told = sigma.cpu().double()
+        x_cpu, sigma_cpu = x.cpu(), sigma.cpu().double()
         if self.mean:
-            said = torch.nn.functional.pad(self.truth.log_mean(x.cpu(), told), (0, process.num_states - 3))
+            output = torch.nn.functional.pad(self.truth.log_mean(x_cpu, sigma_cpu), (0, process.num_states - 3))
         else:
-            said = self.truth(x.cpu(), told) - process.log_score_shift(told)[:, None, None]
-        return said.float().to(x.device)
+            output = self.truth(x_cpu, sigma_cpu) - process.log_score_shift(sigma_cpu)[:, None, None]
+        return output.float().to(x.device)
 
 
 class TableOnCpu(torch.nn.Module):
-    """A table, looked up on the CPU."""
+    """A table of logits on the CPU."""
 
     def __init__(self, table: torch.nn.Module) -> None:
         super().__init__()
@@ -88,14 +94,14 @@ class TableOnCpu(torch.nn.Module):
 
 
 def test_power() -> None:
-    threshold = scipy.stats.chi2.isf(laws.FAMILY / (2 * len(FAST)), 26)
+    threshold = scipy.stats.chi2.isf(distributions.FAMILY / (2 * len(FUSED)), 26)
     assert scipy.stats.ncx2.sf(threshold, 26, 3 * COUNT * 0.025**2) > 0.99
 
 
 def test_rare_tokens_of_a_large_vocabulary_are_drawn() -> None:
-    """Ladder step 5: probabilities over nine decades at 50,257 tokens; each decade as often as it should be.
+    """Ladder step 5: probabilities over nine decades at 50,257 tokens; each decade has its frequency.
 
-    Chi-square over decades at 1e-6. Two million draws; the mutant that counts in 24 bits loses the rarest decade.
+    Chi-square over decades at 1e-6 with two million draws; a sampler with 24-bit uniforms loses the rarest decade.
     """
     n, draws, batch = 50_257, 2_000_000, 50_000
     decade = torch.arange(n, device="cuda") % 9
@@ -105,35 +111,35 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn() -> None:
     z = weights.log().float().expand(batch, n)
     counts = torch.zeros(9, dtype=torch.long)
     one, mask = torch.ones(batch, dtype=torch.float64, device="cuda"), torch.full((batch,), n, device="cuda")
-    law = AffineWeights(one)
+    affine = AffineWeights(one)
     for seed in range(draws // batch):
         u = CounterRNG(seed, torch.arange(batch, device="cuda"))(1)[:, 0]
-        drawn = chosen("cuda")(Scores(z, n, torch.zeros_like(one).float(), False), mask, law, u).y
-        counts += torch.bincount(decade[drawn], minlength=9).cpu()
-    due = p * draws
-    assert due[-1] < 1  # two million draws see what has probability 1e-6 in all; below that, nothing
-    kept = due > 5
-    seen = torch.cat([counts[kept], counts[~kept].sum()[None]])
-    expected = torch.cat([due[kept], due[~kept].sum()[None]])
-    assert scipy.stats.chisquare(seen.numpy(), (expected * draws / expected.sum()).numpy()).pvalue > 1e-6
+        head = HeadLogits(z, n, torch.zeros_like(one).float(), False)
+        tokens = sample_categorical(head, mask, affine, u).tokens
+        counts += torch.bincount(decade[tokens], minlength=9).cpu()
+    expected = p * draws
+    assert expected[-1] < 1  # the rarest decade is expected less than once, so rare decades are pooled
+    common = expected > 5
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    expected = torch.cat([expected[common], expected[~common].sum()[None]])
+    assert scipy.stats.chisquare(observed.numpy(), (expected * draws / expected.sum()).numpy()).pvalue > 1e-6
 
 
-def test_masks_are_revealed_at_the_pace_of_the_step() -> None:
+def test_masks_are_revealed_with_the_probability_of_the_step() -> None:
     """Ladder step 5: a step probability of 1e-4 at 50,257 tokens, within five standard errors of 4 million trials."""
     n, k, step = 50_257, 40_000, 1e-4
     z = torch.randn(k, n, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).bfloat16()
     total = z.float().exp().double().sum(-1)
-    law = AffineWeights(step / total, torch.ones_like(total), -step / total)
-    mask, moved = torch.full((k,), n, device="cuda"), 0
+    affine = AffineWeights(step / total, torch.ones_like(total), -step / total)
+    head, mask, revealed = HeadLogits(z, n, torch.zeros(k, device="cuda"), True), torch.full((k,), n, device="cuda"), 0
     for seed in range(100):
         u = CounterRNG(seed, torch.arange(k, device="cuda"))(1)[:, 0]
-        y = categorical_triton.choose(Scores(z, n, torch.zeros(k, device="cuda"), True), mask, law, u).y
-        moved += int((y != n).sum())
+        revealed += int((sample_categorical_triton(head, mask, affine, u).tokens != n).sum())
     trials = 100 * k
-    assert abs(moved - trials * step) < 5 * math.sqrt(trials * step)
+    assert abs(revealed - trials * step) < 5 * math.sqrt(trials * step)
 
 
-def made(style: type[Transformer], timed: bool, states: int = 32) -> Transformer:
+def build_network(style: type[Transformer], timed: bool, states: int = 32) -> Transformer:
     network = style(states=states, width=64, depth=2, heads=2, time_conditioning=timed)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
@@ -143,20 +149,20 @@ def made(style: type[Transformer], timed: bool, states: int = 32) -> Transformer
 
 @pytest.mark.parametrize("timed", [True, False])
 @pytest.mark.parametrize("style", [Reference, Modern])
-def test_a_recording_is_what_it_records(style: type[Transformer], timed: bool) -> None:
-    """At every size of batch, padded or not, and again after others were recorded."""
-    network = factory.prepare_for_inference(made(style, timed), "cuda", "bfloat16")
-    recorded = GraphedBackbone(network)
+def test_graphed_hidden_states(style: type[Transformer], timed: bool) -> None:
+    """At several batch sizes, padded or not, and again after others were captured."""
+    network = factory.prepare_for_inference(build_network(style, timed), "cuda", "bfloat16")
+    graphed = GraphedBackbone(network)
     for _ in range(2):
         for rows in (1, 2, 5, 16, 7):
             generator = torch.Generator().manual_seed(rows)
             x = torch.randint(32, (rows, 40), generator=generator).cuda()
             sigma = torch.rand(rows, generator=generator).cuda()
             valid = (torch.arange(40) < torch.randint(1, 41, (rows, 1), generator=generator)).cuda()
-            for seen in (None, valid):
-                ours, theirs = recorded.hidden(x, sigma, seen), network.hidden(x, sigma, seen)
-                kept = slice(None) if seen is None else seen
-                torch.testing.assert_close(ours[kept].float(), theirs[kept].float(), rtol=2e-2, atol=2e-2)
+            for mask in (None, valid):
+                ours, theirs = graphed.hidden(x, sigma, mask), network.hidden(x, sigma, mask)
+                at = slice(None) if mask is None else mask
+                torch.testing.assert_close(ours[at].float(), theirs[at].float(), rtol=2e-2, atol=2e-2)
 
 
 SAME = [
@@ -168,31 +174,31 @@ SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 
 @pytest.mark.parametrize(("noise", "parameterization", "name"), SAME)
 def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: str) -> None:
-    """In float32: recordings, kernels and draws together."""
+    """In float32: CUDA graphs, kernels and draws together."""
     process, schedule = factory.build_process(noise, 31), factory.build_schedule("log-linear")
-    found = []
+    tokens = []
     for device in ("cpu", "cuda"):
-        network = made(Reference, True, process.num_states)
+        network = build_network(Reference, True, process.num_states)
         served = factory.prepare_for_inference(network, device, "float32")
         graphed = GraphedBackbone(served) if device == "cuda" else None
         model: Any = factory.build_parameterization(parameterization, served, process, graphed=graphed)
-        job = factory.build_sampler(name, model, process, schedule)
-        rows = CounterRNG(3, torch.arange(24, device=device))
-        *_, last = job.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rows)
-        found.append(last.x.cpu())
-    same = (found[0] == found[1]).all(-1).float().mean()
-    assert same >= 0.95  # a row may part where a uniform lies within float32 of a boundary
+        sampler = factory.build_sampler(name, model, process, schedule)
+        rng = CounterRNG(3, torch.arange(24, device=device))
+        *_, last = sampler.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rng)
+        tokens.append(last.x.cpu())
+    same = (tokens[0] == tokens[1]).all(-1).float().mean()
+    assert same >= 0.95  # a row may differ where a uniform is within float32 rounding of a boundary
 
 
-def test_a_planned_run_never_waits() -> None:
-    """Once it is planned, events follow each other without a question to the device."""
+def test_a_planned_run_does_not_synchronize() -> None:
+    """Once it is planned, steps follow each other without waiting for the device."""
     process, schedule = Absorbing(31), factory.build_schedule("log-linear")
-    network = factory.prepare_for_inference(made(Reference, time_conditioning=False), "cuda", "bfloat16")
+    network = factory.prepare_for_inference(build_network(Reference, time_conditioning=False), "cuda", "bfloat16")
     model: Any = factory.build_parameterization("mean", network, process, graphed=GraphedBackbone(network))
-    job = factory.build_sampler("first-hitting", model, process, schedule)
-    for mode in ("default", "error"):  # the first run records and compiles
-        rows = CounterRNG(0, torch.arange(4, device="cuda"))
-        states = job.run(sampling.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rows)
+    sampler = factory.build_sampler("first-hitting", model, process, schedule)
+    for mode in ("default", "error"):  # the first run captures and compiles
+        rng = CounterRNG(0, torch.arange(4, device="cuda"))
+        states = sampler.run(sampling.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rng)
         next(states)
         next(states)  # planned
         torch.cuda.set_sync_debug_mode(mode)
