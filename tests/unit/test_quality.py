@@ -295,7 +295,7 @@ def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPat
 
     seen: set[torch.dtype] = set()
     used = set()
-    for name in ("invert", "step"):
+    for name in ("sample_inverse_cdf", "sample_next"):
         whole = getattr(categorical, name)
         monkeypatch.setattr(categorical, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
     distribution = exact.Distribution(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
