@@ -31,7 +31,10 @@ PRUNE_FIRST = """
 save = checkpoint.save
 checkpoint.save = lambda root, *rest, **more: (checkpoint.prune(root, 0, None), save(root, *rest, **more))
 """
-FORGET_MOMENTS = "sedd.training.trainer.set_optimizer_state_dict = lambda *given, **more: None"
+FORGET_MOMENTS = """
+from sedd.training import trainer
+trainer.set_optimizer_state_dict = lambda *given, **more: None
+"""
 
 
 def words(corpus: Path, out: Path, flags: list[str]) -> list[object]:
