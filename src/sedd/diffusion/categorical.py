@@ -1,9 +1,9 @@
-"""Draws that are right in law at any vocabulary, and the one in circulation that is not.  [§9]
+"""Categorical sampling that is exact for any vocabulary, and the float32 Gumbel sampling in use that is not.  [§9]
 
 A float32 uniform has 24 bits. In a vocabulary of 50,257 at a step probability of 1e-4 a token may have
 probability 1e-9, which such a uniform cannot express: Gumbel noise made of it never draws those tokens, which
-lowers the temperature without saying so. Here every decision is made with 53 bits, and float64 is used a few
-rows at a time: no float64 tensor of the size of the input is made on the way.
+silently lowers the temperature. Here every decision uses 53 bits, and float64 is used for some rows at a time: no
+float64 tensor of the size of the input is allocated.
 """
 
 import math
@@ -17,15 +17,15 @@ from sedd.diffusion import validate
 
 
 class AffineWeights(NamedTuple):
-    """The law of one position's next token, unnormalised and up to the rounding of a zero, in terms of scores.
+    """Unnormalised probabilities of one position's next token as an affine function of its scores.
 
     With S = Σ_{y≠x} s_y over tokens: w_y = max(0, go·s_y + by_sum·S + by_own·s_x) for tokens y ≠ x, and staying at x
-    weighs max(0, stay·s_x + stay_sum·S). All are of the first degree, so scores may have any common factor.
+    weighs max(0, stay·s_x + stay_sum·S). All are homogeneous, so scores may have any common factor.
     """
 
     go: Float[Tensor, "*s"]
     stay: Float[Tensor, "*s"] | None = None
-    """None: nobody stays, and ``stay_sum`` is 0 as well."""
+    """None: 0, and so is ``stay_sum``."""
     stay_sum: Float[Tensor, "*s"] | None = None
     by_sum: Float[Tensor, "*s"] | None = None
     """None: 0, and so is ``by_own``."""
@@ -33,24 +33,24 @@ class AffineWeights(NamedTuple):
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor, "..."]:
-    """Uniforms of 53 bits strictly inside (0, 1), on the generator's device."""
+    """Draw uniforms of 53 bits in the open interval (0, 1), on the generator's device."""
     u = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
     return u.clamp_min(2.0**-54)  # 0 would choose an outcome of probability 0
 
 
 def bernoulli(probability: Float[Tensor, "*s"], generator: torch.Generator) -> Bool[Tensor, "*s"]:
-    """True with the given probability, entry by entry."""
+    """Draw True with the given probability, elementwise."""
     return uniforms(tuple(probability.shape), generator) < probability
 
 
 def sample(weights: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
-    """One draw from each row of unnormalised ``weights``."""
+    """Draw one index per row of unnormalised ``weights``."""
     validate.weights(weights)
     return sample_inverse_cdf(weights, uniforms(tuple(weights.shape[:-1]), generator))
 
 
 def sample_inverse_cdf(weights: Float[Tensor, "*s n"], u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-    """The first index at which the running sum of a row passes ``u`` times its total.
+    """Return the first index at which the cumulative sum of a row exceeds ``u`` times its total.
 
     Two levels: first among about √n blocks by their sums, then inside one block. Weight 0 is never returned.
     """
@@ -72,7 +72,7 @@ def _invert(rows: Tensor, u: Tensor, size: int) -> Tensor:
 
 
 def _first_above(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index at which the running sum exceeds ``target``, and what of ``target`` is left there."""
+    """Return the first index at which the cumulative sum exceeds ``target``, and the remainder of ``target`` there."""
     sums = weights.cumsum(-1)
     end = torch.nextafter(sums[:, -1:], torch.zeros_like(target))
     target = torch.minimum(target, end)  # rounding may pass the end
@@ -82,7 +82,7 @@ def _first_above(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _at_once(rows: Tensor) -> int:
-    """How many rows are worked on at once: about four million entries."""
+    """Return how many rows are processed at once: about four million entries."""
     return max(1, 2**22 // rows.shape[-1])
 
 
@@ -93,10 +93,10 @@ def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
 def sample_jump(
     x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: torch.Generator
 ) -> Int[Tensor, "*s"]:
-    """Move each entry of ``x`` to y ≠ x with the probability given for y, else leave it.
+    """Replace each entry of ``x`` by y ≠ x with the probability given for y, else keep it.
 
-    Whether is decided first, where to second and only for those that move; the probability of staying is
-    what is left of 1 and is never read, so a step probability of 1e-4 loses no digits to it.
+    Whether it changes is drawn first, to which token second. The probability of staying is not read, so a step
+    probability of 1e-4 loses no digits to it.
     """
     leave = probabilities.scatter(-1, x[..., None], 0)
     validate.probabilities(leave)
@@ -110,9 +110,9 @@ def sample_jump(
 
 
 def sample_next(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]) -> Int[Tensor, " k"]:
-    """A draw from each row of unnormalised ``weights``, one of which is that of staying at ``x``.
+    """Draw one index per row of unnormalised ``weights``, one of which is that of staying at ``x``.
 
-    The first uniform decides whether it moves, the second where to, for those that do.
+    The first uniform decides whether the entry changes, the second to what.
     """
     leave = weights.scatter(-1, x[:, None], 0)
     total = leave.sum(-1, dtype=torch.float64)
@@ -122,9 +122,9 @@ def sample_next(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Te
 
 
 def legacy_fp32(probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
-    """The draw behind published samples: a race of float32 exponentials, **wrong in law** for rare tokens.
+    """Draw as published samples were: by a float32 exponential race, **biased** for rare tokens.
 
-    Kept under this name alone, to reproduce published numbers; nothing here uses it by default.
+    Only for reproducing published numbers; nothing uses it by default.
     """
     p = probabilities.float()
     u = torch.rand(p.shape, generator=generator, dtype=torch.float32, device=generator.device)

@@ -1,4 +1,4 @@
-"""How far a score s is from a ratio a, entry by entry, both given as logarithms; and sums of it over a vocabulary."""
+"""Divergences between a score s and a ratio a, both given as logarithms, and their sums over a vocabulary."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _ZERO = -70.0  # a ratio of e^−70 or less is 0: far below any rounding, and 0·∞ stays away
-_FAR = 30.0  # beyond it e^d may overflow where a·e^d = s does not
+_FAR = 30.0  # above it e^d may overflow where a·e^d = s does not
 
 
 def K(a: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -18,9 +18,9 @@ def K(a: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 
 
 class Divergence(ABC):
-    """A function D(s, a) of a score and a ratio, and its slope; ``log_a = None`` stands for a = 0.
+    """A function D(s, a) of a score and a ratio, and its derivative; ``log_a = None`` stands for a = 0.
 
-    Values and slopes are written out because autograd would keep ten tensors of the size of the vocabulary.
+    The derivative is written out because autograd would save ten tensors of the size of the vocabulary.
     """
 
     @abstractmethod
@@ -32,7 +32,7 @@ class Divergence(ABC):
         """∂D/∂log s."""
 
     def __call__(self, log_s: Float[Tensor, "*s"], log_a: Float[Tensor, "*#s"]) -> Float[Tensor, "*s"]:
-        """D(s, a), entry by entry, any a among them 0."""
+        """Return D(s, a) elementwise; any a may be 0."""
         each: Tensor = _Each.apply(self, log_s, log_a)  # type: ignore[no-untyped-call]
         return each
 
@@ -81,7 +81,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _times(slope: Tensor, grad: Tensor) -> Tensor:
-    """slope·grad, where a grad of 0 means that the entry does not count, even if its slope is infinite."""
+    """Return slope·grad, and 0 where grad is 0 even if the slope is infinite."""
     return torch.where(grad == 0, 0, slope * grad)
 
 
@@ -128,8 +128,8 @@ class Square(Divergence):
 
 
 @final
-class Linear(Divergence):
-    """s − a·s + K(a): what `softmax-linear` puts where score entropy has its logarithm. No divergence at all.  [§6]"""
+class LinearDivergence(Divergence):
+    """s − a·s + K(a): score entropy with s in place of log s, as in `softmax-linear`; not a divergence.  [§6]"""
 
     def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
         """s(1 − a) + K(a)."""
@@ -146,4 +146,4 @@ def _minus(s: Tensor, log_a: Tensor | None) -> Tensor:
 
 score_entropy = ScoreEntropy()
 square = Square()
-linear = Linear()
+linear = LinearDivergence()

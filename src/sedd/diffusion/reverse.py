@@ -1,4 +1,4 @@
-"""One step from noise towards data, as unnormalised laws of every position's next token.  [§9]"""
+"""Reverse steps: unnormalised probabilities of every position's next token, from the score.  [§9]"""
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from sedd.diffusion.process import Process
 
 
 def normalize(p: Float[Tensor, "*s n"]) -> Float[Tensor, "*s n"]:
-    """A law made of ``p``: an imperfect score or a long step may leave entries below 0."""
+    """Clamp at 0 and normalise: an imperfect score or a long step may give entries below 0."""
     p = p.clamp_min(0)
     return p / p.sum(-1, keepdim=True)
 
@@ -17,7 +17,7 @@ def normalize(p: Float[Tensor, "*s n"]) -> Float[Tensor, "*s n"]:
 def forward_likelihood(
     process: Process, x: Int[Tensor, "*b L"], dsigma: Float[Tensor, "*b"], dtype: torch.dtype
 ) -> Float[Tensor, "*b L n"]:
-    """P_Δσ(x, y) for every y."""
+    """Return P_Δσ(x, y) for every y."""
     states = torch.arange(process.num_states, device=x.device)
     return process.transition(x[..., None], states, dsigma.to(dtype)[..., None, None])
 
@@ -29,7 +29,7 @@ def analytic_weights(
     sigma_t: Float[Tensor, "*b"],
     sigma_s: Float[Tensor, "*b"],
 ) -> Float[Tensor, "*b L n"]:
-    """[exp(−Δσ Q) s]_y · P_Δσ(x, y): what a step would do if only one position could move."""
+    """[exp(−Δσ Q) s]_y · P_Δσ(x, y): the reverse step of one position while the others stay."""
     dsigma = (sigma_t - sigma_s).to(log_score.dtype)
     return process.staggered_score(log_score.exp(), dsigma) * forward_likelihood(process, x, dsigma, log_score.dtype)
 
@@ -41,14 +41,14 @@ def analytic_table(
     sigma_t: Float[Tensor, "*b"],
     sigma_s: Float[Tensor, "*b"],
 ) -> Float[Tensor, "*b L n"]:
-    """The law of the analytic step, exact for a sequence of one token."""
+    """Return the probabilities of the analytic (Tweedie) step, exact for a sequence of one token."""
     return normalize(analytic_weights(process, model(x, sigma_t), x, sigma_t, sigma_s))
 
 
 def denoised_probs(
     process: Process, log_score: Float[Tensor, "*b L n"], x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*b L N"]:
-    """p(x_0 | x) position by position, as the score has it: the step to no noise at all, in which no mask is left."""
+    """Return p(x_0 | x) per position as the score implies it: the analytic step to σ = 0, in which no mask is left."""
     p = analytic_weights(process, log_score, x, sigma, torch.zeros_like(sigma))
     return normalize(p[..., : process.vocab_size])
 
@@ -56,6 +56,6 @@ def denoised_probs(
 def denoising_table(
     model: LogScoreModel, process: Process, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*b L n"]:
-    """The table of the step to no noise at all."""
+    """Return the probabilities of the step to σ = 0, over all states."""
     p = denoised_probs(process, model(x, sigma), x, sigma)
     return torch.nn.functional.pad(p, (0, process.num_states - process.vocab_size))

@@ -1,4 +1,4 @@
-"""Noise schedules: how much noise a token has met by time t, and at which times to look.
+"""Noise schedules, and the distribution of training times.
 
 A schedule gives the total noise σ(t) and its rate σ'(t) for t in [0, 1]; t = 0 is data, t = 1 is noise.  [§2]
 """
@@ -17,7 +17,7 @@ from sedd.diffusion.categorical import uniforms
 
 
 class Noise(NamedTuple):
-    """A schedule, read at one time."""
+    """Total noise and its rate at one time."""
 
     sigma: Float[Tensor, "*b"]
     rate: Float[Tensor, "*b"]
@@ -46,7 +46,7 @@ class Schedule(ABC):
         """σ(t) solved for t."""
 
     def __call__(self, t: Float[Tensor, "*b"]) -> Noise:
-        """Both readings at time ``t``."""
+        """Return total noise and rate at time ``t``."""
         return Noise(sigma=self.sigma(t), rate=self.rate(t))
 
 
@@ -56,7 +56,7 @@ def _total(lost: Float[Tensor, "*b"], kept: Float[Tensor, "*b"]) -> Float[Tensor
 
 
 def corruption_probability(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """1 − e^−σ, the probability that a token has been touched."""
+    """Return 1 − e^−σ, the probability that noise has replaced a token."""
     return -torch.expm1(-sigma)
 
 
@@ -117,7 +117,7 @@ class Geometric(Schedule):
 @final
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """A token survives with probability e^−σ = ε + (1 − ε)·cos(πt/2): little noise at first, then a rush."""
+    """A token survives with probability e^−σ = ε + (1 − ε)·cos(πt/2): little noise at first, most of it near t = 1."""
 
     eps: float = 1e-3
 
@@ -174,34 +174,33 @@ class Polynomial(Schedule):
 
 
 class Times(NamedTuple):
-    """Times to look at, and 1/density of each: E[weight · f(t)] = ∫ f(t) dt."""
+    """Sampled times and their importance weights 1/density: E[weight · f(t)] = ∫ f(t) dt."""
 
     t: Float[Tensor, "*b"]
     weight: Float[Tensor, "*b"]
 
 
 def stratified(count: int, generator: torch.Generator) -> Float[Tensor, " count"]:
-    """One point in each of ``count`` equal parts of (0, 1), in random order.
+    """Draw one point in each of ``count`` equal parts of (0, 1), in random order (stratified sampling).
 
-    Every point by itself is uniform, so that each row of a batch sees every time; together they are spread
-    evenly, so that the mean over the batch varies little.
+    Each point alone is uniform; together they are evenly spread, which reduces the variance of their mean.
     """
     order = torch.randperm(count, generator=generator, device=generator.device)
     return (order + uniforms((count,), generator)) / count
 
 
 class TimeSampler(ABC):
-    """A law of times on [t_min, 1], as a function of uniforms."""
+    """A distribution of times on [t_min, 1], as a function of uniforms."""
 
     @abstractmethod
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
-        """Times from ``u`` in (0, 1), and their weights."""
+        """Map ``u`` in (0, 1) to times and their weights."""
 
 
 @final
 @dataclass(frozen=True)
 class UniformTimes(TimeSampler):
-    """Every time equally often."""
+    """Uniform times."""
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
         """t uniform on (t_min, 1)."""
@@ -212,9 +211,9 @@ class UniformTimes(TimeSampler):
 @final
 @dataclass(frozen=True)
 class LowNoiseTimes(TimeSampler):
-    """More often early, where one unknown token weighs 1/t: of density 1/(2√t).
+    """Times of density 1/(2√t), more frequent at low noise, where the loss of one masked token is weighted by 1/t.
 
-    Drawn evenly, the loss of a sequence has a variance that grows without end as t → 0; so drawn it has not.
+    With uniform times the variance of a sequence's loss diverges as t → 0; with these it is finite.
     """
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
@@ -225,10 +224,10 @@ class LowNoiseTimes(TimeSampler):
 
 @final
 class ImportanceTimes(TimeSampler):
-    """Times where the loss is large or varies: a density that is constant on equal parts of [t_min, 1].
+    """Importance-sampled times: a density that is constant on equal parts of [t_min, 1].
 
-    The weights undo it, so that the mean of a loss stays what it is; its variance is least when the masses are
-    proportional to the root mean square of the loss in each part, which is what `fit` measures.
+    The weights keep the mean of a loss unchanged. Its variance is least when the masses are proportional to the root
+    mean square of the loss in each part, which `fit` measures.
     """
 
     def __init__(self, masses: Float[Tensor, " parts"]) -> None:
@@ -240,7 +239,7 @@ class ImportanceTimes(TimeSampler):
     def fit(
         cls, t: Float[Tensor, " n"], losses: Float[Tensor, " n"], parts: int = 32, t_min: float = 0.0
     ) -> "ImportanceTimes":
-        """Masses from losses at times t, without weights; no part gets less than a tenth of the average mass."""
+        """Fit the masses to unweighted losses at times t; no part gets less than a tenth of the average mass."""
         validate.times(t)
         if parts < 1:
             raise ValueError(f"parts is {parts}; there must be at least 1")
@@ -248,11 +247,11 @@ class ImportanceTimes(TimeSampler):
         count = torch.bincount(part, minlength=parts)
         square = torch.bincount(part, losses.detach().double() ** 2, minlength=parts)
         mean = square.sum() / count.sum()
-        root = torch.where(count > 0, square / count.clamp_min(1), mean).sqrt()  # never seen: as the others
+        root = torch.where(count > 0, square / count.clamp_min(1), mean).sqrt()  # without samples: as the others
         return cls(root.clamp_min(root.mean() / 10) if mean > 0 else torch.ones_like(root))
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
-        """t by inversion: the part first, then evenly inside it."""
+        """Map u to t by inversion: the part first, then uniformly inside it."""
         validate.times(u)
         masses = self.masses.to(u)
         ends = masses.cumsum(0)

@@ -1,4 +1,4 @@
-"""The border: bad values are refused in a sentence that says what was given and what is allowed."""
+"""Validation of arguments: each function raises ValueError with what was given and what is allowed."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def _visible(x: Tensor) -> bool:
-    """Whether a look at values is free: an accelerator would be waited for, a compiled graph broken."""
+    """Return whether values can be read for free: not on an accelerator, nor while compiling."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -18,25 +18,25 @@ def _first(x: Tensor, bad: Tensor) -> float | int:
 
 
 def times(t: Float[Tensor, "*s"]) -> None:
-    """Refuse times outside [0, 1]."""
+    """Require times in [0, 1]."""
     if _visible(t) and (bad := ~((t >= 0) & (t <= 1))).any():
         raise ValueError(f"t is {_first(t, bad)}; it must lie in [0, 1], where 0 is data and 1 is noise")
 
 
 def sigma(sigma: Float[Tensor, "*s"]) -> None:
-    """Refuse a total noise that is negative or not a number."""
+    """Require total noise of 0 or more."""
     if _visible(sigma) and (bad := ~(sigma >= 0)).any():
         raise ValueError(f"sigma is {_first(sigma, bad)}; total noise must be 0 or more")
 
 
 def in_range(name: str, x: Float[Tensor, "*s"], first: Tensor, last: Tensor) -> None:
-    """Refuse values outside [first, last], but for rounding."""
+    """Require values in [first, last], up to rounding."""
     if _visible(x) and (bad := ~((x >= first * (1 - 1e-5)) & (x <= last * (1 + 1e-5)))).any():
         raise ValueError(f"{name} is {_first(x, bad)}; here it lies between {first.item():g} and {last.item():g}")
 
 
 def clean_tokens(x_0: Int[Tensor, "*s"], vocab_size: int) -> None:
-    """Refuse data that holds anything but the tokens 0 … vocab_size − 1."""
+    """Require tokens in 0 … vocab_size − 1."""
     if _visible(x_0) and (bad := (x_0 < 0) | (x_0 >= vocab_size)).any():
         token = _first(x_0, bad)
         mask = " (that is the mask, which clean data never holds)" if token == vocab_size else ""
@@ -44,13 +44,13 @@ def clean_tokens(x_0: Int[Tensor, "*s"], vocab_size: int) -> None:
 
 
 def states(x: Int[Tensor, "*s"], num_states: int) -> None:
-    """Refuse ids that are no state of the process."""
+    """Require states of the process."""
     if _visible(x) and (bad := (x < 0) | (x >= num_states)).any():
         raise ValueError(f"x holds state {_first(x, bad)}; states must lie in 0..{num_states - 1}")
 
 
 def weights(weights: Float[Tensor, "*s n"]) -> None:
-    """Refuse rows that are no unnormalised law: an entry below 0 or not finite, or nothing above 0."""
+    """Require rows of finite weights of 0 or more, at least one of them above 0."""
     if not _visible(weights):
         return
     if (bad := ~((weights >= 0) & (weights < math.inf))).any():
@@ -60,17 +60,17 @@ def weights(weights: Float[Tensor, "*s n"]) -> None:
 
 
 def probabilities(p: Float[Tensor, "*s n"]) -> None:
-    """Refuse rows that hold an entry below 0 or not finite, or more than 1 in all."""
+    """Require rows of finite probabilities of 0 or more that sum to at most 1."""
     if not _visible(p):
         return
     if (bad := ~((p >= 0) & (p < math.inf))).any():
         raise ValueError(f"a probability is {_first(p, bad)}; probabilities must be finite and 0 or more")
     if (bad := (total := p.sum(-1)) > 1 + 1e-5).any():
-        raise ValueError(f"the probabilities of moving sum to {_first(total, bad)}; they must leave 0 or more to stay")
+        raise ValueError(f"the probabilities of leaving sum to {_first(total, bad)}; they must leave 0 or more to stay")
 
 
 def decreasing_sigma(sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> None:
-    """Refuse a step backwards that does not go to less noise."""
+    """Require a reverse step to go to less noise."""
     sigma(sigma_s)
     sigma(sigma_t)
     if _visible(sigma_s) and (bad := ~(sigma_s < sigma_t)).any():
@@ -80,24 +80,24 @@ def decreasing_sigma(sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"])
 
 
 def vocab_size(vocab_size: int) -> None:
-    """Refuse a vocabulary in which there is nothing to tell apart."""
+    """Require a vocabulary of at least 2 tokens."""
     if not isinstance(vocab_size, int) or vocab_size < 2:
         raise ValueError(f"vocab_size is {vocab_size}; a process needs a whole number of at least 2 tokens")
 
 
 def num_outputs(output: Float[Tensor, "*s n"], expected: int, what: str) -> None:
-    """Refuse a network output of the wrong width."""
+    """Require the number of outputs per position that the process has."""
     if output.shape[-1] != expected:
-        raise ValueError(f"the {what} has {output.shape[-1]} entries a position; this process needs {expected}")
+        raise ValueError(f"the {what} has {output.shape[-1]} entries per position; this process needs {expected}")
 
 
 def fraction(name: str, value: float, why: str) -> None:
-    """Refuse a setting outside the open interval (0, 1)."""
+    """Require a setting in the open interval (0, 1)."""
     if not 0 < value < 1:
         raise ValueError(f"{name} is {value}; it must lie between 0 and 1, {why}")
 
 
 def t_min(value: float) -> None:
-    """Refuse a first time that leaves nothing to integrate."""
+    """Require a first time in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"t_min is {value}; it must lie in [0, 1)")

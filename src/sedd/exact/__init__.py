@@ -1,17 +1,17 @@
-"""The slow truth: laws written down in full, and everything about them by definition.
+"""Exact computation on small spaces by enumeration: the oracle of the tests.
 
-On a space small enough to enumerate there is nothing to estimate: `Distribution` knows its entropy, `Score` its ratios
-at every noise, `definition` the expected value of every objective, `propagate` the law of any sampler. All of
-it is float64, from matrix exponentials and Bayes' rule; none of it uses the closed forms it is there to check.
+`Distribution` has its entropy and noisy marginals, `Score` its ratios at every noise level, `objectives` the expected
+value of every objective, `bound` that of the likelihood bound, `sample_distribution` the distribution of every sampler.
+All of it is float64, from matrix exponentials and Bayes' rule; none of it uses the closed forms that it checks.
 """
 
-from sedd.exact.bound import Bound, bound, integrate
+from sedd.exact.bound import BoundTerms, bound, integrate
 from sedd.exact.distribution import Distribution, Score, Table, every, expm, index_of, transition_matrix
 from sedd.exact.propagation import expect, propagate
 from sedd.exact.sampler_distribution import sample_distribution, step_distribution, transition_table
 
 __all__ = [
-    "Bound",
+    "BoundTerms",
     "Distribution",
     "Score",
     "Table",

@@ -16,8 +16,8 @@ from sedd.exact.distribution import Distribution, every, transition_matrix
 from sedd.exact.propagation import pairs
 
 
-class Bound(NamedTuple):
-    """−log p(x_0) is at most the sum of the three; here in expectation, in nats a sequence."""
+class BoundTerms(NamedTuple):
+    """The terms of the bound on −log p(x_0) in expectation, in nats per sequence."""
 
     diffusion: Float[Tensor, ""]
     prior: Float[Tensor, ""]
@@ -39,50 +39,52 @@ def integrate(f: Callable[[Tensor], Tensor], lo: float = 0.0, hi: float = 1.0, n
 
 def bound(
     model: Any,
-    law: Distribution,
+    p_data: Distribution,
     process: Process,
     schedule: Schedule,
     *,
     t_min: float = 0.0,
     true_base: bool = False,
     nodes: int = 64,
-) -> Bound:
-    """The expected bound of ``model`` on sequences of ``law``.
+) -> BoundTerms:
+    """Return the expected bound of ``model`` on sequences of ``p_data``.
 
-    With ``true_base`` generation starts from the true marginal at t = 1, so that the exact score's bound is
-    the entropy; else from the process's own base, and the excess is KL(p_1 ‖ base).
+    With ``true_base`` generation starts from the true marginal at t = 1, so that the exact score's bound is the
+    entropy; otherwise from the process's prior, and the excess is KL(p_1 ‖ prior).
     """
     validate.t_min(t_min)
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=torch.float64))
 
     def integrand(u: Tensor) -> Tensor:
         noise = schedule(u**3)  # t = u³: under uniform noise the loss grows like −log t towards t = 0
-        return 3 * u**2 * noise.rate * objectives.denoising_score_entropy(model, law, process, noise.sigma)
+        return 3 * u**2 * noise.rate * objectives.denoising_score_entropy(model, p_data, process, noise.sigma)
 
-    return Bound(
+    return BoundTerms(
         diffusion=integrate(integrand, lo=t_min ** (1 / 3), nodes=nodes),
-        prior=_prior(law, process, ends[1], true_base),
-        reconstruction=_reconstruction(model, law, process, ends[0]),
+        prior=_prior(p_data, process, ends[1], true_base),
+        reconstruction=_reconstruction(model, p_data, process, ends[0]),
     )
 
 
-def _prior(law: Distribution, process: Process, sigma: Tensor, true_base: bool) -> Tensor:
+def _prior(p_data: Distribution, process: Process, sigma: Tensor, true_base: bool) -> Tensor:
     """E KL(p_{1|0}(·|x_0) ‖ base)."""
-    x, P = every(process.num_states, law.length), transition_matrix(process, sigma)
-    p_1 = P[x[:, None], law.sequences].prod(-1)  # x, x_0
-    base = law.at(process, sigma) if true_base else process.log_prior(x, sigma).sum(-1).exp()
-    joint = law.probabilities * p_1
+    x, P = every(process.num_states, p_data.length), transition_matrix(process, sigma)
+    p_1 = P[x[:, None], p_data.sequences].prod(-1)  # x, x_0
+    base = p_data.at(process, sigma) if true_base else process.log_prior(x, sigma).sum(-1).exp()
+    joint = p_data.probabilities * p_1
     ratio = torch.where(joint > 0, p_1 / base[:, None], 1)  # what cannot happen costs nothing
     return (joint * ratio.log()).sum()
 
 
-def _reconstruction(model: Any, law: Distribution, process: Process, sigma: Tensor) -> Tensor:
+def _reconstruction(model: Any, p_data: Distribution, process: Process, sigma: Tensor) -> Tensor:
     """−E Σ_i log p(x_0 at i | x_t) of the last denoising step: p(y) ∝ [exp(−σQ) s]_y · P_σ(x_t, y)."""
     if not sigma > 0:
         return torch.zeros((), dtype=torch.float64)
-    x_t, x_0, weight = pairs(law, process, sigma)
+    x_t, x_0, weight = pairs(p_data, process, sigma)
     score = model(x_t, sigma.expand(len(x_t))).exp()
     p = (score @ transition_matrix(process, -sigma).T) * transition_matrix(process, sigma)[x_t]
-    p = p[..., : law.vocab_size].clamp_min(0)  # a wrong score may go below 0; the last step draws such tokens never
+    p = p[..., : p_data.vocab_size].clamp_min(
+        0
+    )  # a wrong score may give values below 0, which the last step never draws
     p = p / p.sum(-1, keepdim=True)
     return -(weight * at_token(p, x_0).log().sum(-1)).sum()

@@ -1,4 +1,4 @@
-"""A joint law of short sequences, and its exact score."""
+"""A joint distribution of short sequences, and its exact score."""
 
 import copy
 import math
@@ -13,7 +13,7 @@ from sedd.diffusion.process import Process
 
 
 def every(num_states: int, length: int) -> Int[Tensor, "count length"]:
-    """Every sequence, in the order of their index: the last position turns fastest."""
+    """Every sequence, in the order of their index: the last position varies fastest."""
     return torch.cartesian_prod(*[torch.arange(num_states)] * length).view(-1, length)
 
 
@@ -22,7 +22,7 @@ def _strides(num_states: int, length: int) -> Tensor:
 
 
 def index_of(x: Int[Tensor, "*b L"], num_states: int) -> Int[Tensor, "*b"]:
-    """Where a sequence stands in `every`."""
+    """Return the index of a sequence in `every`."""
     return (x * _strides(num_states, x.shape[-1])).sum(-1)
 
 
@@ -52,16 +52,18 @@ def transition_matrix(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Ten
 
 @final
 class Distribution:
-    """The probability of every sequence of ``length`` tokens, as a tensor with one axis a position."""
+    """The probability of every sequence of ``length`` tokens, as a tensor with one axis per position."""
 
     def __init__(self, probabilities: Float[Tensor, "..."]) -> None:
         shape = tuple(probabilities.shape)
         if not shape or len(set(shape)) > 1:
-            raise ValueError(f"the law has shape {shape}; it needs one axis a position, all as long as the vocabulary")
+            raise ValueError(
+                f"the distribution has shape {shape}; it needs one axis per position, all as long as the vocabulary"
+            )
         validate.vocab_size(shape[0])
         total = probabilities.sum().item()
         if not (probabilities >= 0).all() or abs(total - 1) > 1e-5:
-            raise ValueError(f"the law sums to {total} with least entry {probabilities.min().item()}; "
+            raise ValueError(f"the distribution sums to {total} with least entry {probabilities.min().item()}; "
                              "probabilities must be 0 or more and sum to 1")  # fmt: skip
         self.probabilities = probabilities.double().flatten() / probabilities.double().sum()
         self.vocab_size, self.length = shape[0], len(shape)
@@ -69,12 +71,12 @@ class Distribution:
 
     @classmethod
     def random(cls, vocab_size: int, length: int, generator: torch.Generator) -> "Distribution":
-        """A law drawn uniformly from all laws."""
+        """Draw a distribution uniformly from all distributions."""
         u = categorical.uniforms((vocab_size,) * length, generator)
         return cls(-u.log() / -u.log().sum())
 
     def entropy(self) -> Float[Tensor, ""]:
-        """−Σ p log p, in nats a sequence."""
+        """−Σ p log p, in nats per sequence."""
         return -torch.xlogy(self.probabilities, self.probabilities).sum()
 
     def log_prob(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b"]:
@@ -98,7 +100,7 @@ class Distribution:
         return p.reshape(*sigma.shape, -1)
 
     def given(self, fixed: Int[Tensor, " L"]) -> "Distribution":
-        """The conditional law of all positions given some: −1 in ``fixed`` leaves a position free."""
+        """Return the distribution of all positions given some: −1 in ``fixed`` leaves a position free."""
         if fixed.shape != (self.length,):
             raise ValueError(
                 f"fixed has shape {tuple(fixed.shape)}; it needs one entry for each of {self.length} positions"
@@ -112,22 +114,22 @@ class Distribution:
     def _fits(self, process: Process) -> None:
         if process.vocab_size != self.vocab_size:
             raise ValueError(
-                f"the law has {self.vocab_size} tokens and {process} has {process.vocab_size}; they must agree"
+                f"the distribution has {self.vocab_size} tokens and {process} has {process.vocab_size}; they must agree"
             )
 
 
 @final
 class Score(nn.Module):
-    """The true log-score of a law under a process; called exactly as a network's is.  [§3]
+    """The true log-score of a distribution under a process; called exactly as a model is.  [§3]
 
     It also predicts the clean token, the noisy token given the others, and the next token, as the models of
     `parameterization` do, so that every objective, sampler and bound can be run on it.
     """
 
-    def __init__(self, law: Distribution, process: Process) -> None:
+    def __init__(self, distribution: Distribution, process: Process) -> None:
         super().__init__()
-        law._fits(process)
-        self.law, self.process = law, process
+        distribution._fits(process)
+        self.distribution, self.process = distribution, process
         self.context: Tensor | None = None
 
     def bind(self, *, context: Int[Tensor, " c"]) -> "Score":
@@ -147,9 +149,9 @@ class Score(nn.Module):
         x_t = self._with_context(x_t)
         validate.states(x_t, self.process.num_states)
         validate.sigma(sigma)
-        n, length = self.process.num_states, self.law.length
+        n, length = self.process.num_states, self.distribution.length
         levels, row = torch.unique(sigma.double(), return_inverse=True)
-        log_p = self.law.at(self.process, levels).log()
+        log_p = self.distribution.at(self.process, levels).log()
         here = index_of(x_t, n)[..., None, None]
         there = here + (torch.arange(n) - x_t[..., None]) * _strides(n, length)[:, None]
         row = row[..., None, None]
@@ -170,7 +172,7 @@ class Score(nn.Module):
     def log_score_at(
         self, hidden: Float[Tensor, "k n"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k n"]:
-        """What `hidden` said."""
+        """Return the hidden state, which is the log-score."""
         return hidden
 
     def log_mean_at(
@@ -180,17 +182,17 @@ class Score(nn.Module):
         levels, row = torch.unique(sigma.double(), return_inverse=True)
         back, forth = (transition_matrix(self.process, sign * levels) for sign in (-1, 1))
         p = torch.einsum("kyz,kz->ky", back[row], hidden.exp()) * forth[row, x_t]
-        p = p[:, : self.law.vocab_size].clamp_min(0)  # rounding may leave −1e-17
+        p = p[:, : self.distribution.vocab_size].clamp_min(0)  # rounding may leave −1e-17
         return torch.log(p / p.sum(-1, keepdim=True))
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
         """log p(x_0 at i | x_t), by Bayes' rule over every x_0."""
-        law, levels, x_t = self.law, sigma.double(), self._with_context(x_t)
-        P = transition_matrix(self.process, levels)[..., : law.vocab_size]
-        rows = P.gather(-2, x_t[..., None].expand(*x_t.shape, law.vocab_size))  # P(x_t at i, v), for i and v
-        seen = torch.stack([rows[..., i, law.sequences[:, i]] for i in range(law.length)]).prod(0)
-        joint = law.probabilities * seen
-        is_token = torch.nn.functional.one_hot(law.sequences, law.vocab_size).double()  # x_0, i, v
+        p_data, levels, x_t = self.distribution, sigma.double(), self._with_context(x_t)
+        P = transition_matrix(self.process, levels)[..., : p_data.vocab_size]
+        rows = P.gather(-2, x_t[..., None].expand(*x_t.shape, p_data.vocab_size))  # P(x_t at i, v), for i and v
+        seen = torch.stack([rows[..., i, p_data.sequences[:, i]] for i in range(p_data.length)]).prod(0)
+        joint = p_data.probabilities * seen
+        is_token = torch.nn.functional.one_hot(p_data.sequences, p_data.vocab_size).double()  # x_0, i, v
         p = torch.einsum("...a,aiv->...iv", joint, is_token) / joint.sum(-1)[..., None, None]
         return self._after_context(torch.log(p))
 
@@ -201,18 +203,18 @@ class Score(nn.Module):
 
     def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
         """log p(x_i | x_1 … x_{i−1})."""
-        law, x_0, logs = self.law, self._with_context(x_0), []
-        for i in range(law.length):
-            agrees = (law.sequences[:, :i] == x_0[..., None, :i]).all(-1)  # *b, a
-            token = torch.nn.functional.one_hot(law.sequences[:, i], law.vocab_size).double()
-            joint = (law.probabilities * agrees) @ token
+        p_data, x_0, logs = self.distribution, self._with_context(x_0), []
+        for i in range(p_data.length):
+            agrees = (p_data.sequences[:, :i] == x_0[..., None, :i]).all(-1)  # *b, a
+            token = torch.nn.functional.one_hot(p_data.sequences[:, i], p_data.vocab_size).double()
+            joint = (p_data.probabilities * agrees) @ token
             logs.append(torch.log(joint / joint.sum(-1, keepdim=True)))
         return self._after_context(torch.stack(logs, -2))
 
 
 @final
 class Table(nn.Module):
-    """A network without opinions: one free output for every sequence and position, 0 at first.
+    """A network that is a table: one free parameter for every sequence, position and state, 0 at first.
 
     With ``blind`` the output at position i is the same for every x_i, as `parameterization.ConditionalModel` needs.
     """

@@ -18,12 +18,12 @@ from sedd.exact.propagation import pairs
 Scalar = Float[Tensor, ""]
 
 
-def _scores(model: Any, law: Distribution, process: Process, sigma: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _scores(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x, p_σ(x), log s(x) and Q(x_i, y) without its diagonal, for every noisy sequence x."""
-    x = every(process.num_states, law.length)
+    x = every(process.num_states, p_data.length)
     rates = process.rate_matrix()
     rates = rates - rates.diagonal().diag()
-    return x, law.at(process, sigma), model(x, sigma.expand(len(x))), rates[x]
+    return x, p_data.at(process, sigma), model(x, sigma.expand(len(x))), rates[x]
 
 
 def _mean(p: Tensor, each: Tensor) -> Tensor:
@@ -32,11 +32,11 @@ def _mean(p: Tensor, each: Tensor) -> Tensor:
     return torch.where(p > 0, p * each, 0).sum()
 
 
-def _true_ratios(law: Distribution, process: Process, sigma: Scalar) -> Tensor:
+def _true_ratios(p_data: Distribution, process: Process, sigma: Scalar) -> Tensor:
     """p_σ(x with x_i → y) / p_σ(x), for every x, i, y."""
-    x, p = every(process.num_states, law.length), law.at(process, sigma)
-    ratios = torch.empty(len(x), law.length, process.num_states, dtype=torch.float64)
-    for i, y in itertools.product(range(law.length), range(process.num_states)):
+    x, p = every(process.num_states, p_data.length), p_data.at(process, sigma)
+    ratios = torch.empty(len(x), p_data.length, process.num_states, dtype=torch.float64)
+    for i, y in itertools.product(range(p_data.length), range(process.num_states)):
         neighbour = x.clone()
         neighbour[:, i] = y
         ratios[:, i, y] = p[index_of(neighbour, process.num_states)] / p
@@ -47,27 +47,27 @@ def _score_entropy(log_s: Tensor, a: Tensor) -> Tensor:
     return log_s.exp() - torch.where(a > 0, a * log_s, 0) + torch.xlogy(a, a) - a
 
 
-def explicit_score_entropy(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def explicit_score_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a the true ratios."""
-    _, p, log_s, rates = _scores(model, law, process, sigma)
-    each = _score_entropy(log_s, _true_ratios(law, process, sigma))
+    _, p, log_s, rates = _scores(model, p_data, process, sigma)
+    each = _score_entropy(log_s, _true_ratios(p_data, process, sigma))
     return _mean(p, torch.where(rates > 0, rates * each, 0))
 
 
-def explicit_concrete_score(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def explicit_concrete_score(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} Q(x_i, y)·½(s_y − a_y)², a the true ratios."""
-    _, p, log_s, rates = _scores(model, law, process, sigma)
-    each = (log_s.exp() - _true_ratios(law, process, sigma)) ** 2 / 2
+    _, p, log_s, rates = _scores(model, p_data, process, sigma)
+    each = (log_s.exp() - _true_ratios(p_data, process, sigma)) ** 2 / 2
     return _mean(p, torch.where(rates > 0, rates * each, 0))
 
 
-def implicit_score_entropy(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def implicit_score_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """Σ_x p(x) Σ_i Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]: no ratio in it."""
-    x, p, log_s, rates = _scores(model, law, process, sigma)
+    x, p, log_s, rates = _scores(model, p_data, process, sigma)
     Q = process.rate_matrix()
     happens = p > 0
     total = _mean(p, torch.where(rates > 0, rates * log_s.exp(), 0))
-    for i, y in itertools.product(range(law.length), range(process.num_states)):
+    for i, y in itertools.product(range(p_data.length), range(process.num_states)):
         neighbour = x.clone()
         neighbour[:, i] = y
         back = log_s[index_of(neighbour, process.num_states), i, x[:, i]]
@@ -76,38 +76,38 @@ def implicit_score_entropy(model: Any, law: Distribution, process: Process, sigm
     return total
 
 
-def _denoising(model: Any, law: Distribution, process: Process, sigma: Scalar, each: Any) -> Scalar:
-    _, _, log_s, rates = _scores(model, law, process, sigma)
-    x_t, x_0, weight = pairs(law, process, sigma)
+def _denoising(model: Any, p_data: Distribution, process: Process, sigma: Scalar, each: Any) -> Scalar:
+    _, _, log_s, rates = _scores(model, p_data, process, sigma)
+    x_t, x_0, weight = pairs(p_data, process, sigma)
     P, row = transition_matrix(process, sigma), index_of(x_t, process.num_states)
     ratio = P[:, x_0].permute(1, 2, 0) / P[x_t, x_0][..., None]  # P(y, x_0)/P(x_t, x_0)
     rates, log_s = rates[row], log_s[row]
     return torch.einsum("p,piy->", weight, torch.where(rates > 0, rates * each(log_s, ratio), 0))
 
 
-def denoising_score_entropy(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def denoising_score_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a_y = P_σ(y, x_0)/P_σ(x_t, x_0)."""
-    return _denoising(model, law, process, sigma, _score_entropy)
+    return _denoising(model, p_data, process, sigma, _score_entropy)
 
 
-def denoising_concrete_score(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def denoising_concrete_score(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """E Σ_i Σ_{y≠x_i} Q(x_i, y)·½(s_y − a_y)², a_y = P_σ(y, x_0)/P_σ(x_t, x_0)."""
-    return _denoising(model, law, process, sigma, lambda log_s, a: (log_s.exp() - a) ** 2 / 2)
+    return _denoising(model, p_data, process, sigma, lambda log_s, a: (log_s.exp() - a) ** 2 / 2)
 
 
-def softmax_linear(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def softmax_linear(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """As the denoising score entropy, with s = softmax of the model's log-scores, and s in place of log s."""
 
     def each(log_s: Tensor, a: Tensor) -> Tensor:
         s = log_s.softmax(-1)
         return s - a * s + torch.xlogy(a, a) - a
 
-    return _denoising(model, law, process, sigma, each)
+    return _denoising(model, p_data, process, sigma, each)
 
 
-def ratio_matching(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def ratio_matching(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−Σ_x p(x) Σ_i log p(x_i | x_−i)."""
-    x, p = every(process.num_states, law.length), law.at(process, sigma)
+    x, p = every(process.num_states, p_data.length), p_data.at(process, sigma)
     log_c = at_token(model.log_conditional(x, sigma.expand(len(x))), x)
     return -_mean(p, log_c)
 
@@ -119,22 +119,22 @@ def _cross_entropy(model: Any, x_t: Tensor, x_0: Tensor, sigma: Tensor, process:
     return -torch.where(unknown, log_p, 0).sum(-1)
 
 
-def mean_cross_entropy(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def mean_cross_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−E Σ_i log p(x_0 at i | x_t), over positions that noise may have changed."""
-    x_t, x_0, weight = pairs(law, process, sigma)
+    x_t, x_0, weight = pairs(p_data, process, sigma)
     return (weight * _cross_entropy(model, x_t, x_0, sigma, process)).sum()
 
 
-def t_dce(model: Any, law: Distribution, process: Process, sigma: Scalar) -> Scalar:
+def t_dce(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−E Σ_{masked} log p(x_0 at i | x_t) / (e^σ − 1)."""
-    return mean_cross_entropy(model, law, process, sigma) / (sigma.exp() - 1)
+    return mean_cross_entropy(model, p_data, process, sigma) / (sigma.exp() - 1)
 
 
-def d3pm(model: Any, law: Distribution, process: Process, sigma_s: Scalar, sigma_t: Scalar) -> Scalar:
+def d3pm(model: Any, p_data: Distribution, process: Process, sigma_s: Scalar, sigma_t: Scalar) -> Scalar:
     """E Σ_i KL(q(x_s | x_t, x_0) ‖ Σ_{x_0'} q(x_s | x_t, x_0')·p(x_0' | x_t)), q by Bayes' rule."""
-    x_t, x_0, weight = pairs(law, process, sigma_t)
+    x_t, x_0, weight = pairs(p_data, process, sigma_t)
     P_s, P_t, step = (transition_matrix(process, s) for s in (sigma_s, sigma_t, sigma_t - sigma_s))
-    tokens = torch.arange(law.vocab_size)
+    tokens = torch.arange(p_data.vocab_size)
     # q[x_t, x_s, x_0]; where P_t(x_t, x_0) = 0 the pair never happens
     q = (step[:, :, None] * P_s[None, :, tokens] / P_t[:, None, tokens]).nan_to_num(0, 0, 0)
     mean = model.log_mean(x_t, sigma_t.expand(len(x_t))).exp()
@@ -145,32 +145,32 @@ def d3pm(model: Any, law: Distribution, process: Process, sigma_s: Scalar, sigma
     return torch.einsum("p,pis->", weight, kl)
 
 
-def _masked(model: Any, law: Distribution, process: Process, hidden: tuple[int, ...]) -> Scalar:
+def _masked(model: Any, p_data: Distribution, process: Process, hidden: tuple[int, ...]) -> Scalar:
     """−E Σ_{i hidden} log p(x_0 at i | the rest)."""
-    x_t = law.sequences.clone()
+    x_t = p_data.sequences.clone()
     x_t[:, list(hidden)] = process.num_states - 1
     sigma = torch.ones((), dtype=torch.float64)  # any: a mask's posterior does not depend on it
-    return (law.probabilities * _cross_entropy(model, x_t, law.sequences, sigma, process)).sum()
+    return (p_data.probabilities * _cross_entropy(model, x_t, p_data.sequences, sigma, process)).sum()
 
 
-def lambda_dce(model: Any, law: Distribution, process: Process, masked: Scalar) -> Scalar:
+def lambda_dce(model: Any, p_data: Distribution, process: Process, masked: Scalar) -> Scalar:
     """−1/λ · E Σ_{masked} log p(x_0 at i | the rest), each position masked with probability λ."""
-    total, length = torch.zeros((), dtype=torch.float64), law.length
+    total, length = torch.zeros((), dtype=torch.float64), p_data.length
     for k in range(1, length + 1):
         for hidden in itertools.combinations(range(length), k):
             chance = masked**k * (1 - masked) ** (length - k)
-            total = total + chance / masked * _masked(model, law, process, hidden)
+            total = total + chance / masked * _masked(model, p_data, process, hidden)
     return total
 
 
-def any_order(model: Any, law: Distribution, process: Process, k: int) -> Scalar:
+def any_order(model: Any, p_data: Distribution, process: Process, k: int) -> Scalar:
     """−L/k · E Σ_{masked} log p(x_0 at i | the rest), exactly k positions masked."""
-    subsets = list(itertools.combinations(range(law.length), k))
-    losses = torch.stack([_masked(model, law, process, hidden) for hidden in subsets])
-    return law.length / k * losses.mean()
+    subsets = list(itertools.combinations(range(p_data.length), k))
+    losses = torch.stack([_masked(model, p_data, process, hidden) for hidden in subsets])
+    return p_data.length / k * losses.mean()
 
 
-def autoregressive(model: Any, law: Distribution) -> Scalar:
+def autoregressive(model: Any, p_data: Distribution) -> Scalar:
     """−E Σ_i log p(x_i | x_1 … x_{i−1})."""
-    log_p = at_token(model.log_next(law.sequences), law.sequences)
-    return -(law.probabilities * log_p.sum(-1)).sum()
+    log_p = at_token(model.log_next(p_data.sequences), p_data.sequences)
+    return -(p_data.probabilities * log_p.sum(-1)).sum()

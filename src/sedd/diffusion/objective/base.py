@@ -16,7 +16,7 @@ M = TypeVar("M")
 
 
 class Objective(ABC, Generic[M]):
-    """A loss a position, in nats, and how to draw what it is computed on; ``M`` is the kind of model it trains."""
+    """A loss per position, in nats, and how to draw what it is computed on; ``M`` is the kind of model it trains."""
 
     is_bound: ClassVar[bool]
     """Whether the loss summed over positions bounds −log p(x_0), but for the prior and the reconstruction."""

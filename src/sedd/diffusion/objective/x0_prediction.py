@@ -17,7 +17,7 @@ from sedd.diffusion.schedule import Times, UniformTimes
 @final
 @dataclass(frozen=True)
 class MeanCrossEntropy(Integral[Denoiser]):
-    """−log p(x_0 | x_t), every time weighing the same: a good denoiser, no bound.  [§6]"""
+    """−log p(x_0 | x_t), every time with the same weight: a good denoiser, no bound.  [§6]"""
 
     is_bound: ClassVar[bool] = False
     needs: ClassVar[type | None] = Denoiser

@@ -125,23 +125,23 @@ class Process(ABC):
     def sample_prior(
         self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
     ) -> Int[Tensor, "..."]:
-        """Draw from the base law from which generation starts, for a schedule that ends at noise σ.  [§8]"""
+        """Draw from the prior from which generation starts, for a schedule that ends at noise σ.  [§8]"""
 
     @abstractmethod
     def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
         """Pure noise, where every sampler starts, as a function of uniforms.
 
-        Under absorbing noise these are masks and nothing else: masks say nothing, so it is exact to start there,
-        while the base law of the bound must also allow tokens.
+        Under absorbing noise these are masks only: masks carry no information, so starting there is exact,
+        while the prior of the bound must also allow tokens.
         """
 
     @abstractmethod
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
-        """The base law's log-probability of each token."""
+        """Return the prior's log-probability of each token."""
 
     @abstractmethod
     def prior_kl(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """KL(P_σ(·|x_0) ‖ base) in nats a token; it is the same for every x_0.  [§8]"""
+        """KL(P_σ(·|x_0) ‖ base) in nats per token; it is the same for every x_0.  [§8]"""
 
     # Scores and ratios -------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Process(ABC):
         sigma_s: Float[Tensor, "*b"],
         sigma_t: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t): a denoiser's law one step down, σ_s < σ_t.  [§6]"""
+        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t): a denoiser's distribution one step down, σ_s < σ_t.  [§6]"""
 
     @abstractmethod
     def posterior_kl(
