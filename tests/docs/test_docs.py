@@ -86,7 +86,7 @@ def all_options() -> set[str]:
     commands = [typer.main.get_command(app)]
     for command in commands:
         commands += getattr(command, "commands", {}).values()
-    return {option for command in commands for p in command.params for option in (*p.opts, *p.secondary_opts)}
+    return {"--help"} | {o for command in commands for p in command.params for o in (*p.opts, *p.secondary_opts)}
 
 
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
