@@ -139,7 +139,7 @@ def plot_bound(out: Path, entropy: float, optimum: float) -> None:
 
 def sample_and_infill(out: Path) -> None:
     """Sample sentences from noise, fill gaps, and draw when each token appeared."""
-    loaded = factory.load(out / "run")
+    loaded = factory.load_model(out / "run")
     sampling_run = generate.SamplingRun(
         loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=64)
     )

@@ -64,7 +64,7 @@ def main(out: Path, steps: int) -> None:
     print(f"entropy {entropy():.4f} nats per base")
     print(f"validation bound {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats per base")
 
-    loaded = factory.load(out / "run")
+    loaded = factory.load_model(out / "run")
     sampling_run = generate.SamplingRun(
         loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None)
     )

@@ -50,7 +50,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     bound, error = (length * end.validation[name] for name in ("bound", "bound_stderr"))
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per molecule")
 
-    loaded = factory.load(out / "run")
+    loaded = factory.load_model(out / "run")
     sampling_run = generate.SamplingRun(
         loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None)
     )

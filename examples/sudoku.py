@@ -53,7 +53,7 @@ def main(out: Path, steps: int) -> None:
     bound, error = (16 * end.validation[name] for name in ("bound", "bound_stderr"))
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per grid")
 
-    loaded = factory.load(out / "run")
+    loaded = factory.load_model(out / "run")
     settings = generate.SamplingSettings(steps=None)  # one cell at a time
     sampling_run = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, settings)
     samples = [np.array(row.ids) for row in sampling_run.sample(sampling.empty(100, 16))]

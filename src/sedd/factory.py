@@ -276,7 +276,7 @@ def prepare_for_inference(network: Transformer, device: str, precision: str) -> 
     return network
 
 
-def load(
+def load_model(
     folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str | None = "float32"
 ) -> LoadedModel:
     """Load a model from disk.

@@ -122,7 +122,7 @@ def test_a_record_contains_everything_it_depends_on(
     assert sum(found["terms"].values()) == pytest.approx(found["nats_per_token"], abs=2e-5)
     assert found["bits_per_char"] == pytest.approx(found["nats_per_token"] / 0.693147, abs=2e-5)
     assert 0 < found["stderr_nats_per_token"] < found["nats_per_token"]
-    folder = factory.load(runs["score"]).folder
+    folder = factory.load_model(runs["score"]).folder
     assert found["model_sha256"] == hashlib.sha256((folder / "ema.safetensors").read_bytes()).hexdigest()
     code, printed, _ = sedd_in_process("eval", runs["score"], text, "--seed", 3)
     assert code == 0

@@ -233,7 +233,7 @@ def test_impossible_requests_are_reported(models: Callable[[str], Path], sedd: S
     records = ["--set", "data.packing=lines", "--set", "model.seq_len=8", "--steps", 1, "--out", tmp_path / "run"]
     ok(sedd("train", tmp_path / "names.txt", *SMALL, *records))
     with pytest.raises(ValueError, match="padded records"):
-        SeddLM(factory.load(tmp_path / "run"))
+        SeddLM(factory.load_model(tmp_path / "run"))
 
 
 def test_the_command_passes_its_arguments_to_the_harness(

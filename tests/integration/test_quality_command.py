@@ -215,7 +215,7 @@ def test_missing_packages_are_reported(sedd: Sedd, models: Callable[[str], Path]
 
 def test_the_scores_of_a_sedd_judge_are_a_distribution(models: Callable[[str], Path]) -> None:
     """Σ e^(−nats) = 1 over all texts of two letters; if the first is skipped, over the second given the first."""
-    run, letters = models("ar"), factory.load(models("ar")).tokenizer.vocab_size
+    run, letters = models("ar"), factory.load_model(models("ar")).tokenizer.vocab_size
     rows = list(every(letters, 2).numpy())
     scored, skipped = (
         np.exp(

@@ -158,6 +158,6 @@ def test_padded_records_keep_their_padding(sedd: Sedd, tmp_path: Path) -> None:
     done = sedd("train", tmp_path / "names.txt", *SMALL, *words, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     (row,) = lines(sedd("infill", tmp_path / "run", "b{2}", "--json"))
-    pad = factory.load(tmp_path / "run").tokenizer.pad
+    pad = factory.load_model(tmp_path / "run").tokenizer.pad
     assert row["ids"][3:] == [pad] * 5
     assert row["text"].startswith("b")

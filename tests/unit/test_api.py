@@ -187,4 +187,4 @@ def test_a_run_goes_on(model: sedd.Model, tmp_path: Path) -> None:
     assert longer.loaded.folder.name == "step-00000003"
     assert longer.loaded.config.train.batch_size == 4
     np.testing.assert_array_equal(longer.tokenizer.encode("abc"), model.tokenizer.encode("abc"))
-    assert factory.load(tmp_path / "run").config.budget.steps == 3
+    assert factory.load_model(tmp_path / "run").config.budget.steps == 3

@@ -93,7 +93,7 @@ def test_a_model_is_loaded_from_the_cache(tmp_path: Path, cache: Path) -> None:
     folder = model(tmp_path)
     put(cache, "owner/name", hub.save_pretrained(folder, tmp_path / "shared"))
     loaded = hub.from_pretrained("owner/name")
-    assert torch.equal(scores(loaded), scores(factory.load(folder)))
+    assert torch.equal(scores(loaded), scores(factory.load_model(folder)))
     assert loaded.tokenizer == Characters(alphabet="abcdefghijk")
     assert cache in loaded.folder.parents
     assert hub.from_pretrained("owner/name", revision=COMMIT).folder == loaded.folder
@@ -108,10 +108,10 @@ def test_a_published_checkpoint_is_converted_once(tmp_path: Path, cache: Path, k
     assert hub.fetch("owner/published") == first
     assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == times
     by_hand = convert.save_model_folder(convert.read_published(tmp_path / "source"), None, tmp_path / "by hand", "x")
-    assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(factory.load(by_hand)))
+    assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(factory.load_model(by_hand)))
     assert checkpoint.load_json(first, "published")["source"] == "owner/published"
     assert hub.fetch(first) == first
-    assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(factory.load(by_hand)))
+    assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(factory.load_model(by_hand)))
 
 
 def test_the_conversion_cache_depends_on_the_files(tmp_path: Path, cache: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_model_is_pushed_and_loaded_again(tmp_path: Path, cache: Path, online:
     assert online.private == {"owner/name": True}
     loaded = hub.from_pretrained("owner/name")
     assert cache in loaded.folder.parents
-    assert torch.equal(scores(loaded), scores(factory.load(folder)))
+    assert torch.equal(scores(loaded), scores(factory.load_model(folder)))
     assert list(Path(tempfile.gettempdir()).glob("sedd-*")) == []  # temporary files are removed
 
 
@@ -265,7 +265,7 @@ def test_the_card_describes_the_model(tmp_path: Path) -> None:
     ):
         assert words in card.text
     assert "secret" not in card.content
-    count = sum(p.numel() for p in factory.load(folder).network.parameters())
+    count = sum(p.numel() for p in factory.load_model(folder).network.parameters())
     assert f"{count:,}" in card.text
     bare = ModelCard.load(hub.save_pretrained(folder, tmp_path / "bare") / "README.md")
     assert bare.data.eval_results is None

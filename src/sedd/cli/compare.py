@@ -35,7 +35,7 @@ def compare(
     chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
     with distributed.process_group() as ranks:
-        models = [factory.load(run, device=str(ranks.device)) for run in runs]
+        models = [factory.load_model(run, device=str(ranks.device)) for run in runs]
         texts = [text for model in models for text in corpora(model, data, chosen)]
         comparison.require_same_data([str(run) for run in runs], texts)
         for run, model, corpus in zip(runs, models, texts, strict=True):

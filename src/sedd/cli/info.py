@@ -11,7 +11,7 @@ def info(
     """Describe a model: size, noise process, objective, tokenizer, training progress."""
     from sedd import checkpoint, factory
 
-    loaded = factory.load(model)
+    loaded = factory.load_model(model)
     state = checkpoint.load_json(loaded.folder, "state")
     record = {
         "folder": str(loaded.folder),

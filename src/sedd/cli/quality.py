@@ -152,7 +152,7 @@ class _Plan:
         from sedd import factory, generate
         from sedd.evaluation.quality import samples as given
 
-        loaded = factory.load(path, device=self.device)
+        loaded = factory.load_model(path, device=self.device)
         sampling_runs = [generate.SamplingRun.of(loaded, point.settings) for point in self.points]
         prompts = [generate.blank_prompt(loaded, self.count, point.length) for point in self.points]
 

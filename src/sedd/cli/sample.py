@@ -143,7 +143,7 @@ def _load(
     chosen = sampling_settings(settings)
     from sedd import factory, generate
 
-    loaded = factory.load(model, device=device or default_device(), precision=precision)
+    loaded = factory.load_model(model, device=device or default_device(), precision=precision)
     return loaded, generate.SamplingRun.of(loaded, chosen)
 
 

@@ -67,7 +67,7 @@ class SeddLM(LM):
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is {batch_size!r}; give a number of 1 or more, it changes no result")
-        loaded = factory.load(pretrained, device=_device(device)) if isinstance(pretrained, str) else pretrained
+        loaded = factory.load_model(pretrained, device=_device(device)) if isinstance(pretrained, str) else pretrained
         evaluation.require_packed_text(loaded)
         self.loaded, self.draws, self.seed, self.steps = loaded, draws, seed, steps
         self.batch, self.estimator_name = int(batch_size) * draws, estimator

@@ -71,7 +71,7 @@ def report_samples(history: RunHistory, count: int, seed: int) -> ReportSamples:
         return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")
     if count == 0 or not checkpoint.list_checkpoints(history.folder / "checkpoints"):
         return ReportSamples([], "None were requested." if count == 0 else "There is no checkpoint yet to sample from.")
-    loaded = factory.load(history.folder, device="cuda" if torch.cuda.is_available() else "cpu")
+    loaded = factory.load_model(history.folder, device="cuda" if torch.cuda.is_available() else "cpu")
     return ReportSamples(
         _generate_texts(loaded, count, seed), f"Drawn from {loaded.folder.name} with the EMA weights, seed {seed}."
     )

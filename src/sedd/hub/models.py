@@ -22,7 +22,7 @@ GPT2_VOCAB_SIZE = 50257
 
 
 def fetch(name: str | Path, revision: str | None = None) -> Path:
-    """Return a folder that `factory.load` reads, for a model given by name.
+    """Return a folder that `factory.load_model` reads, for a model given by name.
 
     A published checkpoint in safetensors is converted once and cached (``SEDD_CACHE``); pickles are read by
     `sedd import` only.
@@ -35,7 +35,7 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
         raise ValueError(f"{name} is neither a folder nor the name of a model on the Hub, owner/name")
     weights = [file for file in WEIGHT_FILES if (folder / file).is_file()]
     if (folder / "checkpoints").is_dir() or (folder / "ema.safetensors").is_file() or not weights:
-        return folder  # a run or a model folder; `factory.load` raises the error if it is neither
+        return folder  # a run or a model folder; `factory.load_model` raises the error if it is neither
     if ".safetensors" not in weights[0]:
         raise ValueError(
             f"{name} holds no safetensors of a model; a published checkpoint becomes a model folder by: "
@@ -115,7 +115,7 @@ def from_pretrained(
     name: str | Path, revision: str | None = None, *, weights: str = "ema", device: str = "cpu"
 ) -> factory.LoadedModel:
     """Load a model by name: a folder, or a repository on the Hub, in sedd's layout or a published one."""
-    return factory.load(fetch(name, revision), weights, device)
+    return factory.load_model(fetch(name, revision), weights, device)
 
 
 def save_pretrained(
@@ -131,7 +131,7 @@ def save_pretrained(
         name: The model's name in its card; by default that of ``out``.
         results: Records of `sedd eval` for the card.
     """
-    out, loaded = require_empty(out), factory.load(model)
+    out, loaded = require_empty(out), factory.load_model(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
     imported = (loaded.folder / f"{ORIGIN}.json").is_file()

@@ -32,7 +32,7 @@ def load_judge(
     if is_run_folder(path):
         if precision != "float32":
             raise ValueError(f"judge {source} is a sedd run and judges in float32; leave out --judge-precision")
-        return SeddJudge(factory.load(path, device=device), source, SKIPS_FIRST_TOKEN[first_token or "scored"])
+        return SeddJudge(factory.load_model(path, device=device), source, SKIPS_FIRST_TOKEN[first_token or "scored"])
     if not path.exists() and (path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ValueError(f"judge {source} does not exist; name a folder, a .gguf file, or a model on the Hub")
     skips_first_token = SKIPS_FIRST_TOKEN[first_token or "skipped"]

@@ -90,7 +90,7 @@ def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None,
 def export_model(folder: Path, out: Path, format: str | None = None) -> CheckpointLayout:
     """Write the model in ``folder`` in the layout called ``format``, or the one that fits it."""
     out = require_empty(out)
-    loaded = factory.load(folder)  # checks that the model can be loaded
+    loaded = factory.load_model(folder)  # checks that the model can be loaded
     if loaded.labels:
         raise ValueError(f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is")
     layout = choose_layout(loaded.config, format)
