@@ -251,7 +251,7 @@ def test_under_uniform_noise_only_clamps_keep_theta_from_the_second_order(
     plain = error(Tweedie(chosen.model, process, schedule), law, 64)  # at as many calls
     assert error(chosen, law, 32) < plain / 2
     for module in ("sedd.sampling.theta", "sedd.exact.sampler_distribution"):  # probabilities below 0
-        monkeypatch.setattr(f"{module}.normalize", lambda p: p / p.sum(-1, keepdim=True))
+        monkeypatch.setattr(f"{module}.normalize_probs", lambda p: p / p.sum(-1, keepdim=True))
     assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
 
 
@@ -371,7 +371,7 @@ def test_gibbs_corrections_leave_the_law_and_mend_errors(at: int) -> None:
     score, x = exact.Score(law, process), exact.every(3, 3)
     sigma = schedule.sigma(tensor(0.3))
     right = law.at(process, sigma)
-    table = reverse.normalize(score(x, sigma.expand(len(x))).exp())
+    table = reverse.normalize_probs(score(x, sigma.expand(len(x))).exp())
     for site in range(3):
         free = (torch.arange(3) == site).expand(x.shape)
         torch.testing.assert_close(
@@ -582,7 +582,7 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     sharp = SamplingModel(model, warping=Warping(temperature=0.5))
     found = reverse.denoised_probs(process, sharp(x, sigma), x, sigma)
     free = process.is_noisy(x)
-    torch.testing.assert_close(found[free], reverse.normalize(plain**2)[free], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(found[free], reverse.normalize_probs(plain**2)[free], rtol=1e-7, atol=1e-9)
     if isinstance(process, Absorbing):
         paces = (m(x, sigma)[..., :3].exp().sum(-1)[free] for m in (model, sharp))
         torch.testing.assert_close(*paces, rtol=1e-9, atol=0)

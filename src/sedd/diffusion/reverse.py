@@ -8,7 +8,7 @@ from sedd.diffusion.parameterization import LogScoreModel
 from sedd.diffusion.process import Process
 
 
-def normalize(p: Float[Tensor, "*s n"]) -> Float[Tensor, "*s n"]:
+def normalize_probs(p: Float[Tensor, "*s n"]) -> Float[Tensor, "*s n"]:
     """Clamp at 0 and normalise: an imperfect score or a long step may give entries below 0."""
     p = p.clamp_min(0)
     return p / p.sum(-1, keepdim=True)
@@ -42,7 +42,7 @@ def analytic_table(
     sigma_s: Float[Tensor, "*b"],
 ) -> Float[Tensor, "*b L n"]:
     """Return the probabilities of the analytic (Tweedie) step, exact for a sequence of one token."""
-    return normalize(analytic_weights(process, model(x, sigma_t), x, sigma_t, sigma_s))
+    return normalize_probs(analytic_weights(process, model(x, sigma_t), x, sigma_t, sigma_s))
 
 
 def denoised_probs(
@@ -50,7 +50,7 @@ def denoised_probs(
 ) -> Float[Tensor, "*b L N"]:
     """Return p(x_0 | x) per position as the score implies it: the analytic step to σ = 0, in which no mask is left."""
     p = analytic_weights(process, log_score, x, sigma, torch.zeros_like(sigma))
-    return normalize(p[..., : process.vocab_size])
+    return normalize_probs(p[..., : process.vocab_size])
 
 
 def denoising_table(

@@ -5,14 +5,14 @@ value of every objective, `bound` that of the likelihood bound, `sample_distribu
 All of it is float64, from matrix exponentials and Bayes' rule; none of it uses the closed forms that it checks.
 """
 
-from sedd.exact.bound import BoundTerms, bound, integrate
+from sedd.exact.bound import ExactBound, bound, integrate
 from sedd.exact.distribution import Distribution, Score, Table, every, expm, index_of, transition_matrix
 from sedd.exact.propagation import expect, propagate
 from sedd.exact.sampler_distribution import sample_distribution, step_distribution, transition_table
 
 __all__ = [
-    "BoundTerms",
     "Distribution",
+    "ExactBound",
     "Score",
     "Table",
     "bound",

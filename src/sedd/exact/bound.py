@@ -16,7 +16,7 @@ from sedd.exact.distribution import Distribution, every, transition_matrix
 from sedd.exact.propagation import pairs
 
 
-class BoundTerms(NamedTuple):
+class ExactBound(NamedTuple):
     """The terms of the bound on −log p(x_0) in expectation, in nats per sequence."""
 
     diffusion: Float[Tensor, ""]
@@ -46,7 +46,7 @@ def bound(
     t_min: float = 0.0,
     true_base: bool = False,
     nodes: int = 64,
-) -> BoundTerms:
+) -> ExactBound:
     """Return the expected bound of ``model`` on sequences of ``p_data``.
 
     With ``true_base`` generation starts from the true marginal at t = 1, so that the exact score's bound is the
@@ -59,7 +59,7 @@ def bound(
         noise = schedule(u**3)  # t = u³: under uniform noise the loss grows like −log t towards t = 0
         return 3 * u**2 * noise.rate * objectives.denoising_score_entropy(model, p_data, process, noise.sigma)
 
-    return BoundTerms(
+    return ExactBound(
         diffusion=integrate(integrand, lo=t_min ** (1 / 3), nodes=nodes),
         prior=_prior(p_data, process, ends[1], true_base),
         reconstruction=_reconstruction(model, p_data, process, ends[0]),

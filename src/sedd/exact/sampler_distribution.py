@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.reverse import denoised_probs, denoising_table, normalize
+from sedd.diffusion.reverse import denoised_probs, denoising_table, normalize_probs
 from sedd.exact.distribution import every
 from sedd.exact.propagation import propagate
 from sedd.sampling.autoregressive import LeftToRight
@@ -116,10 +116,12 @@ def _theta(sampler: Theta, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Te
     log_score_t = model(x, schedule.sigma(t))
     log_score_m = model(x, schedule.sigma(sampler.midpoint(t, s)))
     stay = torch.nn.functional.one_hot(x, log_score_t.shape[-1]).to(log_score_t.dtype)
-    first = torch.where(free[..., None], normalize(sampler.first_stage(log_score_t, x, t, s)), stay)
+    first = torch.where(free[..., None], normalize_probs(sampler.first_stage(log_score_t, x, t, s)), stay)
     start, middle = (a.flatten() for a in torch.meshgrid(torch.arange(len(x)), torch.arange(len(x)), indexing="ij"))
     weight = p[start] * at_token(first[start], x[middle]).prod(-1)
-    second = normalize(sampler.second_stage(log_score_t[start], log_score_m[middle], x[middle], t[start], s[start]))
+    second = normalize_probs(
+        sampler.second_stage(log_score_t[start], log_score_m[middle], x[middle], t[start], s[start])
+    )
     return propagate(weight, torch.where(free[middle, :, None], second, stay[middle]))
 
 
@@ -128,7 +130,7 @@ def _gibbs(sampler: Gibbs, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Te
     """The predictor, then the mean over positions, ``sites`` times."""
     x = every(sampler.process.num_states, len(blank))
     p = step_distribution(sampler.predictor, p, blank, t, s)
-    table = normalize(sampler.model(x, sampler.schedule.sigma(s)).exp())
+    table = normalize_probs(sampler.model(x, sampler.schedule.sigma(s)).exp())
     site = torch.eye(len(blank), dtype=torch.bool)[blank]
     for _ in range(sampler.sites if blank.any() else 0):
         p = torch.stack([propagate_free(p, table, x, one.expand(x.shape)) for one in site]).mean(0)

@@ -38,7 +38,7 @@ class FactorizedSampler(GridSampler, ABC):
         """Return the unnormalised probabilities of every state at time s; the caller clamps entries below 0.
 
         Args:
-            output: The log-score or log p(x_0 | x), as `uses_score` says.
+            output: The log-score or log p(x_0 | x), by `uses_score`.
             x: The tokens at time t.
             t: Times.
             s: Earlier times.

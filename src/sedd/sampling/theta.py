@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.reverse import analytic_weights, forward_likelihood, normalize
+from sedd.diffusion.reverse import analytic_weights, forward_likelihood, normalize_probs
 from sedd.sampling.base import MIDPOINT, STEP, GridSampler, StepContext
 from sedd.sampling.caching import gather_rows
 
@@ -65,7 +65,7 @@ class Theta(GridSampler):
         into_middle = forward_likelihood(self.process, x_mid, sigma_m - sigma_s, dtype)
         by_t = self.process.staggered_score(log_score_t.exp(), (sigma_t - sigma_s).to(dtype)) * into_middle
         by_mid = analytic_weights(self.process, log_score_mid, x_mid, sigma_m, sigma_s)
-        return alpha * normalize(by_mid) - (alpha - 1) * normalize(by_t)
+        return alpha * normalize_probs(by_mid) - (alpha - 1) * normalize_probs(by_t)
 
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext

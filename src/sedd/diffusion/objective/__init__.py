@@ -1,7 +1,7 @@
-"""Objectives: what a model is trained to make small.  [§4, §6]
+"""Training objectives.  [§4, §6]
 
-An objective says at which times to look (`times`), what to show the model there (`corrupt`) and what its
-answer costs (`loss`); calling it does the three in turn:
+An objective samples times (`times`), corrupts the data (`corrupt`) and computes the loss of the model (`loss`);
+calling it does the three in turn:
 
     loss = objective(model, x_0, stratified(len(x_0), generator), generator)    # nats, (*b, L)
 

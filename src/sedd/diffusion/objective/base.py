@@ -1,4 +1,4 @@
-"""What objectives have in common: times to look at, noise to show, and the losses that they weigh."""
+"""The interface of objectives: times, noisy sequences, and a weighted loss at every position."""
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, field
@@ -108,7 +108,7 @@ class Integral(Noised[M], ABC):
 
 @dataclass(frozen=True)
 class Masked(Objective[M], ABC):
-    """A loss on masked tokens that needs no schedule: the model is asked to know no time."""
+    """A loss on masked tokens that needs no schedule; the model does not depend on time."""
 
     process: Process
 

@@ -90,7 +90,7 @@ class Absorbing(Process):
         return 1.0
 
     def log_score_shift(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """−log e − log N: a network that says 0 says that every token is equally likely."""
+        """−log e − log N, so that output 0 means that every token is equally likely."""
         return -log_odds(sigma) - math.log(self.vocab_size)
 
     def mean_score(
@@ -110,7 +110,7 @@ class Absorbing(Process):
         x_t: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """s_y = S·p_y, with S = Σ_y s_y as it was: 1/e for a denoiser, whatever the network says for a score."""
+        """s_y = S·p_y, with S = Σ_y s_y as it was: 1/e for a denoiser, the network's own for a score."""
         total = log_score[..., : self.vocab_size].logsumexp(-1, keepdim=True)
         return torch.cat([log_mean + total, log_score[..., self.vocab_size :]], -1)
 
@@ -122,9 +122,9 @@ class Absorbing(Process):
         Not normalised, Σ_y would be above 1/e for γ > 1: masks would be revealed faster than noise had made them.
         """
         N = self.vocab_size
-        free, told = free[..., :N], given[..., :N]
-        pace = interpolate_log(free.logsumexp(-1, keepdim=True), told.logsumexp(-1, keepdim=True), weight)
-        return torch.cat([interpolate_log(free, told, weight).log_softmax(-1) + pace, given[..., N:]], -1)
+        free, given_tokens = free[..., :N], given[..., :N]
+        pace = interpolate_log(free.logsumexp(-1, keepdim=True), given_tokens.logsumexp(-1, keepdim=True), weight)
+        return torch.cat([interpolate_log(free, given_tokens, weight).log_softmax(-1) + pace, given[..., N:]], -1)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """e^Δσ·s_y for tokens; s_M − (e^Δσ − 1)·Σ_y s_y for the mask."""

@@ -115,7 +115,7 @@ class Uniform(Process):
         x_t: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """The score of the other denoiser: under uniform noise it says all."""
+        """The score of the other denoiser, which determines it under uniform noise."""
         return self.mean_score(log_mean, x_t, sigma)
 
     def mix_log_scores(
