@@ -1,4 +1,4 @@
-"""Time of the core on this machine: losses and draws at vocabulary 50,257, each beside its plain twin in one run.
+"""Time of losses and categorical draws on this machine at vocabulary 50,257, beside straightforward implementations.
 
 make bench                                     a table
 .venv/bin/python benchmarks/core.py --json     a record, as kept in benchmarks/results/
@@ -21,7 +21,7 @@ N, POSITIONS, ROWS = 50_257, 256, 256
 
 
 def milliseconds(f: Callable[[], object]) -> float:
-    """The median of repeated runs over two seconds."""
+    """Return the median of repeated runs over two seconds."""
     return (
         Timer("f()", globals={"f": f}, num_threads=torch.get_num_threads()).blocked_autorange(min_run_time=2).median
         * 1e3
@@ -29,7 +29,7 @@ def milliseconds(f: Callable[[], object]) -> float:
 
 
 def loss_cases(process: Process) -> dict[str, Callable[[], object]]:
-    """Loss and gradient: the closed form, and the same with every ratio written out."""
+    """Loss and gradient: in closed form, and with the ratio of every entry computed."""
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(N, (1, POSITIONS), generator=generator)
     sigma = torch.tensor([0.7])
@@ -55,7 +55,7 @@ def loss_cases(process: Process) -> dict[str, Callable[[], object]]:
 
 
 def draw_cases() -> dict[str, Callable[[], object]]:
-    """One token a row: ours, the float32 race, torch's multinomial."""
+    """One draw per row: ours, the float32 Gumbel race, torch's multinomial."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(ROWS, N, generator=generator).softmax(-1)
     x = torch.zeros(ROWS, dtype=torch.long)

@@ -4,8 +4,8 @@ python benchmarks/precision.py FILE                              on a GPU: 12 ×
 python benchmarks/precision.py FILE --recipe tiny --steps 9 --batch 8    anywhere, in seconds
 python benchmarks/precision.py FILE --seeds 5 --json FILE        five runs of each, and a record after every run
 
-Runs with one seed see the same weights, batches and noise, in training and when they are evaluated, so the difference
-of two is smaller than the error of either. Over seeds it has a mean, and an error of its own.
+Runs with one seed have the same initial weights, batches and noise, in training and in validation, so the difference
+of two has a smaller error than either. The mean difference over seeds is given with its standard error.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from sedd import training
 from sedd.bench import device_defaults
 from sedd.nn.blocks import Block
 
-HALF = "bfloat16, stream too"
-WAYS = ("bfloat16", HALF, "float8")
+HALF_STREAM = "bfloat16, stream too"
+PRECISIONS = ("bfloat16", HALF_STREAM, "float8")
 MEASURED = ("bound_bits_per_char", "loss_bits_per_char")
 
 
 @contextmanager
-def stream(half: bool) -> Iterator[None]:
-    """A stream in bfloat16, as float8 has it, if asked."""
+def residual_stream(half: bool) -> Iterator[None]:
+    """Keep the residual stream in bfloat16, as float8 does, if ``half``."""
     forward = Block.forward
     if half:
         Block.forward = lambda self, x, *rest: forward(self, x.bfloat16(), *rest)  # type: ignore[method-assign]
@@ -40,29 +40,29 @@ def stream(half: bool) -> Iterator[None]:
         Block.forward = forward  # type: ignore[method-assign]
 
 
-def trained(way: str, seed: int, file: str, recipe: str, steps: int, batch: int, sequences: int) -> dict[str, Any]:
-    """The held-out bound at the end and the loss of the last quarter, in bits a character, and the seconds."""
+def train(precision: str, seed: int, file: str, recipe: str, steps: int, batch: int, sequences: int) -> dict[str, Any]:
+    """Train once; return the validation bound and the loss of the last quarter in bits per character, and the time."""
     quiet = {"log_every": 1, "eval_every": 0, "sample_every": 0, "save_every": 0, "eval_sequences": sequences}
-    words = {
+    options = {
         "sources": [file],
         "steps": steps,
         "seed": seed,
-        "model": {"style": "reference"},
-        "optim": {"warmup": steps // 10, "decay": "cosine"},
-        "train": {"precision": way.split(",")[0], "batch_size": batch, **quiet},
+        "model": {"architecture": "reference"},
+        "optim": {"warmup_steps": steps // 10, "lr_schedule": "cosine"},
+        "train": {"precision": precision.split(",")[0], "batch_size": batch, **quiet},
     }
-    config = training.merge_config(words, recipe=recipe)
+    config = training.merge_config(options, recipe=recipe)
     losses: list[float] = []
 
-    def on_progress(kind: str, record: dict[str, Any]) -> None:
+    def on_event(kind: str, record: dict[str, Any]) -> None:
         if "bits_per_char" in record and record["step"] > 3 * steps // 4:
             losses.append(record["bits_per_char"])
 
-    with stream(way == HALF), tempfile.TemporaryDirectory() as folder:
-        end = training.run(config, lambda: training.prepare_data(config), Path(folder), False, on_progress)
+    with residual_stream(precision == HALF_STREAM), tempfile.TemporaryDirectory() as folder:
+        end = training.run(config, lambda: training.prepare_data(config), Path(folder), False, on_event)
     last = {"loss_bits_per_char": sum(losses) / len(losses), "losses": len(losses)}
     return {
-        "way": way,
+        "way": precision,
         "seed": seed,
         **end.validation,
         **last,
@@ -72,39 +72,42 @@ def trained(way: str, seed: int, file: str, recipe: str, steps: int, batch: int,
 
 
 def main() -> None:
-    """Train in every way and print the bounds."""
+    """Train in every precision and print the bounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", help="a text")
-    parser.add_argument("--recipe", default="text8", help="what differs from the defaults of a run")
+    parser.add_argument("file", help="text file to train on")
+    parser.add_argument("--recipe", default="text8", help="named configuration")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--seeds", type=int, default=3, help="how many runs of each")
-    parser.add_argument("--sequences", type=int, default=4096, help="of held-out text")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per precision")
+    parser.add_argument("--sequences", type=int, default=4096, help="validation sequences")
     parser.add_argument("--json", type=Path, help="write a record to this file")
-    given = parser.parse_args()
+    args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for seed, way in itertools.product(range(given.seeds), WAYS):
-        rows.append(trained(way, seed, given.file, given.recipe, given.steps, given.batch, given.sequences))
+    for seed, precision in itertools.product(range(args.seeds), PRECISIONS):
+        rows.append(train(precision, seed, args.file, args.recipe, args.steps, args.batch, args.sequences))
         bound, loss, seconds = (rows[-1][key] for key in (*MEASURED, "seconds"))
-        print(f"{seed} {way:22s} held out {bound:.4f}, last quarter {loss:.4f} bits/char, {seconds:.0f} s", flush=True)
+        print(
+            f"{seed} {precision:22s} validation {bound:.4f}, last quarter {loss:.4f} bits/char, {seconds:.0f} s",
+            flush=True,
+        )
         record = {
             "command": " ".join(sys.argv),
             "device": device_defaults(None).device,
-            "apart": apart(rows),
+            "apart": differences(rows),
             "rows": rows,
         }
-        if given.json:
-            given.json.write_text(json.dumps(record, indent=1) + "\n")
-    for difference in apart(rows):
+        if args.json:
+            args.json.write_text(json.dumps(record, indent=1) + "\n")
+    for difference in differences(rows):
         error = "" if difference["error"] is None else f" ± {difference['error']:.4f}"
         print("{way} − bfloat16, {of}: {mean:+.4f}{plus} over {seeds} seeds".format(**difference, plus=error))
 
 
-def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How far each way is from bfloat16 in the mean over seeds, and the error of that."""
+def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the mean difference of each precision from bfloat16 over seeds, with its standard error."""
     found = []
-    for way, of in itertools.product(WAYS[1:], MEASURED):
-        here, there = ({row["seed"]: row[of] for row in rows if row["way"] == name} for name in (way, WAYS[0]))
+    for way, of in itertools.product(PRECISIONS[1:], MEASURED):
+        here, there = ({row["seed"]: row[of] for row in rows if row["way"] == name} for name in (way, PRECISIONS[0]))
         each = [here[seed] - there[seed] for seed in here]
         if each:
             error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else None

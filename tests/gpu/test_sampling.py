@@ -139,19 +139,19 @@ def test_masks_are_revealed_with_the_probability_of_the_step() -> None:
     assert abs(revealed - trials * step) < 5 * math.sqrt(trials * step)
 
 
-def build_network(style: type[Transformer], timed: bool, states: int = 32) -> Transformer:
-    network = style(states=states, width=64, depth=2, heads=2, time_conditioning=timed)
+def build_network(style: type[Transformer], time_conditioning: bool, states: int = 32) -> Transformer:
+    network = style(states=states, width=64, depth=2, heads=2, time_conditioning=time_conditioning)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.normal_(0, 0.12, generator=generator)
     return network
 
 
-@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("time_conditioning", [True, False])
 @pytest.mark.parametrize("style", [Reference, Modern])
-def test_graphed_hidden_states(style: type[Transformer], timed: bool) -> None:
+def test_graphed_hidden_states(style: type[Transformer], time_conditioning: bool) -> None:
     """At several batch sizes, padded or not, and again after others were captured."""
-    network = factory.prepare_for_inference(build_network(style, timed), "cuda", "bfloat16")
+    network = factory.prepare_for_inference(build_network(style, time_conditioning), "cuda", "bfloat16")
     graphed = GraphedBackbone(network)
     for _ in range(2):
         for rows in (1, 2, 5, 16, 7):
