@@ -179,7 +179,7 @@ class TorchBlockOps(BlockOps):
                 keep = dropout_mask(y.numel(), branch.dropout, branch.seed).view(y.shape)
                 y = torch.where(keep, y / (1 - branch.dropout), 0)
             x = (upcast(x) + (y if branch.gate is None else per_token(branch.gate) * y)).to(x.dtype)
-        n = normalize(x, norm)
+        n = apply_norm(x, norm)
         n = n if modulation is None else n * (1 + per_token(modulation.scale)) + per_token(modulation.shift)
         n = n.to(dtype)
         return x, n, fp8.quantize_rowwise(n.detach().flatten(0, -2)) if use_fp8 else None
@@ -199,7 +199,7 @@ class TorchBlockOps(BlockOps):
         q, k, v = (part.unflatten(-1, (heads, -1)) for part in qkv.chunk(3, -1))
         if qk_scale is not None:
             q, k = (
-                normalize(a, RMS_NORM._replace(weight=scale)).to(a.dtype)
+                apply_norm(a, RMS_NORM._replace(weight=scale)).to(a.dtype)
                 for a, scale in zip((q, k), qk_scale, strict=True)
             )
         return apply_rotary(q, rotation), apply_rotary(k, rotation), v
@@ -237,7 +237,7 @@ def select_backend(device: str, dtype: torch.dtype) -> BlockOps:
     return block_ops_triton.TRITON
 
 
-def normalize(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"]:
+def apply_norm(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"]:
     """Normalize over the last dimension, in float32 or better."""
     weight, bias = (None if a is None else upcast(a) for a in (norm.weight, norm.bias))
     if norm.centred:
