@@ -62,7 +62,7 @@ def draw_cases() -> dict[str, Callable[[], object]]:
     return {
         "draw": lambda: categorical.sample(p, generator),
         "move, one row in a hundred": lambda: categorical.sample_jump(x, 0.01 * p, generator),
-        "legacy_fp32 (wrong in law)": lambda: categorical.legacy_fp32(p, generator),
+        "legacy_fp32 (wrong distribution)": lambda: categorical.legacy_fp32(p, generator),
         "torch.multinomial": lambda: torch.multinomial(p, 1, generator=generator),
     }
 

@@ -1,6 +1,6 @@
 """The loss of a linear head and its gradients, without materializing the logits.
 
-Logits are the largest tensor of a training step: one entry of the vocabulary per position. Here they exist for a few
+Logits are the largest tensor of a training step: one entry of the vocabulary per position. Here they exist for some
 thousand rows at a time, and are overwritten by their own gradient in the forward pass:
 
     packed = pack_tokens(x_t == mask)                          # only these count
