@@ -1,8 +1,9 @@
 """Parameterizations: a network, its process and what it is conditioned on, as one model.  [§5]
 
-A network maps ``(x, sigma)`` to one output per state, ``(*b, L, num_states)``. A parameterization defines what that output
-means: a log-score (`ScoreModel`), the distribution of the clean token (`MeanModel`), that of the noisy token given the
-others (`ConditionalModel`) or that of the next token (`CausalModel`). All but the last are called for log-scores:
+A network maps ``(x, sigma)`` to one output per state, ``(*b, L, num_states)``. A parameterization defines what that
+output means: a log-score (`ScoreModel`), the distribution of the clean token (`MeanModel`), that of the noisy token
+given the others (`ConditionalModel`) or that of the next token (`CausalModel`). All but the last are called for
+log-scores:
 ``log_score = model(x_t, sigma)``, with 0 at y = x_t.
 """
 
