@@ -163,7 +163,7 @@ def _copy(buffers: OptionalTensors, given: OptionalTensors) -> None:
 def batch_bucket(rows: int) -> int:
     """Return the least of 1, 2, 3, 4, 6, 8, 12, 16 … that is at least ``rows``.
 
-    Batches are padded to these sizes, so that a small number of graphs suffices; padding adds at most half as many rows again.
+    Batches are padded to these sizes, so that a small number of graphs suffices: at most half as many rows again.
     """
     size = 1
     while size < rows:
