@@ -550,8 +550,8 @@ class HalfSteps(GridSampler):
 
     def step(self, x: torch.Tensor, t: torch.Tensor, s: torch.Tensor, context: StepContext) -> torch.Tensor:
         tweedie, middle = Tweedie(self.model, self.process, self.schedule), (t + s) / 2
-        x = tweedie.step(x, t, middle, context._replace(step=2 * context.step))
-        return tweedie.step(x, middle, s, context._replace(step=2 * context.step + 1))
+        first, second = (context._replace(step=1000 + 2 * context.step + half) for half in (0, 1))  # unused numbers
+        return tweedie.step(tweedie.step(x, t, middle, first), middle, s, second)
 
 
 def test_a_sampler_is_written_by_its_step_alone() -> None:

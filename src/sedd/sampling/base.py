@@ -72,7 +72,7 @@ class StepContext(NamedTuple):
     valid: Bool[Tensor, "b L"] | None
     """False at padding; to be passed to the model."""
     rng: CounterRNG
-    """The random numbers of these rows: ``rng(length, step, event)``."""
+    """The random numbers of these rows: ``rng(length, step, event)``; each (step, event) may be used once per run."""
     model: SamplingModel
     step: int
     """The number of the step, from 1."""
