@@ -73,7 +73,7 @@ def test_impossible_tokens_are_never_drawn_even_at_the_ends(device: str) -> None
     head, x, weights, u = inputs(Absorbing(6), False, 8)
     head.logits[:, [0, 2, 5]] = -torch.inf
     u[:4, 1], u[4:, 1] = 1 - 2.0**-53, 2.0**-54
-    given = on(device, head, x, AffineWeights(torch.ones_like(weights.go)), u)
+    given = on(device, head, x, AffineWeights(torch.ones_like(weights.change_score)), u)
     drawn = sample_categorical_triton(*given).tokens.cpu()
     assert (drawn[:4] == 4).all()
     assert (drawn[4:] == 1).all()

@@ -19,17 +19,21 @@ from sedd.diffusion import validate
 class AffineWeights(NamedTuple):
     """Unnormalised probabilities of one position's next token as an affine function of its scores.
 
-    With S = Σ_{y≠x} s_y over tokens: w_y = max(0, go·s_y + by_sum·S + by_own·s_x) for tokens y ≠ x, and staying at x
-    weighs max(0, stay·s_x + stay_sum·S). All are homogeneous, so scores may have any common factor.
+    With S = Σ_{y≠x} s_y over tokens, a change to a token y ≠ x and staying at x have the weights
+
+        w_y = max(0, change_score·s_y + change_sum·S + change_own·s_x),  w_x = max(0, stay_own·s_x + stay_sum·S).
+
+    All are homogeneous, so scores may have any common factor. The order of the fields is that of the arguments of the
+    kernel in `ops.categorical_triton`.
     """
 
-    go: Float[Tensor, "*s"]
-    stay: Float[Tensor, "*s"] | None = None
+    change_score: Float[Tensor, "*s"]
+    stay_own: Float[Tensor, "*s"] | None = None
     """None: 0, and so is ``stay_sum``."""
     stay_sum: Float[Tensor, "*s"] | None = None
-    by_sum: Float[Tensor, "*s"] | None = None
-    """None: 0, and so is ``by_own``."""
-    by_own: Float[Tensor, "*s"] | None = None
+    change_sum: Float[Tensor, "*s"] | None = None
+    """None: 0, and so is ``change_own``."""
+    change_own: Float[Tensor, "*s"] | None = None
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor, "..."]:

@@ -73,19 +73,19 @@ def dense_weights(
     """Return the weights of all ``states``, in float64 and before negative ones are clamped; see `AffineWeights`."""
     log_s = head.logits[:, : head.vocab_size].double() + head.shift[:, None].double()
     is_token = (x < head.vocab_size)[:, None]
-    at = x.clamp_max(head.vocab_size - 1)[:, None]
-    own = torch.zeros_like(at, dtype=torch.float64) if head.is_score else log_s.gather(-1, at)
-    own = own if head.is_score else torch.where(is_token, own, -torch.inf)
-    log_s = torch.where(is_token, log_s.scatter(-1, at, -torch.inf), log_s)
-    highest = torch.maximum(log_s.amax(-1, keepdim=True), own)
-    s, own = torch.exp(log_s - highest), torch.exp(own - highest)
+    column = x.clamp_max(head.vocab_size - 1)[:, None]  # of x; any for a mask
+    log_s_x = torch.zeros_like(column, dtype=torch.float64) if head.is_score else log_s.gather(-1, column)
+    log_s_x = log_s_x if head.is_score else torch.where(is_token, log_s_x, -torch.inf)
+    log_s = torch.where(is_token, log_s.scatter(-1, column, -torch.inf), log_s)
+    highest = torch.maximum(log_s.amax(-1, keepdim=True), log_s_x)
+    s, s_x = torch.exp(log_s - highest), torch.exp(log_s_x - highest)
     total = s.sum(-1, keepdim=True)
-    table = weights.go.double()[:, None] * s
+    table = weights.change_score.double()[:, None] * s
     stay = torch.zeros_like(total)
-    if weights.stay is not None and weights.stay_sum is not None:
-        stay = weights.stay.double()[:, None] * own + weights.stay_sum.double()[:, None] * total
-    if weights.by_sum is not None and weights.by_own is not None:
-        table = table + weights.by_sum[:, None] * total + weights.by_own[:, None] * own
+    if weights.stay_own is not None and weights.stay_sum is not None:
+        stay = weights.stay_own.double()[:, None] * s_x + weights.stay_sum.double()[:, None] * total
+    if weights.change_sum is not None and weights.change_own is not None:
+        table = table + weights.change_sum[:, None] * total + weights.change_own[:, None] * s_x
     table = torch.nn.functional.pad(table, (0, states - head.vocab_size))
     return table.scatter(-1, x[:, None], stay)
 

@@ -23,11 +23,11 @@ def sample_categorical_triton(head: HeadLogits, x: Tensor, weights: AffineWeight
     y, clamped = torch.empty_like(x), torch.empty_like(x, dtype=torch.int32)
     if not len(x):
         return SampledTokens(y, clamped.sum())
-    parts = [weights.go if part is None else part for part in weights]  # a pointer that is never read
+    parts = [weights.change_score if part is None else part for part in weights]  # a pointer that is never read
     _sample[(len(x),)](
         head.logits, x, head.shift.float(), *(part.double() for part in parts), u.contiguous(), y, clamped,
         head.vocab_size, head.logits.shape[1], head.logits.stride(0), IS_SCORE=head.is_score,
-        AFFINE=weights.by_sum is not None, STAYS=weights.stay is not None, C=COLUMNS, num_warps=WARPS,
+        AFFINE=weights.change_sum is not None, STAYS=weights.stay_own is not None, C=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
     return SampledTokens(y, clamped.sum())
 

@@ -42,7 +42,7 @@ class ResidualNormConfig(NamedTuple):
     """Whether the norm subtracts the mean (layer norm) or not (RMS norm)."""
     dropout: float
     length: int
-    """Rows per sequence, or the abs_max of them for packed tokens."""
+    """Rows per sequence, or the most that a sequence may have, for packed tokens."""
 
 
 class ResidualNormInputs(NamedTuple):
