@@ -185,7 +185,7 @@ def wrong(score: exact.Score, *noise: object) -> Tweedie:
 @pytest.mark.parametrize("schedule", ["log-linear", "geometric"])
 def test_errors_fall_at_the_declared_order(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "SAMPLERS", {**samplers.SAMPLERS, "wrong": wrong})
-    found = samplers.group_curves(list(samplers.sampler_errors(3, 3, schedule, most=128, seed=0)))
+    found = samplers.group_curves(list(samplers.sampler_errors(3, 3, schedule, max_steps=128, seed=0)))
     assert len(found) == 2 * len(samplers.SAMPLERS)
     for (process, name), curve in found.items():
         slope = samplers.fitted_slope(curve)
@@ -198,7 +198,7 @@ def test_errors_fall_at_the_declared_order(schedule: str, monkeypatch: pytest.Mo
 
 def test_under_absorbing_log_linear_noise_euler_is_tweedie() -> None:
     """Δt·σ'(t)/(e^σ − 1) = Δt/t = (e^Δσ − 1)/(e^σ − 1); under uniform noise they differ."""
-    found = samplers.group_curves(list(samplers.sampler_errors(3, 2, "log-linear", most=8, seed=0)))
+    found = samplers.group_curves(list(samplers.sampler_errors(3, 2, "log-linear", max_steps=8, seed=0)))
     pairs = {
         process: [
             abs(a.error - b.error) for a, b in zip(found[process, "Euler"], found[process, "Tweedie"], strict=True)
@@ -210,7 +210,7 @@ def test_under_absorbing_log_linear_noise_euler_is_tweedie() -> None:
 
 
 def test_tweedie_is_exact_for_one_token_and_has_no_slope() -> None:
-    found = samplers.group_curves(list(samplers.sampler_errors(4, 1, "log-linear", most=16, seed=0)))
+    found = samplers.group_curves(list(samplers.sampler_errors(4, 1, "log-linear", max_steps=16, seed=0)))
     assert max(row.error for row in found["uniform", "Tweedie"]) < 1e-12
     assert samplers.fitted_slope(found["uniform", "Tweedie"]) is None
     assert samplers.fitted_slope(found["uniform", "Euler"]) is not None
@@ -264,7 +264,7 @@ def test_pictures_show_what_was_found(tmp_path: Path) -> None:
         for method in one_step.METHODS:
             assert list(points[method]) == [getattr(row, field) for row in reconstructions if row.method == method]
 
-    found = list(samplers.sampler_errors(2, 2, "log-linear", most=8, seed=0))
+    found = list(samplers.sampler_errors(2, 2, "log-linear", max_steps=8, seed=0))
     curves = [list(line.get_ydata()) for ax in samplers.plot_samplers(found).axes for line in ax.lines]
     assert curves == [[row.error for row in curve] for curve in samplers.group_curves(found).values()]
     assert plot.save_png(drawn, tmp_path / "deep" / "ratios.png").read_bytes().startswith(b"\x89PNG")
@@ -273,6 +273,7 @@ def test_pictures_show_what_was_found(tmp_path: Path) -> None:
 def test_a_picture_leaves_the_users_own_style_alone(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     plot.save_png(
-        samplers.plot_samplers(list(samplers.sampler_errors(2, 1, "log-linear", most=8, seed=0))), tmp_path / "a.png"
+        samplers.plot_samplers(list(samplers.sampler_errors(2, 1, "log-linear", max_steps=8, seed=0))),
+        tmp_path / "a.png",
     )
     assert dict(matplotlib.rcParams) == before

@@ -70,7 +70,7 @@ def test_demonstrations_print_data_and_the_path_of_the_picture(tmp_path: Path) -
         "ratios": ["--states", "3", "--steps", "5"],
         "one-step": ["--steps", "2", "--examples", "3"],
         "all-masked": ["--steps", "2", "--sampling-steps", "2", "--draws", "100"],
-        "samplers": ["--length", "2", "--most", "8"],
+        "samplers": ["--length", "2", "--max-steps", "8"],
     }
     commands = [["demo", name, *words, "--json", "--out", str(tmp_path / "out")] for name, words in small.items()]
     code = (

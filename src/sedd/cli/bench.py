@@ -26,7 +26,9 @@ Process = Annotated[str, typer.Option(help=f"Noise process: {list_names(registry
 Objective = Annotated[str, typer.Option(help=f"Training objective: {list_names(registry.OBJECTIVES)}.")]
 VocabSize = Annotated[int | None, typer.Option("--vocab", help="Vocabulary size; by default 50257, on a CPU 4096.")]
 Length = Annotated[int | None, typer.Option(help="Tokens per sequence; by default the recipe's.")]
-Precision = Annotated[str | None, typer.Option(help="bfloat16 or float32; by default bfloat16, on a CPU float32.")]
+Precision = Annotated[
+    str | None, typer.Option(help="Precision: bfloat16 or float32; by default bfloat16, on a CPU float32.")
+]
 Repeats = Annotated[int, typer.Option(help="Number of timed calls, of which the median is shown.")]
 
 
@@ -34,7 +36,7 @@ Repeats = Annotated[int, typer.Option(help="Number of timed calls, of which the 
 def bench_loss(
     process: Process = "absorbing",
     parameterization: Annotated[str, typer.Option(help="Network output: score or mean.")] = "score",
-    rows: Annotated[int | None, typer.Option(help="Positions; by default 65536, on a CPU 1024.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Token positions; by default 65536, on a CPU 1024.")] = None,
     masked: Annotated[float, typer.Option(help="Fraction of positions changed by noise.")] = 0.5,
     width: Annotated[int | None, typer.Option(help="Width of the network; by default 768, on a CPU 128.")] = None,
     vocab: VocabSize = None,
@@ -43,7 +45,7 @@ def bench_loss(
     repeats: Repeats = 15,
     as_json: AsJson = False,
 ) -> None:
-    """Measure output layer and loss with all gradients."""
+    """Measure the output layer and the loss, forward and backward."""
     from sedd import bench as benches
 
     defaults = benches.device_defaults(device)
@@ -58,8 +60,8 @@ def bench_loss(
         device=defaults.device,
         repeats=repeats,
     )
-    on = benches.describe_machine(setting.device, setting.precision)
-    _print(setting.__dict__, on, benches.LOSS_FLOPS, benches.measure_loss(setting, on), as_json)
+    machine = benches.describe_machine(setting.device, setting.precision)
+    _print(setting.__dict__, machine, benches.LOSS_FLOPS, benches.measure_loss(setting, machine), as_json)
 
 
 @bench.command("train")
@@ -68,22 +70,24 @@ def bench_train(
     process: Process = "absorbing",
     objective: Objective = "score-entropy",
     parameterization: Annotated[
-        str | None, typer.Option(help="score or mean; by default what the objective needs.")
+        str | None, typer.Option(help="Network output: score or mean; by default what the objective needs.")
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences per step; by default 64, on a CPU 8.")] = None,
     length: Length = None,
     vocab: VocabSize = None,
     precision: Annotated[
-        str | None, typer.Option(help="float8, bfloat16 or float32; by default bfloat16, on a CPU float32.")
+        str | None, typer.Option(help="Precision: float8, bfloat16 or float32; by default bfloat16, on a CPU float32.")
     ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
     cuda_graphs: Annotated[bool, typer.Option(help="Capture blocks in CUDA graphs, on a GPU.")] = True,
-    activation_checkpointing: Annotated[str, typer.Option(help="none, selective or full.")] = "none",
+    activation_checkpointing: Annotated[
+        str, typer.Option(help="Activation checkpointing: none, selective or full.")
+    ] = "none",
     device: Device = None,
     repeats: Repeats = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a training step: loss, gradients, clipping, AdamW, EMA."""
+    """Measure a training step: forward, backward, gradient clipping, AdamW and EMA."""
     from sedd import bench as benches
 
     defaults = benches.device_defaults(device)
@@ -102,8 +106,8 @@ def bench_train(
         activation_checkpointing=activation_checkpointing,
         repeats=repeats,
     )
-    on = benches.describe_machine(setting.device, setting.precision)
-    _print(setting.__dict__, on, benches.TRAIN_FLOPS, benches.measure_training(setting, on), as_json)
+    machine = benches.describe_machine(setting.device, setting.precision)
+    _print(setting.__dict__, machine, benches.TRAIN_FLOPS, benches.measure_training(setting, machine), as_json)
 
 
 @bench.command("sample")
@@ -141,16 +145,16 @@ def bench_sample(
         device=defaults.device,
         repeats=repeats,
     )
-    on = benches.describe_machine(setting.device, setting.precision)
-    _print(setting.__dict__, on, benches.SAMPLE_FLOPS, benches.measure_sampling(setting, on), as_json)
+    machine = benches.describe_machine(setting.device, setting.precision)
+    _print(setting.__dict__, machine, benches.SAMPLE_FLOPS, benches.measure_sampling(setting, machine), as_json)
 
 
 def _print(
-    setting: dict[str, object], on: "Machine", formula: str, rows: "Iterator[Measurement]", as_json: bool
+    setting: dict[str, object], machine: "Machine", formula: str, rows: "Iterator[Measurement]", as_json: bool
 ) -> None:
     measured = list(track(rows, "measuring", 2, console=Console(stderr=True), transient=True))
     if as_json:
-        record = {"machine": on._asdict(), "setting": setting, "flops": formula}
+        record = {"machine": machine._asdict(), "setting": setting, "flops": formula}
         print(json.dumps({**record, "rows": [row._asdict() for row in measured]}))
         return
     table = Table("variant", "ms", "tokens/s", "GiB", "utilization", "speedup", box=None, pad_edge=False)
@@ -163,7 +167,8 @@ def _print(
         utilization = f"{row.utilization or 0:.1%}"
         times = f"{row.milliseconds:,.2f}", f"{row.tokens_per_second:,.0f}", f"{row.peak_gib or 0:.2f}"
         table.add_row(row.variant, *times, utilization, speedup)
-    print(f"{on.name}, torch {on.torch}, {on.precision}, matrix products {on.matmul_tflops:.3g} TFLOP/s")
+    speed = f"matrix products {machine.matmul_tflops:.3g} TFLOP/s"
+    print(f"{machine.name}, torch {machine.torch}, {machine.precision}, {speed}")
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in setting.items()))
     print(f"FLOPs: {formula}")
     Console().print(table)

@@ -57,7 +57,9 @@ def import_checkpoint(
 def export(
     model: ModelFolder,
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    format: Annotated[str | None, typer.Option(help="sedd, radd or mdlm; by default the one that fits.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="sedd, radd or mdlm; by default the one that fits the model.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a model of the reference architecture in a published format: config.json and model.safetensors."""

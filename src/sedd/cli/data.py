@@ -18,7 +18,10 @@ app.add_typer(data, name="data")
 def data_prepare(
     sources: Annotated[
         list[str],
-        typer.Argument(help="Files (.txt .jsonl .csv .parquet .npy, also compressed), folders, or hf:NAME[:SPLIT]."),
+        typer.Argument(
+            help="Files or folders (.txt .jsonl .csv .parquet .npy, also compressed), or hf:NAME[:SPLIT] (a Hugging "
+            "Face dataset)."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER_HELP, show_default=False)] = "bytes",
@@ -28,10 +31,17 @@ def data_prepare(
     ] = None,
     pad: Annotated[
         str | None,
-        typer.Option(help="Padding of shorter sequences: model (a token to learn) or ignore (left out of the loss)."),
+        typer.Option(
+            help="Padding of shorter sequences, with --packing lines: model (a learned token) or ignore "
+            "(left out of the loss)."
+        ),
     ] = None,
-    column: Annotated[str | None, typer.Option(help="Column that holds the text.")] = None,
-    label: Annotated[str | None, typer.Option(help="Column that holds the label; with --packing lines.")] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of a table that holds the text; by default recognized by its name.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column of a table that holds the label; with --packing lines.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Parallel workers; by default one per core.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -107,14 +107,14 @@ def demo_ratios(
     truth = ratios.true_log_ratios(states, seed)
     found = _collect(ratios.learn_ratios(states, steps, seed), "training", len(ratios.OBJECTIVES) * (steps + 1))
     _save(ratios.plot_ratios(found, truth), out / "ratios.png")
-    when = ratios.shown_steps(steps)
-    shown = [row for row in found if row.step in when]
+    steps_shown = ratios.shown_steps(steps)
+    shown = [row for row in found if row.step in steps_shown]
     if as_json:
         _print_json(row._asdict() | {"log_score": row.log_score.tolist()} for row in shown)
         return
     title = f"error of log ratios (root mean square), {states} states, seed {seed}"
     cells = ((name, *(f"{row.error:.4f}" for row in shown if row.objective == name)) for name in ratios.OBJECTIVES)
-    _print_table(title, ["objective", *(f"step {step}" for step in when)], cells)
+    _print_table(title, ["objective", *(f"step {step}" for step in steps_shown)], cells)
 
 
 @demo.command("one-step")
@@ -202,7 +202,9 @@ def demo_samplers(
     vocab_size: VocabSize = 3,
     length: Length = 3,
     schedule: Annotated[str, typer.Option(help=f"Noise schedule: {list_names(registry.SCHEDULES)}.")] = "log-linear",
-    most: Annotated[int, typer.Option(help="Largest number of steps; all powers of two up to it are computed.")] = 256,
+    max_steps: Annotated[
+        int, typer.Option(help="Largest number of steps; the powers of two up to it are computed.")
+    ] = 256,
     seed: Seed = 0,
     out: Out = FOLDER,
     as_json: AsJson = False,
@@ -214,21 +216,21 @@ def demo_samplers(
     """
     from sedd.demos import samplers
 
-    total = len(registry.PROCESSES.built_in) * len(samplers.SAMPLERS) * len(samplers.step_counts(most))
-    found = _collect(samplers.sampler_errors(vocab_size, length, schedule, most, seed), "enumerating", total)
+    total = len(registry.PROCESSES.built_in) * len(samplers.SAMPLERS) * len(samplers.step_counts(max_steps))
+    found = _collect(samplers.sampler_errors(vocab_size, length, schedule, max_steps, seed), "enumerating", total)
     _save(samplers.plot_samplers(found), out / "samplers.png")
     if as_json:
         _print_json({"type": "error", **row._asdict()} for row in found)
         for (process, name), curve in samplers.group_curves(found).items():
-            fall = {"slope": samplers.fitted_slope(curve), "order": samplers.declared_order(process, name)}
-            _print_json([{"type": "slope", "process": process, "sampler": name, **fall}])
+            slope = {"slope": samplers.fitted_slope(curve), "order": samplers.declared_order(process, name)}
+            _print_json([{"type": "slope", "process": process, "sampler": name, **slope}])
         return
     print(f"total variation, {schedule} schedule, {vocab_size} tokens, length {length}, seed {seed}")
     for process in registry.PROCESSES.built_in:
-        curves = {name: curve for (where, name), curve in samplers.group_curves(found).items() if where == process}
+        curves = {name: curve for (noise, name), curve in samplers.group_curves(found).items() if noise == process}
         cells = [
             (str(steps), *(f"{curve[i].error:.2e}" for curve in curves.values()))
-            for i, steps in enumerate(samplers.step_counts(most))
+            for i, steps in enumerate(samplers.step_counts(max_steps))
         ]
         slopes = map(samplers.fitted_slope, curves.values())
         cells.append(("slope", *("exact" if slope is None else f"{slope:.2f}" for slope in slopes)))

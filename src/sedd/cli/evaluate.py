@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
 ProtocolName = Annotated[
     str | None,
-    typer.Option("--protocol", help="How text is split and counted: strict, held-out, text8p, sedd or mdlm."),
+    typer.Option(
+        "--protocol",
+        help="How text is cut into sequences and which terms are counted: strict (default with a text), held-out "
+        "(default without), text8p, sedd or mdlm (as in the published tables).",
+    ),
 ]
 Draws = Annotated[
     int | None,
-    typer.Option(help="Monte Carlo draws per sequence, an even number; more draws give a smaller standard error."),
+    typer.Option(
+        help="Monte Carlo draws per sequence, an even number, by default 8 (score: 128); more draws give a smaller "
+        "standard error."
+    ),
 ]
 Batch = Annotated[
     int, typer.Option(help="Sequences evaluated at a time on each process; affects speed and memory only.")
@@ -31,7 +38,11 @@ Batch = Annotated[
 Seed = Annotated[int, typer.Option(help="Random seed of times and noise.")]
 EstimatorName = Annotated[
     str | None,
-    typer.Option("--estimator", help="bound (the ELBO); for mask denoisers also any-order, forward, backward, random."),
+    typer.Option(
+        "--estimator",
+        help="bound (the negative ELBO, default); for denoisers under absorbing noise also any-order (a bound "
+        "with less variance) and forward, backward, random (the exact likelihood of generation in that order).",
+    ),
 ]
 LabelName = Annotated[
     str | None, typer.Option("--label", help="Label to condition on; without it, the likelihood is unconditional.")
@@ -46,24 +57,32 @@ def evaluate_dataset(
         typer.Argument(help="File, folder or prepared dataset; by default the validation split of the run's own data."),
     ] = None,
     protocol: ProtocolName = None,
-    suite: Annotated[str | None, typer.Option(help="zero-shot: every dataset of the protocol, from a folder.")] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="zero-shot: all benchmarks of the protocol; DATA is then the folder of their files."),
+    ] = None,
     dataset: Annotated[
         list[str] | None,
-        typer.Option(help="Benchmark that the file is, or part of the suite: lambada, ptb. Repeatable."),
+        typer.Option(
+            help="Benchmark: lambada, ptb, wikitext2, wikitext103 or lm1b. By default recognized by the file's name; "
+            "with --suite, only these, repeatable."
+        ),
     ] = None,
     estimator: EstimatorName = None,
     draws: Draws = None,
     batch: Batch = 16,
     seed: Seed = 0,
     label: LabelName = None,
-    column: Annotated[str | None, typer.Option(help="Column that holds the text.")] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of a table that holds the text; by default recognized by its name.")
+    ] = None,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="File for the results, one JSON record per line.")] = None,
 ) -> None:
     """Evaluate the likelihood of a dataset: the variational bound, its terms and its standard error.
 
     Examples: `sedd eval run test.txt`, `sedd eval run text8.xz --protocol text8p --json`,
-    `sedd eval run corpora --suite zero-shot --protocol sedd`; on many processes
+    `sedd eval run corpora --suite zero-shot --protocol sedd`; in several processes
     `torchrun --nproc-per-node 8 -m sedd eval run test.txt`, which gives the same result.
     """
     from sedd import evaluation, factory
@@ -124,25 +143,27 @@ def corpora(
         yield evaluation.read_corpus(data, protocol, loaded, dataset[0] if dataset else None, column)
 
 
-DESCRIBED = (
+RECORD_FIELDS = (
     *("bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound", "stderr_population_nats_per_token"),
     *("tokens", "sequences", "draws", "seed", "protocol", "split", "data"),
 )
-SHOWN = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_nats_per_token", "bits_per_char")
+TABLE_COLUMNS = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_nats_per_token", "bits_per_char")
 
 
 def _print(records: list[dict[str, Any]], as_json: bool, as_table: bool) -> None:
     from sedd import evaluation
 
-    rows = evaluation.likelihood_table(records, SHOWN)
+    rows = evaluation.likelihood_table(records, TABLE_COLUMNS)
     if as_json:
         for record in records:
             print(json.dumps(record))
     elif as_table:
-        shown = Table(*(name.replace("_", " ") for name in SHOWN), box=None, title=f"protocol {records[0]['protocol']}")
+        table = Table(
+            *(name.replace("_", " ") for name in TABLE_COLUMNS), box=None, title=f"protocol {records[0]['protocol']}"
+        )
         for row in rows:
-            shown.add_row(*("" if value is None else str(value) for value in row))
-        Console().print(shown)
+            table.add_row(*("" if value is None else str(value) for value in row))
+        Console().print(table)
     else:
         _describe(records[0])
 
@@ -152,7 +173,7 @@ def _describe(record: dict[str, Any]) -> None:
     kind = "exactly" if record["is_exact"] else "at most" if None not in record["terms"].values() else "as published,"
     error = "" if record["is_exact"] else f" ± {record['stderr_nats_per_token']:.5f}"
     print(f"{kind} {record['nats_per_token']:.5f}{error} nats per token")
-    for name in DESCRIBED:
+    for name in RECORD_FIELDS:
         print(f"{name.replace('_', ' '):34s} {record[name]}")
     for name, value in record["terms"].items():
         print(f"{name:34s} {'not counted' if value is None else value}")
@@ -170,7 +191,7 @@ def score_texts(
     label: LabelName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate the likelihood of each text separately, one line each.
+    """Evaluate the likelihood of each text separately, and print one line per text.
 
     A text may not be longer than the model's sequence length. Its result does not depend on the other texts. Example:
     `sedd score run "the cat sat on the mat" "mat the on sat cat the"`.
@@ -178,11 +199,11 @@ def score_texts(
     from sedd import evaluation, factory
     from sedd.runtime import distributed
 
-    given = _read_texts(texts, file)
+    lines = _read_texts(texts, file)
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
         loaded = factory.labelled(factory.load_model(model, device=str(ranks.device)), label)
-        for text, corpus in zip(given, evaluation.text_corpora(given, loaded), strict=True):
+        for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):
             record = run_evaluation(loaded, corpus, evaluation.SINGLE_TEXT, ranks)
             if ranks.is_main:
                 _print_score({"text": text, **record}, as_json)

@@ -9,10 +9,24 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer.core import TyperGroup
 
 from sedd import __version__, registry
 
+ORDER = (
+    *("train", "sample", "infill", "trace", "eval", "score", "quality", "compare", "report", "info", "plan", "data"),
+    *("import", "export", "push", "lm-eval", "bench", "demo"),
+)
+"""The order of the commands in ``sedd --help``: as a newcomer needs them."""
+
+
+class _OrderedCommands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
 app = typer.Typer(
+    cls=_OrderedCommands,
     help="Score entropy discrete diffusion: train, sample and evaluate diffusion models of text and other sequences.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -26,6 +40,8 @@ OBJECTIVE_NOTES = {
     "any-order": "any-order autoregression",
     "mean": "cross-entropy of the clean token",
     "concrete-score": "ℓ2 concrete score matching",
+    "d3pm": "discrete-time bound",
+    "softmax-linear": "for comparison only; does not learn the ratios",
     "autoregressive": "left to right, as a baseline",
 }
 
@@ -41,18 +57,19 @@ def list_names(names: registry.Registry, default: str | None = None, notes: dict
 
 TOKENIZER_HELP = (
     f"Tokenizer: {', '.join(['bytes (default)', 'chars', 'bpe:SIZE', 'gpt2', 'ints', *registry.TOKENIZERS.plugins])}, "
-    "or the path of a tokenizer.json."
+    "or the path of a tokenizer.json. chars and bpe are fitted to the data."
 )
 PACKING_HELP = "packed (default): one token stream, cut into blocks; lines: one training sequence per line or row."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one per line.")]
 ModelFolder = Annotated[
-    Path, typer.Argument(help="Folder of a run, of one of its checkpoints, or of a model.", show_default=False)
+    Path,
+    typer.Argument(help="Folder of a run, of one of its checkpoints, or of an imported model.", show_default=False),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")]
 
 
-def _version(wanted: bool | None) -> None:
-    if wanted:
+def _print_version(version: bool | None) -> None:
+    if version:
         print(f"sedd {__version__}")
         raise typer.Exit
 
@@ -60,7 +77,8 @@ def _version(wanted: bool | None) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool | None,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = None,
 ) -> None:
     pass

@@ -11,22 +11,25 @@ from sedd.generate.settings import SETTINGS, SamplingSettings, parse_options, pa
 F = TypeVar("F", bound=Callable[..., Any])
 
 PANEL = "Sampling options"
-OPTION_HELP = "Option of the sampler, as in theta=0.5, eta=0.02, strategy=loop, direction=forward, sites=2. Repeatable."
+OPTION_HELP = (
+    "Option of one sampler: theta=0.5 for theta; sites=2 for gibbs; strategy=loop or eta=0.02 for remask; "
+    "direction=forward for ordered. Repeatable."
+)
 
 
 def sampling_options(command: F) -> F:
     """Replace the ``**settings`` of a command by one option per field; `sampling_settings` reads them."""
     signature = inspect.signature(command)
-    *own, _ = signature.parameters.values()
-    made = [
+    *unchanged, _ = signature.parameters.values()
+    added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(name), annotation=_annotation(name))
         for name in SETTINGS
     ]
     annotation = Annotated[list[str] | None, typer.Option("--option", help=OPTION_HELP, rich_help_panel=PANEL)]
-    made.append(inspect.Parameter("options", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
+    added.append(inspect.Parameter("options", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    command.__signature__ = signature.replace(parameters=[*unchanged, *added])  # type: ignore[attr-defined]
     hints = {name: hint for name, hint in command.__annotations__.items() if name != "settings"}
-    command.__annotations__ = hints | {parameter.name: parameter.annotation for parameter in made}
+    command.__annotations__ = hints | {parameter.name: parameter.annotation for parameter in added}
     return command
 
 
@@ -42,6 +45,6 @@ def _annotation(name: str) -> Any:
 
 
 def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:
-    """Make settings from the options that `sampling_options` added to a command."""
-    given = {**settings, "steps": parse_steps(settings["steps"]), "options": parse_options(settings["options"])}
-    return SamplingSettings(**given)
+    """Build settings from the options that `sampling_options` added to a command."""
+    values = {**settings, "steps": parse_steps(settings["steps"]), "options": parse_options(settings["options"])}
+    return SamplingSettings(**values)

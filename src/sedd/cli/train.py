@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Files or folders (.txt .jsonl .csv .parquet .npy, also compressed), hf:NAME[:SPLIT], or prepared data."
+        help="Files or folders (.txt .jsonl .csv .parquet .npy, also compressed), hf:NAME[:SPLIT] (a Hugging Face "
+        "dataset), or a folder written by sedd data prepare."
     ),
 ]
 Recipe = Annotated[str | None, typer.Option(help=f"Named configuration to start from: {', '.join(recipes.RECIPES)}.")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML or JSON file of options, such as the config.json of a run.")
+    Path | None,
+    typer.Option("--config", help="YAML or JSON file of configuration keys, such as the config.json of a run."),
 ]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Any configuration key: --set optim.lr=3e-4. Repeatable.")
+    list[str] | None, typer.Option("--set", help="Set any configuration key, as in --set optim.lr=3e-4. Repeatable.")
 ]
 Process = Annotated[str | None, typer.Option(help=f"Noise process: {list_names(registry.PROCESSES, 'absorbing')}.")]
 Parameterization = Annotated[
@@ -41,8 +43,12 @@ Packing = Annotated[str | None, typer.Option(help=PACKING_HELP)]
 LabelColumn = Annotated[
     str | None, typer.Option("--label", help="Column of a table that holds the label; with --packing lines.")
 ]
-Steps = Annotated[int | None, typer.Option(help="Number of training steps.")]
-Minutes = Annotated[float | None, typer.Option(help="Training time in minutes.")]
+Steps = Annotated[
+    int | None, typer.Option(help="Number of training steps; without --steps and --minutes, 1000 or the recipe's.")
+]
+Minutes = Annotated[
+    float | None, typer.Option(help="Training time in minutes; with --steps too, whichever limit is reached first.")
+]
 
 
 def _configure(options: dict[str, Any], out: Path | None = None) -> "RunConfig":
@@ -60,7 +66,7 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> "RunConfig":
 def train_model(
     context: typer.Context,
     sources: Sources = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("run"),
+    out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, logs and configuration.")] = Path("run"),
     recipe: Recipe = None,
     process: Process = None,
     parameterization: Parameterization = None,
@@ -70,7 +76,7 @@ def train_model(
     label: LabelColumn = None,
     steps: Steps = None,
     minutes: Minutes = None,
-    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Training steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of initial weights, data order and noise.")] = None,
     config: ConfigFile = None,
     sets: Sets = None,
@@ -86,19 +92,20 @@ def train_model(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model, on one process or, under torchrun, on several.
+    """Train a model, in one process or, under torchrun, in several.
 
     Examples: `sedd train book.txt --out run --minutes 5`, or
     `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`.
-    Options that are not given come from the recipe or are defaults; all are stored in the run's config.json.
+    Options that are not given have the values of the recipe, or else their defaults; all are stored in the run's
+    config.json.
     """
     from sedd import training
 
-    chosen = _configure(context.params, out if resume else None)
+    run_config = _configure(context.params, out if resume else None)
     training.check_writable(out)
     with training.progress_bar() as (on_event, preparing):
         try:
-            end = training.run(chosen, lambda: training.prepare_data(chosen, preparing), out, resume, on_event)
+            end = training.run(run_config, lambda: training.prepare_data(run_config, preparing), out, resume, on_event)
         except training.NonFiniteError as error:
             print(f"sedd: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -136,5 +143,5 @@ def plan_run(
     """Estimate the cost of a run on this machine: parameters, memory, tokens per second, time to finish."""
     from sedd import training
 
-    chosen = _configure(context.params)
-    print_record(training.estimate_cost(chosen, lambda: training.prepare_data(chosen)), as_json)
+    run_config = _configure(context.params)
+    print_record(training.estimate_cost(run_config, lambda: training.prepare_data(run_config)), as_json)

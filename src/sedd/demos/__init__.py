@@ -1,4 +1,4 @@
 """Demonstrations on distributions small enough to enumerate; one module per command of ``sedd demo``.
 
-Each yields its results as it computes them, and draws one picture of them.
+Each module yields its results one by one and plots them in one figure.
 """

@@ -33,11 +33,11 @@ class SentenceFrequencies(NamedTuple):
     method: str
     draws: int
     frequencies: dict[str, float]
-    """Of each sentence of the corpus."""
+    """Relative frequency of each sentence of the corpus."""
     other: float
-    """Of all other sequences together."""
+    """Relative frequency of all other sequences together."""
     total_variation: float
-    """To the corpus."""
+    """Total variation to the corpus."""
     chi_square: float
     """Pearson's statistic of the sentences against the corpus; its degrees of freedom are one fewer than sentences."""
     p_value: float
@@ -45,7 +45,7 @@ class SentenceFrequencies(NamedTuple):
 
 
 def check_settings(steps: int, draws: int) -> None:
-    """Raise ValueError for settings that demonstrate nothing."""
+    """Raise ValueError for fewer than 2 sampling steps or fewer than 100 draws."""
     if steps < 2:
         raise ValueError(f"sampling steps are {steps}; one step is shown in any case, so give 2 or more")
     if draws < 100:
@@ -55,12 +55,12 @@ def check_settings(steps: int, draws: int) -> None:
 def sample_sentences(model: MeanModel, steps: int, draws: int, seed: int) -> Iterator[SentenceFrequencies]:
     """Sample from all masks by each of `METHODS`."""
     check_settings(steps, draws)
-    chosen = (
+    methods = (
         SamplingSettings(steps=steps, seed=seed),
         SamplingSettings(steps=1, seed=seed),
         SamplingSettings(steps=steps, seed=seed, top_k=1),  # argmax
     )
-    for method, settings in zip(METHODS, chosen, strict=True):
+    for method, settings in zip(METHODS, methods, strict=True):
         yield count_sentences(method, sentences.generate_sentences(model, PROCESS, SCHEDULE, draws, settings))
 
 
@@ -68,8 +68,8 @@ def count_sentences(method: str, x: Int[Tensor, "draws L"]) -> SentenceFrequenci
     """Count the sentences among samples and test them against the corpus."""
     counts = (x[:, None] == sentences.corpus_ids()).all(-1).sum(0).double()
     expected = sentences.corpus_frequencies() * counts.sum()
-    chi_square = ((counts - expected) ** 2 / expected.clamp_min(1e-300)).sum()  # without any sentence: 0 against 0
-    freedom = torch.tensor(len(counts) - 1, dtype=torch.float64)
+    chi_square = ((counts - expected) ** 2 / expected.clamp_min(1e-300)).sum()  # no sentences: 0, not 0/0
+    degrees = torch.tensor(len(counts) - 1, dtype=torch.float64)
     p = counts / len(x)
     return SentenceFrequencies(
         method=method,
@@ -78,7 +78,7 @@ def count_sentences(method: str, x: Int[Tensor, "draws L"]) -> SentenceFrequenci
         other=1 - p.sum().item(),
         total_variation=sentences.total_variation(p),
         chi_square=chi_square.item(),
-        p_value=torch.special.gammaincc(freedom / 2, chi_square / 2).item(),
+        p_value=torch.special.gammaincc(degrees / 2, chi_square / 2).item(),
     )
 
 
@@ -87,14 +87,14 @@ def plot_all_masked(found: Sequence[SentenceFrequencies]) -> Figure:
     """Draw a group of bars per sentence: the corpus and each of `METHODS`."""
     figure = plot.figure(10.0, 4.4)
     (ax,) = plot.axes(figure)
-    names = [*sentences.CORPUS, "anything else"]
+    names = [*sentences.CORPUS, "other sequences"]
     bars = {"corpus": [*sentences.corpus_frequencies().tolist(), 0.0]}
     bars |= {row.method: [*row.frequencies.values(), row.other] for row in found}
     width = 0.8 / len(bars)
     for i, (method, values) in enumerate(bars.items()):
         colour, hatch = METHODS.get(method, (plot.GREY, ""))
-        where = [k + (i - (len(bars) - 1) / 2) * width for k in range(len(names))]
-        ax.bar(where, values, width, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=method)
+        positions = [k + (i - (len(bars) - 1) / 2) * width for k in range(len(names))]
+        ax.bar(positions, values, width, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=method)
     ax.set_xticks(range(len(names)), names)
     top = 1.3 * max(bars["corpus"])
     for bar in (bar for group in ax.containers for bar in group if bar.get_height() > top):

@@ -9,7 +9,7 @@ import torch
 from sedd import exact, factory, registry
 from sedd.diffusion import validate
 
-MOST_WORK = 4_000_000
+MAX_WORK = 4_000_000
 """The largest enumeration: pairs of a noisy and a clean sequence, times their entries, per quadrature node."""
 
 
@@ -32,7 +32,7 @@ def compute_bounds(vocab_size: int, length: int, seed: int) -> Iterator[BoundRow
     if length < 1:
         raise ValueError(f"length is {length}; it must be 1 or more")
     pairs = length * (math.log(vocab_size) + math.log(vocab_size + 1))
-    if pairs + math.log(length * (vocab_size + 1)) > math.log(MOST_WORK):
+    if pairs + math.log(length * (vocab_size + 1)) > math.log(MAX_WORK):
         raise ValueError(
             f"{vocab_size} tokens at length {length} are too many to enumerate; "
             "3 tokens go up to length 4, 2 tokens up to length 6"

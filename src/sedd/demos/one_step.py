@@ -30,11 +30,11 @@ METHODS = {  # colour, line and marker
     "exact, draw": (plot.BLUE, ":", ""),
 }
 MEASURES = {
-    "grammatical": "a sentence of the corpus",
-    "recovered": "the original sentence",
+    "grammatical": "result is a sentence of the corpus",
+    "recovered": "result is the original sentence",
     "total_variation": "total variation to the corpus",
 }
-"""Fields of a `Reconstruction`, and their titles."""
+"""Fields of a `Reconstruction`, and their titles in tables and figures."""
 
 
 class Reconstruction(NamedTuple):
@@ -60,7 +60,7 @@ class ReconstructionExample(NamedTuple):
 
 
 def exact_score() -> exact.Score:
-    """Return the exact score, whose posterior is the best possible word by word."""
+    """Return the exact score of the corpus, whose posterior p(x_0 at i | x_t) is exact too."""
     return exact.Score(sentences.corpus_distribution(), PROCESS)
 
 
@@ -130,9 +130,9 @@ def plot_one_step(found: Sequence[Reconstruction]) -> Figure:
     """Draw three panels against the noise level, one for each of `MEASURES`."""
     figure = plot.figure(11.0, 4.2)
     panels = plot.axes(figure, 1, len(MEASURES), sharey=True)
-    for ax, (what, title) in zip(panels, MEASURES.items(), strict=True):
+    for ax, (field, title) in zip(panels, MEASURES.items(), strict=True):
         for method, (colour, line, marker) in METHODS.items():
-            curve = [(row.noise_level, getattr(row, what)) for row in found if row.method == method]
+            curve = [(row.noise_level, getattr(row, field)) for row in found if row.method == method]
             ax.plot(*zip(*curve, strict=True), color=colour, linestyle=line, marker=marker, label=method)
         ax.set(title=title, xlabel="fraction of words replaced by noise", ylim=(-0.03, 1.03))
     panels[0].set_ylabel("probability")

@@ -16,7 +16,7 @@ OBJECTIVES = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax
 """Score entropy, ℓ2 concrete score matching and softmax-linear, a formulation in circulation; with their colours."""
 TIME = 0.05
 """The time at which ratios are learned: noise has changed a twentieth of the tokens, so they are nearly the data's."""
-MOST_STATES = 32
+MAX_STATES = 32
 
 
 class RatioEstimate(NamedTuple):
@@ -40,10 +40,8 @@ def true_log_ratios(states: int, seed: int) -> Float[Tensor, "n n"]:
 
 def _distribution(states: int, seed: int) -> exact.Distribution:
     validate.vocab_size(states)
-    if states > MOST_STATES:
-        raise ValueError(
-            f"states is {states}; a matrix of more than {MOST_STATES} by {MOST_STATES} is too large to draw"
-        )
+    if states > MAX_STATES:
+        raise ValueError(f"states is {states}; a matrix of more than {MAX_STATES} by {MAX_STATES} is too large to draw")
     return exact.Distribution.random(states, 1, torch.Generator().manual_seed(seed))
 
 
@@ -70,7 +68,7 @@ def learn_ratios(states: int, steps: int, seed: int) -> Iterator[RatioEstimate]:
 
         for step in range(steps + 1):
             loss = exact.expect(loss_of, p_data, process, sigma)
-            log_score = _trained(name, model(p_data.sequences, sigma.expand(states)).detach()[:, 0])
+            log_score = _log_score_of(name, model(p_data.sequences, sigma.expand(states)).detach()[:, 0])
             error = (log_score - truth)[others].square().mean().sqrt()
             yield RatioEstimate(name, step, loss.item(), error.item(), log_score)
             optimizer.zero_grad()
@@ -78,8 +76,8 @@ def learn_ratios(states: int, steps: int, seed: int) -> Iterator[RatioEstimate]:
             optimizer.step()
 
 
-def _trained(name: str, log_score: Tensor) -> Tensor:
-    """Return the score that an objective trains; `softmax-linear` takes a softmax first."""
+def _log_score_of(name: str, log_score: Tensor) -> Tensor:
+    """Return the log-scores that an objective estimates; `softmax-linear` applies a softmax first."""
     return log_score.log_softmax(-1) if name == "softmax-linear" else log_score
 
 
@@ -91,21 +89,21 @@ def shown_steps(steps: int) -> list[int]:
 @plot.Style()
 def plot_ratios(found: Sequence[RatioEstimate], truth: Float[Tensor, "n n"]) -> Figure:
     """Draw a row of matrices per objective, with the true one at its end; below, the error by step."""
-    when = shown_steps(max(row.step for row in found))
+    columns = shown_steps(max(row.step for row in found))
     figure = plot.figure(11.0, 7.2)
     above, below = plot.stacked(figure, [1.9, 1.0])
-    places = plot.axes(above, len(OBJECTIVES), len(when) + 1)
-    top = float(truth.abs().max())
+    panels = plot.axes(above, len(OBJECTIVES), len(columns) + 1)
+    limit = float(truth.abs().max())
     for row, name in enumerate(OBJECTIVES):
         shown = {estimate.step: estimate.log_score for estimate in found if estimate.objective == name}
-        matrices = [*((f"step {step}", shown[step]) for step in when), ("the truth", truth)]
-        for ax, (title, matrix) in zip(places[row * len(matrices) :], matrices, strict=False):
-            image = ax.imshow(matrix.numpy(), cmap="PuOr", vmin=-top, vmax=top)
+        matrices = [*((f"step {step}", shown[step]) for step in columns), ("true ratios", truth)]
+        for ax, (title, matrix) in zip(panels[row * len(matrices) :], matrices, strict=False):
+            image = ax.imshow(matrix.numpy(), cmap="PuOr", vmin=-limit, vmax=limit)
             ax.set(xticks=[], yticks=[], title=title if row == 0 else None)
             ax.grid(False)
             ax.spines[:].set_visible(False)
-        places[row * len(matrices)].set_ylabel(name, color=OBJECTIVES[name], fontweight="bold")
-    bar = above.colorbar(image, ax=places, shrink=0.7, extend="both", label="log s(x → y):  row x, column y")
+        panels[row * len(matrices)].set_ylabel(name, color=OBJECTIVES[name], fontweight="bold")
+    bar = above.colorbar(image, ax=panels, shrink=0.7, extend="both", label="log s(x → y):  row x, column y")
     bar.outline.set_visible(False)
     (ax,) = plot.axes(below)
     for name, colour in OBJECTIVES.items():

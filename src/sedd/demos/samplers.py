@@ -19,13 +19,13 @@ SAMPLERS: Mapping[str, Callable[..., sampling.GridSampler]] = {
     "Tweedie": sampling.Tweedie,
     "theta": sampling.Theta,
 }
-"""Each is built from a model, a process and a schedule."""
+"""Sampler classes by the name shown; each is built from a model, a process and a schedule."""
 DEPENDENCE = 0.25
 """How strongly tokens depend on each other: the standard deviation of the log-probabilities. At this value conditionals
 change by less than a factor of two, as theta needs for its second order; at about 1 it has the first."""
-MOST_SEQUENCES = 300
+MAX_SEQUENCES = 300
 """The most noisy sequences that are enumerated: a step is a matrix of that size squared."""
-FITTED = 4
+FITTED_POINTS = 4
 """How many of the last points of a curve its slope is fitted to; the order is asymptotic in the number of steps."""
 ROUNDING = 1e-11
 """An error below it is float64 rounding: for one token some samplers are exact."""
@@ -41,36 +41,41 @@ class SamplerError(NamedTuple):
     """Total variation to the data distribution."""
 
 
-def step_counts(most: int) -> list[int]:
-    """Return 1, 2, 4, … up to ``most``."""
-    if most < 2 ** (FITTED - 1):
-        raise ValueError(f"most is {most}; the slope is fitted to {FITTED} points, so give {2 ** (FITTED - 1)} or more")
-    return [2**k for k in range(most.bit_length())]
+def step_counts(max_steps: int) -> list[int]:
+    """Return 1, 2, 4, … up to ``max_steps``."""
+    if max_steps < 2 ** (FITTED_POINTS - 1):
+        raise ValueError(
+            f"max_steps is {max_steps}; the slope is fitted to {FITTED_POINTS} points, "
+            f"so give {2 ** (FITTED_POINTS - 1)} or more"
+        )
+    return [2**k for k in range(max_steps.bit_length())]
 
 
-def sampler_errors(vocab_size: int, length: int, schedule_name: str, most: int, seed: int) -> Iterator[SamplerError]:
+def sampler_errors(
+    vocab_size: int, length: int, schedule_name: str, max_steps: int, seed: int
+) -> Iterator[SamplerError]:
     """Compute the error of every sampler under every process, from the true marginal at t = 1 on a uniform grid."""
     validate.vocab_size(vocab_size)
-    if length < 1 or length * math.log(vocab_size + 1) > math.log(MOST_SEQUENCES):
+    if length < 1 or length * math.log(vocab_size + 1) > math.log(MAX_SEQUENCES):
         raise ValueError(
             f"{vocab_size} tokens at length {length} cannot be enumerated; the length must be 1 or more, with at most "
-            f"{MOST_SEQUENCES} sequences of tokens and masks: 3 tokens go up to length 4"
+            f"{MAX_SEQUENCES} sequences of tokens and masks: 3 tokens go up to length 4"
         )
     p_data = _distribution(vocab_size, length, seed)
     for process_name in registry.PROCESSES.built_in:
         for name in SAMPLERS:
-            for steps in step_counts(most):
+            for steps in step_counts(max_steps):
                 yield SamplerError(process_name, name, steps, _error(p_data, process_name, schedule_name, name, steps))
 
 
 def _error(p_data: exact.Distribution, process_name: str, schedule_name: str, name: str, steps: int) -> float:
     process, schedule = factory.build_process(process_name, p_data.vocab_size), factory.build_schedule(schedule_name)
     score, x = exact.Score(p_data, process), exact.every(process.num_states, p_data.length)
-    chosen, blank = SAMPLERS[name](score, process, schedule), torch.ones(p_data.length, dtype=torch.bool)
+    sampler, blank = SAMPLERS[name](score, process, schedule), torch.ones(p_data.length, dtype=torch.bool)
     times = sampling.uniform_grid(steps)
     p = p_data.at(process, schedule.sigma(times[0]))
     for t, s in list(pairwise(times.expand(len(x), -1).T))[:-1]:
-        p = exact.step_distribution(chosen, p, blank, t, s)
+        p = exact.step_distribution(sampler, p, blank, t, s)
     p = exact.propagate(p, denoising_table(score, process, x, schedule.sigma(times[-2]).expand(len(x))))
     return (p - p_data.at(process, torch.zeros_like(times[0]))).abs().sum().item() / 2
 
@@ -82,9 +87,9 @@ def _distribution(vocab_size: int, length: int, seed: int) -> exact.Distribution
 
 def fitted_slope(curve: Sequence[SamplerError]) -> float | None:
     """Fit the power of the steps by which the error falls; None if only rounding error is left."""
-    if min(row.error for row in curve[-FITTED:]) < ROUNDING:
+    if min(row.error for row in curve[-FITTED_POINTS:]) < ROUNDING:
         return None
-    last = np.log([(row.steps, row.error) for row in curve[-FITTED:]])
+    last = np.log([(row.steps, row.error) for row in curve[-FITTED_POINTS:]])
     return float(-np.polyfit(last[:, 0], last[:, 1], 1)[0])
 
 
@@ -112,8 +117,8 @@ def plot_samplers(found: Sequence[SamplerError]) -> Figure:
     panels = dict(zip(processes, plot.axes(figure, 1, len(processes), sharey=True), strict=True))
     for (process, name), curve in group_curves(found).items():
         colour, marker, line = styles[name]
-        fall = "exact" if (power := fitted_slope(curve)) is None else f"steps$^{{-{power:.2f}}}$"
-        label = f"{name}: {fall} (order {declared_order(process, name):g})"
+        rate = "exact" if (power := fitted_slope(curve)) is None else f"steps$^{{-{power:.2f}}}$"
+        label = f"{name}: {rate} (order {declared_order(process, name):g})"
         steps, error = [row.steps for row in curve], [row.error for row in curve]
         panels[process].plot(steps, error, marker=marker, linestyle=line, color=colour, label=label)
     for process, ax in panels.items():

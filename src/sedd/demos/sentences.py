@@ -107,6 +107,10 @@ def generate_sentences(
 
 
 def total_variation(p: Float[Tensor, " k"]) -> float:
-    """Total variation to the corpus of a distribution with probabilities ``p`` of the sentences, the rest elsewhere."""
+    """Return the total variation between the corpus and a distribution.
+
+    Args:
+        p: Probabilities of the sentences of the corpus; the rest, 1 − Σp, lies on other sequences.
+    """
     other = 1 - p.sum()
     return ((p - corpus_frequencies()).abs().sum() + other).item() / 2

@@ -1,4 +1,4 @@
-"""From a model to texts: sampling runs, templates with gaps, greedy decoding, and pictures of how a text formed."""
+"""Text generation: sampling runs, templates with gaps, greedy decoding, and pictures of how a text formed."""
 
 from typing import TYPE_CHECKING
 

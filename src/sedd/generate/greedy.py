@@ -43,9 +43,9 @@ def _most_probable_first(loaded: LoadedModel, x: Tensor, length: int) -> Iterato
         sigma = sigma_of_masked_fraction(torch.tensor([len(masked) / len(x)], device=x.device), loaded.schedule)
         hidden = model.hidden(x[None], sigma)[0, masked]
         probability, token = model.clean_probs_at(hidden, x[masked], sigma.expand(len(masked))).max(-1)
-        at = masked[best := probability.argmax()]
-        x = x.index_fill(0, at, int(token[best]))
-        yield int(at) - start, int(token[best])
+        position = masked[best := probability.argmax()]
+        x = x.index_fill(0, position, int(token[best]))
+        yield int(position) - start, int(token[best])
 
 
 def _by_sampler(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from sedd.sampling import Prompt, SamplingModel, State, Warping, empty
 
 @dataclass
 class SamplingStats:
-    """What a sampling run has cost so far, summed over its batches."""
+    """Counts and time of a sampling run so far, summed over its batches."""
 
     samples: int = 0
     tokens: int = 0
@@ -25,7 +25,7 @@ class SamplingStats:
     expected_calls: float = 0.0
     """Expected number of network calls per sample, summed over samples; NaN where it is not known in advance."""
     row_calls: int = 0
-    """Network calls per sample as made, summed over samples."""
+    """Actual number of network calls per sample, summed over samples."""
     batch_calls: int = 0
     """Network calls, each for any number of samples."""
     clamped: int = 0
@@ -42,7 +42,7 @@ class GeneratedSequence(NamedTuple):
 
 
 class SamplingRun:
-    """A model with its sampler, time grid and seed; ``stats`` counts what sampling costs.
+    """A model with its sampler, time grid and seed; ``stats`` counts samples, network calls and seconds.
 
     Args:
         model: A model, `exact.Score`, or a `SamplingModel` that has the warping of the settings.
@@ -60,14 +60,16 @@ class SamplingRun:
         self.sampler = factory.build_sampler(settings.sampler, model, process, schedule, **settings.options)
         self.times = factory.build_grid(settings.grid, settings.steps)
         if not len(self.times) and not self.sampler.supports_infinite_steps:
-            known = registry.SAMPLERS.built_in
-            able = ", ".join(name for name in known if registry.SAMPLERS.load(name).supports_infinite_steps)
-            raise ValueError(f"steps is inf, which the samplers {able} can do; give a number, or choose one of them")
+            names = registry.SAMPLERS.built_in
+            able = ", ".join(name for name in names if registry.SAMPLERS.load(name).supports_infinite_steps)
+            raise ValueError(
+                f"steps is inf, which only the samplers {able} support; give a number, or choose one of them"
+            )
         CounterRNG(settings.seed, torch.zeros(0, dtype=torch.long))  # refuse a bad seed before any work
 
     @staticmethod
     def of(loaded: factory.LoadedModel, settings: SamplingSettings) -> "SamplingRun":
-        """Make the run of a loaded model, conditioned on the label of the settings."""
+        """Build the run of a loaded model, conditioned on the label of the settings."""
         model = factory.guided(loaded, settings.label, settings.guidance, build_warping(settings))
         return SamplingRun(model, loaded.process, loaded.schedule, settings)
 
@@ -87,19 +89,19 @@ class SamplingRun:
 
         Args:
             prompt: The given tokens of each row.
-            first: The number of the first row. A sample is a function of its number and the seed.
+            first: The index of the first row. A sample is a function of its index and the seed.
         """
-        began = time.perf_counter()
-        numbers = first + torch.arange(len(prompt.given), device=prompt.given.device)
+        start = time.perf_counter()
+        indices = first + torch.arange(len(prompt.given), device=prompt.given.device)
         model = SamplingModel.of(self.model)
         times = self.times.to(prompt.given.device)
-        yield from self.sampler.run(prompt, times, CounterRNG(self.settings.seed, numbers), model)
-        done = self.stats
-        done.samples, done.tokens = done.samples + len(numbers), done.tokens + int(prompt.blank.sum())
-        done.expected_calls += self.expected_calls(prompt)
-        done.row_calls, done.batch_calls = done.row_calls + model.rows, done.batch_calls + model.calls
-        done.clamped += int(model.clamped)
-        done.seconds += time.perf_counter() - began
+        yield from self.sampler.run(prompt, times, CounterRNG(self.settings.seed, indices), model)
+        stats = self.stats
+        stats.samples, stats.tokens = stats.samples + len(indices), stats.tokens + int(prompt.blank.sum())
+        stats.expected_calls += self.expected_calls(prompt)
+        stats.row_calls, stats.batch_calls = stats.row_calls + model.rows, stats.batch_calls + model.calls
+        stats.clamped += int(model.clamped)
+        stats.seconds += time.perf_counter() - start
 
     def sample(self, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:
         """Generate all rows of a prompt, ``batch`` at a time; the batch size changes no sample."""
@@ -120,10 +122,10 @@ def build_warping(settings: SamplingSettings) -> Warping:
 
 def blank_prompt(loaded: factory.LoadedModel, count: int, length: int | None) -> Prompt:
     """Return ``count`` rows of ``length`` tokens to fill, by default the model's sequence length."""
-    most = loaded.config.model.seq_len
-    if length is not None and not 1 <= length <= most:
-        raise ValueError(f"length is {length}; this model generates 1 to {most} tokens")
-    return empty(count, length or most)
+    seq_len = loaded.config.model.seq_len
+    if length is not None and not 1 <= length <= seq_len:
+        raise ValueError(f"length is {length}; this model generates 1 to {seq_len} tokens")
+    return empty(count, length or seq_len)
 
 
 def final_sequences(last: State, prompt: Prompt) -> list[GeneratedSequence]:

@@ -40,7 +40,7 @@ def _setting(default: Any, parse: Callable[[str], Any], help: str) -> Any:
 class SamplingSettings:
     """How to sample from a model.
 
-    Steps, grid, seed and options are checked by what they configure, when a `generate.SamplingRun` is made and before
+    Steps, grid, seed and options are checked by what they configure, when a `generate.SamplingRun` is built and before
     anything is sampled; the rest is checked here.
     """
 
@@ -55,7 +55,7 @@ class SamplingSettings:
         128, parse_steps, "Sampling steps; inf (None in Python) reveals one token at a time, without a time grid."
     )
     grid: str = _setting("uniform", str, "Time grid: uniform, cosine, or times from 1 down to 0, as in 1,0.6,0.2,0.")
-    seed: int = _setting(0, int, "Random seed. A sample depends on the seed and its own number, not on the batch.")
+    seed: int = _setting(0, int, "Random seed. A sample depends on the seed and its own index only, not on the batch.")
     temperature: float = _setting(
         1.0, float, "Temperature of the distribution of the clean token; below 1 sharpens it."
     )
@@ -90,7 +90,7 @@ class SamplingSettings:
 
     @staticmethod
     def of(**values: Any) -> "SamplingSettings":
-        """Make settings from keyword arguments; those that are not fields are options of the sampler."""
+        """Build settings from keyword arguments; those that are not fields are options of the sampler."""
         known = {name: values.pop(name) for name in SETTINGS if name in values}
         return SamplingSettings(**known, options=values)
 
@@ -118,11 +118,11 @@ def parse_options(texts: list[str] | None) -> dict[str, int | float | str]:
 def shows_settings(function: F) -> F:
     """Show the fields of `SamplingSettings` in the signature of a function that takes them as ``**settings``."""
     signature = inspect.signature(function)
-    *own, rest = signature.parameters.values()
+    *unchanged, rest = signature.parameters.values()
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for name, f in SETTINGS.items()
     ]
-    parameters = [*own, *shown, rest.replace(name="options")]
+    parameters = [*unchanged, *shown, rest.replace(name="options")]
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function

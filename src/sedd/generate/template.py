@@ -16,18 +16,18 @@ _PARTS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|[^{}]+")
 def parse_template(template: str) -> list[str | int]:
     """Split a template into texts and gap lengths; ``{{`` and ``}}`` are literal braces."""
     parts: list[str | int] = []
-    for found in _PARTS.findall(template):
-        if found in ("{{", "}}") or found[0] not in "{}":
-            text = found[0] if found[0] in "{}" else found
+    for piece in _PARTS.findall(template):
+        if piece in ("{{", "}}") or piece[0] not in "{}":
+            text = piece[0] if piece[0] in "{}" else piece
             if parts and isinstance(parts[-1], str):
                 parts[-1] += text
             else:
                 parts.append(text)
-        elif found[1:-1].isdecimal() and int(found[1:-1]) > 0:
-            parts.append(int(found[1:-1]))
+        elif piece[1:-1].isdecimal() and int(piece[1:-1]) > 0:
+            parts.append(int(piece[1:-1]))
         else:
             raise ValueError(
-                f"the template holds {found!r}; a gap is a number of tokens in braces, as in {{8}}, and a brace itself "
+                f"the template holds {piece!r}; a gap is a number of tokens in braces, as in {{8}}, and a brace itself "
                 "is written twice"
             )
     if not any(isinstance(part, int) for part in parts):
@@ -44,7 +44,7 @@ def template_ids(template: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def template_prompt(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
-    """Make the prompt of a batch of templates for a model."""
+    """Build the prompt of a batch of templates for a model."""
     data, tokenizer = loaded.config.data, loaded.tokenizer
     pad = tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
     rows = [template_ids(text, tokenizer) for text in templates]
@@ -52,14 +52,14 @@ def template_prompt(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
 
 
 def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> Prompt:
-    """Make a prompt of rows of token ids, in which −1 is to be filled.
+    """Build a prompt from rows of token ids, in which −1 is to be filled.
 
     Args:
         rows: Token ids; lengths may differ.
         length: The longest row that the model takes.
         vocab_size: Ids must be below it.
         pad: The padding token of a model trained on padded records: rows are then padded to ``length`` with given
-            tokens. None: shorter rows end where they end.
+            tokens. None: shorter rows are not padded.
     """
     for row in rows:
         if len(row) > length:
