@@ -145,8 +145,8 @@ def test_networks_of_the_wrong_width(refuses: object) -> None:
     refuses(lambda: Uniform(4).mean_score(torch.zeros(1, 2, 5), X, SIGMA), "5 entries", "needs 4")
 
 
-def test_laws_that_are_none(refuses: object) -> None:
-    refuses(lambda: exact.Distribution(torch.ones(2, 3) / 6), "(2, 3)", "one axis a position")
+def test_distributions_that_are_none_are_refused(refuses: object) -> None:
+    refuses(lambda: exact.Distribution(torch.ones(2, 3) / 6), "(2, 3)", "one axis per position")
     refuses(lambda: exact.Distribution(torch.tensor([0.5, 0.6])), "sums to 1.1", "sum to 1")
     refuses(lambda: exact.Distribution(torch.tensor([1.5, -0.5])), "-0.5", "0 or more")
     law = exact.Distribution(torch.eye(2) / 2)
@@ -158,11 +158,11 @@ def test_laws_that_are_none(refuses: object) -> None:
     refuses(lambda: law.given(torch.tensor([0])), "(1,)", "2 positions")
 
 
-def test_names_that_nobody_has(refuses: object) -> None:
+def test_unknown_names_are_refused(refuses: object) -> None:
     refuses(lambda: factory.build_process("gauss", 4), "'gauss'", "absorbing, uniform")
     refuses(lambda: factory.build_schedule("linear"), "'linear'", "log-linear")
     refuses(lambda: factory.build_schedule("cosine", lo=1.0), "cosine has no option lo", "eps")
     refuses(lambda: factory.build_objective("dse", Uniform(4), LogLinear()), "'dse'", "score-entropy")
     refuses(lambda: factory.build_objective("d3pm", Uniform(4), LogLinear(), t_min=0.1), "no option t_min", "steps")
-    refuses(lambda: factory.build_objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs law")
+    refuses(lambda: factory.build_objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs distribution")
     refuses(lambda: factory.build_parameterization("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")

@@ -27,11 +27,11 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, int], expected:
 
 
 def test_a_row_keeps_its_draws_in_any_company() -> None:
-    chance = CounterRNG(5, torch.arange(10))
+    rng = CounterRNG(5, torch.arange(10))
     alone = CounterRNG(5, torch.tensor([7]))(12, step=3, event=1)
-    assert torch.equal(chance(12, step=3, event=1)[7:8], alone)
-    assert torch.equal(chance[torch.tensor([2, 7])](12, step=3, event=1)[1:], alone)
-    assert torch.equal(chance(20, step=3, event=1)[7:8, :12], alone)  # nor does its length matter
+    assert torch.equal(rng(12, step=3, event=1)[7:8], alone)
+    assert torch.equal(rng[torch.tensor([2, 7])](12, step=3, event=1)[1:], alone)
+    assert torch.equal(rng(20, step=3, event=1)[7:8, :12], alone)  # nor does its length matter
 
 
 def test_everything_in_the_key_counts() -> None:
@@ -48,7 +48,7 @@ def test_everything_in_the_key_counts() -> None:
 
 
 def test_uniform_inside_and_independent_between_neighbours() -> None:
-    """200,000 uniforms against the uniform law, and neighbours along every coordinate against correlation 0."""
+    """200,000 uniforms against the uniform distribution, and neighbours along every coordinate against correlation 0."""
     u = CounterRNG(0, torch.arange(200))(500)
     assert ((u > 0) & (u < 1)).all()
     assert ((u * 2**24) % 1 != 0).float().mean() > 0.99  # more than 24 bits
