@@ -33,8 +33,8 @@ def load(source: str | Path, *, device: str | None = None, weights: str = "ema")
         device: cpu, cuda …; by default a GPU if there is one.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
     """
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Model(hub.from_pretrained(source, weights=weights, device=place))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Model(hub.from_pretrained(source, weights=weights, device=device))
 
 
 def train(
@@ -46,7 +46,7 @@ def train(
     on_event: training.OnEvent | None = None,
     **options: Any,
 ) -> "Model":
-    """Train a model and return it. An interrupt ends training early, with a checkpoint.
+    """Train a model and return it. An interrupt (Ctrl-C) ends training early, with a checkpoint.
 
     Args:
         sources: Files or folders to train on; not needed with ``resume``.
@@ -59,12 +59,14 @@ def train(
     """
     folder, names = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     stored = training.stored_config(folder) if resume else None
-    words = {**options, **({"sources": [str(name) for name in names]} if names else {})}
-    config = training.merge_config(words, stored=stored, recipe=recipe)
+    flags = {**options, **({"sources": [str(name) for name in names]} if names else {})}
+    config = training.merge_config(flags, stored=stored, recipe=recipe)
     training.check_writable(folder)
-    with training.progress_bar() as (show, preparing):
-        end = training.run(config, lambda: training.prepare_data(config, preparing), folder, resume, on_event or show)
-    if end.signal == signal.SIGTERM:
+    with training.progress_bar() as (show_event, show_preparation):
+        result = training.run(
+            config, lambda: training.prepare_data(config, show_preparation), folder, resume, on_event or show_event
+        )
+    if result.signal == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)
     return load(folder)
 
@@ -92,7 +94,7 @@ class Text:
 
 @final
 class Texts(tuple[Text, ...]):
-    """Generated texts; ``print(texts)`` shows one per line, a notebook colours tokens by their step."""
+    """A tuple of generated texts; ``print(texts)`` shows one per line, a notebook colours tokens by their step."""
 
     stats: SamplingStats
 
@@ -132,7 +134,7 @@ class Bound:
 
 @final
 class Bounds(tuple[Bound, ...]):
-    """A bound for each text; ``print(bounds)`` shows one per line."""
+    """A tuple with a bound for each text; ``print(bounds)`` shows one per line."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
@@ -184,7 +186,7 @@ class Model:
             **settings: Fields of `generate.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
                 ``label`` …), where ``steps=None`` reveals one token at a time; others are options of the sampler.
         """
-        _at_least_one(count)
+        _check_count(count)
         prompt = generate.blank_prompt(self.loaded, count, length)
         return self._generate(prompt, [None] * count, SamplingSettings.of(**settings), batch)
 
@@ -198,7 +200,7 @@ class Model:
             batch: Texts generated at a time; it changes no text.
             **settings: As for `sample`.
         """
-        _at_least_one(count)
+        _check_count(count)
         repeated = [text for text in _as_list(templates, "template") for _ in range(count)]
         prompt = template.template_prompt(repeated, self.loaded)
         return self._generate(prompt, repeated, SamplingSettings.of(**settings), batch)
@@ -225,16 +227,16 @@ class Model:
             label: Condition on this label.
             batch: Draws evaluated at a time.
         """
-        listed, draws = _as_list(texts, "text"), evaluation.SINGLE_TEXT.draws if draws is None else draws
-        conditioned = factory.labelled(self.loaded, label)
-        is_exact = factory.build_estimator(estimator, conditioned, evaluation.SINGLE_TEXT.terms).is_exact
-        found = []
-        for text, (context, row) in zip(listed, self._encode(listed, given), strict=True):
+        text_list, draws = _as_list(texts, "text"), evaluation.SINGLE_TEXT.draws if draws is None else draws
+        conditional = factory.condition_on_label(self.loaded, label)
+        is_exact = factory.build_estimator(estimator, conditional, evaluation.SINGLE_TEXT.terms).is_exact
+        bounds = []
+        for text, (context, ids) in zip(text_list, self._encode(text_list, given), strict=True):
             nats, stderr, *_ = evaluation.score_continuation(
-                context, row, conditioned, estimator=estimator, draws=draws, seed=seed, batch=batch
+                context, ids, conditional, estimator=estimator, draws=draws, seed=seed, batch=batch
             )
-            found.append(Bound(text, nats * len(row), stderr * len(row), len(row), is_exact))
-        return Bounds(found)
+            bounds.append(Bound(text, nats * len(ids), stderr * len(ids), len(ids), is_exact))
+        return Bounds(bounds)
 
     def _encode(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
         """Encode the context of each text, and the text."""
@@ -247,23 +249,23 @@ class Model:
     ) -> Texts:
         sampling_run = SamplingRun.of(self.loaded, settings)
         sequences = sampling_run.sample(prompt.to(self.loaded.device), batch)
-        texts = Texts(self._text(row, name) for row, name in zip(sequences, templates, strict=True))
+        texts = Texts(self._text(sequence, name) for sequence, name in zip(sequences, templates, strict=True))
         texts.stats = sampling_run.stats
         return texts
 
-    def _text(self, sequence: GeneratedSequence, name: str | None) -> Text:
+    def _text(self, sequence: GeneratedSequence, filled_template: str | None) -> Text:
         tokens = tuple(self.tokenizer.tokens(sequence.ids))
         text = self.tokenizer.decode(sequence.ids)
-        return Text(text, tuple(sequence.ids), tokens, tuple(sequence.reveal_step), name)
+        return Text(text, tuple(sequence.ids), tokens, tuple(sequence.reveal_step), filled_template)
 
 
 def _as_list(given: str | Sequence[str], what: str) -> list[str]:
-    found = [given] if isinstance(given, str) else list(given)
-    if not found:
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts:
         raise ValueError(f"no {what} was given; give one, or a list of them")
-    return found
+    return texts
 
 
-def _at_least_one(count: int) -> None:
+def _check_count(count: int) -> None:
     if count < 1:
         raise ValueError(f"count is {count}; it must be 1 or more")

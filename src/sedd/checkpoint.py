@@ -31,8 +31,8 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 hash of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -41,7 +41,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turn errors of writing ``path`` into a ValueError with one sentence."""
+    """Convert errors of writing ``path`` to a ValueError of one sentence."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -53,8 +53,8 @@ def write_tensors(path: Path, values: Mapping[str, Tensor]) -> None:
     """Write a .safetensors file."""
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
-        save_file(whole, path, metadata={"format": "pt"})  # other readers require it
+        contiguous = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
+        save_file(contiguous, path, metadata={"format": "pt"})  # other readers require it
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -170,13 +170,15 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 def newest(root: Path, warn: Callable[[str], None]) -> Path | None:
     """Return the newest intact checkpoint, or None if there are no checkpoints; ``warn`` is called for damaged ones."""
-    found = list_checkpoints(root)
-    for folder in found:
+    checkpoints = list_checkpoints(root)
+    for folder in checkpoints:
         if (reason := corruption(folder)) is None:
             return folder
         warn(f"checkpoint {folder.name} is damaged ({reason}); trying the one before it")
-    if found:
-        raise ValueError(f"none of the {len(found)} checkpoints in {root} is intact; start anew with another --out")
+    if checkpoints:
+        raise ValueError(
+            f"none of the {len(checkpoints)} checkpoints in {root} is intact; start anew with another --out"
+        )
     return None
 
 
@@ -190,13 +192,13 @@ def prune(root: Path, keep: int, best: str | None) -> None:
             shutil.rmtree(folder, ignore_errors=True)  # a failure is tried again at the next save
 
 
-def set_aside_corrupted(root: Path, found: Path | None) -> None:
-    """Before resuming from ``found``, rename the newer, damaged checkpoints and remove partially written ones."""
+def set_aside_corrupted(root: Path, resumed: Path | None) -> None:
+    """Before resuming from ``resumed``, rename the newer, damaged checkpoints and remove partially written ones."""
     with explain_write_errors(root):
         for folder in list_checkpoints(root):
-            if found is not None and folder.name > found.name:
-                aside = root / f"damaged-{folder.name}"
-                shutil.rmtree(aside, ignore_errors=True)
-                folder.rename(aside)
+            if resumed is not None and folder.name > resumed.name:
+                damaged = root / f"damaged-{folder.name}"
+                shutil.rmtree(damaged, ignore_errors=True)
+                folder.rename(damaged)
     for folder in root.glob(f"{PARTIAL_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)

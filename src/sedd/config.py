@@ -1,4 +1,4 @@
-"""Every option of a run, as dataclasses that check themselves. No torch here."""
+"""Every option of a run, as dataclasses that check their values. This module does not import torch."""
 
 import math
 from dataclasses import asdict, dataclass, field, fields

@@ -22,7 +22,7 @@ def install_hint(extra: str) -> str:
 
 
 def _requirement(extra: str) -> str:
-    """The requirement that reinstalls a non-editable install from its origin, as recorded by PEP 610."""
+    """Return the requirement that reinstalls a non-editable install from its origin, as recorded by PEP 610."""
     try:
         origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except metadata.PackageNotFoundError:

@@ -34,40 +34,40 @@ if TYPE_CHECKING:
 
 def build_process(name: str, vocab_size: int) -> Process:
     """Build a noise process on ``vocab_size`` tokens."""
-    made: Process = _load(registry.PROCESSES, name, Process)(vocab_size)
-    return made
+    process: Process = _load(registry.PROCESSES, name, Process)(vocab_size)
+    return process
 
 
 def build_schedule(name: str, **options: float) -> Schedule:
     """Build a noise schedule; ``options`` are its own: ``eps``, ``lo`` and ``hi``, ``power``."""
-    made: Schedule = _make("schedule", name, _load(registry.SCHEDULES, name, Schedule), options)
-    return made
+    schedule: Schedule = _instantiate("schedule", name, _load(registry.SCHEDULES, name, Schedule), options)
+    return schedule
 
 
 def build_transformer(architecture: str, **options: Any) -> Transformer:
     """Build a ``reference`` or ``modern`` transformer; ``options`` are those of `transformer.Transformer`."""
-    made: Transformer = _make("network", architecture, registry.ARCHITECTURES.load(architecture), options)
-    return made
+    network: Transformer = _instantiate("network", architecture, registry.ARCHITECTURES.load(architecture), options)
+    return network
 
 
 def build_parameterization(
     name: str, network: nn.Module, process: Process, **options: Any
 ) -> parameterizations.DiscreteModel:
     """Build the model that ``network`` parameterizes; ``options`` are those of `parameterization.DiscreteModel`."""
-    made: parameterizations.DiscreteModel = registry.PARAMETERIZATIONS.load(name)(network, process, **options)
-    return made
+    model: parameterizations.DiscreteModel = registry.PARAMETERIZATIONS.load(name)(network, process, **options)
+    return model
 
 
 def build_objective(name: str, process: Process, schedule: Schedule, **options: Any) -> "Objective[Any]":
     """Build a training objective; ``options`` are its own: ``t_min``, ``time_sampler``, ``steps`` of d3pm …"""
     from sedd.diffusion.objective import Objective
 
-    kind = _load(registry.OBJECTIVES, name, Objective)
-    given = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
-    taken = inspect.signature(kind).parameters
-    options = {k: v for k, v in given.items() if k in taken} | options
-    made: Objective[Any] = _make("objective", name, kind, options)
-    return made
+    objective_class = _load(registry.OBJECTIVES, name, Objective)
+    available = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
+    parameters = inspect.signature(objective_class).parameters
+    options = {k: v for k, v in available.items() if k in parameters} | options
+    objective: Objective[Any] = _instantiate("objective", name, objective_class, options)
+    return objective
 
 
 def build_estimator(
@@ -85,14 +85,15 @@ def build_estimator(
     """
     from sedd.likelihood import BoundTerms
 
-    found = _estimators(loaded, set(terms) == set(BoundTerms._fields), t_min, seed)
-    if name is not None and name not in found:
+    estimators = _estimators(loaded, set(terms) == set(BoundTerms._fields), t_min, seed)
+    if name is not None and name not in estimators:
         what = f"{loaded.config.model.parameterization} under {loaded.config.noise.process} noise"
-        raise ValueError(f"estimator, for {what}, is {name!r}; choose one of {', '.join(found)}")
-    return found[name or next(iter(found))]
+        raise ValueError(f"estimator, for {what}, is {name!r}; choose one of {', '.join(estimators)}")
+    return estimators[name or next(iter(estimators))]
 
 
-def _estimators(loaded: "LoadedModel", whole: bool, t_min: float, seed: int) -> "dict[str, Estimator]":
+def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int) -> "dict[str, Estimator]":
+    """Return the estimators that fit a model by their names, the default first."""
     from sedd import likelihood
 
     process, schedule = loaded.process, loaded.schedule
@@ -100,7 +101,7 @@ def _estimators(loaded: "LoadedModel", whole: bool, t_min: float, seed: int) -> 
         return {"forward": likelihood.AutoregressiveEstimator()}
     bound = (
         likelihood.BoundEstimator(process, schedule)
-        if whole
+        if all_terms
         else likelihood.DiffusionTermEstimator(process, schedule, t_min)
     )
     if not (isinstance(loaded.model, parameterizations.MeanModel) and isinstance(process, Absorbing)):
@@ -128,35 +129,35 @@ def build_sampler(
     """
     from sedd import sampling
 
-    if isinstance(_without_view(model), parameterizations.CausalModel):
+    if isinstance(_undecorated(model), parameterizations.CausalModel):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
         return sampling.LeftToRight(model, process, schedule)
     name = name or default_sampler(model, process)
-    if name == "ancestral" and not isinstance(_without_view(model), parameterizations.HiddenStateDenoiser):
+    if name == "ancestral" and not isinstance(_undecorated(model), parameterizations.HiddenStateDenoiser):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
-    kind = _load(registry.SAMPLERS, name, sampling.Sampler)
-    own = {f.name: type(f.default) for f in fields(kind) if f.default is not MISSING}
+    sampler_class = _load(registry.SAMPLERS, name, sampling.Sampler)
+    types = {f.name: type(f.default) for f in fields(sampler_class) if f.default is not MISSING}
     for option, value in options.items():
-        if option not in own:
-            raise ValueError(f"sampler {name} has no option {option}; it takes {', '.join(own) or 'none'}")
-        if not isinstance(value, (int, float) if own[option] is float else own[option]):
-            raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {own[option].__name__}")
-    made: Sampler = kind(model, process, schedule, **options)
-    return made
+        if option not in types:
+            raise ValueError(f"sampler {name} has no option {option}; it takes {', '.join(types) or 'none'}")
+        if not isinstance(value, (int, float) if types[option] is float else types[option]):
+            raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {types[option].__name__}")
+    sampler: Sampler = sampler_class(model, process, schedule, **options)
+    return sampler
 
 
-def _without_view(model: Any) -> Any:
+def _undecorated(model: Any) -> Any:
     from sedd.sampling import SamplingModel
 
     return model.model if isinstance(model, SamplingModel) else model
 
 
 def default_sampler(model: Any, process: Process) -> str:
-    """Name the default sampler of a model."""
-    model = _without_view(model)
+    """Return the name of the default sampler of a model."""
+    model = _undecorated(model)
     if isinstance(model, parameterizations.CausalModel):
         return "left-to-right"
     if not isinstance(model, parameterizations.HiddenStateDenoiser):
@@ -289,8 +290,8 @@ def load_model(
     """
     path = Path(folder)
     if (path / "checkpoints").is_dir():
-        found = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
-        path = found or path
+        newest = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
+        path = newest or path
     elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.corruption(path)):
         raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
@@ -304,39 +305,40 @@ def load_model(
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ValueError(f"{path / 'config.json'} has labels {labels!r}; they must be a list of names")
     config = RunConfig.from_dict(stored)
-    made = build_setup(config, vocab_size)
-    net = build_network(config, made, len(labels))
+    setup = build_setup(config, vocab_size)
+    network = build_network(config, setup, len(labels))
     try:
-        net.load_state_dict(checkpoint.load_tensors(path, weights))
+        network.load_state_dict(checkpoint.load_tensors(path, weights))
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
-    half = config.train.precision != "float32" and device.startswith("cuda")  # float8 is for training alone
-    net = prepare_for_inference(net, device, precision or ("bfloat16" if half else "float32"))
-    model = build_model(config, net, made, cuda_graphs=True)
-    return LoadedModel(model, net, *made, load_tokenizer(path), config, path, tuple(labels))
+    trained_in_half = config.train.precision != "float32"  # float8 is for training alone
+    default_precision = "bfloat16" if trained_in_half and device.startswith("cuda") else "float32"
+    network = prepare_for_inference(network, device, precision or default_precision)
+    model = build_model(config, network, setup, cuda_graphs=True)
+    return LoadedModel(model, network, *setup, load_tokenizer(path), config, path, tuple(labels))
 
 
-def labelled(loaded: LoadedModel, label: str | None) -> LoadedModel:
-    """Bind a label to a model; without one the model is that of all sequences together."""
+def condition_on_label(loaded: LoadedModel, label: str | None) -> LoadedModel:
+    """Condition a model on a label; None: the model without a label, of all sequences together."""
     if label is None:
         return loaded
     if not loaded.labels:
         raise ValueError(f"label is {label!r}, and the model was trained without labels; leave it out")
     if label not in loaded.labels:
-        raise ValueError(f"label is {label!r}; this model knows {', '.join(loaded.labels)}")
+        raise ValueError(f"label is {label!r}; this model has {', '.join(loaded.labels)}")
     number = torch.tensor(loaded.labels.index(label), device=loaded.device)
     return loaded._replace(model=loaded.model.bind(label=number), label=label)
 
 
-def guided(
+def build_sampling_model(
     loaded: LoadedModel, label: str | None, guidance: float = 1.0, warping: "Warping | None" = None
 ) -> "SamplingModel":
-    """Build the model to sample from: of a label, with classifier-free guidance and warping.
+    """Build the model to sample from: conditioned on a label, with classifier-free guidance and warping.
 
     Args:
         loaded: The model.
         label: The label; None: none.
-        guidance: The weight of the label: 0 is the model without it, 1 the model of the label, and more goes further.
+        guidance: Guidance weight: 0 is the model without the label, 1 the model of the label; above 1 it extrapolates.
         warping: Temperature, top-k and top-p.
     """
     from sedd.sampling import SamplingModel
@@ -347,7 +349,7 @@ def guided(
         )
     if label is None and guidance != 1:
         raise ValueError(f"guidance is {guidance}, and there is no label to guide to; give one, or leave guidance out")
-    conditional = labelled(loaded, label)
+    conditional = condition_on_label(loaded, label)
     if guidance in (0, 1):
         return SamplingModel((conditional if guidance else loaded).model, warping=warping)
     if isinstance(conditional.model, parameterizations.CausalModel):
@@ -356,7 +358,7 @@ def guided(
 
 
 def _load(names: registry.Registry, name: str, base: type) -> Any:
-    """Import the class behind a name; a plugin may have put something else there."""
+    """Import the class that a name stands for, and raise a ValueError if it is not a subclass of ``base``."""
     found = names.load(name)
     if not (inspect.isclass(found) and issubclass(found, base)):
         raise ValueError(
@@ -365,9 +367,9 @@ def _load(names: registry.Registry, name: str, base: type) -> Any:
     return found
 
 
-def _make(kind: str, name: str, made: Any, options: Mapping[str, Any]) -> Any:
-    """Call ``made`` with its options, each of which must exist and be given if it has no default."""
-    parameters = inspect.signature(made).parameters
+def _instantiate(kind: str, name: str, cls: Any, options: Mapping[str, Any]) -> Any:
+    """Instantiate ``cls`` with ``options``; raise a ValueError if one is unknown or a required one is missing."""
+    parameters = inspect.signature(cls).parameters
     if unknown := [option for option in options if option not in parameters]:
         raise ValueError(
             f"{kind} {name} has no option {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
@@ -375,4 +377,4 @@ def _make(kind: str, name: str, made: Any, options: Mapping[str, Any]) -> Any:
     required = [n for n, p in parameters.items() if p.default is p.empty]
     if missing := [option for option in required if option not in options]:
         raise ValueError(f"{kind} {name} needs {', '.join(missing)}, which was not given")
-    return made(**options)
+    return cls(**options)

@@ -9,7 +9,7 @@ def lazy_names(package: str, modules: dict[str, Sequence[str]]) -> Callable[[str
 
     Args:
         package: Its ``__name__``.
-        modules: For each submodule, the names that the package offers of it. Submodules are names too.
+        modules: The names that the package exports from each submodule; submodules themselves are exported too.
     """
     source = {name: module for module, names in modules.items() for name in names}
 

@@ -7,7 +7,7 @@ entry points, whose groups are ``sedd.schedules``, ``sedd.processes``, ``sedd.ob
     [project.entry-points."sedd.samplers"]
     my-sampler = "my_package.samplers:MySampler"
 
-Such names are accepted wherever the built-in ones are. No torch here.
+Such names are accepted wherever the built-in ones are. This module does not import torch.
 """
 
 import importlib
@@ -25,7 +25,7 @@ class Registry:
     """Names of one kind, and the classes or functions that they stand for."""
 
     kind: str
-    """What a name stands for, as error messages call it."""
+    """What the names are names of, for messages: ``schedule``, ``sampler`` …"""
     built_in: Mapping[str, str]
     """The names of this package, each with ``module:attribute``."""
     group: str | None = None
@@ -45,12 +45,17 @@ class Registry:
         return (*self.built_in, *(name for name in self.plugins if name not in self.built_in))
 
     def check(self, name: str, what: str | None = None) -> None:
-        """Refuse an unknown name; ``what`` is what the message calls it, the kind by default."""
+        """Raise a ValueError for an unknown name.
+
+        Args:
+            name: The name.
+            what: The option that was set, for the message; by default the kind.
+        """
         if name not in self.names:
             raise ValueError(f"{what or self.kind} is {name!r}; choose one of {', '.join(self.names)}")
 
     def load(self, name: str, what: str | None = None) -> Any:
-        """Import what ``name`` stands for."""
+        """Import the class or function that ``name`` stands for; see `check` for ``what``."""
         self.check(name, what)
         plugins = self.plugins.get(name, [])
         packages = " and ".join(_package(entry) for entry in plugins)

@@ -132,7 +132,7 @@ def test_the_validation_bound_is_that_of_single_sequences(folder: Path, kind: tu
         length = int(valid[row].sum())
         x_0, x_t, x_first = (a[row : row + 1, :length] for a in columns[:3])
         t, weight = (a[row : row + 1] for a in columns[3:5])
-        model = made.model(made.ema_network, torch.ones(1, length, dtype=torch.bool), columns[-1][row : row + 1])
+        model = made.build_model(made.ema_network, torch.ones(1, length, dtype=torch.bool), columns[-1][row : row + 1])
         terms = likelihood.bound_terms(
             model, made.setup.process, made.setup.schedule, x_0, x_t, x_first, Times(t, weight), model.valid
         )

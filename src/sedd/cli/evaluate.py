@@ -93,7 +93,7 @@ def evaluate_dataset(
     chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
-        loaded = factory.labelled(factory.load_model(model, device=str(ranks.device)), label)
+        loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
         published = chosen.published_vocab_size
         if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
             note = f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {published:,}"
@@ -202,7 +202,7 @@ def score_texts(
     lines = _read_texts(texts, file)
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
-        loaded = factory.labelled(factory.load_model(model, device=str(ranks.device)), label)
+        loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
         for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):
             record = run_evaluation(loaded, corpus, evaluation.SINGLE_TEXT, ranks)
             if ranks.is_main:

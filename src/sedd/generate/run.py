@@ -70,7 +70,7 @@ class SamplingRun:
     @staticmethod
     def of(loaded: factory.LoadedModel, settings: SamplingSettings) -> "SamplingRun":
         """Build the run of a loaded model, conditioned on the label of the settings."""
-        model = factory.guided(loaded, settings.label, settings.guidance, build_warping(settings))
+        model = factory.build_sampling_model(loaded, settings.label, settings.guidance, build_warping(settings))
         return SamplingRun(model, loaded.process, loaded.schedule, settings)
 
     def describe(self) -> dict[str, Any]:

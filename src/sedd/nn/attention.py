@@ -5,7 +5,7 @@ from typing import NamedTuple, final
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.nn.layers import Layer
 from sedd.ops.block_ops import Rotation
@@ -13,7 +13,10 @@ from sedd.ops.block_ops import Rotation
 
 @final
 class QKScale(Layer):
-    """The learned scale of normalized queries or keys (QK-norm), initialised to 1."""
+    """The learned scale of normalized queries or keys (QK-norm), initialised to 1.
+
+    Reference: Henry et al. 2020, "Query-Key Normalization for Transformers".
+    """
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
@@ -30,7 +33,7 @@ class QKScale(Layer):
 
 
 class AttentionContext(NamedTuple):
-    """What attention needs besides queries, keys and values, the same for all blocks."""
+    """The inputs of attention besides queries, keys and values, the same for all blocks."""
 
     rotation: Rotation
     mask: Bool[Tensor, "b 1 #L L"] | None
@@ -49,9 +52,9 @@ def attention_context(rotation: Rotation, valid: Bool[Tensor, "b L"] | None, cau
     length = valid.shape[-1]
     if not causal:
         return AttentionContext(rotation, (valid | ~valid.any(-1, keepdim=True))[:, None, None], False)
-    past = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
-    own = torch.eye(length, dtype=torch.bool, device=valid.device)
-    return AttentionContext(rotation, (valid[:, None, None] & past) | own, False)
+    lower_triangle = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
+    diagonal = torch.eye(length, dtype=torch.bool, device=valid.device)
+    return AttentionContext(rotation, (valid[:, None, None] & lower_triangle) | diagonal, False)
 
 
 def attention(

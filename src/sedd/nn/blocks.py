@@ -2,7 +2,7 @@
 
 A block returns the residual stream and the branch that is still to be added to it; the next block, or the final layer,
 adds it, since that sum and the norm that follows are one fused kernel. An architecture defines the weights of a block;
-what is computed with them is the same for both.
+the computation is the same for both.
 """
 
 from abc import ABC, abstractmethod
@@ -65,7 +65,7 @@ class Block(nn.Module, ABC):
             x: The residual stream.
             branch: The previous block's branch, to be added to ``x``.
             c: The noise-level embedding.
-            context: What attention needs besides its inputs.
+            context: Rotary angles and the attention mask.
             packed: In the last block, the positions that are read. Attention is over all positions, and everything
                 after it is computed for these alone.
         """

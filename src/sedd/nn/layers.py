@@ -13,7 +13,7 @@ from typing import final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion.precision import upcast
 from sedd.ops.block_ops import NormSpec

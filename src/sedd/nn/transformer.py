@@ -79,24 +79,24 @@ class Transformer(nn.Module, ABC):
         self.vocab_embed = Embedding(states, width)
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last row: no label
         self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
-        self.place = self._position_embedding(shape)
+        self.place = self._build_position_embedding(shape)
         self.rotary_emb = RotaryEmbedding(shape.head_dim)
-        self.blocks = nn.ModuleList(self._block(shape) for _ in range(depth))
-        self.output_layer = self._final_layer(shape, outputs)
+        self.blocks = nn.ModuleList(self._build_block(shape) for _ in range(depth))
+        self.output_layer = self._build_final_layer(shape, outputs)
         if not self.head.weight.is_meta:  # which has no memory to initialise
             self.reset_parameters(generator)
 
     @abstractmethod
-    def _position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
+    def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
         """Build the absolute position embedding; None: there is none."""
 
     @abstractmethod
-    def _block(self, shape: TransformerShape) -> Block:
+    def _build_block(self, shape: TransformerShape) -> Block:
         """Build one block."""
 
     @abstractmethod
-    def _final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
-        """Build what follows the blocks."""
+    def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
+        """Build the final norm and the head."""
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise all weights; a network built on the meta device needs this once it has memory."""
@@ -160,8 +160,9 @@ class Transformer(nn.Module, ABC):
             h = h + upcast(backend.embedding(label[:, None], self.label_embed()))
         valid = None if valid is None else valid.reshape(b, length)
         # a compiled trunk computes all positions: their number would be a shape that triggers recompilation
-        within, after = (None, packed) if self.compiled else (packed, None)
-        hidden = gather(self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), within), after)
+        packed_in_trunk, packed_after = (None, packed) if self.compiled else (packed, None)
+        hidden = self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), packed_in_trunk)
+        hidden = gather(hidden, packed_after)
         return hidden.view(*x.shape, -1) if packed is None else hidden
 
     def trunk(
@@ -199,7 +200,7 @@ class Transformer(nn.Module, ABC):
         self, h: Tensor, c: Tensor | None, context: AttentionContext
     ) -> tuple[Tensor, ResidualBranch | None]:
         """Run all blocks but the last."""
-        # a view of its own: the gradient of c is summed over these blocks first, in the same order as with CUDA graphs
+        # a separate view: the gradient of c is summed over these blocks first, in the same order as with CUDA graphs
         c, branch = None if c is None else c.view_as(c), None
         for block in self.blocks[:-1]:
             h, branch = self.activation_checkpointing(block, h, branch, c, context)
@@ -271,13 +272,13 @@ class Reference(Transformer):
     al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean Data".
     """
 
-    def _position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
+    def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
         return None
 
-    def _block(self, shape: TransformerShape) -> Block:
+    def _build_block(self, shape: TransformerShape) -> Block:
         return ReferenceBlock(shape)
 
-    def _final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
+    def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
         return ReferenceFinalLayer(shape, outputs)
 
 
@@ -288,11 +289,11 @@ class Modern(Transformer):
     Tokens also have an absolute position embedding; see `embeddings.PositionEmbedding`.
     """
 
-    def _position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
+    def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
         return PositionEmbedding(shape.width)
 
-    def _block(self, shape: TransformerShape) -> Block:
+    def _build_block(self, shape: TransformerShape) -> Block:
         return ModernBlock(shape)
 
-    def _final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
+    def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
         return ModernFinalLayer(shape, outputs)

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion.precision import upcast
 from sedd.ops import fp8

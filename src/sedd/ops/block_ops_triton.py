@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.ops import activation_triton, embedding_triton, fp8, fp8_triton, residual_norm_triton, rotary_triton
 from sedd.ops.block_ops import RMS_NORM, BlockOps, Modulation, NormSpec, ResidualBranch, Rotation, WeightAndBias

@@ -92,6 +92,6 @@ def unsupported_reason(device: str, *sizes: int) -> str | None:
     """Return why float8 cannot be used on a device for these matrix sizes; None: it can."""
     if device == "cuda" and not devices.has_fp8():
         return "float8 needs a GPU of compute capability 8.9 or more with Triton; use bfloat16"
-    if odd := [size for size in sizes if size % 16]:
-        return f"float8 needs a width that is a multiple of 16, and it is {odd[0]}; use bfloat16"
+    if indivisible := [size for size in sizes if size % 16]:
+        return f"float8 needs a width that is a multiple of 16, and it is {indivisible[0]}; use bfloat16"
     return None

@@ -65,7 +65,7 @@ class EntropySums(NamedTuple):
 
 
 class LinearLossBackend(ABC):
-    """What a backend computes from a block of logits z."""
+    """The operations of a backend on a block of logits z."""
 
     @abstractmethod
     def entropy_and_grad_(self, z: Tensor, terms: EntropyTerms) -> EntropySums:
@@ -209,7 +209,7 @@ class CrossEntropyLoss(HeadLoss):
         return CrossEntropyLoss(self.states, self.x_0[rows], self.weight[rows])
 
     def loss_and_grad_(self, z: Tensor, bias: Tensor | None, backend: LinearLossBackend) -> BlockLoss:
-        """Take p for a score against ratios of 0 everywhere but at x_0, once the normalizer is known."""
+        """Compute the gradient p − 1_{x_0} as that of score entropy with s = p and a = 0 except at x_0."""
         total = backend.logsumexp(z, self.states, bias)
         log_p = _logit_at(z, bias, self.x_0) - total
         grad_at_data = self.weight * torch.expm1(log_p)

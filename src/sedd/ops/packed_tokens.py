@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 
 class PackedTokens(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F  # noqa: N812  (its name everywhere)
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion.parameterization import Backbone
 
@@ -259,7 +259,7 @@ def _pad_head(head: Any) -> tuple[Tensor, Tensor | None]:
     return weight, None if head.bias is None else F.pad(head.bias.detach(), (0, missing))
 
 
-# Both ------------------------------------------------------------------------------------------------------
+# Shared ----------------------------------------------------------------------------------------------------
 
 _LOCK = threading.Lock()
 

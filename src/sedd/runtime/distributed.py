@@ -34,9 +34,9 @@ class Ranks:
             micro_batches: Into how many equal parts each process will split its rows.
         """
         if batch_size % (self.world_size * micro_batches):
-            each = f", each in {micro_batches} equal parts" if micro_batches > 1 else ""
+            parts = f", each in {micro_batches} equal parts" if micro_batches > 1 else ""
             raise ValueError(
-                f"a batch of {batch_size} cannot be shared by {self.world_size} processes{each}; make it a multiple"
+                f"a batch of {batch_size} cannot be shared by {self.world_size} processes{parts}; make it a multiple"
             )
         size = batch_size // self.world_size
         return slice(self.rank * size, (self.rank + 1) * size)
@@ -52,14 +52,14 @@ class Ranks:
         """Return whether ``flag`` is true in any process."""
         return bool(self.all_reduce_sum(torch.tensor(float(flag), device=self.device)) > 0)
 
-    def once_per_node(self, make: Callable[[], T]) -> T:
-        """Call ``make`` in one process of each node and return its result in all of them."""
+    def once_per_node(self, function: Callable[[], T]) -> T:
+        """Call ``function`` in one process of each node and return its result in all of them."""
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        made = [make()] if local_rank == 0 else []
+        results = [function()] if local_rank == 0 else []
         if self.world_size == 1:
-            return made[0]
+            return results[0]
         gathered: list[list[T]] = [[] for _ in range(self.world_size)]
-        dist.all_gather_object(gathered, made)
+        dist.all_gather_object(gathered, results)
         return gathered[self.rank - local_rank][0]
 
     def barrier(self) -> None:

@@ -26,9 +26,9 @@ class RunLog:
         A killed run may have logged steps that its last checkpoint does not contain.
         """
         self.path = folder / "log.jsonl"
-        kept = [line for line in self._lines() if json.loads(line)["step"] <= after]
+        lines = [line for line in self._lines() if json.loads(line)["step"] <= after]
         temporary = self.path.with_suffix(".writing")
-        temporary.write_text("".join(line + "\n" for line in kept))
+        temporary.write_text("".join(line + "\n" for line in lines))
         temporary.rename(self.path)
         self._board: Any = None
         if importlib.util.find_spec("tensorboard"):
@@ -45,13 +45,13 @@ class RunLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record, which has a field ``step``."""
-        clean = {key: value for key, value in record.items() if value is not None}
+        fields = {key: value for key, value in record.items() if value is not None}
         with self.path.open("a") as file:
-            file.write(json.dumps(clean) + "\n")
+            file.write(json.dumps(fields) + "\n")
         if self._board is not None:
-            for key, value in clean.items():
+            for key, value in fields.items():
                 if key != "step" and isinstance(value, int | float) and math.isfinite(value):
-                    self._board.add_scalar(key, value, clean["step"])
+                    self._board.add_scalar(key, value, fields["step"])
 
     def close(self) -> None:
         """Flush TensorBoard's events to disk."""
@@ -100,14 +100,14 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of this source tree, or None where it is not a git checkout of its own."""
+    """Return the commit of this source tree, or None if it is not under version control."""
 
-    def git(*words: str) -> str | None:
+    def git(*args: str) -> str | None:
         try:
-            done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True)
+            result = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True)
         except OSError:
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return result.stdout.strip() if result.returncode == 0 else None
 
     return (
         git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")

@@ -1,7 +1,7 @@
 """The training dataloader: sequences in a seeded order, with their times and noise.
 
-What a batch contains is a function of the seed and the step's number alone, so a resumed run sees the same batches, and
-several processes see together what one would.
+A batch is a function of the seed and the step's number alone, so a resumed run trains on the same batches, and several
+processes together train on those of a single one.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,12 @@ from sedd.diffusion.process import Process
 from sedd.diffusion.schedule import stratified
 from sedd.runtime.distributed import Ranks
 
+NOISE_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, LABEL_STREAM = 1, 2, 3, 4
+"""Numbers that make the random numbers of different uses independent; see `seeded_generator`."""
+
 
 class Batch(NamedTuple):
-    """What one step trains on: this process's sequences."""
+    """The sequences of one step that this process trains on."""
 
     x_0: Tensor
     x_t: Tensor
@@ -44,7 +47,7 @@ class Batch(NamedTuple):
 
 
 def seeded_generator(*key: int) -> torch.Generator:
-    """Return a CPU generator that is a function of ``key``."""
+    """Return a CPU generator seeded by ``key``: the seed of the run, a step, one of the streams above."""
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) & (2**63 - 1))
 
@@ -67,19 +70,19 @@ class TrainingDataLoader:
         """Build the batch of all processes, which is cheap, and return this process's sequences."""
         ids = data.block_order(self.seed, step * self.batch_size, self.batch_size, len(self.blocks))
         x_0, valid = (torch.from_numpy(a) for a in self.blocks.read(ids))
-        generator = seeded_generator(self.seed, step, 1)
+        generator = seeded_generator(self.seed, step, NOISE_STREAM)
         times = self.objective.times(stratified(self.batch_size, generator))
         x_t = torch.where(valid, self.objective.corrupt(x_0, times.t, generator), x_0)
         noisy_count = (self.process.is_noisy(x_t) & valid).sum(-1)
         columns = (x_0, x_t, *times, valid, self._labels(ids, step))
-        mine = self.ranks.local_slice(self.batch_size)
-        sent = (_to_device(column[mine], self.ranks.device) for column in columns)
-        return Batch._make((*sent, noisy_count[mine], valid.sum()))
+        local = self.ranks.local_slice(self.batch_size)
+        on_device = (_to_device(column[local], self.ranks.device) for column in columns)
+        return Batch._make((*on_device, noisy_count[local], valid.sum()))
 
     def _labels(self, ids: np.ndarray, step: int) -> Tensor:
-        """Return label ids, some hidden by a generator of their own, on which no other draw depends."""
+        """Return label ids, some of them replaced by no label; the other draws of the batch do not depend on that."""
         label = torch.from_numpy(self.blocks.label_ids(ids))
-        hidden = torch.rand(len(label), generator=seeded_generator(self.seed, step, 4)) < self.label_dropout
+        hidden = torch.rand(len(label), generator=seeded_generator(self.seed, step, LABEL_STREAM)) < self.label_dropout
         return torch.where(hidden, len(self.blocks.labels), label)
 
     def iterate(self, first_step: int) -> Iterator[Batch]:

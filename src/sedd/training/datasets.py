@@ -47,8 +47,8 @@ def open_datasets(
 ) -> tuple[data.TokenBlocks, data.TokenBlocks]:
     """Open the training and validation sequences; one process per machine prepares and checks them first."""
 
-    def blocks(folder: Path, split: str, check: bool = False) -> data.TokenBlocks:
+    def open_blocks(folder: Path, split: str, check: bool = False) -> data.TokenBlocks:
         return data.TokenBlocks.open(folder, config.model.seq_len, split, config.data.val_fraction, check)
 
-    folder = ranks.once_per_node(lambda: blocks(prepare(), "train", check=True).folder)
-    return blocks(folder, "train"), blocks(folder, "validation")
+    folder = ranks.once_per_node(lambda: open_blocks(prepare(), "train", check=True).folder)
+    return open_blocks(folder, "train"), open_blocks(folder, "validation")

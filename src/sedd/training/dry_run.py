@@ -37,18 +37,18 @@ def estimate_cost(config: RunConfig, prepare: Callable[[], Path], steps: int = 2
 
 
 def _time_steps(trainer: Trainer, steps: int) -> tuple[float, int]:
-    """Return the median seconds and tokens of a step at learning rate 0, without the first, which warms up."""
+    """Return the median seconds and tokens of steps at learning rate 0, without the first, which warms up."""
     seconds: list[float] = []
     tokens: list[int] = []
     for _, batch in zip(range(steps + 1), trainer.dataloader.iterate(0), strict=False):
-        began = time.perf_counter()
+        start = time.perf_counter()
         train_step(trainer, batch, 0.0, lambda pending: None)
         finish_step(trainer, lambda pending: None)
         if trainer.ranks.device.type == "cuda":
             torch.cuda.synchronize()
             if not seconds:  # memory used while CUDA graphs were captured is counted in their pools from now on
                 torch.cuda.reset_peak_memory_stats()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
         tokens.append(int(batch.tokens))
     return median(seconds[1:]), int(median(tokens[1:]))
 

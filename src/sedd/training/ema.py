@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 @final
 class EMA:
-    """A second network whose weights follow those of the trained one.
+    """A second network with the exponential moving average of the weights of the trained one.
 
-    Step n (from 0) sets ``ema ← d·ema + (1 − d)·weight`` with ``d = min(decay, (1 + n)/(10 + n))``: the average forgets
-    quickly while training has hardly begun.
+    Step n (from 0) sets ``ema ← d·ema + (1 − d)·weight`` with ``d = min(decay, (1 + n)/(10 + n))``: early in training
+    the average is over few steps, so that initial weights do not stay in it.
     """
 
     def __init__(self, network: nn.Module, ema_network: nn.Module, decay: float) -> None:
@@ -30,5 +30,5 @@ class EMA:
         """Average the weights after optimizer step ``step``, and copy the buffers."""
         values = [value.to(mean.dtype) for mean, value in zip(self.weights, self.source_weights, strict=True)]
         torch._foreach_lerp_(self.weights, values, 1 - self.decay_at(step))  # one launch where a loop has hundreds
-        for mine, buffer in self.buffers:
-            mine.copy_(buffer)
+        for target, source in self.buffers:
+            target.copy_(source)

@@ -1,4 +1,4 @@
-"""A training run from top to bottom: the same for one process and many."""
+"""A training run from start to end: the same for one process and many."""
 
 import math
 import os
@@ -25,7 +25,7 @@ from sedd.training.step import StepMetrics, finish_step, train_step
 from sedd.training.trainer import Trainer
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a run in which its checkpoints are."""
+"""The subfolder of a run with its checkpoints."""
 Record = dict[str, Any]
 OnEvent = Callable[[str, Record], None]
 """Progress callback, called in the first process: ("log", record) after each step, ("note", {"text": …}) for messages.
@@ -75,18 +75,18 @@ def _train(
     write: Callable[[Record], None],
     on_event: OnEvent,
 ) -> dict[str, float]:
-    """Step until the budget is used up or a signal came; return the validation bound at the end."""
+    """Train until the budget is used up or a signal arrives; return the validation bound at the end."""
     config, options, ranks, state = trainer.config, trainer.config.train, trainer.ranks, trainer.state
     on_nonfinite = partial(_handle_nonfinite, trainer, out, on_event)
     validation: dict[str, float] = {}
     throughput, spent, stopping = _Throughput(state), _budget_used(config, state, ranks), False
-    began = time.perf_counter()
+    start = time.perf_counter()
     for batch in trainer.dataloader.iterate(state.step):
         if spent >= 1 or stopping:
             break
         lr = config.optim.lr * optimizer.lr_multiplier(config.optim, state.step, spent)
         metrics = train_step(trainer, batch, lr, on_nonfinite)
-        state.seconds += time.perf_counter() - began  # includes the wait for the batch, where a slow GPU shows
+        state.seconds += time.perf_counter() - start  # includes the wait for the batch, where a slow GPU shows
         spent, stopping = _budget_used(config, state, ranks), ranks.any(stop_signal() is not None)
         if stopping or spent >= 1 or _reads_weights(options, state.step):
             finish_step(trainer, on_nonfinite)  # else during the next step, so that a GPU is not waited for
@@ -97,7 +97,7 @@ def _train(
         if _is_due(state.step, options.log_every):
             record = _step_record(trainer, metrics, lr) | throughput.record() | record
         if _is_due(state.step, options.sample_every):
-            record["samples"] = trainer.samples(4)
+            record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
         if record:
             write({"step": state.step, "tokens": state.tokens, **record})
@@ -105,7 +105,7 @@ def _train(
         is_last = stopping or spent >= 1
         if is_last or _is_due(state.step, options.save_every) or (is_best and options.save_every):
             trainer.save(out / CHECKPOINTS)
-        began = time.perf_counter()
+        start = time.perf_counter()
     return validation if validation or stopping else trainer.validation_bound()
 
 
@@ -148,9 +148,9 @@ def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: P
         return
     state.step, state.tokens = pending.step, pending.tokens
     trainer.save(out / CHECKPOINTS)
-    again = "" if options.on_nonfinite == "stop" else f" {state.skipped} times, more than train.max_skips allows"
+    repeated = "" if options.on_nonfinite == "stop" else f" {state.skipped} times, more than train.max_skips allows"
     raise NonFiniteError(
-        f"at step {pending.step} the loss or its gradient is not finite{again}; weights from before it are saved, "
+        f"at step {pending.step} the loss or its gradient is not finite{repeated}; weights from before it are saved, "
         f"and the batch is in {path}. Try a lower optim.lr, or --on-nonfinite skip"
     )
 
@@ -173,14 +173,14 @@ def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEven
     root = out / CHECKPOINTS
     if not resume and checkpoint.list_checkpoints(root):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
-    found = checkpoint.newest(root, lambda text: on_event("note", {"text": text})) if resume else None
-    if found:
-        trainer.resume(found)
-        on_event("note", {"text": f"resuming from {found.name}"})
+    newest = checkpoint.newest(root, lambda text: on_event("note", {"text": text})) if resume else None
+    if newest:
+        trainer.resume(newest)
+        on_event("note", {"text": f"resuming from {newest.name}"})
     trainer.ranks.barrier()  # until all processes have read it
     if trainer.ranks.is_main:
         out.mkdir(parents=True, exist_ok=True)
-        checkpoint.set_aside_corrupted(root, found)
+        checkpoint.set_aside_corrupted(root, newest)
         trainer.prune(root)
 
 
@@ -222,7 +222,7 @@ def _signals() -> Iterator[Callable[[], int | None]]:
 
 
 def _step_record(trainer: Trainer, metrics: StepMetrics, lr: float) -> Record:
-    """Return the log record of a step; waits for it."""
+    """Return the log record of a step, which is waited for."""
     loss, loss_by_time = metrics.loss.item(), metrics.by_time[0] / metrics.by_time[1].clamp_min(1)
     return {
         "loss": loss,
@@ -235,7 +235,7 @@ def _step_record(trainer: Trainer, metrics: StepMetrics, lr: float) -> Record:
 
 
 class _Throughput:
-    """Tokens per second since the last record."""
+    """Meter of the tokens per second since the last record."""
 
     def __init__(self, state: TrainingState) -> None:
         self.state, self.since, self.tokens = state, time.perf_counter(), state.tokens
@@ -281,7 +281,7 @@ def _open_log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]
 def _quiet_writer_threads() -> Iterator[None]:
     """Suppress tracebacks of OSError in threads: TensorBoard raises such an error again at its next write."""
     before = threading.excepthook
-    threading.excepthook = lambda given: None if issubclass(given.exc_type, OSError) else before(given)
+    threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
     try:
         yield
     finally:

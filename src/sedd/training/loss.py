@@ -139,7 +139,7 @@ class _ScoreEntropyTerms:
         self.objective = objective
 
     def sigma(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> Tensor:
-        """Return the noise level the network is called at."""
+        """Return the noise level at which the network is called."""
         return self.objective.schedule.sigma(t)
 
     def __call__(
@@ -173,7 +173,7 @@ class _CrossEntropyTerms:
         self.objective, self.vocab_size = objective, vocab_size
 
     def sigma(self, x_t: Tensor, x_0: Tensor, t: Tensor) -> Tensor:
-        """Return the noise level the network is called at."""
+        """Return the noise level at which the network is called."""
         return self._sigma_and_weight(x_t, x_0, t)[0]
 
     def __call__(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sedd.config import OptimConfig
 
 _NOT_HIDDEN = ("embed", "head", "output", "linear", "adaLN", "modulation", "sigma", "time")
-"""Parts of the names of matrices that are no hidden layers: embeddings, the head, noise conditioning."""
+"""Parts of the names of matrices outside the hidden layers: embeddings, the head, noise conditioning."""
 
 
 def build_optimizers(network: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:

@@ -13,7 +13,7 @@ from sedd.training.loop import OnEvent
 
 @contextmanager
 def progress_bar() -> Iterator[tuple[OnEvent, Callable[[int, int], None]]]:
-    """Yield the progress callbacks of training and of data preparation, (done, total); silent but in one process."""
+    """Yield the progress callbacks of training and of data preparation, (done, total); only the first process prints."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""Where a run stands: the counters that a checkpoint stores, and the step still in flight on a GPU."""
+"""The progress of a run: the counters that a checkpoint stores, and the step that a GPU may still be computing."""
 
 import math
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class TrainingState:
     tokens: int = 0
     seconds: float = 0.0
     skipped: int = 0
-    """Steps left out because their loss or gradient was not finite."""
+    """Steps skipped because their loss or gradient was not finite."""
     best: float | None = None
     """Lowest validation bound so far."""
     best_step: int | None = None
 
     def update_best(self, bound: float) -> bool:
-        """Remember ``bound`` if it is the lowest validation bound so far, and return whether it is."""
+        """Store ``bound`` if it is the lowest validation bound so far, and return whether it is."""
         better = math.isfinite(bound) and (self.best is None or bound < self.best)
         if better:
             self.best, self.best_step = bound, self.step

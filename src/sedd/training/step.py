@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sedd.training import optimizer
-from sedd.training.batches import Batch, seeded_generator
+from sedd.training.batches import DROPOUT_STREAM, Batch, seeded_generator
 from sedd.training.state import PendingStep
 from sedd.training.trainer import Trainer
 
@@ -16,7 +16,7 @@ TIME_BINS = 10
 
 
 class StepMetrics(NamedTuple):
-    """What a step measured over all processes; on the device, not yet waited for."""
+    """Metrics of a step over all processes, on the device: reading one waits for the step."""
 
     loss: Tensor
     """In nats per token."""
@@ -33,11 +33,17 @@ OnNonFinite = Callable[[PendingStep], None]
 def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFinite) -> StepMetrics:
     """Train on one batch.
 
-    The weights are updated only if loss and gradient are finite. A GPU decides that itself: the host reads the flag
-    one step later, in `finish_step`, and so never waits.
+    The weights are updated only if loss and gradient are finite. On a GPU the optimizer reads that flag on the device;
+    the host reads it one step later, in `finish_step`, and so never waits.
+
+    Args:
+        trainer: What is trained; its counters advance by one step.
+        batch: The sequences of this process.
+        lr: The learning rate of this step.
+        on_nonfinite: Called if the loss or gradient of the previous step, on a CPU of this one, was not finite.
     """
     config, state, ranks = trainer.config, trainer.state, trainer.ranks
-    torch.manual_seed(seeded_generator(config.seed, state.step, 3, ranks.rank).initial_seed())  # dropout
+    torch.manual_seed(seeded_generator(config.seed, state.step, DROPOUT_STREAM, ranks.rank).initial_seed())
     trainer.network.train()
 
     by_time = torch.zeros(2, TIME_BINS, device=ranks.device)

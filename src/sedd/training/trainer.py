@@ -38,7 +38,7 @@ _SCATTER = StateDictOptions(full_state_dict=True)
 
 
 class _WholeNetwork(nn.Module):
-    """A network without `hidden` and `head`: FSDP gathers weights only where the whole network is called."""
+    """A sharded network for inference that hides `hidden` and `head`: FSDP gathers weights in `forward` alone."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class _WholeNetwork(nn.Module):
 
 
 class Trainer:
-    """What a run holds in memory; `step.train_step` trains it."""
+    """The network, EMA, optimizers, data and counters of a run; `step.train_step` advances them by a step."""
 
     def __init__(
         self, config: RunConfig, blocks: data.TokenBlocks, validation_blocks: data.TokenBlocks, ranks: Ranks
     ) -> None:
-        ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)  # refuses a batch it cannot divide
+        ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)  # raises if it cannot be divided
         self.config, self.blocks, self.validation_blocks, self.ranks = config, blocks, validation_blocks, ranks
         self.setup = factory.build_setup(config, blocks.vocab_size)
         self.ignores_padding = blocks.index.pad == "ignore"  # decided by the data, so a compiled graph has one case
@@ -118,9 +118,9 @@ class Trainer:
     def batch_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss of a batch and, without gradient, that of each sequence.
 
-        The loss is fused with the head where `loss.has_fused_loss` knows how.
+        The loss is fused with the head where `loss.has_fused_loss` is true.
         """
-        objective, model = self.setup.objective, self.model(self.ddp_model, batch.valid, batch.label)
+        objective, model = self.setup.objective, self.build_model(self.ddp_model, batch.valid, batch.label)
         if not has_fused_loss(objective, model):
             losses = self.position_losses(self.ddp_model, batch).sum(-1)
             return losses.sum(), losses.detach()
@@ -130,18 +130,18 @@ class Trainer:
 
     def position_losses(self, network: nn.Module, batch: Batch) -> Tensor:
         """Return the weighted loss at each position, (b, L), 0 at padding."""
-        model = self.model(network, batch.valid, batch.label)
+        model = self.build_model(network, batch.valid, batch.label)
         loss = self.setup.objective.loss(model, batch.x_t, batch.x_0, batch.t)
         return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
 
-    def model(self, network: nn.Module, valid: Tensor, label: Tensor) -> DiscreteModel:
-        """Return the model of sequences with this padding, if it is ignored, and these labels, if there are any."""
+    def build_model(self, network: nn.Module, valid: Tensor, label: Tensor) -> DiscreteModel:
+        """Build the model of a batch: bound to its padding, if that is ignored, and to its labels, if there are any."""
         model = factory.build_model(self.config, network, self.setup)
         return model.bind(valid=valid if self.ignores_padding else None, label=label if self.blocks.labels else None)
 
     @contextmanager
     def gradient_sync(self, enabled: bool) -> Iterator[None]:
-        """Add gradients over processes in this backward pass, or not yet: once per step is enough."""
+        """Sum gradients over processes in this backward pass if ``enabled``: once per step is enough."""
         if self.config.train.fsdp:
             self.network.set_requires_gradient_sync(enabled)  # type: ignore[operator]
         is_ddp = isinstance(self.ddp_model, nn.parallel.DistributedDataParallel)
@@ -151,13 +151,10 @@ class Trainer:
     # Validation and samples --------------------------------------------------------------------------------
 
     def validation_bound(self) -> dict[str, float]:
-        """Return the bound of the EMA weights on validation data in nats per token, always with the same noise.
-
-        Sequences that have labels are scored given their labels.
-        """
+        """Return the bound of the EMA weights on validation data; see `validation.validation_bound`."""
         options = self.config.train
         return validation.validation_bound(
-            partial(self.model, self.ema_network),
+            partial(self.build_model, self.ema_network),
             self.setup,
             self.validation_blocks,
             self.ranks,
@@ -166,7 +163,7 @@ class Trainer:
             seed=self.config.seed,
         )
 
-    def samples(self, count: int, steps: int = 64) -> list[str]:
+    def sample_texts(self, count: int, steps: int = 64) -> list[str]:
         """Sample texts from the EMA weights."""
         settings = generate.SamplingSettings(steps=steps, seed=self.config.seed)
         model = factory.build_model(self.config, self.ema_network, self.setup)
@@ -185,8 +182,8 @@ class Trainer:
         optimizers: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_GATHER)
         if self.ranks.is_main:
             moments = {f"{name}|{key}": v for name, values in optimizers["state"].items() for key, v in values.items()}
-            facts = {"vocab_size": self.blocks.vocab_size, "labels": self.blocks.labels}
-            records = {"config": {**self.config.as_dict(), **facts}, "state": vars(self.state)}
+            dataset = {"vocab_size": self.blocks.vocab_size, "labels": self.blocks.labels}
+            records = {"config": {**self.config.as_dict(), **dataset}, "state": vars(self.state)}
             tensors = {**weights, "optimizer": moments}
             name = checkpoint.step_name(self.state.step)
             checkpoint.save(root, name, tensors, records, extra=self.blocks.tokenizer.save)
@@ -214,7 +211,7 @@ class Trainer:
 
     def _check_compatible(self, folder: Path) -> None:
         """Refuse weights of another model, vocabulary, tokenizer or set of labels."""
-        stored, mine = checkpoint.load_json(folder, "config"), self.config.as_dict()
+        stored, current = checkpoint.load_json(folder, "config"), self.config.as_dict()
         if stored["vocab_size"] != self.blocks.vocab_size:
             raise ValueError(
                 f"{folder} has a vocabulary of {stored['vocab_size']} and the data one of {self.blocks.vocab_size}; "
@@ -231,5 +228,5 @@ class Trainer:
             {key: value for key, value in stored.items() if key not in ("vocab_size", "labels")}
         ).as_dict()
         for part in ("model", "noise", "objective"):
-            if stored[part] != mine[part]:
+            if stored[part] != current[part]:
                 raise ValueError(f"{folder} was trained with {part} {stored[part]}; resume with the same {part}")

@@ -1,4 +1,4 @@
-"""The bound on validation data: always the same sequences, times and noise, so that only the weights differ."""
+"""The variational bound on validation data, always with the same sequences, times and noise."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from sedd.diffusion.objective import Autoregressive
 from sedd.diffusion.schedule import LowNoiseTimes, Times, stratified
 from sedd.factory import DiffusionSetup
 from sedd.runtime.distributed import Ranks
-from sedd.training.batches import seeded_generator
+from sedd.training.batches import VALIDATION_STREAM, seeded_generator
 
 
 @torch.no_grad()
@@ -27,17 +27,25 @@ def validation_bound(
     batch_size: int,
     seed: int,
 ) -> dict[str, float]:
-    """Estimate the variational bound over ``count`` sequences in nats per token; padding does not count.
+    """Estimate the variational bound over ``count`` sequences in nats per token; padding does not count.  [§8]
 
     Args:
-        model: ``model(valid, label)`` is the model of sequences with this padding and these labels; with labels, what
-            is bounded is −log p(x | label).
+        model: ``model(valid, label)`` is the model of sequences with this padding and these labels; with labels, the
+            bound is one on −log p(x | label).
+        setup: The process, schedule and objective of the run.
+        blocks: The validation data.
+        ranks: The processes, among which the sequences are divided.
+        count: Number of sequences; they repeat where there are fewer.
         batch_size: Sequences per process at a time.
+        seed: Seed of times and noise.
+
+    Returns:
+        The bound, its standard error, and the bound in bits per character.
     """
     columns = _validation_columns(setup, blocks, count, batch_size * ranks.world_size, seed)
-    mine = [a[ranks.rank :: ranks.world_size].to(ranks.device) for a in columns]
+    local = [a[ranks.rank :: ranks.world_size].to(ranks.device) for a in columns]
     sums = torch.zeros(5, dtype=torch.float64, device=ranks.device)
-    for batch in zip(*(a.split(batch_size) for a in mine), strict=True):
+    for batch in zip(*(a.split(batch_size) for a in local), strict=True):
         *inputs, label = batch
         sums += _bound_sums(model(inputs[-1], label), setup, *inputs)
     *terms, squares, tokens = ranks.all_reduce_sum(sums).tolist()
@@ -53,23 +61,23 @@ def validation_bound(
 def _validation_columns(
     setup: DiffusionSetup, blocks: data.TokenBlocks, count: int, multiple: int, seed: int
 ) -> list[Tensor]:
-    """Return x_0, x_t, x at the first noise level, t, weight, valid, label of ``count`` sequences.
+    """Return x_0, x_t, x at t = 0, t, weight, valid and label of ``count`` sequences.
 
-    Sequences repeat where there are fewer. They are filled up to a multiple of ``multiple`` with sequences that do not
-    count: under FSDP all processes must call the network equally often, and with equal batches.
+    Sequences without a valid position are appended up to a multiple of ``multiple``: under FSDP all processes must call
+    the network equally often, and with equal batches.
     """
     ids = np.arange(count) % len(blocks)
     x_0, valid = (torch.from_numpy(a) for a in blocks.read(ids))
-    generator = seeded_generator(seed, 0, 2)
+    generator = seeded_generator(seed, 0, VALIDATION_STREAM)
     times = LowNoiseTimes()(stratified(count, generator))
     x_t, x_first = (
         torch.where(valid, setup.process.corrupt(x_0, setup.schedule.sigma(t), generator), x_0)
         for t in (times.t, torch.zeros_like(times.t))
     )
-    filled = torch.arange(count + -count % multiple).clamp_max(count - 1)
-    valid = valid[filled].index_fill(0, torch.arange(count, len(filled)), False)
-    inputs = [a[filled] for a in (x_0, x_t, x_first, *times)]
-    return [*inputs, valid, torch.from_numpy(blocks.label_ids(ids))[filled]]
+    rows = torch.arange(count + -count % multiple).clamp_max(count - 1)
+    valid = valid[rows].index_fill(0, torch.arange(count, len(rows)), False)
+    inputs = [a[rows] for a in (x_0, x_t, x_first, *times)]
+    return [*inputs, valid, torch.from_numpy(blocks.label_ids(ids))[rows]]
 
 
 def _bound_sums(
