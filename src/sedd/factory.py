@@ -129,12 +129,12 @@ def build_sampler(
     """
     from sedd import sampling
 
-    if isinstance(_undecorated(model), parameterizations.CausalModel):
+    if isinstance(_base_model(model), parameterizations.CausalModel):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
         return sampling.LeftToRight(model, process, schedule)
     name = name or default_sampler(model, process)
-    if name == "ancestral" and not isinstance(_undecorated(model), parameterizations.HiddenStateDenoiser):
+    if name == "ancestral" and not isinstance(_base_model(model), parameterizations.HiddenStateDenoiser):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
@@ -149,7 +149,7 @@ def build_sampler(
     return sampler
 
 
-def _undecorated(model: Any) -> Any:
+def _base_model(model: Any) -> Any:
     from sedd.sampling import SamplingModel
 
     return model.model if isinstance(model, SamplingModel) else model
@@ -157,7 +157,7 @@ def _undecorated(model: Any) -> Any:
 
 def default_sampler(model: Any, process: Process) -> str:
     """Return the name of the default sampler of a model."""
-    model = _undecorated(model)
+    model = _base_model(model)
     if isinstance(model, parameterizations.CausalModel):
         return "left-to-right"
     if not isinstance(model, parameterizations.HiddenStateDenoiser):
@@ -311,8 +311,8 @@ def load_model(
         network.load_state_dict(checkpoint.load_tensors(path, weights))
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
-    trained_in_half = config.train.precision != "float32"  # float8 is for training alone
-    default_precision = "bfloat16" if trained_in_half and device.startswith("cuda") else "float32"
+    half_precision = config.train.precision != "float32"  # float8 is for training alone
+    default_precision = "bfloat16" if half_precision and device.startswith("cuda") else "float32"
     network = prepare_for_inference(network, device, precision or default_precision)
     model = build_model(config, network, setup, cuda_graphs=True)
     return LoadedModel(model, network, *setup, load_tokenizer(path), config, path, tuple(labels))

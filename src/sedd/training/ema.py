@@ -11,7 +11,7 @@ class EMA:
     """A second network with the exponential moving average of the weights of the trained one.
 
     Step n (from 0) sets ``ema ← d·ema + (1 − d)·weight`` with ``d = min(decay, (1 + n)/(10 + n))``: early in training
-    the average is over few steps, so that initial weights do not stay in it.
+    the average is short, so that the initial weights soon have no part in it.
     """
 
     def __init__(self, network: nn.Module, ema_network: nn.Module, decay: float) -> None:

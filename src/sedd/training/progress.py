@@ -13,7 +13,7 @@ from sedd.training.loop import OnEvent
 
 @contextmanager
 def progress_bar() -> Iterator[tuple[OnEvent, Callable[[int, int], None]]]:
-    """Yield the progress callbacks of training and of data preparation, (done, total); only the first process prints."""
+    """Yield the progress callbacks of training and of data preparation, (done, total); rank 0 alone prints."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
