@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from test_estimate import bound_of_each
-from toys import random_law
+from toys import random_distribution
 
 from sedd import evaluation, exact, generate
 from sedd.config import ModelConfig, RunConfig
@@ -20,7 +20,7 @@ from sedd.factory import LoadedModel
 from sedd.likelihood import LikelihoodEstimate
 from sedd.tokenizer import Characters
 
-LAW = random_law(3, 4, 0)
+LAW = random_distribution(3, 4, 0)
 ABSORBING, UNIFORM = Absorbing(3), Uniform(3)
 
 

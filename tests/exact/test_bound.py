@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import expected_loss, random_law, random_model, tensor
+from toys import expected_loss, random_distribution, random_model, tensor
 
 from sedd import exact
 from sedd.diffusion.divergence import Divergence, score_entropy
@@ -28,7 +28,7 @@ def bound_of_training_code(law: Distribution, process: Process, schedule: Schedu
     ("schedule", "nodes"), [(LogLinear(), 16), (LogLinear(0.1), 16), (Cosine(), 48), (Polynomial(), 24)], ids=str
 )
 def test_absorbing_bound_is_the_entropy(schedule: Schedule, nodes: int, length: int, seed: int) -> None:
-    law, process = random_law(3, length, seed), Absorbing(3)
+    law, process = random_distribution(3, length, seed), Absorbing(3)
     assert abs(bound_of_training_code(law, process, schedule, nodes) - law.entropy()) <= 1e-10
     terms = exact.bound(exact.Score(law, process), law, process, schedule, true_base=True, nodes=nodes)
     assert terms.reconstruction == 0
@@ -38,13 +38,13 @@ def test_absorbing_bound_is_the_entropy(schedule: Schedule, nodes: int, length: 
 @pytest.mark.parametrize(("length", "seed"), LAWS)
 @pytest.mark.parametrize("schedule", [Geometric(), LogLinear()], ids=str)
 def test_uniform_bound_is_the_entropy(schedule: Schedule, length: int, seed: int) -> None:
-    law, process = random_law(3, length, seed), Uniform(3)
+    law, process = random_distribution(3, length, seed), Uniform(3)
     assert abs(bound_of_training_code(law, process, schedule, nodes=200) - law.entropy()) <= 1e-4
 
 
 def test_reconstruction_is_needed() -> None:
     """Geometric starts at noise 1e-4, where a token in ten thousand is unknown: 0.002 nats of 3."""
-    law, process = random_law(3, 3, 0), Uniform(3)
+    law, process = random_distribution(3, 3, 0), Uniform(3)
     terms = exact.bound(exact.Score(law, process), law, process, Geometric(), true_base=True, nodes=200)
     assert abs(terms.total - law.entropy()) <= 1e-4
     assert terms.reconstruction > 1e-3
@@ -54,7 +54,7 @@ def test_reconstruction_is_needed() -> None:
 @pytest.mark.parametrize("kind", [Uniform, Absorbing])
 def test_starting_late_costs_what_one_factorised_step_costs(kind: type[Process], t_min: float) -> None:
     """From t_min > 0 the bound stays a bound; its excess is the dependence that one step to 0 ignores."""
-    law, process = random_law(3, 3, 0), kind(3)
+    law, process = random_distribution(3, 3, 0), kind(3)
     terms = exact.bound(exact.Score(law, process), law, process, LogLinear(), t_min=t_min, true_base=True, nodes=100)
     excess = terms.total - law.entropy()
     assert 0 < excess < 10 * t_min**2
@@ -65,7 +65,7 @@ def test_starting_late_costs_what_one_factorised_step_costs(kind: type[Process],
 def test_the_practical_base_costs_its_divergence(
     kind: type[Process], schedule: Schedule, length: int, seed: int
 ) -> None:
-    law, process = random_law(3, length, seed), kind(3)
+    law, process = random_distribution(3, length, seed), kind(3)
     true, base = (
         exact.bound(exact.Score(law, process), law, process, schedule, true_base=wanted, nodes=4)
         for wanted in (True, False)
@@ -82,7 +82,7 @@ def test_the_practical_base_costs_its_divergence(
 @pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
 @pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear()), (Uniform, Geometric())])
 def test_a_wrong_model_has_a_worse_bound(kind: type[Process], schedule: Schedule, wrapper: type) -> None:
-    law, process = random_law(3, 3, 0), kind(3)
+    law, process = random_distribution(3, 3, 0), kind(3)
     terms = exact.bound(random_model(wrapper, process, 3), law, process, schedule, nodes=60)
     assert terms.total > law.entropy() + 0.1
 
@@ -99,13 +99,13 @@ def test_laws_with_sequences_that_never_happen(kind: type[Process]) -> None:
 
 
 def test_a_score_that_undoes_too_much_has_an_infinite_reconstruction() -> None:
-    """A wrong score may ask for negative probabilities; such tokens are never drawn, so the bound is not finite."""
-    law, process = random_law(3, 2, 0), Uniform(3)
+    """A wrong score may imply negative probabilities; such tokens are never drawn, so the bound is not finite."""
+    law, process = random_distribution(3, 2, 0), Uniform(3)
     low = lambda x, sigma: torch.full((*x.shape, 3), -12.0).double().scatter(-1, x[..., None], 0)  # noqa: E731
     assert exact.bound(low, law, process, Geometric(), nodes=4).reconstruction == torch.inf
 
 
-# Tests of the test: each of these mistakes was made by somebody, and the bound must notice it.
+# Tests of the test: the bound must reveal each of these mistakes, which have been made in practice.
 
 
 class NoConstant(Divergence):
@@ -136,11 +136,11 @@ def test_mutants_are_caught(
     if mutant == "Q transposed" and kind is Uniform:
         return  # Q is symmetric: not a mistake there
     if mutant == "Q transposed":  # tokens, not masks, would move backwards
-        known = kind.unknown
-        monkeypatch.setattr(kind, "unknown", lambda self, x_t: ~known(self, x_t))
+        is_noisy = kind.is_noisy
+        monkeypatch.setattr(kind, "is_noisy", lambda self, x_t: ~is_noisy(self, x_t))
     if mutant == "sigma for rate":
         monkeypatch.setattr(type(schedule), "rate", type(schedule).sigma)
-    law = random_law(3, 3, 0)
+    law = random_distribution(3, 3, 0)
     gap = abs(bound_of_training_code(law, kind(3), schedule, nodes=100) - law.entropy())
     if mutant == "none":
         assert gap <= 1e-4

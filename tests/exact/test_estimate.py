@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from toys import random_law, random_model
+from toys import random_distribution, random_model
 
 from sedd import exact, likelihood
 from sedd.diffusion.objective import DenoisingScoreEntropy
@@ -68,7 +68,7 @@ def bound_of_each(model: object, process: Process, schedule: Schedule, length: i
 @pytest.mark.parametrize("wrapper", [None, ScoreModel, MeanModel], ids=["exact", "score", "mean"])
 def test_the_estimate_is_the_bound(process: Process, schedule: Schedule, wrapper: type | None) -> None:
     """5 standard errors, 4 numbers: false alarm below 1e-5. They are 20 % of the bound at most."""
-    law = random_law(3, 3, 0)
+    law = random_distribution(3, 3, 0)
     model = exact.Score(law, process) if wrapper is None else random_model(wrapper, process, 3).requires_grad_(False)
     truth = exact.bound(model, law, process, schedule, nodes=80)
     every = bound_of_each(model, process, schedule, nodes=80)
@@ -91,7 +91,7 @@ def coverage(laws: int, sequences: int, draws: int) -> tuple[float, float, float
     inside, population, above = 0, 0, []
     for i in range(laws):
         process, schedule = NOISES[i % 3]
-        law, generator = random_law(3, 3, i), torch.Generator().manual_seed(i)
+        law, generator = random_distribution(3, 3, i), torch.Generator().manual_seed(i)
         model = exact.Score(law, process)
         every = bound_of_each(model, process, schedule, nodes=16)
         x_0 = law.draw(sequences, generator)
@@ -155,7 +155,7 @@ def test_the_error_is_the_spread_over_seeds(
 @pytest.mark.parametrize(("process", "schedule"), NOISES[1:], ids=str)
 def test_control_variates_leave_the_expectation(process: Process, schedule: Schedule) -> None:
     """40 seeds, their mean within 4 of its standard errors, half that of one; with little to fit the factors to."""
-    law = random_law(3, 3, 1)
+    law = random_distribution(3, 3, 1)
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     truth = bound_of_each(model, process, schedule).mean() / 3
     values = [
@@ -252,7 +252,7 @@ def chain_rule(model: MeanModel, x_0: torch.Tensor, order: tuple[int, ...]) -> f
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_one_order_is_the_chain_rule(order: tuple[int, ...]) -> None:
-    law, process = random_law(3, 3, 0), Absorbing(3)
+    law, process = random_distribution(3, 3, 0), Absorbing(3)
     estimator = FixedOrderEstimator(process, lambda length: torch.tensor(order))
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     for x_0 in law.sequences[::5]:
@@ -277,7 +277,7 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
 
     And it bounds what a model that draws its order at random says: −log of the mean of p over the orders.
     """
-    law, process = random_law(3, 3, 0), Absorbing(3)
+    law, process = random_distribution(3, 3, 0), Absorbing(3)
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     rows = law.sequences.repeat_interleave((300 * law.probabilities).round().long(), 0)
     uneven = torch.bincount(exact.index_of(rows, 3), minlength=27).double()
@@ -297,7 +297,7 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
 
 
 def test_left_to_right_is_exact() -> None:
-    law = random_law(3, 3, 0)
+    law = random_distribution(3, 3, 0)
     result = found(exact.Score(law, Absorbing(3)), AutoregressiveEstimator(), law.sequences)
     assert result.nats == pytest.approx(-law.log_prob(law.sequences).mean().item() / 3, abs=1e-9)
     assert result.stderr == 0
@@ -307,7 +307,7 @@ def test_left_to_right_is_exact() -> None:
 
 @pytest.mark.parametrize("t_min", [1e-3, 0.2])
 def test_published_numbers_are_means_over_t_of_the_diffusion_term(t_min: float) -> None:
-    law, process, schedule = random_law(3, 3, 0), Absorbing(3), LogLinear()
+    law, process, schedule = random_distribution(3, 3, 0), Absorbing(3), LogLinear()
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     each = exact.Distribution(torch.full((3, 3, 3), 1 / 27, dtype=torch.float64))
     truth = exact.bound(model, each, process, schedule, t_min=t_min, nodes=60).diffusion.item() / (1 - t_min) / 3
@@ -364,7 +364,11 @@ def without_constant(kept: object) -> object:
 )
 def test_mutants_are_caught(name: str | None, mutant: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is right is within 3 standard errors of the bound, what is wrong is not within 6."""
-    law, process, schedule = random_law(3, 3, 0), Absorbing(3), LogLinear(eps=0.2)  # a prior that is worth noticing
+    law, process, schedule = (
+        random_distribution(3, 3, 0),
+        Absorbing(3),
+        LogLinear(eps=0.2),
+    )  # a prior that is worth noticing
     model = exact.Score(law, process)
     truth = bound_of_each(model, process, schedule).mean() / 3
     if name is not None:

@@ -31,7 +31,7 @@ from sedd.sampling import (
 )
 
 FAMILY = 1e-6
-"""The probability that any of the chi-square tests below fails by chance, each taking an equal share."""
+"""The probability that any of the chi-square tests below fails although all is right, each taking an equal share."""
 POWER = 1e-12
 """What a mutant's p-value must fall below."""
 COUNT = 20_000

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from toys import random_law, random_model
+from toys import random_distribution, random_model
 
 from sedd import exact, likelihood
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
@@ -22,7 +22,7 @@ DRAWS = 60_000
 )
 def test_terms_average_to_the_expected_bound(process: Process, schedule: Schedule, wrapper: type) -> None:
     """5 standard errors, 3 terms: false alarm below 1e-5. 10 standard errors are 10 % of the bound at most."""
-    law, generator = random_law(3, 3, 0), torch.Generator().manual_seed(0)
+    law, generator = random_distribution(3, 3, 0), torch.Generator().manual_seed(0)
     model = random_model(wrapper, process, 3).requires_grad_(False)
     expected = exact.bound(model, law, process, schedule, nodes=150)
     x_0, times = law.draw(DRAWS, generator), LowNoiseTimes()(stratified(DRAWS, generator))

@@ -9,7 +9,7 @@ from test_bound import bound_of_training_code
 from test_categorical import FALSE_ALARM, N, chi_square, nine_decades
 from test_sampler_distributions import BLANK, CASES, FAMILY, SETTINGS, make, p_value, run
 from test_samplers import error, last_error, laws_on_the_way
-from toys import random_law, tensor
+from toys import random_distribution, tensor
 
 from sedd import exact
 from sedd.diffusion import categorical
@@ -34,7 +34,7 @@ SCHEDULES: list[Schedule] = [
 def test_the_bound_is_the_entropy_on_many_laws(kind: type[Process], schedule: Schedule, length: int) -> None:
     allowed = 1e-10 if kind is Absorbing and not isinstance(schedule, Geometric) else 1e-4
     for seed in range(20):
-        law, process = random_law(3, length, 100 + seed), kind(3)
+        law, process = random_distribution(3, length, 100 + seed), kind(3)
         terms = exact.bound(exact.Score(law, process), law, process, schedule, true_base=True, nodes=120)
         assert abs(terms.total - law.entropy()) <= allowed
     gap = bound_of_training_code(law, process, schedule, nodes=400) - law.entropy()
@@ -46,7 +46,7 @@ def test_the_bound_is_the_entropy_on_many_laws(kind: type[Process], schedule: Sc
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])
 def test_orders_of_every_sampler(kind: type[Process], schedule: Schedule, sampler: type) -> None:
-    law, process = random_law(3, 3, 0), kind(3)
+    law, process = random_distribution(3, 3, 0), kind(3)
     sampler = sampler(exact.Score(law, process), process, schedule)
     table = partial(exact.transition_table, sampler)
     coarse, fine = (last_error(laws_on_the_way(law, process, schedule, n, table)) for n in (1024, 2048))
@@ -58,8 +58,8 @@ def test_orders_of_every_sampler(kind: type[Process], schedule: Schedule, sample
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])
 def test_tweedie_is_exact_for_one_token_at_any_number_of_steps(kind: type[Process], schedule: Schedule) -> None:
     for n in (2, 3, 8):
-        law, process = random_law(n, 1, n), kind(n)
-        table = Tweedie(exact.Score(law, process), process, schedule).table
+        law, process = random_distribution(n, 1, n), kind(n)
+        table = partial(exact.transition_table, Tweedie(exact.Score(law, process), process, schedule))
         rounding = 1e-15 * schedule.sigma(tensor(1.0)).exp()  # exp(−ΔσQ) multiplies by up to e^σ(1) what is lost
         for steps in (1, 2, 5, 100):
             assert error(laws_on_the_way(law, process, schedule, steps, table)) <= 1e-11 + rounding

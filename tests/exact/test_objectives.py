@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import expected_loss, random_law, random_model, tensor
+from toys import expected_loss, random_distribution, random_model, tensor
 
 from sedd import exact
 from sedd.diffusion import objective as objectives
@@ -18,7 +18,7 @@ from sedd.exact import objectives as definition
 
 PROCESSES = [Uniform, Absorbing]
 SCHEDULES: list[Schedule] = [LogLinear(), Geometric(), Cosine(), Polynomial()]
-LAW = random_law(3, 3, seed=0)
+LAW = random_distribution(3, 3, seed=0)
 AT_NOISE = {  # objective, definition, what it is tested on, whether the schedule's rate weighs it
     objectives.DenoisingScoreEntropy: (definition.denoising_score_entropy, ScoreModel, True),
     objectives.DenoisingConcreteScore: (definition.denoising_concrete_score, ScoreModel, True),
@@ -152,7 +152,7 @@ class CausalTable(torch.nn.Module):
 def test_explicit_score_entropy_is_zero_at_the_truth_alone(
     kind: type[Process], n: int, length: int, sigma: float, seed: int
 ) -> None:
-    law, process = random_law(n, length, seed), kind(n)
+    law, process = random_distribution(n, length, seed), kind(n)
     truth = definition.explicit_score_entropy(exact.Score(law, process), law, process, tensor(sigma))
     wrong = definition.explicit_score_entropy(
         random_model(ScoreModel, process, length, seed), law, process, tensor(sigma)
@@ -171,7 +171,7 @@ def test_three_forms_of_score_entropy_have_one_gradient(
     kind: type[Process], n: int, length: int, sigma: float, seed: int
 ) -> None:
     """§7.1, and two forms of concrete score matching likewise."""
-    law, process, model = random_law(n, length, seed), kind(n), random_model(ScoreModel, kind(n), length, seed)
+    law, process, model = random_distribution(n, length, seed), kind(n), random_model(ScoreModel, kind(n), length, seed)
     sigma = tensor(sigma)
     truth = gradient(definition.explicit_score_entropy(model, law, process, sigma), model)
     for form in (definition.denoising_score_entropy, definition.implicit_score_entropy):
@@ -275,7 +275,7 @@ def test_the_truth_is_where_ratio_matching_and_cross_entropy_are_least() -> None
 
 def test_softmax_linear_is_not_least_at_the_truth() -> None:
     """One position, so the true ratios can be said by a softmax up to scale; another score does better."""
-    law, process, sigma = random_law(3, 1, 0), Absorbing(3), tensor(0.6)
+    law, process, sigma = random_distribution(3, 1, 0), Absorbing(3), tensor(0.6)
     truth = exact.Score(law, process)
     peaked = definition.softmax_linear(lambda x, s: 40 * truth(x, s), law, process, sigma)
     assert peaked < definition.softmax_linear(truth, law, process, sigma) - 0.05

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import scipy.stats
 import torch
-from toys import random_law, random_model, tensor
+from toys import random_distribution, random_model, tensor
 
 from sedd import exact, sampling
 from sedd.diffusion import reverse
@@ -39,7 +39,7 @@ from sedd.sampling import (
 )
 
 FAMILY = 1e-6
-"""The probability that any of the chi-square tests below fails by rng, each taking an equal share."""
+"""The probability that any of the chi-square tests below fails although all is right, each taking an equal share."""
 COUNT = 20_000
 SETTINGS: list[tuple[Process, Schedule]] = [
     (Absorbing(3), LogLinear()),
@@ -78,7 +78,7 @@ def _no_grad() -> Iterator[None]:
 def models(process: Process) -> dict[str, object]:
     """The true score of a law, and two wrong ones: a score that is no law's, and a denoiser that is no law's."""
     return {
-        "true": exact.Score(random_law(3, 3, 0), process),
+        "true": exact.Score(random_distribution(3, 3, 0), process),
         "score": random_model(ScoreModel, process, 3),
         "mean": random_model(MeanModel, process, 3),
     }
@@ -306,7 +306,7 @@ def test_ancestral_has_the_law_of_tweedie_under_uniform_noise(at: int) -> None:
 def test_one_position_a_call_samples_the_data(direction: str) -> None:
     """With the true score every order is the chain rule; so is the first-hitting sampler."""
     process, schedule = SETTINGS[0]
-    law = random_law(3, 3, 0)
+    law = random_distribution(3, 3, 0)
     score = exact.Score(law, process)
     truth = law.at(process, tensor(0.0))
     assert (
@@ -322,7 +322,7 @@ def test_one_position_a_call_samples_the_data(direction: str) -> None:
 
 
 def test_infilling_is_the_conditional_under_absorbing_noise_and_nearly_so_under_uniform() -> None:
-    law = random_law(3, 3, 0)
+    law = random_distribution(3, 3, 0)
     for at, worst in ((0, 1e-12), (1, 0.1), (2, 0.1)):
         process, schedule = SETTINGS[at]
         score = exact.Score(law, process)
@@ -349,7 +349,7 @@ def test_remasking_keeps_the_share_of_tokens() -> None:
 def test_remasking_approaches_the_data_as_it_fades() -> None:
     """η of 1/steps: the error falls like 1/steps. With a fixed η it falls more slowly."""
     process, schedule = SETTINGS[0]
-    law = random_law(3, 3, 0)
+    law = random_distribution(3, 3, 0)
     score, truth = exact.Score(law, process), law.at(process, tensor(0.0))
     fading, fixed = (
         [
@@ -367,7 +367,7 @@ def test_remasking_approaches_the_data_as_it_fades() -> None:
 @pytest.mark.parametrize("at", [1, 2])
 def test_gibbs_corrections_leave_the_law_and_mend_errors(at: int) -> None:
     process, schedule = SETTINGS[at]
-    law = random_law(3, 3, 0)
+    law = random_distribution(3, 3, 0)
     score, x = exact.Score(law, process), exact.every(3, 3)
     sigma = schedule.sigma(tensor(0.3))
     right = law.at(process, sigma)
@@ -508,7 +508,7 @@ def test_clamps_are_counted() -> None:
 
 def test_left_to_right_is_the_chain_rule() -> None:
     """The baseline, with nothing given and with a beginning; a gap before a text is refused."""
-    law, process, schedule = random_law(3, 3, 0), Absorbing(3), LogLinear()
+    law, process, schedule = random_distribution(3, 3, 0), Absorbing(3), LogLinear()
     model = Chain(exact.Score(law, process))
     chosen = LeftToRight(model, process, schedule)
     for given in (BLANK, torch.tensor([2, -1, -1])):

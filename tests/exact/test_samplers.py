@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from toys import random_law, tensor
+from toys import random_distribution, tensor
 
 from sedd import exact
 from sedd.diffusion.process import Absorbing, Process, Uniform
@@ -54,7 +54,7 @@ def last_error(laws: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
 @pytest.mark.parametrize("steps", [1, 7])
 @pytest.mark.parametrize(("kind", "schedule"), SETTINGS)
 def test_tweedie_is_exact_for_one_token(kind: type[Process], schedule: Schedule, steps: int) -> None:
-    law, process = random_law(4, 1, 0), kind(4)
+    law, process = random_distribution(4, 1, 0), kind(4)
     table = partial(exact.transition_table, Tweedie(exact.Score(law, process), process, schedule))
     assert error(laws_on_the_way(law, process, schedule, steps, table)) <= 1e-12
 
@@ -62,7 +62,7 @@ def test_tweedie_is_exact_for_one_token(kind: type[Process], schedule: Schedule,
 @pytest.mark.parametrize("sampler", [Tweedie, Euler])
 @pytest.mark.parametrize(("kind", "schedule"), SETTINGS)
 def test_the_error_falls_at_the_declared_order(kind: type[Process], schedule: Schedule, sampler: type) -> None:
-    law, process = random_law(3, 3, 0), kind(3)
+    law, process = random_distribution(3, 3, 0), kind(3)
     sampler = sampler(exact.Score(law, process), process, schedule)
     coarse, fine = (
         last_error(laws_on_the_way(law, process, schedule, steps, partial(exact.transition_table, sampler)))
@@ -110,20 +110,20 @@ def no_reset(law: Distribution, process: Process, schedule: Schedule) -> Callabl
 @pytest.mark.parametrize("wrong", [late_score, unstaggered, no_reset])
 @pytest.mark.parametrize(("kind", "schedule"), SETTINGS)
 def test_wrong_samplers_are_caught(kind: type[Process], schedule: Schedule, wrong: Callable[..., object]) -> None:
-    law, process = random_law(4, 1, 0), kind(4)
+    law, process = random_distribution(4, 1, 0), kind(4)
     laws = laws_on_the_way(law, process, schedule, 7, wrong(law, process, schedule))
     assert error(laws) > 1e-3  # the right one has 1e-12
 
 
 def test_a_missing_last_step_is_caught() -> None:
-    law, process, schedule = random_law(4, 1, 0), Uniform(4), Geometric(1e-2, 8.0)
+    law, process, schedule = random_distribution(4, 1, 0), Uniform(4), Geometric(1e-2, 8.0)
     table = partial(exact.transition_table, Tweedie(exact.Score(law, process), process, schedule))
     assert last_error(laws_on_the_way(law, process, schedule, 7, table)) <= 1e-12
     assert last_error(laws_on_the_way(law, process, schedule, 7, table, last=False)) > 1e-3
 
 
 def test_no_mask_survives_the_last_step() -> None:
-    law, process = random_law(3, 2, 0), Absorbing(3)
+    law, process = random_distribution(3, 2, 0), Absorbing(3)
     x = exact.every(4, 2)
     p = denoising_table(exact.Score(law, process), process, x, tensor(0.5).expand(len(x)))
     assert (p[..., process.mask] == 0).all()

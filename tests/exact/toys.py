@@ -13,7 +13,7 @@ def tensor(x: float) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.float64)
 
 
-def random_law(vocab_size: int, length: int, seed: int) -> exact.Distribution:
+def random_distribution(vocab_size: int, length: int, seed: int) -> exact.Distribution:
     return exact.Distribution.random(vocab_size, length, torch.Generator().manual_seed(seed))
 
 
