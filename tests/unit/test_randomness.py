@@ -48,7 +48,7 @@ def test_everything_in_the_key_counts() -> None:
 
 
 def test_uniform_inside_and_independent_between_neighbours() -> None:
-    """200,000 uniforms against the uniform distribution, and neighbours along every coordinate against correlation 0."""
+    """200,000 draws against the uniform distribution, and neighbours along every coordinate against correlation 0."""
     u = CounterRNG(0, torch.arange(200))(500)
     assert ((u > 0) & (u < 1)).all()
     assert ((u * 2**24) % 1 != 0).float().mean() > 0.99  # more than 24 bits
