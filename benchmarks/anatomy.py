@@ -65,8 +65,8 @@ def products() -> None:
             torch.randn(shape, device="cuda", dtype=torch.bfloat16)
             for shape in ((TOKENS, inputs), (outputs, inputs), (TOKENS, outputs))
         )
-        each = [seconds(work) for work in (lambda: x @ w.t(), lambda: y @ w, lambda: y.t() @ x)]  # noqa: B023
-        rates = ", ".join(f"{s * 1e3:.3f} ms {2 * TOKENS * inputs * outputs / s / 1e12:.0f}" for s in each)
+        times = [seconds(work) for work in (lambda: x @ w.t(), lambda: y @ w, lambda: y.t() @ x)]  # noqa: B023
+        rates = ", ".join(f"{s * 1e3:.3f} ms {2 * TOKENS * inputs * outputs / s / 1e12:.0f}" for s in times)
         log(f"products {inputs} → {outputs}: {rates} TFLOP/s")
 
 
@@ -80,34 +80,34 @@ def loss_kernels() -> None:
     log(f"read once: {seconds(lambda: z.sum(dtype=torch.float32)) * 1e3:.3f} ms")
     for sizes in itertools.product((64, 128), (256, 512), (1, 2, 3, 4)):
         with set_to(linear_loss_triton.SIZES, False, sizes):
-            each = seconds(lambda: TRITON.entropy_and_grad_(z, terms))
-        log(f"entropy and gradient, rows, columns and stages {sizes}: {each * 1e3:.3f} ms")
+            elapsed = seconds(lambda: TRITON.entropy_and_grad_(z, terms))
+        log(f"entropy and gradient, rows, columns and stages {sizes}: {elapsed * 1e3:.3f} ms")
     for sums in itertools.product((2, 4, 8), (512, 1024), (1, 3), (2, 4)):
         with contextlib.ExitStack() as stack:
             for name, value in zip(("SUM_ROWS", "SUM_COLUMNS", "SUM_STAGES", "SUM_WARPS"), sums, strict=True):
                 stack.enter_context(set_to(vars(linear_loss_triton), name, value))
-            each = seconds(lambda: TRITON.logsumexp(z, states, bias))
-        log(f"logsumexp, rows, columns, stages and warps {sums}: {each * 1e3:.3f} ms")
-    on = bench.describe_machine("cuda", "bfloat16")
+            elapsed = seconds(lambda: TRITON.logsumexp(z, states, bias))
+        log(f"logsumexp, rows, columns, stages and warps {sums}: {elapsed * 1e3:.3f} ms")
+    machine = bench.describe_machine("cuda", "bfloat16")
     for power, kind in itertools.product((28, 29, 30), ("score", "mean")):
         with set_to(linear_loss.MAX_LOGITS, "cuda", 2**power):
-            row = next(bench.measure_loss(bench.LossSetting(parameterization=kind), on))
+            row = next(bench.measure_loss(bench.LossSetting(parameterization=kind), machine))
         times = f"{row.milliseconds:.2f} ms, {row.utilization:.1%}, {row.peak_gib:.2f} GiB"
         log(f"loss, {kind}, 2^{power} logits: {times}")
 
 
 @contextlib.contextmanager
-def set_to(where: dict[Any, Any], name: object, value: object) -> Iterator[None]:
+def set_to(mapping: dict[Any, Any], name: object, value: object) -> Iterator[None]:
     """Set an entry of a dictionary for the duration of the context."""
-    before, where[name] = where[name], value
+    before, mapping[name] = mapping[name], value
     try:
         yield
     finally:
-        where[name] = before
+        mapping[name] = before
 
 
 @contextlib.contextmanager
-def only(backend: str) -> Iterator[None]:
+def only_attention(backend: str) -> Iterator[None]:
     """Enable one attention kernel and no other."""
     names = ("flash", "mem_efficient", "math", "cudnn")
     before = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in names]
@@ -126,10 +126,10 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     run.model.dropout = run.model.dropout if dropout is None else dropout
     parts = factory.build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    made = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
-    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in made]
+    cpu_batches = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
+    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in cpu_batches]
     steps = bench.TrainingSteps(
-        run, parts, setting, True, [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made], counts
+        run, parts, setting, True, [bench.NoisyBatch(*(a.cuda() for a in b)) for b in cpu_batches], counts
     )
     if piecewise:
         network = steps.network
@@ -182,8 +182,8 @@ def variants() -> None:
     cases: list[tuple[str, bench.TrainSetting, float | None, contextlib.AbstractContextManager[None]]] = [
         ("selective checkpointing", checkpointed, None, contextlib.nullcontext()),
         ("no dropout", base, 0.0, contextlib.nullcontext()),
-        ("flash attention only", base, None, only("flash")),
-        ("cudnn attention only", base, None, only("cudnn")),
+        ("flash attention only", base, None, only_attention("flash")),
+        ("cudnn attention only", base, None, only_attention("cudnn")),
     ]
     for name, setting, dropout, context in cases:
         free_all()

@@ -29,24 +29,23 @@ def milliseconds(f: Callable[[], object]) -> float:
 
 
 def loss_cases(process: Process) -> dict[str, Callable[[], object]]:
-    """Loss and gradient: in closed form, and with the ratio of every entry computed."""
+    """Return loss and gradient in closed form, and with the ratio of every entry computed."""
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(N, (1, POSITIONS), generator=generator)
     sigma = torch.tensor([0.7])
     x_t = process.corrupt(x_0, sigma, generator)
     log_score = torch.randn(1, POSITIONS, process.num_states, generator=generator, requires_grad=True)
-    y, moved = torch.arange(process.num_states), x_t[..., None]
+    y, diagonal = torch.arange(process.num_states), x_t[..., None]
 
     def backward(loss: Tensor) -> Tensor:
         return torch.autograd.grad(loss.sum(), log_score)[0]
 
     def dense() -> Tensor:
         P = process.transition(y, x_0[..., None], sigma)
-        seen = at_token(P, x_t)[..., None]
-        ratio = P / seen
-        each = log_score.exp() - ratio * log_score + divergence.K(ratio)
-        rates = process.rates_into(x_t, torch.float32).scatter(-1, moved, 0)
-        return backward(rates * each)
+        ratio = P / at_token(P, x_t)[..., None]
+        entries = log_score.exp() - ratio * log_score + divergence.K(ratio)
+        rates = process.rates_into(x_t, torch.float32).scatter(-1, diagonal, 0)
+        return backward(rates * entries)
 
     return {
         "closed form": lambda: backward(process.score_entropy(log_score, x_t, x_0, sigma)),
@@ -55,13 +54,13 @@ def loss_cases(process: Process) -> dict[str, Callable[[], object]]:
 
 
 def draw_cases() -> dict[str, Callable[[], object]]:
-    """One draw per row: ours, the float32 Gumbel race, torch's multinomial."""
+    """Return draws of one token per row: ours, the float32 Gumbel race, torch's multinomial."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(ROWS, N, generator=generator).softmax(-1)
     x = torch.zeros(ROWS, dtype=torch.long)
     return {
         "draw": lambda: categorical.sample(p, generator),
-        "move, one row in a hundred": lambda: categorical.sample_jump(x, 0.01 * p, generator),
+        "jump, one row in a hundred": lambda: categorical.sample_jump(x, 0.01 * p, generator),
         "legacy_fp32 (wrong distribution)": lambda: categorical.legacy_fp32(p, generator),
         "torch.multinomial": lambda: torch.multinomial(p, 1, generator=generator),
     }

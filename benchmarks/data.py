@@ -27,34 +27,34 @@ from sedd import data
 from sedd.tokenizer import build_tokenizer, load_tokenizer
 
 
-def measured(work: Callable[[], object]) -> dict[str, float]:
+def measure(work: Callable[[], object]) -> dict[str, float]:
     """Measure wall-clock seconds, and processor seconds over all threads."""
-    began, before = time.perf_counter(), time.process_time()
+    start, before = time.perf_counter(), time.process_time()
     work()
-    wall, processor = time.perf_counter() - began, time.process_time() - before
+    wall, processor = time.perf_counter() - start, time.process_time() - before
     return {"seconds": wall, "processor_seconds": processor, "busy": processor / wall}
 
 
 def tokenize_only(text: Path, tokenizer: Path) -> dict[str, float]:
     """Time the tokenizer alone, in a pool of threads as in `prepare`, for two processor seconds or more."""
-    pieces, made = list(data.read_documents([text])), load_tokenizer(tokenizer)
+    pieces, loaded = list(data.read_documents([text])), load_tokenizer(tokenizer)
     passes: list[dict[str, float]] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        while sum(one["processor_seconds"] for one in passes) < 2:
-            passes.append(measured(lambda: sum(pool.map(lambda piece: made.encode_batch([piece])[0].size, pieces))))
-    return {name: sum(one[name] for one in passes) / len(passes) for name in passes[0]}
+        while sum(run["processor_seconds"] for run in passes) < 2:
+            passes.append(measure(lambda: sum(pool.map(lambda piece: loaded.encode_batch([piece])[0].size, pieces))))
+    return {name: sum(run[name] for run in passes) / len(passes) for name in passes[0]}
 
 
 def prepare_all(text: Path, tokenizer: Path, out: Path) -> dict[str, float]:
     """Time reading, encoding, hashing and writing; and the peak memory of the process."""
-    found = measured(lambda: data.prepare([text], out, load_tokenizer(tokenizer)))
+    found = measure(lambda: data.prepare([text], out, load_tokenizer(tokenizer)))
     return {**found, "peak_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def in_new_process(work: Callable[..., dict[str, float]], *given: Path) -> dict[str, float]:
+def in_new_process(work: Callable[..., dict[str, float]], *arguments: Path) -> dict[str, float]:
     """Run ``work`` in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *given).result()
+        return pool.submit(work, *arguments).result()
 
 
 @contextmanager
@@ -96,18 +96,18 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1000, help="size to repeat it to")
     parser.add_argument("--tokenizers", default="bytes,chars,bpe:4096", help="comma-separated tokenizers")
     parser.add_argument("--json", action="store_true", help="print one JSON record")
-    given = parser.parse_args()
+    args = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     about = {
-        "command": f"python benchmarks/data.py --text TEXT --tokenizers {given.tokenizers} --json",
+        "command": f"python benchmarks/data.py --text TEXT --tokenizers {args.tokenizers} --json",
         "commit": commit.stdout.strip(),
         "tokenizers": tokenizers.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "text": f"{given.text.stat().st_size / 1e6:.1f} MB, repeated to {given.megabytes} MB",
+        "text": f"{args.text.stat().st_size / 1e6:.1f} MB, repeated to {args.megabytes} MB",
     }
-    with corpus(given.text, given.megabytes) as large:
-        found = {spec: compare(spec, given.text, large) for spec in given.tokenizers.split(",")}
-    if given.json:
+    with corpus(args.text, args.megabytes) as large:
+        found = {spec: compare(spec, args.text, large) for spec in args.tokenizers.split(",")}
+    if args.json:
         print(json.dumps({**about, "measured": found}, indent=1))
         return
     print("  ".join(f"{key}: {value}" for key, value in about.items()))

@@ -3,7 +3,7 @@
 python benchmarks/gpu.py                        a table
 python benchmarks/gpu.py --json FILE            and a record, as kept in benchmarks/results/
 python benchmarks/gpu.py --only uniform,loss    fewer rows
-python benchmarks/gpu.py --curves               how it grows with batch, length, vocabulary and steps
+python benchmarks/gpu.py --curves               how time and memory grow with batch, length, vocabulary and steps
 """
 
 import argparse
@@ -61,11 +61,15 @@ CURVES: dict[str, list[Setting]] = {
 }
 
 
-def rows(setting: Setting, on: Machine) -> Iterator[Measurement]:
+def rows(setting: Setting, machine: Machine) -> Iterator[Measurement]:
     """Measure the fused variant, then the PyTorch reference."""
     if isinstance(setting, TrainSetting):
-        return bench.measure_training(setting, on)
-    return bench.measure_loss(setting, on) if isinstance(setting, LossSetting) else bench.measure_sampling(setting, on)
+        return bench.measure_training(setting, machine)
+    return (
+        bench.measure_loss(setting, machine)
+        if isinstance(setting, LossSetting)
+        else bench.measure_sampling(setting, machine)
+    )
 
 
 def print_row(name: str, row: Measurement, goal: Goal) -> None:
@@ -75,9 +79,9 @@ def print_row(name: str, row: Measurement, goal: Goal) -> None:
         return
     line = f"{name:18s} {row.variant:6s} {row.milliseconds:9.3f} ms {row.tokens_per_second:12,.0f} tok/s"
     line += f" {row.peak_gib:7.2f} GiB {row.utilization or 0:6.1%}"
-    wanted = [(field, at) for field, at in goal._asdict().items() if at is not None]
+    goals = [(field, value) for field, value in goal._asdict().items() if value is not None]
     if row.variant == "fused":
-        line += "".join(f"   {field}: {getattr(row, field) / at:4.2f} of {at:,.4g}" for field, at in wanted)
+        line += "".join(f"   {field}: {getattr(row, field) / value:4.2f} of {value:,.4g}" for field, value in goals)
     print(line, flush=True)
 
 
@@ -89,18 +93,17 @@ def main() -> None:
     parser.add_argument("--curves", action="store_true", help="curves instead of goals, the fused variant only")
     parser.add_argument("--fused-only", action="store_true", help="leave the PyTorch reference out")
     args = parser.parse_args()
-    on = bench.describe_machine("cuda", "bfloat16")
+    machine = bench.describe_machine("cuda", "bfloat16")
     formulas = {"loss": bench.LOSS_FLOPS, "train": bench.TRAIN_FLOPS, "sample": bench.SAMPLE_FLOPS}
-    record: dict[str, object] = {"command": " ".join(sys.argv), "machine": on._asdict(), "flops": formulas}
-    print(
-        f"{on.name}, torch {on.torch}, commit {on.commit}, matrix products {on.matmul_tflops:.0f} TFLOP/s", flush=True
-    )
+    record: dict[str, object] = {"command": " ".join(sys.argv), "machine": machine._asdict(), "flops": formulas}
+    speed = f"matrix products {machine.matmul_tflops:.0f} TFLOP/s"
+    print(f"{machine.name}, torch {machine.torch}, commit {machine.commit}, {speed}", flush=True)
     curves = {f"{name} {i}": (setting, Goal()) for name, all in CURVES.items() for i, setting in enumerate(all)}
     for name, (setting, goal) in (curves if args.curves else GOALS).items():
         if args.only and name.split(",")[0] not in args.only.split(","):
             continue
         measured = []
-        for row in rows(setting, on):
+        for row in rows(setting, machine):
             print_row(name, row, goal)
             measured.append(row._asdict())
             record[name] = {"setting": setting.__dict__, "goal": goal._asdict(), "rows": measured}

@@ -1,4 +1,4 @@
-"""What low precision costs in quality: the validation bound of one network trained in several precisions.
+"""The loss of quality by low precision: the validation bound of one network trained in several precisions.
 
 python benchmarks/precision.py FILE                              on a GPU: 12 × 768, 400 steps of 128 × 256 characters
 python benchmarks/precision.py FILE --recipe tiny --steps 9 --batch 8    anywhere, in seconds
@@ -25,7 +25,7 @@ from sedd.nn.blocks import Block
 
 HALF_STREAM = "bfloat16, stream too"
 PRECISIONS = ("bfloat16", HALF_STREAM, "float8")
-MEASURED = ("bound_bits_per_char", "loss_bits_per_char")
+METRICS = ("bound_bits_per_char", "loss_bits_per_char")
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def train(precision: str, seed: int, file: str, recipe: str, steps: int, batch: 
         end = training.run(config, lambda: training.prepare_data(config), Path(folder), False, on_event)
     last = {"loss_bits_per_char": sum(losses) / len(losses), "losses": len(losses)}
     return {
-        "way": precision,
+        "precision": precision,
         "seed": seed,
         **end.validation,
         **last,
@@ -85,7 +85,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for seed, precision in itertools.product(range(args.seeds), PRECISIONS):
         rows.append(train(precision, seed, args.file, args.recipe, args.steps, args.batch, args.sequences))
-        bound, loss, seconds = (rows[-1][key] for key in (*MEASURED, "seconds"))
+        bound, loss, seconds = (rows[-1][key] for key in (*METRICS, "seconds"))
         print(
             f"{seed} {precision:22s} validation {bound:.4f}, last quarter {loss:.4f} bits/char, {seconds:.0f} s",
             flush=True,
@@ -93,25 +93,29 @@ def main() -> None:
         record = {
             "command": " ".join(sys.argv),
             "device": device_defaults(None).device,
-            "apart": differences(rows),
+            "differences": differences(rows),
             "rows": rows,
         }
         if args.json:
             args.json.write_text(json.dumps(record, indent=1) + "\n")
     for difference in differences(rows):
         error = "" if difference["error"] is None else f" ± {difference['error']:.4f}"
-        print("{way} − bfloat16, {of}: {mean:+.4f}{plus} over {seeds} seeds".format(**difference, plus=error))
+        print("{precision} − bfloat16, {metric}: {mean:+.4f}{plus} over {seeds} seeds".format(**difference, plus=error))
 
 
 def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the mean difference of each precision from bfloat16 over seeds, with its standard error."""
     found = []
-    for way, of in itertools.product(PRECISIONS[1:], MEASURED):
-        here, there = ({row["seed"]: row[of] for row in rows if row["way"] == name} for name in (way, PRECISIONS[0]))
-        each = [here[seed] - there[seed] for seed in here]
-        if each:
-            error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else None
-            found.append({"way": way, "of": of, "mean": statistics.mean(each), "error": error, "seeds": len(each)})
+    for precision, metric in itertools.product(PRECISIONS[1:], METRICS):
+        values, baseline = (
+            {row["seed"]: row[metric] for row in rows if row["precision"] == name}
+            for name in (precision, PRECISIONS[0])
+        )
+        deltas = [values[seed] - baseline[seed] for seed in values]
+        if deltas:
+            error = statistics.stdev(deltas) / len(deltas) ** 0.5 if len(deltas) > 1 else None
+            names = {"precision": precision, "metric": metric, "seeds": len(deltas)}
+            found.append({**names, "mean": statistics.mean(deltas), "error": error})
     return found
 
 

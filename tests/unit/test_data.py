@@ -404,7 +404,7 @@ def test_files_of_killed_processes_are_removed_and_those_of_running_ones_are_not
     (left,) = place.iterdir()
     assert left.name.startswith(".out.preparing-")
     assert any(left.iterdir())
-    with shards._workplace(place / "out") as busy:
+    with shards._temporary_folder(place / "out") as busy:
         assert list(place.iterdir()) == [busy]
         prepare([file], place / "out", Bytes())
         assert sorted(place.iterdir()) == sorted([busy, place / "out"])

@@ -144,7 +144,7 @@ def test_missing_models_are_reported_in_a_sentence(
 @pytest.mark.parametrize(
     ("status", "code", "sentence"),
     [
-        (404, "RepoNotFound", "is it spelt right?"),
+        (404, "RepoNotFound", "check its spelling"),
         (401, "RepoNotFound", "you are not logged in"),
         (403, "GatedRepo", "request access"),
         (404, "RevisionNotFound", "no such revision"),

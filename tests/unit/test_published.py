@@ -83,7 +83,7 @@ HEAD = "output_layer.linear.weight"
         ({"vocab_embed.embedding": None}, ["lacks vocab_embed.embedding"]),
         ({"vocab_embed.embedding": lambda w: w[:-1]}, ["11 tokens", "11 rows"]),
         ({"rotary_emb.inv_freq": lambda w: w / 2}, ["other rotary positions"]),
-        ({"rotary_emb.inv_freq": lambda w: w[:-1]}, ["no half of a head"]),
+        ({"rotary_emb.inv_freq": lambda w: w[:-1]}, ["not half the width of a head"]),
         ({"sigma_map.mlp.0.bias": lambda w: w[:-1]}, ["cond_dim is 128", "127"]),
     ],
 )

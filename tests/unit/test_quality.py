@@ -252,7 +252,7 @@ def test_the_cost_of_samples_is_read_from_their_file(tmp_path: Path) -> None:
     [
         ("a.txt", "", "holds no sample"),
         ("a.txt", "one\n\ntwo\n", "sample 1 of .* is empty"),
-        ("a.jsonl", "no json\n", "is no JSON"),
+        ("a.jsonl", "no json\n", "is not JSON"),
         ("a.json", '[{"words": "a"}]', "without text or ids"),
         ("a.json", '[{"ids": ["a"]}]', "without text or ids"),
         ("a.json", '[{"ids": []}]', "sample 0 of .* is empty"),

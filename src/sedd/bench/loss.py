@@ -45,12 +45,12 @@ class LossSetting:
 class _Head(nn.Module):
     """A network that consists of the output layer over random hidden states."""
 
-    def __init__(self, s: LossSetting, states: int, generator: torch.Generator) -> None:
+    def __init__(self, setting: LossSetting, states: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.head = Linear(s.width, states)
+        self.head = Linear(setting.width, states)
         self.head.reset_parameters(generator)
-        self.states = nn.Parameter(torch.randn(1, s.rows, s.width, generator=generator))
-        self.is_bfloat16 = s.precision == "bfloat16"
+        self.states = nn.Parameter(torch.randn(1, setting.rows, setting.width, generator=generator))
+        self.is_bfloat16 = setting.precision == "bfloat16"
 
     def forward(
         self,
@@ -66,24 +66,24 @@ class _Head(nn.Module):
             return hidden if return_hidden else upcast(self.head(hidden))
 
 
-def measure_loss(s: LossSetting, on: Machine) -> Iterator[Measurement]:
+def measure_loss(setting: LossSetting, machine: Machine) -> Iterator[Measurement]:
     """Measure output layer and loss with all gradients: fused, and the PyTorch reference."""
     generator = torch.Generator().manual_seed(0)
-    process, schedule = factory.build_process(s.process, s.vocab_size), factory.build_schedule("log-linear")
+    process, schedule = factory.build_process(setting.process, setting.vocab_size), factory.build_schedule("log-linear")
     objective = factory.build_objective("score-entropy", process, schedule)
-    t = schedule.t(-torch.log1p(-torch.tensor([s.masked])))
-    x_0 = torch.randint(s.vocab_size, (1, s.rows), generator=generator)
+    t = schedule.t(-torch.log1p(-torch.tensor([setting.masked])))
+    x_0 = torch.randint(setting.vocab_size, (1, setting.rows), generator=generator)
     x_t = objective.corrupt(x_0, t, generator)
     count = int(process.is_noisy(x_t).sum())
-    head = _Head(s, process.num_states, generator).to(s.device)
-    model = factory.build_parameterization(s.parameterization, head, process)
-    x_0, x_t, t = (a.to(s.device) for a in (x_0, x_t, t))
+    head = _Head(setting, process.num_states, generator).to(setting.device)
+    model = factory.build_parameterization(setting.parameterization, head, process)
+    x_0, x_t, t = (a.to(setting.device) for a in (x_0, x_t, t))
     weight, leaves, fused = torch.ones_like(t), list(head.parameters()), FusedLoss(objective, model)
     variants: dict[str, Callable[[], object]] = {
         "fused": lambda: torch.autograd.grad(fused(x_t, x_0, t, weight, count=count).total, leaves),
         "plain": lambda: torch.autograd.grad(objective.loss(model, x_t, x_0, t).sum(), leaves),
     }
-    flops = 6.0 * count * s.width * s.vocab_size
+    flops = 6.0 * count * setting.width * setting.vocab_size
     for variant, work in variants.items():
-        free_memory(s.device)
-        yield time_variant(variant, work, on, s.repeats, s.rows, flops)
+        free_memory(setting.device)
+        yield time_variant(variant, work, machine, setting.repeats, setting.rows, flops)

@@ -106,9 +106,9 @@ def time_calls(work: Callable[[], object], device: str, repeats: int, warmup: in
     if device != "cuda":
         seconds = []
         for _ in range(repeats):
-            began = time.perf_counter()
+            start = time.perf_counter()
             work()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
         return Timing(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     torch.cuda.reset_peak_memory_stats()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
@@ -124,7 +124,7 @@ def time_calls(work: Callable[[], object], device: str, repeats: int, warmup: in
 def time_variant(
     variant: str,
     work: Callable[[], object],
-    on: Machine,
+    machine: Machine,
     repeats: int,
     tokens: int,
     flops: float,
@@ -136,7 +136,7 @@ def time_variant(
     Args:
         variant: Name of the variant.
         work: The function to call.
-        on: The machine.
+        machine: The machine.
         repeats: Number of timed calls.
         tokens: Tokens per call.
         flops: Useful floating-point operations per call.
@@ -144,10 +144,10 @@ def time_variant(
         warmup: Calls before the timed ones.
     """
     try:
-        timing = time_calls(work, on.device, repeats, warmup)
+        timing = time_calls(work, machine.device, repeats, warmup)
     except torch.OutOfMemoryError:
         return Measurement(variant, None, None, None, None)
-    utilization = flops / timing.median / (on.matmul_tflops * 1e12)
+    utilization = flops / timing.median / (machine.matmul_tflops * 1e12)
     return Measurement(variant, timing.median * 1e3 / parts, tokens / timing.median, timing.peak / 2**30, utilization)
 
 

@@ -20,7 +20,7 @@ SAMPLE_FLOPS = (
 
 @dataclass(frozen=True)
 class SampleSetting:
-    """What to sample."""
+    """The model and the sampler to measure."""
 
     recipe: str = "small"
     process: str = "absorbing"
@@ -45,21 +45,19 @@ class SampleSetting:
 class SamplingRuns:
     """Samples one batch per call."""
 
-    def __init__(self, s: SampleSetting, fused: bool) -> None:
-        run = TrainSetting(s.recipe, s.process, s.objective, length=s.length).run()
-        parts = factory.build_setup(run, s.vocab_size)
+    def __init__(self, setting: SampleSetting, fused: bool) -> None:
+        run = TrainSetting(setting.recipe, setting.process, setting.objective, length=setting.length).run()
+        parts = factory.build_setup(run, setting.vocab_size)
         network = factory.build_network(run, parts)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for (
-                parameter
-            ) in network.parameters():  # an output layer of zeros would be unrealistically easy to sample from
+            for parameter in network.parameters():  # with an output layer of zeros all tokens would be equally likely
                 parameter.normal_(0, 0.02, generator=generator)
-        network = factory.prepare_for_inference(network, s.device, s.precision)
+        network = factory.prepare_for_inference(network, setting.device, setting.precision)
         model: Any = factory.build_model(run, network, parts, cuda_graphs=fused)
-        self.sampler = factory.build_sampler(s.sampler, model, parts.process, parts.schedule)
-        self.times = factory.build_grid("uniform", s.steps).to(s.device)
-        self.prompt = sampler.empty(s.batch, run.model.seq_len, s.device)
+        self.sampler = factory.build_sampler(setting.sampler, model, parts.process, parts.schedule)
+        self.times = factory.build_grid("uniform", setting.steps).to(setting.device)
+        self.prompt = sampler.empty(setting.batch, run.model.seq_len, setting.device)
         self.fused, self.seed, self.model = fused, 0, sampler.SamplingModel(model)
         m = run.model
         self.flops = m.seq_len * m.depth * (24.0 * m.width**2 + 4 * m.seq_len * m.width)
@@ -68,17 +66,17 @@ class SamplingRuns:
     def __call__(self) -> torch.Tensor:
         """Sample a batch."""
         self.model = sampler.SamplingModel(self.sampler.model, fused=None if self.fused else False)
-        rows = CounterRNG(self.seed, torch.arange(len(self.prompt.given), device=self.prompt.given.device))
-        *_, last = self.sampler.run(self.prompt, self.times, rows, self.model)
+        rng = CounterRNG(self.seed, torch.arange(len(self.prompt.given), device=self.prompt.given.device))
+        *_, last = self.sampler.run(self.prompt, self.times, rng, self.model)
         self.seed += 1
         return last.x
 
 
-def measure_sampling(s: SampleSetting, on: Machine) -> Iterator[Measurement]:
+def measure_sampling(setting: SampleSetting, machine: Machine) -> Iterator[Measurement]:
     """Measure a sampling step: with CUDA graphs and fused kernels, and the PyTorch reference."""
     for variant in ("fused", "plain"):
-        free_memory(s.device)
-        samples = SamplingRuns(s, variant == "fused")
+        free_memory(setting.device)
+        samples = SamplingRuns(setting, variant == "fused")
         samples()
         tokens, flops = samples.prompt.given.numel(), samples.flops * samples.model.rows
-        yield time_variant(variant, samples, on, s.repeats, tokens, flops, s.steps, warmup=0)
+        yield time_variant(variant, samples, machine, setting.repeats, tokens, flops, setting.steps, warmup=0)

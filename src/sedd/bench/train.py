@@ -1,4 +1,4 @@
-"""Benchmark of a training step: loss, gradients, clipping, AdamW, EMA."""
+"""Benchmark of a training step: forward, backward, gradient clipping, AdamW and EMA."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ TRAIN_FLOPS = (
 
 @dataclass(frozen=True)
 class TrainSetting:
-    """What to train."""
+    """The model and the training step to measure."""
 
     recipe: str = "small"
     process: str = "absorbing"
@@ -60,30 +60,32 @@ class NoisyBatch(NamedTuple):
     weight: Tensor
 
 
-def measure_training(s: TrainSetting, on: Machine) -> Iterator[Measurement]:
+def measure_training(setting: TrainSetting, machine: Machine) -> Iterator[Measurement]:
     """Measure a training step: fused, and the PyTorch reference."""
-    run = s.run()
-    parts = factory.build_setup(run, s.vocab_size)
+    run = setting.run()
+    parts = factory.build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    made = [random_batch(parts, s, run.model.seq_len, generator) for _ in range(4)]
-    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in made]
-    batches = [NoisyBatch(*(a.to(s.device) for a in b)) for b in made]
-    tokens = s.batch * run.model.seq_len
+    cpu_batches = [random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
+    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in cpu_batches]
+    batches = [NoisyBatch(*(a.to(setting.device) for a in b)) for b in cpu_batches]
+    tokens = setting.batch * run.model.seq_len
     m, fraction = run.model, sum(counts) / len(counts) / tokens
     blocks = m.depth - 0.75 * (1 - fraction)  # three quarters of the last block run only on tokens in the loss
     flops_per_token = (
-        72 * blocks * m.width**2 + 12 * m.depth * m.seq_len * m.width + 6 * fraction * m.width * s.vocab_size
+        72 * blocks * m.width**2 + 12 * m.depth * m.seq_len * m.width + 6 * fraction * m.width * setting.vocab_size
     )
     for variant in ("fused", "plain"):
-        free_memory(s.device)
-        steps = TrainingSteps(run, parts, s, variant == "fused", batches, counts)
-        yield time_variant(variant, steps, on, s.repeats, tokens, flops_per_token * tokens)
+        free_memory(setting.device)
+        steps = TrainingSteps(run, parts, setting, variant == "fused", batches, counts)
+        yield time_variant(variant, steps, machine, setting.repeats, tokens, flops_per_token * tokens)
 
 
-def random_batch(parts: factory.DiffusionSetup, s: TrainSetting, length: int, generator: torch.Generator) -> NoisyBatch:
-    """Make a batch of random tokens with noise."""
-    times = parts.objective.times(stratified(s.batch, generator))
-    x_0 = torch.randint(s.vocab_size, (s.batch, length), generator=generator)
+def random_batch(
+    parts: factory.DiffusionSetup, setting: TrainSetting, length: int, generator: torch.Generator
+) -> NoisyBatch:
+    """Return a batch of random tokens with noise."""
+    times = parts.objective.times(stratified(setting.batch, generator))
+    x_0 = torch.randint(setting.vocab_size, (setting.batch, length), generator=generator)
     return NoisyBatch(parts.objective.corrupt(x_0, times.t, generator), x_0, *times)
 
 
@@ -95,26 +97,28 @@ class TrainingSteps:
         self,
         run: RunConfig,
         parts: factory.DiffusionSetup,
-        s: TrainSetting,
+        setting: TrainSetting,
         fused: bool,
         batches: list[NoisyBatch],
         counts: list[int],
     ) -> None:
-        self.batches, self.counts, self.done = batches, counts, 0
-        self.network, ema_network = (factory.build_network(run, parts).to(s.device) for _ in range(2))
+        self.batches, self.counts, self.step = batches, counts, 0
+        self.network, ema_network = (factory.build_network(run, parts).to(setting.device) for _ in range(2))
         self.ema = EMA(self.network, ema_network, run.optim.ema_decay)
         self.optimizers, self.grad_clip = optimizer.build_optimizers(self.network, run.optim), run.optim.grad_clip
-        if s.precision != "float32":
-            half = torch.autocast(s.device, torch.bfloat16)
-            self.network.forward = half(self.network.forward)  # type: ignore[method-assign]
-        if s.precision == "float8":
+        if setting.precision != "float32":
+            autocast = torch.autocast(setting.device, torch.bfloat16)
+            self.network.forward = autocast(self.network.forward)  # type: ignore[method-assign]
+        if setting.precision == "float8":
             self.network.enable_fp8()
         model = factory.build_model(run, self.network, parts)
         if fused:
-            self.network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(s.activation_checkpointing)
-            if s.compile:
+            self.network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(
+                setting.activation_checkpointing
+            )
+            if setting.compile:
                 self.network.compile_trunk()
-            if s.cuda_graphs:
+            if setting.cuda_graphs:
                 self.network.enable_cuda_graphs()
             self.loss = self._fused(FusedLoss(parts.objective, model))
         else:
@@ -126,19 +130,19 @@ class TrainingSteps:
     def _plain(self, parts: factory.DiffusionSetup, model: nn.Module) -> Callable[[int], Tensor]:
         def loss(i: int) -> Tensor:
             x_t, x_0, t, weight = self.batches[i]
-            each = parts.objective.loss(model, x_t, x_0, t)
-            return (weight.to(each.dtype)[:, None] * each).sum()
+            nats = parts.objective.loss(model, x_t, x_0, t)
+            return (weight.to(nats.dtype)[:, None] * nats).sum()
 
         return loss
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         """Run a step; return the loss in nats per token and the gradient norm, without synchronizing."""
-        i = self.done % len(self.batches)
+        i = self.step % len(self.batches)
         loss = self.loss(i) / self.batches[i].x_0.numel()
         loss.backward()
         norm = optimizer.clip_grad_norm(self.ema.source_weights, self.grad_clip)
         optimizer.step_if_finite(self.optimizers, norm.isfinite())
-        self.ema.update(self.done)
+        self.ema.update(self.step)
         optimizer.zero_grad(self.optimizers)
-        self.done += 1
+        self.step += 1
         return loss.detach(), norm

@@ -96,24 +96,27 @@ def quality(
     Examples: `sedd quality run --judge gpt2-large -n 256 --sweep steps=16,64,256 --out sweep.png`,
     `sedd quality samples.jsonl --judge ar-run --json > a.json`, `sedd quality a.json b.json`.
     """
-    chosen = sampling_settings(settings)
-    from sedd.evaluation.quality import results as record
+    sampling = sampling_settings(settings)
+    from sedd.evaluation.quality import results
     from sedd.evaluation.quality import sweep as sweeps
 
     for path in out or []:
         _check_writable(path, PICTURES + RECORDS)
     if save is not None:
         _check_writable(save, RECORDS[1:])
-    points = sweeps.sweep_points(sweeps.SweepPoint(chosen, length), sweep or [])
+    points = sweeps.sweep_points(sweeps.SweepPoint(sampling, length), sweep or [])
     plan = _Plan(points, count, batch, device or default_device(), draw_precision, bool(sweep))
     if save is not None and (len(inputs) > 1 or len(plan.points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
-    work = [record.read_results(path) or plan.samples(path) for path in inputs]
-    records = [one for each in work if isinstance(each, list) for one in each]
-    if not all(isinstance(each, list) for each in work):
+    work = [results.read_results(path) or plan.samples(path) for path in inputs]
+    records = [record for item in work if isinstance(item, list) for record in item]
+    if not all(isinstance(item, list) for item in work):
         score = _judge(judge, first_token, judge_precision, plan.device, mauve, ids, truncate, judge_batch, records)
-        scored = (each if isinstance(each, list) else [score(_saved(one, save)) for one in each] for each in work)
-        records = [one for several in scored for one in several]
+        scored = (
+            item if isinstance(item, list) else [score(_save_samples(samples, save)) for samples in item]
+            for item in work
+        )
+        records = [record for item in scored for record in item]
     _report(records, sweeps.swept_names(sweep or []), out or [], as_json)
 
 
@@ -136,21 +139,21 @@ class _Plan:
     def samples(self, path: Path) -> "Iterator[SampleSet]":
         """Check an input now; samples of a run are drawn when iterated over."""
         from sedd.evaluation.quality import judges
-        from sedd.evaluation.quality import samples as given
+        from sedd.evaluation.quality import samples as sample_sets
 
         if judges.is_run_folder(path):
-            return self._drawn(path)
+            return self._draw(path)
         if not path.exists():
             raise ValueError(f"{path} does not exist; name the folder of a run, a file of samples, or saved results")
         if self.swept:
             raise ValueError(f"{path} is a file of samples; --sweep needs the folder of a run")
-        found = given.read_samples(path)
+        found = sample_sets.read_samples(path)
         facts = {**found.facts, "draw_precision": found.facts.get("draw_precision") or self.draw_precision}
         return iter([replace(found, facts=facts)])
 
-    def _drawn(self, path: Path) -> "Iterator[SampleSet]":
+    def _draw(self, path: Path) -> "Iterator[SampleSet]":
         from sedd import factory, generate
-        from sedd.evaluation.quality import samples as given
+        from sedd.evaluation.quality import samples as sample_sets
 
         loaded = factory.load_model(path, device=self.device)
         sampling_runs = [generate.SamplingRun.of(loaded, point.settings) for point in self.points]
@@ -158,7 +161,7 @@ class _Plan:
 
         def draw(sampling_run: "SamplingRun", prompt: "Prompt") -> "SampleSet":
             with stderr_progress(f"sampling {path}") as on_progress:
-                return given.generate_samples(loaded, sampling_run, prompt, self.batch, str(path), on_progress)
+                return sample_sets.generate_samples(loaded, sampling_run, prompt, self.batch, str(path), on_progress)
 
         return map(draw, sampling_runs, prompts)
 
@@ -175,16 +178,15 @@ def _judge(
     beside: list[Record],
 ) -> ScoreSamples:
     """Load the judge and MAUVE's reference; return a function from samples to their record."""
-    from sedd.evaluation.quality import evaluate_samples, judges
-    from sedd.evaluation.quality import results as record
-    from sedd.evaluation.quality import samples as given
+    from sedd.evaluation.quality import evaluate_samples, judges, results
+    from sedd.evaluation.quality import samples as sample_sets
     from sedd.evaluation.quality.mauve import MauveReference
 
     if name is None:
         raise ValueError("samples need a judge; name a Hugging Face model or an autoregressive run with --judge")
-    texts = None if mauve is None else given.read_samples(mauve)
+    texts = None if mauve is None else sample_sets.read_samples(mauve)
     judge = judges.load_judge(name, first_token=first, precision=precision, device=device)
-    record.quality_table([*beside, record.judge_record(judge)], ())  # raises if the judges differ, before any work
+    results.quality_table([*beside, results.judge_record(judge)], ())  # raises if the judges differ, before any work
     reference = None if texts is None else MauveReference(texts, judge, batch)
 
     def score(samples: "SampleSet") -> Record:
@@ -204,7 +206,7 @@ def _check_writable(path: Path, kinds: Sequence[str]) -> None:
         raise ValueError(f"{path.parent} does not exist; make it, or choose another folder for {path.name}")
 
 
-def _saved(samples: "SampleSet", path: Path | None) -> "SampleSet":
+def _save_samples(samples: "SampleSet", path: Path | None) -> "SampleSet":
     from sedd.evaluation.quality.samples import write_samples
 
     if path is not None:
@@ -246,7 +248,7 @@ def _report(records: list[Record], swept: list[str], out: list[Path], as_json: b
 def _print(records: list[Record], columns: list[str], found: list[list[Any]]) -> None:
     """Print one record as a line per number, several as a table; standard errors follow their numbers."""
     cells = [
-        [_shown(value, record.get(f"stderr_{name}")) for name, value in zip(columns, row, strict=True)]
+        [_format(value, record.get(f"stderr_{name}")) for name, value in zip(columns, row, strict=True)]
         for record, row in zip(records, found, strict=True)
     ]
     heads, first = [name.replace("_", " ") for name in columns], records[0]
@@ -261,7 +263,7 @@ def _print(records: list[Record], columns: list[str], found: list[list[Any]]) ->
         print(f"| {' | '.join(row)} |")
 
 
-def _shown(value: Any, stderr: float | None) -> str:
+def _format(value: Any, stderr: float | None) -> str:
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.4g}" if stderr is None else f"{value:.4g} ± {stderr:.2g}"

@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 PANEL = "Sampling options"
 OPTION_HELP = (
     "Option of one sampler: theta=0.5 for theta; sites=2 for gibbs; strategy=loop or eta=0.02 for remask; "
-    "direction=forward for ordered. Repeatable."
+    "direction=forward for ordered; bound=0.1 for entropy. Repeatable."
 )
 
 

@@ -60,9 +60,9 @@ class _Zstd(io.RawIOBase):
             self.unused = self.frame.unused_data
             if self.frame.eof:
                 self.frame = None
-        now, self.ready = self.ready[: len(buffer)], self.ready[len(buffer) :]
-        buffer[: len(now)] = now
-        return len(now)
+        part, self.ready = self.ready[: len(buffer)], self.ready[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
 
 
 def import_optional(module: str, source: str) -> Any:

@@ -75,7 +75,7 @@ class Index:
         return index
 
     def content_hash(self) -> str:
-        """SHA-256 of all other fields, which include the hashes of the shards and so cover every token."""
+        """Return the SHA-256 of all other fields, which include the hashes of the shards and so cover every token."""
         return hashlib.sha256(json.dumps({**self._plain(), "sha256": ""}, sort_keys=True).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:

@@ -62,7 +62,7 @@ class TokenBlocks:
                 raise ValueError(f"{folder / LENGTHS} is damaged: its lengths do not add up; {PREPARE_AGAIN}")
         self.labels = index.labels.names if index.labels else ()
         self._labels = np.fromfile(folder / LABELS, "<u2") if self.labels else None
-        self._first, self._count = self._part(split, val_fraction)
+        self._first, self._count = self._split_range(split, val_fraction)
 
     def __len__(self) -> int:
         return self._count
@@ -70,12 +70,12 @@ class TokenBlocks:
     @property
     def chars_per_token(self) -> float:
         """Characters per token that counts in the loss."""
-        return self.index.characters / self._counted()
+        return self.index.characters / self._loss_tokens()
 
     @property
     def bytes_per_token(self) -> float:
         """UTF-8 bytes per token that counts in the loss."""
-        return self.index.bytes / self._counted()
+        return self.index.bytes / self._loss_tokens()
 
     def read(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
         """Read blocks by index.
@@ -121,7 +121,7 @@ class TokenBlocks:
             if found != size:
                 raise ValueError(f"{path} is damaged: it has {found} bytes, not {size}; {PREPARE_AGAIN}")
 
-    def _part(self, split: str, val_fraction: float) -> tuple[int, int]:
+    def _split_range(self, split: str, val_fraction: float) -> tuple[int, int]:
         """Return the index of the first block of a split, and the number of its blocks."""
         packed = self.index.packing == "packed"
         total = self.index.tokens // self.length if packed else self.index.records
@@ -137,7 +137,7 @@ class TokenBlocks:
         return (0, total - held_out) if split == "train" else (total - held_out, held_out)
 
     def _span(self, number: int) -> tuple[int, int]:
-        """Return where a block begins and ends in the token stream."""
+        """Return the first token of a block in the token stream, and the token after its last."""
         if self.index.packing == "packed":
             return number * self.length, (number + 1) * self.length
         return int(self._starts[number]), int(self._starts[number + 1])
@@ -148,12 +148,12 @@ class TokenBlocks:
         while filled < len(row):
             shard = int(np.searchsorted(self._ends, start + filled, side="right"))
             tokens = self._shards[shard]
-            at = start + filled - (int(self._ends[shard]) - len(tokens))
-            part = tokens[at : at + len(row) - filled]
+            offset = start + filled - (int(self._ends[shard]) - len(tokens))
+            part = tokens[offset : offset + len(row) - filled]
             row[filled : filled + len(part)] = part
             filled += len(part)
 
-    def _counted(self) -> int:
+    def _loss_tokens(self) -> int:
         return self.index.records * self.length if self.index.pad == "model" else self.index.tokens
 
 
@@ -165,11 +165,11 @@ def _block_length(folder: Path, index: Index, length: int | None) -> int:
         if length is None:
             raise ValueError(f"{folder} is packed and has no length of its own; give the block length")
         return length
-    own = int(index.length or 0)
-    if length is not None and (length < own or (length > own and index.pad is None)):
-        allowed = f"{own}, as they have no padding" if index.pad is None else f"{own} or more"
+    record_length = int(index.length or 0)
+    if length is not None and (length < record_length or (length > record_length and index.pad is None)):
+        allowed = f"{record_length}, as they have no padding" if index.pad is None else f"{record_length} or more"
         raise ValueError(f"length is {length}; the records in {folder} need {allowed}")
-    return length or own
+    return length or record_length
 
 
 def block_order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray, " count"]:
@@ -182,17 +182,17 @@ def block_order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray,
     if size < 1 or start < 0 or count < 0:
         raise ValueError(f"size is {size}, start {start}, count {count}; they must be at least 1, 0 and 0")
     samples = np.arange(start, start + count)
-    found = np.empty(count, np.int64)
+    indices = np.empty(count, np.int64)
     for epoch in range(start // size, (start + count - 1) // size + 1):
-        inside = samples // size == epoch
-        found[inside] = _permutation(seed, epoch, size)[samples[inside] % size]
-    return found
+        in_epoch = samples // size == epoch
+        indices[in_epoch] = _permutation(seed, epoch, size)[samples[in_epoch] % size]
+    return indices
 
 
 @lru_cache(maxsize=2)  # a batch may lie in two epochs
 def _permutation(seed: int, epoch: int, size: int) -> Int[np.ndarray, " size"]:
     """Sort blocks by 64 random bits each: numpy guarantees the stream of Philox, but not of its shuffles."""
     bits = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(size)
-    found = np.argsort(bits, kind="stable")
-    found.flags.writeable = False
-    return found
+    order = np.argsort(bits, kind="stable")
+    order.flags.writeable = False  # it is cached
+    return order

@@ -79,7 +79,7 @@ def expand_sources(sources: Sequence[str | Path]) -> list[Source]:
 def has_several_documents(sources: Sequence[Source]) -> bool:
     """Return whether the sources may hold more than one document."""
     files = [file for source in sources for file in source.files]
-    return len(files) != 1 or _kind(files[0]) in TABLES
+    return len(files) != 1 or _file_kind(files[0]) in TABLES
 
 
 def read_chunks(
@@ -89,7 +89,7 @@ def read_chunks(
 
     Args:
         sources: From `expand_sources`.
-        column: The column of a table that holds the text; by default the one that is obvious from its name.
+        column: The column of a table that holds the text; by default one of `TEXT_COLUMNS`, or the only one of strings.
         packing: Text files are read line by line (``lines``) or as one document in pieces (``packed``).
         label: The column of a table that holds the labels.
     """
@@ -97,7 +97,8 @@ def read_chunks(
     for source in sources:
         empty = True
         hub = source.name.startswith("hf:")
-        for chunk in _hub(source.name, column, label) if hub else _local(source.files, column, packing, label):
+        chunks = _hub_chunks(source.name, column, label) if hub else _file_chunks(source.files, column, packing, label)
+        for chunk in chunks:
             empty = False
             yield chunk._replace(done=done + chunk.done)
         if empty:
@@ -110,39 +111,39 @@ def _files(source: str | Path) -> list[Path]:
         return []
     path = Path(source)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) in KINDS)
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _file_kind(file) in KINDS)
         if not files:
             raise ValueError(f"the folder {path} holds no file that ends in {', '.join(KINDS)}; name one that does")
         return files
     if not path.exists():
         raise ValueError(f"{path} does not exist; name a file, a folder, or hf:NAME for a Hugging Face dataset")
-    if _kind(path) not in (*KINDS, ""):
+    if _file_kind(path) not in (*KINDS, ""):
         raise ValueError(
-            f"{path} ends in {_kind(path)}; supported are {', '.join(KINDS)}, "
+            f"{path} ends in {_file_kind(path)}; supported are {', '.join(KINDS)}, "
             f"also followed by {', '.join(COMPRESSED)}, and plain text without an ending"
         )
     return [path]
 
 
-def _kind(path: Path) -> str:
+def _file_kind(path: Path) -> str:
     """Return the file name's ending without that of a compression."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
 
 
-def _local(files: Sequence[Path], column: str | None, packing: str, label: str | None) -> Iterator[Chunk]:
+def _file_chunks(files: Sequence[Path], column: str | None, packing: str, label: str | None) -> Iterator[Chunk]:
     done = 0
     for file in files:
         with _named_errors(file), file.open("rb") as raw, open_decompressed(file, raw) as stream:
             first = 1
-            for texts, continues, labels in _texts(file, stream, column, packing, label):
+            for texts, continues, labels in _read_groups(file, stream, column, packing, label):
                 yield Chunk(str(file), first, texts, continues, done + raw.tell(), labels)
                 first += len(texts)
         done += file.stat().st_size
 
 
-def _hub(name: str, column: str | None, label: str | None) -> Iterator[Chunk]:
+def _hub_chunks(name: str, column: str | None, label: str | None) -> Iterator[Chunk]:
     first = 1
-    for texts, continues, labels in _grouped(_column_of_rows(name, _hub_rows(name), column, label), label):
+    for texts, continues, labels in _group_rows(_column_of_rows(name, _hub_rows(name), column, label), label):
         yield Chunk(name, first, texts, continues, 0, labels)
         first += len(texts)
 
@@ -170,32 +171,34 @@ def _named_errors(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} could not be read: {error}; it may be damaged") from None
 
 
-def _texts(file: Path, stream: BufferedIOBase, column: str | None, packing: str, label: str | None) -> Iterator[Group]:
-    kind = _kind(file)
+def _read_groups(
+    file: Path, stream: BufferedIOBase, column: str | None, packing: str, label: str | None
+) -> Iterator[Group]:
+    kind = _file_kind(file)
     for name, wanted in (("column", column), ("label", label)):
         if kind not in TABLES and wanted is not None:
             raise ValueError(f"{name} is {wanted!r}, but {file} has no columns; leave it out, or name a table")
     match kind:
         case ".jsonl":
-            return _grouped(_column_of_rows(str(file), _json_rows(file, stream), column, label), label)
+            return _group_rows(_column_of_rows(str(file), _json_rows(file, stream), column, label), label)
         case ".csv":
-            return _grouped(_csv_texts(file, stream, column, label), label)
+            return _group_rows(_csv_texts(file, stream, column, label), label)
         case ".parquet":
-            return _grouped(_parquet_texts(file, stream, column, label), label)
+            return _group_rows(_parquet_texts(file, stream, column, label), label)
         case ".npy":
-            return _arrays(file, stream)
-    return _lines(file, stream) if packing == "lines" else _pieces(file, stream)
+            return _array_rows(file, stream)
+    return _line_records(file, stream) if packing == "lines" else _document_pieces(file, stream)
 
 
-def _grouped(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
+def _group_rows(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
     """Group non-empty texts into pieces."""
     group: list[str] = []
     labels: list[str | None] = []
     size = 0
-    for text, known in rows:
+    for text, row_label in rows:
         if text:
             group.append(text)
-            labels += [] if label is None else [known]
+            labels += [] if label is None else [row_label]
             size += len(text)
         if size >= PIECE:
             yield Group(group, labels=labels)
@@ -204,7 +207,7 @@ def _grouped(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
         yield Group(group, labels=labels)
 
 
-def _decoded(file: Path, stream: BufferedIOBase) -> Iterator[str]:
+def _decode(file: Path, stream: BufferedIOBase) -> Iterator[str]:
     """Decode UTF-8 piece by piece without cutting a character."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     while block := stream.read(PIECE):
@@ -215,12 +218,12 @@ def _decoded(file: Path, stream: BufferedIOBase) -> Iterator[str]:
     decoder.decode(b"", final=True)  # raises if the file ends inside a character
 
 
-def _pieces(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
+def _document_pieces(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
     """Yield one document in pieces whose concatenation is the document."""
     rest, continues = "", False
-    for text in _decoded(file, stream):
+    for text in _decode(file, stream):
         if rest:
-            cut = _cut(rest)
+            cut = _cut_position(rest)
             yield Group([rest[:cut]], continues)
             rest, continues = rest[cut:], True
         rest += text
@@ -228,21 +231,21 @@ def _pieces(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
         yield Group([rest], continues)
 
 
-def _cut(text: str) -> int:
-    """Choose where to cut a text with least effect on tokenization.
+def _cut_position(text: str) -> int:
+    """Return where to cut a text with the least effect on tokenization.
 
-    After a line end between words; else before the last space; else at the end.
+    That is after a line end between words, else before the last space, else at the end.
     """
-    at = text.rfind("\n", 1, -1)
-    while at > 0:
-        if not (text[at - 1].isspace() or text[at + 1].isspace()):
-            return at + 1
-        at = text.rfind("\n", 1, at)
-    at = text.rfind(" ", 1)
-    return at if at > 0 else len(text)
+    cut = text.rfind("\n", 1, -1)
+    while cut > 0:
+        if not (text[cut - 1].isspace() or text[cut + 1].isspace()):
+            return cut + 1
+        cut = text.rfind("\n", 1, cut)
+    cut = text.rfind(" ", 1)
+    return cut if cut > 0 else len(text)
 
 
-def _lines(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
+def _line_records(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
     """Yield one record per line; empty lines are skipped."""
     for group in _whole_lines(file, stream):
         if records := [text for line in group if (text := line.removesuffix("\n").removesuffix("\r"))]:
@@ -252,7 +255,7 @@ def _lines(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
 def _whole_lines(file: Path, stream: BufferedIOBase) -> Iterator[list[str]]:
     """Yield all lines with their line ends, a piece at a time."""
     rest = ""
-    for text in _decoded(file, stream):
+    for text in _decode(file, stream):
         *whole, rest = (rest + text).split("\n")
         if len(rest) > LONGEST_LINE:
             raise ValueError(
@@ -301,12 +304,13 @@ def _csv_texts(file: Path, stream: BufferedIOBase, column: str | None, label: st
         if not head:
             return
         _check_label(str(file), header, label)
-        named = zip(header, head[0], strict=False)
-        words = [name for name, value in named if name != label and not _is_number(value)]
-        at = header.index(_choose_column(str(file), header, words, column))
-        known = len(header) if label is None else header.index(label)
+        cells = zip(header, head[0], strict=False)
+        strings = [name for name, value in cells if name != label and not _is_number(value)]
+        text_index = header.index(_choose_column(str(file), header, strings, column))
+        label_index = len(header) if label is None else header.index(label)
         for row in chain(head, rows):
-            yield row[at] if at < len(row) else None, (row[known] or None) if known < len(row) else None
+            text = row[text_index] if text_index < len(row) else None
+            yield text, (row[label_index] or None) if label_index < len(row) else None
     except csv.Error as error:
         raise ValueError(f"{file} is not CSV: {error}") from None
 
@@ -320,12 +324,12 @@ def _is_number(value: str) -> bool:
 
 
 def _choose_column(source: str, columns: list[str], strings: list[str], wanted: str | None) -> str:
-    """Return the requested column, or the only one that can be meant."""
+    """Return the requested column; by default one of `TEXT_COLUMNS`, or the only column of strings."""
     if wanted is not None:
         if wanted not in columns:
             raise ValueError(f"column is {wanted!r}; {source} has {', '.join(columns)}")
         return wanted
-    obvious = [name for known in TEXT_COLUMNS for name in strings if name.lower() == known]
+    obvious = [name for usual in TEXT_COLUMNS for name in strings if name.lower() == usual]
     if obvious or len(strings) == 1:
         return (obvious or strings)[0]
     raise ValueError(f"{source} has the columns {', '.join(columns)}; name the one that holds the text as column")
@@ -348,32 +352,34 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label
     pyarrow = import_optional("pyarrow", str(file))
     with make_seekable(file, stream) as table:
         try:
-            found = parquet.ParquetFile(table)
+            parquet_file = parquet.ParquetFile(table)
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{file} is not a Parquet file: {error}") from None
-        schema = found.schema_arrow
+        schema = parquet_file.schema_arrow
         _check_label(str(file), schema.names, label)
         texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
         chosen = _choose_column(str(file), schema.names, [name for name in texts if name != label], column)
         if chosen not in texts:
             raise ValueError(f"column {chosen!r} of {file} is of type {schema.field(chosen).type}; it must be text")
-        for batch in found.iter_batches(batch_size=1024, columns=list({chosen, label or chosen})):
+        for batch in parquet_file.iter_batches(batch_size=1024, columns=list({chosen, label or chosen})):
             for row in batch.to_pylist():
                 yield row[chosen], None if label is None else _label(row[label], str(file), label)
 
 
-def _arrays(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
+def _array_rows(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
     """Yield integers: a one-dimensional array is one document, a two-dimensional one has a record per row."""
     with make_seekable(file, stream) as plain:
         try:
             version = np.lib.format.read_magic(plain)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, by_column, dtype = read(plain)
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            shape, fortran_order, dtype = read_header(plain)
         except ValueError as error:
             raise ValueError(f"{file} is not an .npy file: {error}") from None
         if dtype.kind not in "iu" or len(shape) not in (1, 2):
             raise ValueError(f"{file} holds {dtype} of shape {shape}; it must hold integers in one or two dimensions")
-        if by_column and len(shape) == 2:
+        if fortran_order and len(shape) == 2:
             raise ValueError(f"{file} is stored column by column; save it again with numpy.ascontiguousarray")
         width = shape[1] if len(shape) == 2 else 1
         step = max(1, PIECE // max(1, width)) * width * dtype.itemsize

@@ -47,7 +47,7 @@ def prepare(
 
     Args:
         sources: Files, folders, or ``hf:NAME[:SPLIT]``.
-        out: The folder to make; it must be new or empty.
+        out: The folder to write; it must be new or empty.
         tokenizer: The special ids that the options need are added to it, and it is saved beside the tokens.
         packing: ``packed`` joins all documents into one stream, with end-of-text tokens between them; ``lines`` keeps
             one record per line or row.
@@ -71,13 +71,13 @@ def prepare(
         labelled=label is not None,
     )
     try:
-        with _workplace(out) as folder, contextlib.closing(_DatasetWriter(folder, encoder)) as written:
-            found = enumerate(read_chunks(expanded, column, packing, label))
-            for encoded in _in_order(encoder, found, workers or _cores()):
-                written.add(encoded)
+        with _temporary_folder(out) as folder, contextlib.closing(_DatasetWriter(folder, encoder)) as writer:
+            chunks = enumerate(read_chunks(expanded, column, packing, label))
+            for encoded in _in_order(encoder, chunks, workers or _cores()):
+                writer.add(encoded)
                 if on_progress is not None:
                     on_progress(encoded.done, total)
-            index = written.finish(pad)
+            index = writer.finish(pad)
             folder.rename(out)  # replaces an empty folder; raises OSError for any other
     except OSError as error:
         raise ValueError(
@@ -100,17 +100,18 @@ def prepare_cached(
     workers: int | None = None,
     on_progress: OnBytesRead | None = None,
 ) -> Path:
-    """Return the folder in ``cache`` with ``sources`` prepared by these options, making it if it is missing.
+    """Return the folder in ``cache`` with ``sources`` prepared by these options, preparing it if it is missing.
 
     ``make`` builds the tokenizer that ``spec`` names and is called only if the folder is missing. The cache key covers
     the names and contents of the files and all options; a dataset of the Hugging Face Hub is identified by its name.
     """
     _check(packing, length, pad, label, workers)
-    known = Path(spec)
-    used = [*expand_sources(sources), *([Source(spec, tuple(sorted(_below(known))))] if known.exists() else [])]
+    tokenizer_files = tuple(sorted(_files_below(Path(spec)))) if Path(spec).exists() else None
+    used = [*expand_sources(sources), *([] if tokenizer_files is None else [Source(spec, tokenizer_files)])]
     files = [(file.name, _sha256(file)) for source in used for file in source.files]
     names = [source.name for source in used if not source.files]
-    settings = [FORMAT, spec if not known.exists() else "", packing, length, pad, column, *([label] if label else [])]
+    name = spec if tokenizer_files is None else ""  # files are identified by their content
+    settings = [FORMAT, name, packing, length, pad, column, *([label] if label else [])]
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
     if not is_prepared(folder):
@@ -124,22 +125,22 @@ def prepare_cached(
 
 
 @contextlib.contextmanager
-def _workplace(out: Path) -> Iterator[Path]:
-    """Make a hidden, locked folder beside ``out``; first remove those that killed processes have left."""
+def _temporary_folder(out: Path) -> Iterator[Path]:
+    """Create a hidden, locked folder beside ``out``, after removing those that killed processes have left."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f".{glob.escape(out.name)}.preparing-*"):
-        with contextlib.suppress(OSError), _locked(left):
-            shutil.rmtree(left)
+    for stale in out.parent.glob(f".{glob.escape(out.name)}.preparing-*"):
+        with contextlib.suppress(OSError), _locked(stale):
+            shutil.rmtree(stale)
     name = secrets.token_hex(8)
-    folder, later = out.parent / f".{out.name}.new-{name}", out.parent / f".{out.name}.preparing-{name}"
+    folder, locked = out.parent / f".{out.name}.new-{name}", out.parent / f".{out.name}.preparing-{name}"
     try:
         folder.mkdir()
         with _locked(folder):  # before it gets the name that other processes clean up
-            folder.rename(later)
-            yield later
+            folder.rename(locked)
+            yield locked
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(later, ignore_errors=True)
+        shutil.rmtree(locked, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -153,7 +154,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _below(path: Path) -> Iterator[Path]:
+def _files_below(path: Path) -> Iterator[Path]:
     return (file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
 
 
@@ -183,6 +184,8 @@ def _check(packing: str, length: int | None, pad: str | None, label: str | None,
 
 
 class _Encoded(NamedTuple):
+    """The token ids of a chunk, and counts of its text."""
+
     ids: UInt[np.ndarray, " tokens"]
     lengths: UInt[np.ndarray, " records"]
     labels: Sequence[str | None]
@@ -216,12 +219,12 @@ class _Encoder:
             raise ValueError(f"{where}: {error}") from None
         if self.packing == "packed":
             count, labels = len(rows) - chunk.continues, chunk.labels
-            rows, lengths = self._packed(rows, opened=number == 0 or chunk.continues), np.zeros(0, np.uint32)
+            rows, lengths = self._separate(rows, skip_first=number == 0 or chunk.continues), np.zeros(0, np.uint32)
         else:
             lengths = np.array([len(row) for row in rows if len(row)], np.uint32)
             count = len(lengths)
             labels = [label for row, label in zip(rows, chunk.labels, strict=False) if len(row)]
-            self._refuse_longer(chunk, rows)
+            self._check_lengths(chunk, rows)
         ids = np.concatenate(rows, dtype=self.dtype, casting="unsafe")  # every id fits: see dtype
         return _Encoded(ids, lengths, labels, count, *_sizes(chunk.texts), chunk.done)
 
@@ -232,19 +235,20 @@ class _Encoder:
             raise ValueError(f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints")
         return [self.tokenizer.check_ids(row) for row in texts]
 
-    def _packed(self, rows: list[Ids], opened: bool) -> list[Ids]:
-        """Put an end-of-text token before each row, except before the first if it continues or opens the stream."""
+    def _separate(self, rows: list[Ids], skip_first: bool) -> list[Ids]:
+        """Put an end-of-text token before each row; not before the first if ``skip_first``."""
         if self.tokenizer.eos is None:
             return rows
         eos = np.array([self.tokenizer.eos])
-        return [part for row in rows for part in (eos, row)][opened:]
+        return [part for row in rows for part in (eos, row)][skip_first:]
 
-    def _refuse_longer(self, chunk: Chunk, rows: list[Ids]) -> None:
+    def _check_lengths(self, chunk: Chunk, rows: list[Ids]) -> None:
         longest = max(rows, key=len)
         if self.length is not None and len(longest) > self.length:
-            at = chunk.first + next(i for i, row in enumerate(rows) if len(row) > self.length)
+            record = chunk.first + next(i for i, row in enumerate(rows) if len(row) > self.length)
             raise ValueError(
-                f"record {at} of {chunk.source} has {len(rows[at - chunk.first])} tokens and length is {self.length}; "
+                f"record {record} of {chunk.source} has {len(rows[record - chunk.first])} tokens and length is "
+                f"{self.length}; "
                 f"choose {len(longest)} or more, leave length out to take the longest, or shorten the records"
             )
 
@@ -278,7 +282,7 @@ def _in_order(
 
 
 @final
-class _File:
+class _HashedFile:
     """A file being written, and the SHA-256 of its content so far."""
 
     def __init__(self, path: Path) -> None:
@@ -304,10 +308,10 @@ class _DatasetWriter:
     def __init__(self, folder: Path, encoder: _Encoder) -> None:
         self.folder, self.encoder = folder, encoder
         self.shards: list[Shard] = []
-        self.open: _File | None = None
+        self.shard: _HashedFile | None = None
         self.space = SHARD
-        self.lengths = _File(folder / LENGTHS) if encoder.packing == "lines" else None
-        self.labels = _File(folder / LABELS) if encoder.labelled else None
+        self.lengths = _HashedFile(folder / LENGTHS) if encoder.packing == "lines" else None
+        self.labels = _HashedFile(folder / LABELS) if encoder.labelled else None
         self.names: dict[str, int] = {}
         self.tokens = self.records = self.characters = self.bytes = self.longest = 0
 
@@ -315,16 +319,16 @@ class _DatasetWriter:
         """Append an encoded chunk."""
         ids = encoded.ids
         while ids.size:
-            self.open = self.open or _File(self.folder / self._name())
-            now, ids = ids[: self.space], ids[self.space :]
-            self.open.add(now.data)
-            self.space -= now.size
+            self.shard = self.shard or _HashedFile(self.folder / self._shard_name())
+            part, ids = ids[: self.space], ids[self.space :]
+            self.shard.add(part.data)
+            self.space -= part.size
             if self.space == 0:
                 self._close_shard()
         if self.lengths is not None:
             self.lengths.add(encoded.lengths.astype("<u4").data)
         if self.labels is not None:
-            self.labels.add(np.array([self._number(label) for label in encoded.labels], "<u2").data)
+            self.labels.add(np.array([self._label_index(label) for label in encoded.labels], "<u2").data)
         self.tokens += encoded.ids.size
         self.records += encoded.records
         self.characters += encoded.characters
@@ -367,21 +371,21 @@ class _DatasetWriter:
 
     def close(self) -> None:
         """Close files that a failure has left open."""
-        for file in (self.open, self.lengths, self.labels):
+        for file in (self.shard, self.lengths, self.labels):
             if file is not None:
                 file.close()
 
-    def _number(self, label: str | None) -> int:
+    def _label_index(self, label: str | None) -> int:
         """Return the index of a label, numbered in order of appearance."""
         number = NO_LABEL if label is None else self.names.setdefault(label, len(self.names))
         if len(self.names) > NO_LABEL:
             raise ValueError(f"there are more than {NO_LABEL} labels; choose a column with fewer distinct values")
         return number
 
-    def _name(self) -> str:
+    def _shard_name(self) -> str:
         return f"tokens-{len(self.shards):05d}.bin"
 
     def _close_shard(self) -> None:
-        if self.open is not None:
-            self.shards.append(Shard(self._name(), SHARD - self.space, self.open.finish()))
-            self.open, self.space = None, SHARD
+        if self.shard is not None:
+            self.shards.append(Shard(self._shard_name(), SHARD - self.space, self.shard.finish()))
+            self.shard, self.space = None, SHARD

@@ -83,12 +83,12 @@ def read_corpus(
 
 
 def _benchmark(source: str, protocol: Protocol, dataset: str | None) -> str | None:
-    """Return the benchmark that a source is, if the protocol has benchmarks."""
+    """Return the name of the benchmark in ``source``, or None for a protocol without benchmarks."""
     if protocol.benchmarks and dataset is None:
         return protocol.identify_dataset(Path(source))
     if dataset is not None and dataset not in protocol.benchmarks:
-        known = f"knows {', '.join(protocol.benchmarks)}" if protocol.benchmarks else "takes any text as it is"
-        raise ValueError(f"dataset is {dataset!r}; protocol {protocol.name} {known}")
+        allowed = f"has {', '.join(protocol.benchmarks)}" if protocol.benchmarks else "takes any text as it is"
+        raise ValueError(f"dataset is {dataset!r}; protocol {protocol.name} {allowed}")
     return dataset
 
 
@@ -173,11 +173,11 @@ def _require_same_tokenizer(folder: Path, index: Index, loaded: LoadedModel) -> 
 
 
 def _read_blocks(blocks: TokenBlocks, label: str | None = None) -> list[Ids]:
-    numbers = np.arange(len(blocks))
+    indices = np.arange(len(blocks))
     if label is not None:
-        known = blocks.label_ids(numbers)
-        numbers = numbers[(np.array([*blocks.labels, ""]) == label)[known]]  # the last entry stands for no label
-    rows, valid = blocks.read(numbers)
+        label_ids = blocks.label_ids(indices)
+        indices = indices[(np.array([*blocks.labels, ""]) == label)[label_ids]]  # the last entry stands for no label
+    rows, valid = blocks.read(indices)
     return [row[: mask.sum()] for row, mask in zip(rows, valid, strict=True)]  # padding is at the end
 
 
@@ -218,7 +218,7 @@ def _char_range(source: str, texts: Sequence[TextOrIds], protocol: Protocol) -> 
     text = texts[0] if len(texts) == 1 and isinstance(texts[0], str) else ""
     if len(text) < stop:
         raise ValueError(
-            f"{source} is no text of {stop:,} characters or more; protocol {protocol.name} scores {protocol.split}"
+            f"{source} is not one text of {stop:,} characters or more; protocol {protocol.name} scores {protocol.split}"
         )
     part = text[start:stop]
     if unknown := sorted(set(part) - set(protocol.alphabet or part)):

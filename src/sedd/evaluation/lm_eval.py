@@ -208,7 +208,7 @@ class GenerationOptions:
 
     def truncate(self, text: str) -> str:
         """Cut ``text`` before the first stop string."""
-        return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]
+        return text[: min((start for stop in self.stops if (start := text.find(stop)) >= 0), default=len(text))]
 
 
 def _device(name: str | None) -> str:

@@ -129,7 +129,7 @@ class Protocol:
                 )
         known = ", ".join(f"{prefix}…" for name in self.benchmarks for prefix in self._prefixes(name))
         raise ValueError(
-            f"{path.name} is none of the files that protocol {self.name} knows by name ({known}); name the data set "
+            f"{path.name} is not among the files of protocol {self.name} ({known}); name the data set "
             f"with --dataset {' | '.join(self.benchmarks)}"
         )
 
@@ -153,8 +153,8 @@ SINGLE_TEXT = Protocol("single-text", "each text by itself", None, Eos.NONE, Kee
 """The protocol of `sedd score`, which takes no data set."""
 
 PROTOCOLS: Mapping[str, Protocol] = {
-    found.name: found
-    for found in (
+    protocol.name: protocol
+    for protocol in (
         Protocol("strict", "all that is given", None, Eos.BETWEEN, KeepRemainder()),
         Protocol(
             "held-out",
@@ -217,5 +217,5 @@ def suite_datasets(name: str, protocol: Protocol, only: Sequence[str] | None) ->
         raise ValueError(f"protocol {protocol.name} has no suite {name}; choose one of {', '.join(others)}")
     if unknown := [dataset for dataset in only or [] if dataset not in protocol.benchmarks]:
         known = ", ".join(protocol.benchmarks)
-        raise ValueError(f"dataset is {unknown[0]!r}; protocol {protocol.name} knows {known}")
+        raise ValueError(f"dataset is {unknown[0]!r}; protocol {protocol.name} has {known}")
     return list(only or protocol.benchmarks)

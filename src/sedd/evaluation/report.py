@@ -27,7 +27,7 @@ Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class RunHistory(NamedTuple):
-    """What a run has written into its folder."""
+    """The records, configuration and environment in the folder of a run."""
 
     folder: Path
     records: Records
@@ -55,8 +55,8 @@ def read_run(folder: Path) -> RunHistory:
     records = run_log.read_log(folder)
     if not records:
         raise ValueError(f"{folder} has logged nothing yet; wait for its first record")
-    recorded = checkpoint.load_json(folder, "environment") if (folder / "environment.json").is_file() else None
-    return RunHistory(folder, records, RunConfig.from_dict(checkpoint.load_json(folder, "config")), recorded)
+    environment = checkpoint.load_json(folder, "environment") if (folder / "environment.json").is_file() else None
+    return RunHistory(folder, records, RunConfig.from_dict(checkpoint.load_json(folder, "config")), environment)
 
 
 # Samples ---------------------------------------------------------------------------------------------------
@@ -96,8 +96,8 @@ def _column(records: Records, name: str) -> Values:
 
 def _interpolate(records: Records, chosen: Records, field: str) -> Values:
     """Return ``field`` at the steps of the chosen records, interpolated between the records that have it."""
-    known = _having(records, field)
-    return np.interp(_column(chosen, "step"), _column(known, "step"), _column(known, field))
+    with_field = _having(records, field)
+    return np.interp(_column(chosen, "step"), _column(with_field, "step"), _column(with_field, field))
 
 
 def _downsample(values: Values) -> Values:
@@ -240,10 +240,10 @@ def _training_picture(records: Records) -> Picture | None:
         f"Training loss from {first['loss']:.3f} nats per token at step {first['step']} to {last['loss']:.3f} at step "
         f"{last['step']}, and the validation bound, against steps, tokens and time."
     )
-    each = -(-len(losses) // MAX_POINTS)
+    per_point = -(-len(losses) // MAX_POINTS)
     caption = "Bars are 95 % intervals."
-    if each > 1:
-        caption += f" Each point of the loss is the mean of {each} records."
+    if per_point > 1:
+        caption += f" Each point of the loss is the mean of {per_point} records."
     caption += " The first losses may lie outside the axes."
     return Picture(plot.to_svg(plot_training(records), "curves", description), caption)
 

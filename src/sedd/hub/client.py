@@ -71,14 +71,14 @@ def translate_errors(name: str) -> Iterator[None]:
         raise ValueError(f"{name} is gated: request access on its page, then log in with: hf auth login") from None
     except errors.RepositoryNotFoundError:
         raise ValueError(
-            f"{name} is not on the Hub, or it is private and you are not logged in (hf auth login); is it spelt right?"
+            f"{name} is not on the Hub, or it is private and you are not logged in (hf auth login); check its spelling"
         ) from None
     except errors.RevisionNotFoundError:
         raise ValueError(f"{name} has no such revision; name a branch, a tag or a commit that it has") from None
     except errors.LocalEntryNotFoundError as error:
         raise ValueError(f"{name} is not in the cache at {constants.HF_HUB_CACHE}, and {_reason(error)}") from None
     except errors.HFValidationError as error:
-        raise ValueError(f"{name} is no name of a repository: {error}") from None
+        raise ValueError(f"{name} is not a valid name of a repository: {error}") from None
     except HTTP_ERRORS as error:
         raise ValueError(f"the request to the Hub for {name} failed: {_reason(error)}") from None
 

@@ -38,7 +38,7 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
         return folder  # a run or a model folder; `factory.load_model` raises the error if it is neither
     if ".safetensors" not in weights[0]:
         raise ValueError(
-            f"{name} holds no safetensors of a model; a published checkpoint becomes a model folder by: "
+            f"{name} holds no safetensors of a model; convert a published checkpoint to a model folder with: "
             f"sedd import {name} --out MODEL"
         )
     return _convert_cached(folder, str(name))
@@ -89,7 +89,7 @@ def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None
 
 
 def _no_texts() -> Iterator[str]:
-    raise ValueError("a tokenizer that is fitted to texts is none of a published checkpoint; give gpt2 or a path")
+    raise ValueError("a published checkpoint has no texts to fit a tokenizer to; give gpt2 or a path")
 
 
 def _tokenizer_in(folder: Path) -> Tokenizer | None:
@@ -169,7 +169,7 @@ def push_to_hub(
 ) -> str:
     """Upload a model with its card to the Hub as ``name`` and return its address."""
     if not client.is_repo_id(name):
-        raise ValueError(f"{name!r} is no name of a repository; write owner/name")
+        raise ValueError(f"{name!r} is not the name of a repository; write owner/name")
     temporary = Path(tempfile.mkdtemp(prefix="sedd-"))
     try:
         folder = save_pretrained(model, temporary / "model", name, results)

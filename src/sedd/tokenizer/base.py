@@ -70,12 +70,12 @@ class Tokenizer(ABC):
 
     def with_specials(self, eos: bool, pad: bool) -> "Tokenizer":
         """Return this tokenizer with the given special ids; missing ones are appended, ``eos`` first."""
-        made: Tokenizer = self
-        if eos and made.eos is None:
-            made = replace(made, eos=made.vocab_size)
-        if pad and made.pad is None:
-            made = replace(made, pad=made.vocab_size)
-        return made
+        tokenizer: Tokenizer = self
+        if eos and tokenizer.eos is None:
+            tokenizer = replace(tokenizer, eos=tokenizer.vocab_size)
+        if pad and tokenizer.pad is None:
+            tokenizer = replace(tokenizer, pad=tokenizer.vocab_size)
+        return tokenizer
 
     def encode(self, text: str) -> Ids:
         """Encode a text; special ids are never produced."""
@@ -83,9 +83,9 @@ class Tokenizer(ABC):
 
     def decode(self, ids: ArrayLike) -> str:
         """Decode ids; special ids are skipped."""
-        known = self.check_ids(ids)
+        row = self.check_ids(ids)
         specials = [id for id in (self.eos, self.pad) if id is not None]
-        return self._decode(known[~np.isin(known, specials)] if specials else known)
+        return self._decode(row[~np.isin(row, specials)] if specials else row)
 
     def tokens(self, ids: ArrayLike) -> list[str]:
         """Return one printable string per id."""
@@ -116,7 +116,7 @@ class Tokenizer(ABC):
             (folder / name).write_bytes(content)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the saved form."""
+        """Return the SHA-256 of the saved form."""
         digest = hashlib.sha256()
         for name, content in sorted(self.files().items()):
             digest.update(f"{name} {len(content)}\n".encode() + content)

@@ -28,7 +28,7 @@ class Bytes(Tokenizer):
         self._check_specials()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """One id per byte."""
+        """Return one id per byte."""
         return [np.frombuffer(utf8(text), np.uint8).astype(np.int64) for text in texts]
 
     def settings(self) -> dict[str, Any]:
@@ -88,16 +88,16 @@ class Characters(Tokenizer):
         return table
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """One id per character."""
+        """Return one id per character."""
         return [self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> Ids:
         ids: Ids = self._id_of.take(_points(text), mode="clip")
         if ids.min(initial=0) < 0:
-            at = int(np.flatnonzero(ids < 0)[0])
+            position = int(np.flatnonzero(ids < 0)[0])
             raise ValueError(
-                f"character {text[at]!r} at position {at} is not among the {self.base_size} of this tokenizer; "
-                "fit it to this text too, or use bytes, which encode every character"
+                f"character {text[position]!r} at position {position} is not among the {self.base_size} of this "
+                "tokenizer; fit it to this text too, or use bytes, which encode every character"
             )
         return ids
 

@@ -44,11 +44,13 @@ class BPE(Tokenizer):
     @classmethod
     def read(cls, path: Path) -> "BPE":
         """Read a ``tokenizer.json``; its own end-of-text and padding tokens become the special ids."""
-        made = cls(definition=read_text(path))
-        special = {token.content: id for id, token in made._model.get_added_tokens_decoder().items() if token.special}
+        tokenizer = cls(definition=read_text(path))
+        special = {
+            token.content: id for id, token in tokenizer._model.get_added_tokens_decoder().items() if token.special
+        }
         eos = [special[name] for name in ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>") if name in special]
         pad = [special[name] for name in ("<|padding|>", "<|pad|>", "<pad>", "[PAD]") if name in special]
-        return replace(made, eos=eos[0] if eos else None, pad=pad[0] if pad else None)
+        return replace(tokenizer, eos=eos[0] if eos else None, pad=pad[0] if pad else None)
 
     @classmethod
     def gpt2(cls, vocab: Path, merges: Path) -> "BPE":
@@ -100,8 +102,8 @@ class BPE(Tokenizer):
         """Encode texts; the library releases the GIL, so threads run in parallel."""
         for text in texts:
             utf8(text)
-        found = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(one.ids, np.int64) for one in found]
+        encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def settings(self) -> dict[str, Any]:
         """Return no further settings; the definition is a file of its own."""
@@ -122,7 +124,7 @@ class BPE(Tokenizer):
 
 
 def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(model)
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

@@ -82,7 +82,7 @@ def extract_features(judge: Judge, rows: Sequence[Ids], batch: int = 8) -> Float
 
 
 def _padded_batches(rows: Sequence[Ids], size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Batch rows of similar lengths, padded on the right, where a causal model does not see the padding."""
+    """Batch rows of similar lengths, padded on the right, where padding does not affect a causal model."""
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))  # longest first: out of memory fails at once
     for start in range(0, len(order), size):
         indices = order[start : start + size]

@@ -143,7 +143,7 @@ def _parse_line(line: str, path: Path) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no JSON, neither as a whole nor line by line: {error}") from None
+        raise ValueError(f"{path} is not JSON, neither as a whole nor line by line: {error}") from None
 
 
 def _parse_sample(record: Any, path: Path) -> Sample:

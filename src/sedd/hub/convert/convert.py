@@ -106,7 +106,7 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
 def require_empty(out: Path) -> Path:
     """Return ``out`` as an absolute path, or raise an error if it exists and is not an empty folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} is there already and not an empty folder; choose another --out")
+        raise ValueError(f"{out} exists and is not an empty folder; choose another --out")
     return out.absolute()
 
 
@@ -140,8 +140,8 @@ def _measure(path: Path, state: Mapping[str, Any]) -> WeightSizes:
     depth = len({found[1] for name in state if (found := re.match(r"blocks\.(\d+)\.", name))})
     if half < 1 or width % (2 * half) or num_states < 3:
         raise ValueError(
-            f"{path}: {ROTARY} has {half} entries, which is no half of a head of a network of width {width} with "
-            f"{num_states} states"
+            f"{path}: {ROTARY} has {half} entries, which is not half the width of a head in a network of width "
+            f"{width} with {num_states} states"
         )
     return WeightSizes(num_states, width, depth, width // (2 * half), cond_dim)
 
@@ -149,7 +149,7 @@ def _measure(path: Path, state: Mapping[str, Any]) -> WeightSizes:
 def _shape(path: Path, state: Mapping[str, Any], name: str, axes: int) -> tuple[int, ...]:
     if not isinstance(value := state.get(name), Tensor) or value.ndim != axes:
         what = "lacks" if value is None else "has no tensor of the right shape under"
-        raise ValueError(f"{path} {what} {name}; it is no checkpoint of {', '.join(LAYOUTS)}")
+        raise ValueError(f"{path} {what} {name}; it is not a checkpoint of {', '.join(LAYOUTS)}")
     return tuple(value.shape)
 
 

@@ -64,8 +64,8 @@ def read_checkpoint(source: Path) -> RawCheckpoint:
     if not isinstance(content.get("state_dict"), Mapping):
         return RawCheckpoint(path, _check_keys(path, content), None, config)
     settings = content.get("hyper_parameters")
-    inside = settings.get("config") if isinstance(settings, Mapping) else None
-    config = config or (dict(inside) if isinstance(inside, Mapping) else {})
+    nested = settings.get("config") if isinstance(settings, Mapping) else None
+    config = config or (dict(nested) if isinstance(nested, Mapping) else {})
     return RawCheckpoint(path, _check_keys(path, content["state_dict"]), content.get("ema"), config)
 
 
@@ -129,9 +129,7 @@ def _unpickle(path: Path) -> Any:
     """Read a pickle with torch's restricted loader, which builds only tensors and plain containers."""
     _check_archive(path)
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # warnings about pickle protocols; what it does not know it refuses
+        with warnings.catch_warnings(action="ignore"):  # about pickle protocols; unknown ones are refused
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes may raise anything; never fall back to an unrestricted loader
         if foreign := re.search(r"GLOBAL (\S+)", str(error)):
@@ -166,7 +164,7 @@ def check_tensors(path: Path, state: Mapping[str, Any], shapes: Mapping[str, tor
     if missing or unknown:
         found = (("lacks", missing), ("has unknown", unknown))
         problems = [f"{what} {abbreviate_names(names)}" for what, names in found if names]
-        raise ValueError(f"{path} {' and '.join(problems)}; it is no whole checkpoint of this layout and size")
+        raise ValueError(f"{path} {' and '.join(problems)}; it is not a complete checkpoint of this layout and size")
     for name, shape in shapes.items():
         _check_tensor(path, name, state[name], shape)
     return {name: state[name].detach() for name in shapes}
@@ -201,5 +199,5 @@ def plain_json(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = json.loads(json.dumps(config, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the configuration of the checkpoint is no plain data: {error}") from None
+        raise ValueError(f"the configuration of the checkpoint is not plain data: {error}") from None
     return plain

@@ -170,8 +170,8 @@ def detect_layout(state: Mapping[str, Any]) -> CheckpointLayout:
     if any(name.startswith("blocks.") for name in names):
         return RADD
     raise ValueError(
-        f"the weights are called {', '.join(names[:4])} …, which is no layout of {', '.join(LAYOUTS)}; only these can "
-        "be imported"
+        f"the weights are called {', '.join(names[:4])} …, as in no layout of {', '.join(LAYOUTS)}; only these can be "
+        "imported"
     )
 
 
@@ -186,8 +186,8 @@ def choose_layout(run: RunConfig, name: str | None) -> CheckpointLayout:
         advice = f"its format is {fitting[0].name}" if fitting else "no published format has such models"
         raise ValueError(
             f"a {model.architecture} network with parameterization {model.parameterization}, {noise.process} noise, "
-            f"schedule {noise.schedule} and time conditioning {run.time_conditioning} is no {name or 'published'} "
-            f"model; {advice}"
+            f"schedule {noise.schedule} and time conditioning {run.time_conditioning} cannot be written as a "
+            f"{name or 'published'} model; {advice}"
         )
     return chosen[0]
 
