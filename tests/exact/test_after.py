@@ -1,4 +1,4 @@
-"""The likelihood of a continuation: the bound is the conditional, where it can be; greedy text is greedy."""
+"""The likelihood of a continuation, against the conditional distribution; greedy decoding, against enumeration."""
 
 import copy
 from pathlib import Path
@@ -20,13 +20,13 @@ from sedd.factory import LoadedModel
 from sedd.likelihood import LikelihoodEstimate
 from sedd.tokenizer import Characters
 
-LAW = random_distribution(3, 4, 0)
+P_DATA = random_distribution(3, 4, 0)
 ABSORBING, UNIFORM = Absorbing(3), Uniform(3)
 
 
 def rest_of(context: list[int]) -> exact.Distribution:
-    """The law of what follows, by definition: p(context, rest)/p(context)."""
-    joint = LAW.probabilities.view(3, 3, 3, 3)[tuple(context)]
+    """The distribution of what follows, by definition: p(context, rest)/p(context)."""
+    joint = P_DATA.probabilities.view(3, 3, 3, 3)[tuple(context)]
     return exact.Distribution(joint / joint.sum())
 
 
@@ -39,42 +39,42 @@ def loaded(model: torch.nn.Module, process: Process, schedule: Schedule) -> Load
 
 
 def exact_denoiser() -> MeanModel:
-    """The true law of the clean token as a network that is told no noise."""
+    """Return the true posterior of the clean token as a network that does not depend on σ."""
     table = exact.Table(4, 4)
     x = exact.every(4, 4)
-    log_mean = exact.Score(LAW, ABSORBING).log_mean(x, torch.ones(len(x)))
+    log_mean = exact.Score(P_DATA, ABSORBING).log_mean(x, torch.ones(len(x)))
     with torch.no_grad():
-        table.weight[..., :3] = log_mean.clamp_min(-1e3)  # at tokens that are known, −∞
+        table.weight[..., :3] = log_mean.clamp_min(-1e3)  # −∞ at unmasked tokens
     return MeanModel(table.requires_grad_(False), ABSORBING)
 
 
 class Next(torch.nn.Module):
-    """The true law of the next token, as `Causal` asks for it: of tokens moved one place to the right."""
+    """The true distribution of the next token, for `CausalModel`: its input is shifted one position to the right."""
 
     def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         length = x.shape[-1]
         before = torch.nn.functional.pad(x[..., 1:], (0, 5 - length))
-        return exact.Score(LAW, ABSORBING).log_next(before)[..., :length, :]
+        return exact.Score(P_DATA, ABSORBING).log_next(before)[..., :length, :]
 
 
 @pytest.mark.parametrize("context", [[1], [0, 2], [2, 1, 0]], ids=str)
 def test_the_score_of_what_follows_is_the_conditional_score(context: list[int]) -> None:
     """Everywhere and at every noise; so is its bound in expectation, the entropy of what follows."""
-    model, truth = exact.Score(LAW, ABSORBING).bind(context=torch.tensor(context)), rest_of(context)
+    model, truth = exact.Score(P_DATA, ABSORBING).bind(context=torch.tensor(context)), rest_of(context)
     x = exact.every(4, truth.length)
     masked = ABSORBING.is_noisy(x)
     for sigma in (0.01, 1.0, 5.0):
-        told = torch.full((len(x),), sigma, dtype=torch.float64)
+        level = torch.full((len(x),), sigma, dtype=torch.float64)
         torch.testing.assert_close(
-            model(x, told)[masked], exact.Score(truth, ABSORBING)(x, told)[masked], rtol=0, atol=1e-9
+            model(x, level)[masked], exact.Score(truth, ABSORBING)(x, level)[masked], rtol=0, atol=1e-9
         )
     bound = exact.bound(model, truth, ABSORBING, LogLinear(), true_base=True)
     torch.testing.assert_close(bound.total, truth.entropy(), rtol=0, atol=1e-9)
 
 
-def test_under_uniform_noise_it_is_another_law() -> None:
+def test_under_uniform_noise_it_is_another_distribution() -> None:
     """A bound still, but of filling in behind a context that is taken for noisy: worse than the conditional."""
-    model, truth = exact.Score(LAW, UNIFORM).bind(context=torch.tensor([0, 2])), rest_of([0, 2])
+    model, truth = exact.Score(P_DATA, UNIFORM).bind(context=torch.tensor([0, 2])), rest_of([0, 2])
     bound = exact.bound(model, truth, UNIFORM, LogLinear(), true_base=True, nodes=96).total
     assert bound > truth.entropy() + 1e-3
     own = exact.bound(exact.Score(truth, UNIFORM), truth, UNIFORM, LogLinear(), true_base=True, nodes=96).total
@@ -88,7 +88,7 @@ NOISES = [(ABSORBING, LogLinear()), (ABSORBING, Geometric(1e-3, 8.0)), (UNIFORM,
 def test_the_estimate_is_the_bound_on_what_follows(process: Process, schedule: Schedule) -> None:
     """9 continuations, 5 standard errors of 4096 draws each: false alarm below 1e-5."""
     context = np.array([0, 2])
-    model = exact.Score(LAW, process)
+    model = exact.Score(P_DATA, process)
     truth = bound_of_each(model.bind(context=torch.from_numpy(context)), process, schedule, length=2, nodes=80)
     if process is ABSORBING:  # the exact score: the bound is −log p(rest | context), but for base and reconstruction
         np.testing.assert_allclose(truth, -rest_of([0, 2]).log_prob(exact.every(3, 2)), atol=0.02)
@@ -103,7 +103,7 @@ def test_denoisers_and_autoregressive_models_have_the_exact_conditional(split: i
     """In one order and left to right to 1e-9, in any order within 5 standard errors."""
     denoiser = loaded(exact_denoiser(), ABSORBING, LogLinear())
     causal = loaded(CausalModel(Next(), ABSORBING), ABSORBING, LogLinear())
-    for x in LAW.sequences[::7]:
+    for x in P_DATA.sequences[::7]:
         context, rest = x[:split].numpy(), x[split:].numpy()
         truth = -rest_of(context.tolist()).log_prob(x[None, split:]).item()
         in_order = evaluation.score_continuation(context, rest, denoiser, estimator="backward")
@@ -125,7 +125,7 @@ def masked_context(bind: object) -> object:
     return bound
 
 
-def whole_row(kept: object) -> object:
+def whole_row(estimate: object) -> object:
     """The bound on context and continuation together, taken for that on the continuation."""
 
     def estimate_likelihood(
@@ -134,7 +134,7 @@ def whole_row(kept: object) -> object:
         row = np.concatenate([model.context.numpy(), rows[0]])
         unbound = copy.copy(model)
         unbound.context = None
-        found = kept(unbound, by, [row], **options)
+        found = estimate(unbound, by, [row], **options)
         return found._replace(nats=found.nats * len(row) / len(rows[0]), stderr=found.stderr * len(row) / len(rows[0]))
 
     return estimate_likelihood
@@ -158,14 +158,14 @@ def test_mutants_are_caught(mutant: str | None, monkeypatch: pytest.MonkeyPatch)
 # Greedy ----------------------------------------------------------------------------------------------------
 
 
-def surest_first(context: list[int]) -> list[tuple[int, int]]:
+def most_certain_first(context: list[int]) -> list[tuple[int, int]]:
     """By enumeration: of all places that are free, the one whose likeliest token is likeliest."""
     x, found = context + [-1] * (4 - len(context)), []
     while -1 in x:
-        joint = LAW.given(torch.tensor(x)).probabilities.view(3, 3, 3, 3)
-        laws = {i: joint.sum([j for j in range(4) if j != i]) for i in range(4) if x[i] < 0}
-        best = max(laws, key=lambda i: laws[i].max().item())
-        x[best] = int(laws[best].argmax())
+        joint = P_DATA.given(torch.tensor(x)).probabilities.view(3, 3, 3, 3)
+        distributions = {i: joint.sum([j for j in range(4) if j != i]) for i in range(4) if x[i] < 0}
+        best = max(distributions, key=lambda i: distributions[i].max().item())
+        x[best] = int(distributions[best].argmax())
         found.append((best - len(context), x[best]))
     return found
 
@@ -173,25 +173,25 @@ def surest_first(context: list[int]) -> list[tuple[int, int]]:
 def left_to_right(context: list[int]) -> list[tuple[int, int]]:
     x = list(context)
     while len(x) < 4:
-        joint = LAW.probabilities.view(3, 3, 3, 3)[tuple(x)]
+        joint = P_DATA.probabilities.view(3, 3, 3, 3)[tuple(x)]
         x.append(int(joint.reshape(3, -1).sum(-1).argmax()))
     return list(enumerate(x[len(context) :]))
 
 
 @pytest.mark.parametrize("context", [[], [1], [0, 2], [2, 1, 0]], ids=str)
 def test_greedy_texts_are_made_of_likeliest_tokens(context: list[int]) -> None:
-    """A score, a denoiser and an autoregressive model that know the law, against enumeration."""
-    score = loaded(exact.Score(LAW, ABSORBING), ABSORBING, Geometric())
+    """A score, a denoiser and an autoregressive model of the true distribution, against enumeration."""
+    score = loaded(exact.Score(P_DATA, ABSORBING), ABSORBING, Geometric())
     denoiser = loaded(exact_denoiser(), ABSORBING, LogLinear())
     causal = loaded(CausalModel(Next(), ABSORBING), ABSORBING, LogLinear())
     given = np.array(context, dtype=np.int64)
-    for made, truth in [(score, surest_first), (denoiser, surest_first), (causal, left_to_right)]:
+    for made, truth in [(score, most_certain_first), (denoiser, most_certain_first), (causal, left_to_right)]:
         assert list(generate.decode_greedy(made, given, 4 - len(context))) == truth(context)
-    assert any(surest_first([a]) != left_to_right([a]) for a in range(3))  # the order matters here
+    assert any(most_certain_first([a]) != left_to_right([a]) for a in range(3))  # the order matters here
 
 
 def test_greedy_texts_under_uniform_noise_are_whole_and_repeat() -> None:
-    made = loaded(exact.Score(LAW, UNIFORM), UNIFORM, Geometric(1e-3, 8.0))
+    made = loaded(exact.Score(P_DATA, UNIFORM), UNIFORM, Geometric(1e-3, 8.0))
     first, again = (list(generate.decode_greedy(made, np.array([1]), 3)) for _ in range(2))
     assert first == again
     assert [place for place, _ in first] == [0, 1, 2]

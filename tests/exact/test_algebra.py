@@ -56,7 +56,7 @@ def test_noise_adds_up(kind: type[Process], n: int, a: float, b: float) -> None:
 
 
 @given(kinds, sizes, noises)
-def test_columns_are_laws(kind: type[Process], n: int, sigma: float) -> None:
+def test_columns_are_distributions(kind: type[Process], n: int, sigma: float) -> None:
     process = kind(n)
     P, Q = process.transition_matrix(tensor(sigma)), process.rate_matrix()
     torch.testing.assert_close(P.sum(0), torch.ones(process.num_states).double(), rtol=0, atol=1e-13)

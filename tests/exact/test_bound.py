@@ -12,41 +12,47 @@ from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 from sedd.exact import Distribution, objectives
 
-LAWS = [(length, seed) for length in (3, 4) for seed in range(3)]
+DISTRIBUTIONS = [(length, seed) for length in (3, 4) for seed in range(3)]
 
 
-def bound_of_training_code(law: Distribution, process: Process, schedule: Schedule, nodes: int) -> torch.Tensor:
+def bound_of_training_code(
+    distribution: Distribution, process: Process, schedule: Schedule, nodes: int
+) -> torch.Tensor:
     """The bound at the exact score, its integral made of the loss that trains models."""
-    score, objective = exact.Score(law, process), DenoisingScoreEntropy(process, schedule)
-    diffusion = exact.integrate(lambda t: expected_loss(objective, score, law, schedule, t), nodes=nodes)
-    terms = exact.bound(score, law, process, schedule, true_base=True, nodes=1)
+    score, objective = exact.Score(distribution, process), DenoisingScoreEntropy(process, schedule)
+    diffusion = exact.integrate(lambda t: expected_loss(objective, score, distribution, schedule, t), nodes=nodes)
+    terms = exact.bound(score, distribution, process, schedule, true_base=True, nodes=1)
     return diffusion + terms.prior + terms.reconstruction
 
 
-@pytest.mark.parametrize(("length", "seed"), LAWS)
+@pytest.mark.parametrize(("length", "seed"), DISTRIBUTIONS)
 @pytest.mark.parametrize(
     ("schedule", "nodes"), [(LogLinear(), 16), (LogLinear(0.1), 16), (Cosine(), 48), (Polynomial(), 24)], ids=str
 )
 def test_absorbing_bound_is_the_entropy(schedule: Schedule, nodes: int, length: int, seed: int) -> None:
-    law, process = random_distribution(3, length, seed), Absorbing(3)
-    assert abs(bound_of_training_code(law, process, schedule, nodes) - law.entropy()) <= 1e-10
-    terms = exact.bound(exact.Score(law, process), law, process, schedule, true_base=True, nodes=nodes)
+    distribution, process = random_distribution(3, length, seed), Absorbing(3)
+    assert abs(bound_of_training_code(distribution, process, schedule, nodes) - distribution.entropy()) <= 1e-10
+    terms = exact.bound(
+        exact.Score(distribution, process), distribution, process, schedule, true_base=True, nodes=nodes
+    )
     assert terms.reconstruction == 0
-    assert abs(terms.total - law.entropy()) <= 1e-10
+    assert abs(terms.total - distribution.entropy()) <= 1e-10
 
 
-@pytest.mark.parametrize(("length", "seed"), LAWS)
+@pytest.mark.parametrize(("length", "seed"), DISTRIBUTIONS)
 @pytest.mark.parametrize("schedule", [Geometric(), LogLinear()], ids=str)
 def test_uniform_bound_is_the_entropy(schedule: Schedule, length: int, seed: int) -> None:
-    law, process = random_distribution(3, length, seed), Uniform(3)
-    assert abs(bound_of_training_code(law, process, schedule, nodes=200) - law.entropy()) <= 1e-4
+    distribution, process = random_distribution(3, length, seed), Uniform(3)
+    assert abs(bound_of_training_code(distribution, process, schedule, nodes=200) - distribution.entropy()) <= 1e-4
 
 
 def test_reconstruction_is_needed() -> None:
     """Geometric starts at noise 1e-4, where a token in ten thousand is unknown: 0.002 nats of 3."""
-    law, process = random_distribution(3, 3, 0), Uniform(3)
-    terms = exact.bound(exact.Score(law, process), law, process, Geometric(), true_base=True, nodes=200)
-    assert abs(terms.total - law.entropy()) <= 1e-4
+    distribution, process = random_distribution(3, 3, 0), Uniform(3)
+    terms = exact.bound(
+        exact.Score(distribution, process), distribution, process, Geometric(), true_base=True, nodes=200
+    )
+    assert abs(terms.total - distribution.entropy()) <= 1e-4
     assert terms.reconstruction > 1e-3
 
 
@@ -54,24 +60,26 @@ def test_reconstruction_is_needed() -> None:
 @pytest.mark.parametrize("kind", [Uniform, Absorbing])
 def test_starting_late_costs_what_one_factorised_step_costs(kind: type[Process], t_min: float) -> None:
     """From t_min > 0 the bound stays a bound; its excess is the dependence that one step to 0 ignores."""
-    law, process = random_distribution(3, 3, 0), kind(3)
-    terms = exact.bound(exact.Score(law, process), law, process, LogLinear(), t_min=t_min, true_base=True, nodes=100)
-    excess = terms.total - law.entropy()
+    distribution, process = random_distribution(3, 3, 0), kind(3)
+    terms = exact.bound(
+        exact.Score(distribution, process), distribution, process, LogLinear(), t_min=t_min, true_base=True, nodes=100
+    )
+    excess = terms.total - distribution.entropy()
     assert 0 < excess < 10 * t_min**2
 
 
-@pytest.mark.parametrize(("length", "seed"), LAWS)
+@pytest.mark.parametrize(("length", "seed"), DISTRIBUTIONS)
 @pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear(0.01)), (Uniform, Geometric(1e-4, 2.0))])
 def test_the_practical_base_costs_its_divergence(
     kind: type[Process], schedule: Schedule, length: int, seed: int
 ) -> None:
-    law, process = random_distribution(3, length, seed), kind(3)
+    distribution, process = random_distribution(3, length, seed), kind(3)
     true, base = (
-        exact.bound(exact.Score(law, process), law, process, schedule, true_base=wanted, nodes=4)
+        exact.bound(exact.Score(distribution, process), distribution, process, schedule, true_base=wanted, nodes=4)
         for wanted in (True, False)
     )
     sigma = schedule.sigma(tensor(1.0))
-    p_1 = law.at(process, sigma)
+    p_1 = distribution.at(process, sigma)
     log_base = process.log_prior(exact.every(process.num_states, length), sigma).sum(-1)
     assert abs(log_base.exp().sum() - 1) < 1e-12
     excess = (p_1 * (p_1.log() - log_base)).sum()
@@ -82,27 +90,27 @@ def test_the_practical_base_costs_its_divergence(
 @pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
 @pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear()), (Uniform, Geometric())])
 def test_a_wrong_model_has_a_worse_bound(kind: type[Process], schedule: Schedule, wrapper: type) -> None:
-    law, process = random_distribution(3, 3, 0), kind(3)
-    terms = exact.bound(random_model(wrapper, process, 3), law, process, schedule, nodes=60)
-    assert terms.total > law.entropy() + 0.1
+    distribution, process = random_distribution(3, 3, 0), kind(3)
+    terms = exact.bound(random_model(wrapper, process, 3), distribution, process, schedule, nodes=60)
+    assert terms.total > distribution.entropy() + 0.1
 
 
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])
-def test_laws_with_sequences_that_never_happen(kind: type[Process]) -> None:
-    law, process, schedule = Distribution(torch.eye(2).double() / 2), kind(2), LogLinear()
-    score = exact.Score(law, process)
-    true = exact.bound(score, law, process, schedule, true_base=True, nodes=150)
-    torch.testing.assert_close(true.total, law.entropy(), rtol=0, atol=1e-4)
+def test_distributions_with_sequences_that_never_happen(kind: type[Process]) -> None:
+    distribution, process, schedule = Distribution(torch.eye(2).double() / 2), kind(2), LogLinear()
+    score = exact.Score(distribution, process)
+    true = exact.bound(score, distribution, process, schedule, true_base=True, nodes=150)
+    torch.testing.assert_close(true.total, distribution.entropy(), rtol=0, atol=1e-4)
     sigma = tensor(0.4)
     for define in (objectives.implicit_score_entropy, objectives.explicit_score_entropy, objectives.ratio_matching):
-        assert define(score, law, process, sigma).isfinite()
+        assert define(score, distribution, process, sigma).isfinite()
 
 
 def test_a_score_that_undoes_too_much_has_an_infinite_reconstruction() -> None:
     """A wrong score may imply negative probabilities; such tokens are never drawn, so the bound is not finite."""
-    law, process = random_distribution(3, 2, 0), Uniform(3)
+    distribution, process = random_distribution(3, 2, 0), Uniform(3)
     low = lambda x, sigma: torch.full((*x.shape, 3), -12.0).double().scatter(-1, x[..., None], 0)  # noqa: E731
-    assert exact.bound(low, law, process, Geometric(), nodes=4).reconstruction == torch.inf
+    assert exact.bound(low, distribution, process, Geometric(), nodes=4).reconstruction == torch.inf
 
 
 # Tests of the test: the bound must reveal each of these mistakes, which have been made in practice.
@@ -140,8 +148,8 @@ def test_mutants_are_caught(
         monkeypatch.setattr(kind, "is_noisy", lambda self, x_t: ~is_noisy(self, x_t))
     if mutant == "sigma for rate":
         monkeypatch.setattr(type(schedule), "rate", type(schedule).sigma)
-    law = random_distribution(3, 3, 0)
-    gap = abs(bound_of_training_code(law, kind(3), schedule, nodes=100) - law.entropy())
+    distribution = random_distribution(3, 3, 0)
+    gap = abs(bound_of_training_code(distribution, kind(3), schedule, nodes=100) - distribution.entropy())
     if mutant == "none":
         assert gap <= 1e-4
     else:

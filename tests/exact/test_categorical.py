@@ -1,4 +1,4 @@
-"""Ladder step 5: draws at vocabulary 50,257, and the draw in circulation that does not survive the same test."""
+"""Ladder step 5: draws at vocabulary 50,257, and the published float32 draw, which fails the same test."""
 
 import math
 
@@ -24,7 +24,7 @@ def nine_decades(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_token_is_drawn_from_the_middle_of_its_own_interval(dtype: torch.dtype) -> None:
-    """The law of the draw itself, without drawing: token i owns an interval of u as long as its probability."""
+    """The distribution without drawing: token i has an interval of u that is as long as its probability."""
     weights = nine_decades(dtype)
     ends = weights.double().cumsum(0)
     middle = (ends - weights.double() / 2) / ends[-1]
@@ -52,7 +52,7 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 
 
 def test_draws_follow_the_weights(generator: torch.Generator) -> None:
-    """Chi-square over 12 outcomes, 200,000 draws; a law off by 3 % in every outcome is seen with power > 0.999."""
+    """Chi-square over 12 outcomes, 200,000 draws; an error of 3 % in each is detected with power > 0.999."""
     count, weights = 200_000, torch.rand(12, generator=generator, dtype=torch.float64) + 0.2
     counts = torch.bincount(categorical.sample(weights.expand(count, -1), generator), minlength=12)
     assert chi_square(counts, weights) > FALSE_ALARM
@@ -61,7 +61,7 @@ def test_draws_follow_the_weights(generator: torch.Generator) -> None:
 
 
 def test_rare_events_happen_at_their_rate(generator: torch.Generator) -> None:
-    """Step probability 1e-4, 40 million trials; a rate off by 15 % is seen with power > 0.999."""
+    """Step probability 1e-4, 40 million trials; a rate off by 15 % is detected with power > 0.999."""
     trials, rate = 40_000_000, 1e-4
     count = categorical.bernoulli(torch.tensor(rate, dtype=torch.float64).expand(trials), generator).sum().item()
     assert scipy.stats.binomtest(count, trials, rate).pvalue > FALSE_ALARM
@@ -71,12 +71,12 @@ def test_rare_events_happen_at_their_rate(generator: torch.Generator) -> None:
 
 # Reveal one of 50,256 tokens with probability 1e-3 in all, 2e-8 each; state 0 is "not yet".
 STEP, ROWS = 1e-3, 50_000
-STEP_LAW = torch.full((N,), STEP / (N - 1), dtype=torch.float64).index_fill(0, torch.tensor(0), 1 - STEP)
+STEP_DISTRIBUTION = torch.full((N,), STEP / (N - 1), dtype=torch.float64).index_fill(0, torch.tensor(0), 1 - STEP)
 
 
 def reveals(draw: object, seed: int) -> int:
     generator = torch.Generator().manual_seed(seed)
-    rows = STEP_LAW.float().expand(500, -1)
+    rows = STEP_DISTRIBUTION.float().expand(500, -1)
     return sum(int((draw(rows, generator) != 0).sum()) for _ in range(ROWS // 500))
 
 
@@ -85,21 +85,21 @@ def p_value(count: int) -> float:
 
 
 def legacy_rate() -> float:
-    """What the float32 race does: a uniform of 24 bits has no exponential below δ = 2^−24, only multiples of it.
+    """Return the rate of the float32 race, whose exponentials are multiples of δ = 2^−24: its uniforms have 24 bits.
 
     A token wins against "not yet" if its exponential is below p·m, m ~ Exp(1); the lattice rounds p·m down.
     """
     m = torch.linspace(0, 40, 4_000_001, dtype=torch.float64)
-    below = torch.floor(STEP_LAW[1] / STEP_LAW[0] * m * 2**24) / 2**24
+    below = torch.floor(STEP_DISTRIBUTION[1] / STEP_DISTRIBUTION[0] * m * 2**24) / 2**24
     integrand = torch.exp(-m) * -torch.expm1((N - 1) * torch.log1p(-below))
     return float(torch.trapezoid(integrand, m))
 
 
-def test_the_step_test_passes_our_draw() -> None:
-    def move(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def test_the_step_test_passes_for_sample_jump() -> None:
+    def jump(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return categorical.sample_jump(torch.zeros(len(rows), dtype=torch.long), rows, generator)
 
-    assert p_value(reveals(move, seed=0)) > FALSE_ALARM
+    assert p_value(reveals(jump, seed=0)) > FALSE_ALARM
 
 
 def test_the_step_test_catches_legacy_fp32() -> None:
@@ -113,10 +113,10 @@ def test_the_step_test_catches_legacy_fp32() -> None:
     assert scipy.stats.binomtest(count, ROWS, rate).pvalue > FALSE_ALARM  # and it is wrong for the reason given
 
 
-def test_move_goes_where_it_is_told(generator: torch.Generator) -> None:
-    """Moves of x happen with the given probabilities and x's own entry is not read.
+def test_jumps_have_the_given_probabilities(generator: torch.Generator) -> None:
+    """Jumps from x happen with the given probabilities, and the entry at x is not read.
 
-    Chi-square over 4 outcomes; 10 % too many of the rarest are seen with power > 0.9.
+    Chi-square over 4 outcomes; 10 % too many of the rarest are detected with power > 0.9.
     """
     count = 400_000
     x = torch.full((count,), 2)

@@ -68,13 +68,19 @@ def bound_of_each(model: object, process: Process, schedule: Schedule, length: i
 @pytest.mark.parametrize("wrapper", [None, ScoreModel, MeanModel], ids=["exact", "score", "mean"])
 def test_the_estimate_is_the_bound(process: Process, schedule: Schedule, wrapper: type | None) -> None:
     """5 standard errors, 4 numbers: false alarm below 1e-5. They are 20 % of the bound at most."""
-    law = random_distribution(3, 3, 0)
-    model = exact.Score(law, process) if wrapper is None else random_model(wrapper, process, 3).requires_grad_(False)
-    truth = exact.bound(model, law, process, schedule, nodes=80)
+    distribution = random_distribution(3, 3, 0)
+    model = (
+        exact.Score(distribution, process)
+        if wrapper is None
+        else random_model(wrapper, process, 3).requires_grad_(False)
+    )
+    truth = exact.bound(model, distribution, process, schedule, nodes=80)
     every = bound_of_each(model, process, schedule, nodes=80)
-    np.testing.assert_allclose(law.probabilities.numpy() @ every, truth.total, rtol=1e-3)  # two ways to the same
-    # a data set in which each sequence stands as often as the law says, to a 300th
-    rows = law.sequences.repeat_interleave((300 * law.probabilities).round().long(), 0)
+    np.testing.assert_allclose(
+        distribution.probabilities.numpy() @ every, truth.total, rtol=1e-3
+    )  # two ways to the same
+    # a data set in which each sequence occurs as often as in the distribution, to a 300th
+    rows = distribution.sequences.repeat_interleave((300 * distribution.probabilities).round().long(), 0)
     result = found(model, BoundEstimator(process, schedule), rows, draws=8)
     expected = every[exact.index_of(rows, 3)].mean() / 3
     assert abs(result.nats - expected) <= 5 * result.stderr
@@ -85,36 +91,40 @@ def test_the_estimate_is_the_bound(process: Process, schedule: Schedule, wrapper
         assert abs(value - exact_value.item() / 3) <= 5 * result.stderr + 0.01  # the 300ths
 
 
-def coverage(laws: int, sequences: int, draws: int) -> tuple[float, float, float]:
-    """Shares of the laws whose exact value lies in the interval of 95 %, for this data set and for the law; and the
-    least number of standard errors by which a bound lies above the −log p it bounds."""
+def coverage(distributions: int, sequences: int, draws: int) -> tuple[float, float, float]:
+    """Return how often the 95 % intervals, for this data set and for the population, contain the exact value.
+
+    And the least number of standard errors by which a bound lies above the −log p that it bounds.
+    """
     inside, population, above = 0, 0, []
-    for i in range(laws):
+    for i in range(distributions):
         process, schedule = NOISES[i % 3]
-        law, generator = random_distribution(3, 3, i), torch.Generator().manual_seed(i)
-        model = exact.Score(law, process)
+        distribution, generator = random_distribution(3, 3, i), torch.Generator().manual_seed(i)
+        model = exact.Score(distribution, process)
         every = bound_of_each(model, process, schedule, nodes=16)
-        x_0 = law.draw(sequences, generator)
+        x_0 = distribution.draw(sequences, generator)
         result = found(model, BoundEstimator(process, schedule), x_0, draws=draws, seed=i)
         inside += abs(result.nats - every[exact.index_of(x_0, 3)].mean() / 3) < 1.96 * result.stderr
-        population += abs(result.nats - law.probabilities.numpy() @ every / 3) < 1.96 * result.stderr_population
-        above.append((result.nats + law.log_prob(x_0).mean().item() / 3) / result.stderr)
-    return inside / laws, population / laws, min(above)
+        population += (
+            abs(result.nats - distribution.probabilities.numpy() @ every / 3) < 1.96 * result.stderr_population
+        )
+        above.append((result.nats + distribution.log_prob(x_0).mean().item() / 3) / result.stderr)
+    return inside / distributions, population / distributions, min(above)
 
 
 def test_the_error_is_calibrated_and_the_bound_bounds() -> None:
-    """92 to 98 % of 200 laws, in both: 95 % is outside with probability 3 %, 90 % inside with 21 %.
+    """92 to 98 % of 200 distributions, in both: 95 % is outside with probability 3 %, 90 % inside with 21 %.
 
     The bound of the exact score is −log p on average and 4 standard errors below it with probability 0.6 % in all.
     """
-    inside, population, above = coverage(laws=200, sequences=64, draws=16)
+    inside, population, above = coverage(distributions=200, sequences=64, draws=16)
     assert 0.92 <= inside <= 0.98
     assert 0.92 <= population <= 0.98
     assert above > -4
 
 
 def small() -> MeanModel:
-    """A transformer that has learned nothing, but says something: its head is not 0. 8 tokens, any length."""
+    """An untrained transformer whose head is not 0: 8 tokens, any length."""
     network = Modern(
         states=9, width=16, depth=1, heads=2, time_conditioning=False, generator=torch.Generator().manual_seed(0)
     )
@@ -147,19 +157,20 @@ def test_the_error_is_the_spread_over_seeds(
     monkeypatch.setattr(StratifiedTimes, "adjust", adjust)
     bound, rows = BoundEstimator(Absorbing(8), LogLinear()), texts(20, lengths)
     results = [found(small(), bound, rows, draws=12, seed=seed) for seed in range(40)]
-    said = math.sqrt(np.mean([result.stderr**2 for result in results]))
-    ratio = said / np.std([result.nats for result in results], ddof=1)
+    reported = math.sqrt(np.mean([result.stderr**2 for result in results]))
+    ratio = reported / np.std([result.nats for result in results], ddof=1)
     assert ratio > 2 if adjust is as_if_independent else abs(ratio - 1) < 0.33
 
 
 @pytest.mark.parametrize(("process", "schedule"), NOISES[1:], ids=str)
 def test_control_variates_leave_the_expectation(process: Process, schedule: Schedule) -> None:
     """40 seeds, their mean within 4 of its standard errors, half that of one; with little to fit the factors to."""
-    law = random_distribution(3, 3, 1)
+    distribution = random_distribution(3, 3, 1)
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     truth = bound_of_each(model, process, schedule).mean() / 3
     values = [
-        found(model, BoundEstimator(process, schedule), law.sequences, draws=4, seed=seed).nats for seed in range(40)
+        found(model, BoundEstimator(process, schedule), distribution.sequences, draws=4, seed=seed).nats
+        for seed in range(40)
     ]
     assert abs(np.mean(values) - truth) < 4 * np.std(values, ddof=1) / math.sqrt(40)
 
@@ -177,7 +188,7 @@ def test_every_stratum_is_used_once_and_each_draw_is_uniform() -> None:
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric(1e-3, 8.0), Cosine()], ids=str)
 @pytest.mark.parametrize("t_min", [0.0, 0.1])
 def test_times_carry_their_weight(schedule: Schedule, t_min: float) -> None:
-    """∫ f dt from t_min to 1, whatever the law of the times: 20,000 points, evenly, leave less than 1e-3."""
+    """∫ f dt from t_min to 1, whatever the distribution of the times: 20,000 points, evenly, leave less than 1e-3."""
     u = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     t, weight = likelihood.times_by_noise(u, schedule, t_min)
     assert t.min() >= t_min
@@ -252,16 +263,16 @@ def chain_rule(model: MeanModel, x_0: torch.Tensor, order: tuple[int, ...]) -> f
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_one_order_is_the_chain_rule(order: tuple[int, ...]) -> None:
-    law, process = random_distribution(3, 3, 0), Absorbing(3)
+    distribution, process = random_distribution(3, 3, 0), Absorbing(3)
     estimator = FixedOrderEstimator(process, lambda length: torch.tensor(order))
     model = random_model(MeanModel, process, 3).requires_grad_(False)
-    for x_0 in law.sequences[::5]:
+    for x_0 in distribution.sequences[::5]:
         result = found(model, estimator, x_0[None])
         assert result.nats * 3 == pytest.approx(chain_rule(model, x_0, order), abs=1e-9)
         assert result.stderr == 0
     # in every order the exact denoiser has the exact likelihood
-    result = found(exact.Score(law, process), estimator, law.sequences)
-    assert result.nats == pytest.approx(-law.log_prob(law.sequences).mean().item() / 3, abs=1e-9)
+    result = found(exact.Score(distribution, process), estimator, distribution.sequences)
+    assert result.nats == pytest.approx(-distribution.log_prob(distribution.sequences).mean().item() / 3, abs=1e-9)
 
 
 def test_one_order_sums_to_one() -> None:
@@ -275,11 +286,11 @@ def test_one_order_sums_to_one() -> None:
 def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
     """5 standard errors. Equal to the enumeration over k and masks, to the mean over orders, and to the diffusion term.
 
-    And it bounds what a model that draws its order at random says: −log of the mean of p over the orders.
+    And it bounds the value of a model that draws its order at random: −log of the mean of p over the orders.
     """
-    law, process = random_distribution(3, 3, 0), Absorbing(3)
+    distribution, process = random_distribution(3, 3, 0), Absorbing(3)
     model = random_model(MeanModel, process, 3).requires_grad_(False)
-    rows = law.sequences.repeat_interleave((300 * law.probabilities).round().long(), 0)
+    rows = distribution.sequences.repeat_interleave((300 * distribution.probabilities).round().long(), 0)
     uneven = torch.bincount(exact.index_of(rows, 3), minlength=27).double()
     as_often = exact.Distribution((uneven / uneven.sum()).view(3, 3, 3))
     expected = np.mean([objectives.any_order(model, as_often, process, k).item() for k in (1, 2, 3)]) / 3
@@ -287,7 +298,7 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
     assert abs(result.nats - expected) <= 5 * result.stderr
     assert 5 * result.stderr < 0.1 * expected
     orders = list(itertools.permutations(range(3)))
-    table = np.array([[chain_rule(model, x, order) for order in orders] for x in law.sequences])
+    table = np.array([[chain_rule(model, x, order) for order in orders] for x in distribution.sequences])
     weights = as_often.probabilities.numpy()
     assert weights @ table.mean(1) / 3 == pytest.approx(expected, abs=1e-9)
     diffusion = exact.bound(model, as_often, process, LogLinear(eps=1e-9), nodes=40).diffusion.item()
@@ -297,21 +308,23 @@ def test_any_order_is_the_mean_over_orders_and_the_bound() -> None:
 
 
 def test_left_to_right_is_exact() -> None:
-    law = random_distribution(3, 3, 0)
-    result = found(exact.Score(law, Absorbing(3)), AutoregressiveEstimator(), law.sequences)
-    assert result.nats == pytest.approx(-law.log_prob(law.sequences).mean().item() / 3, abs=1e-9)
+    distribution = random_distribution(3, 3, 0)
+    result = found(exact.Score(distribution, Absorbing(3)), AutoregressiveEstimator(), distribution.sequences)
+    assert result.nats == pytest.approx(-distribution.log_prob(distribution.sequences).mean().item() / 3, abs=1e-9)
     assert result.stderr == 0
-    spread = law.log_prob(law.sequences).std().item() / 3 / math.sqrt(27)
+    spread = distribution.log_prob(distribution.sequences).std().item() / 3 / math.sqrt(27)
     assert result.stderr_population == pytest.approx(spread, rel=1e-6)
 
 
 @pytest.mark.parametrize("t_min", [1e-3, 0.2])
 def test_published_numbers_are_means_over_t_of_the_diffusion_term(t_min: float) -> None:
-    law, process, schedule = random_distribution(3, 3, 0), Absorbing(3), LogLinear()
+    distribution, process, schedule = random_distribution(3, 3, 0), Absorbing(3), LogLinear()
     model = random_model(MeanModel, process, 3).requires_grad_(False)
     each = exact.Distribution(torch.full((3, 3, 3), 1 / 27, dtype=torch.float64))
     truth = exact.bound(model, each, process, schedule, t_min=t_min, nodes=60).diffusion.item() / (1 - t_min) / 3
-    result = found(model, DiffusionTermEstimator(process, schedule, t_min), law.sequences.repeat(8, 1), draws=12)
+    result = found(
+        model, DiffusionTermEstimator(process, schedule, t_min), distribution.sequences.repeat(8, 1), draws=12
+    )
     assert abs(result.nats - truth) <= 5 * result.stderr
     assert 5 * result.stderr < 0.2 * truth
     assert result.terms[1:] == (0.0, 0.0)
@@ -364,15 +377,15 @@ def without_constant(kept: object) -> object:
 )
 def test_mutants_are_caught(name: str | None, mutant: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is right is within 3 standard errors of the bound, what is wrong is not within 6."""
-    law, process, schedule = (
+    distribution, process, schedule = (
         random_distribution(3, 3, 0),
         Absorbing(3),
         LogLinear(eps=0.2),
     )  # a prior that is worth noticing
-    model = exact.Score(law, process)
+    model = exact.Score(distribution, process)
     truth = bound_of_each(model, process, schedule).mean() / 3
     if name is not None:
         monkeypatch.setattr(estimators, name, mutant(getattr(estimators, name)))
-    result = found(model, BoundEstimator(process, schedule), law.sequences.repeat(10, 1), draws=8)
+    result = found(model, BoundEstimator(process, schedule), distribution.sequences.repeat(10, 1), draws=8)
     off = abs(result.nats - truth) / result.stderr
     assert off < 3 if name is None else off > 6

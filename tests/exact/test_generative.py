@@ -1,4 +1,4 @@
-"""Generative quality on laws that can be written down: what a judge says of samples of its own law is their entropy."""
+"""Generative quality on small distributions: samples of the judge's own distribution cost its entropy."""
 
 import math
 from collections.abc import Sequence
@@ -33,28 +33,31 @@ def probabilities(judge: Judge) -> np.ndarray:
     return np.exp([-found.nats for found in score_samples(judge, rows_of(judge), batch=256)])
 
 
-def test_the_costs_of_all_rows_are_a_law(folder: Path) -> None:
+def test_the_costs_of_all_rows_are_a_distribution(folder: Path) -> None:
     """Σ e^−cost = 1 over all rows; where the first token is skipped, over all rows that begin alike."""
     scored, skipped = (judges.load_judge(str(folder), first_token=first) for first in ("scored", "skipped"))
     assert probabilities(scored).sum() == pytest.approx(1, abs=1e-5)
     assert probabilities(skipped).reshape(5, -1).sum(-1) == pytest.approx(np.ones(5), abs=1e-5)
 
 
-def judged(judge: Judge, law: np.ndarray, draw: np.random.Generator, count: int = 4000) -> QualityMetrics:
+def judged(judge: Judge, distribution: np.ndarray, draw: np.random.Generator, count: int = 4000) -> QualityMetrics:
     rows = rows_of(judge)
     return compute_metrics(
-        score_samples(judge, [rows[i] for i in draw.choice(len(rows), count, p=law / law.sum())], batch=256)
+        score_samples(
+            judge, [rows[i] for i in draw.choice(len(rows), count, p=distribution / distribution.sum())], batch=256
+        )
     )
 
 
-def test_samples_of_the_judges_own_law_cost_its_entropy(folder: Path) -> None:
-    """by token = exp(H/L) within 5 standard errors (false alarm 6e-7). A hidden temperature of 0.7, the mutant, is seen
-    in both numbers: the perplexity falls by 20 errors and more, and the entropy falls with it.
+def test_samples_of_the_judges_own_distribution_cost_its_entropy(folder: Path) -> None:
+    """Perplexity by token is exp(H/L) within 5 standard errors (false alarm 6e-7).
+
+    The mutant, a hidden temperature of 0.7, lowers both the perplexity and the entropy by 20 standard errors or more.
     """
     judge, draw = judges.load_judge(str(folder), first_token="scored"), np.random.default_rng(0)
-    law = probabilities(judge)
-    right, cold = judged(judge, law, draw), judged(judge, law ** (1 / 0.7), draw)
-    truth = math.exp(-(law * np.log(law)).sum() / LENGTH)
+    distribution = probabilities(judge)
+    right, cold = judged(judge, distribution, draw), judged(judge, distribution ** (1 / 0.7), draw)
+    truth = math.exp(-(distribution * np.log(distribution)).sum() / LENGTH)
     value, stderr = right.gen_ppl_by_token
     assert stderr is not None
     assert abs(value - truth) < 5 * stderr
@@ -64,12 +67,12 @@ def test_samples_of_the_judges_own_law_cost_its_entropy(folder: Path) -> None:
 
 
 class ExactJudge(Judge):
-    """A written-down law as a judge: the cost of a token is that of its prefix, less that of the one before."""
+    """A known distribution as a judge: a token costs what its prefix costs, less the cost of the prefix before it."""
 
     name, sha256, precision, context_length, skips_first_token = "exact", "", "float64", None, False
 
-    def __init__(self, law: torch.Tensor) -> None:
-        self.law, self.vocab_size = law, law.shape[0]
+    def __init__(self, distribution: torch.Tensor) -> None:
+        self.distribution, self.vocab_size = distribution, distribution.shape[0]
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array([int(c) for c in text]) for text in texts]
@@ -78,10 +81,10 @@ class ExactJudge(Judge):
         return "".join(map(str, np.asarray(ids)))
 
     def token_nll(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        length = self.law.ndim
+        length = self.distribution.ndim
         prefixes = [torch.zeros(len(x), dtype=torch.float64)]
         for end in range(1, length + 1):
-            tail = self.law.sum(tuple(range(end, length))) if end < length else self.law
+            tail = self.distribution.sum(tuple(range(end, length))) if end < length else self.distribution
             prefixes.append(-tail[tuple(x[:, :end].T)].log())
         return torch.stack(prefixes, -1).diff(dim=-1)
 
@@ -89,18 +92,23 @@ class ExactJudge(Judge):
         return x.float()
 
 
-def test_from_noise_to_a_verdict() -> None:
-    """An exact score, sampled without a grid, judged by its law: exp(H/L) again, within 5 standard errors; the samples
-    of few large steps, which are not of that law, are more than 5 off."""
+def test_samples_of_an_exact_score_have_the_perplexity_of_the_entropy() -> None:
+    """Samples of an exact score without a grid have perplexity exp(H/L) under their own distribution, within 5 errors.
+
+    Samples of a single large step have another distribution and are more than 5 standard errors off.
+    """
     g = torch.Generator().manual_seed(3)
     p = torch.rand(3, 3, 3, generator=g, dtype=torch.float64) ** 4
     p = p / p.sum()
-    law, noise = exact.Distribution(p), process.Absorbing(vocab_size=3)
-    truth = math.exp(float(law.entropy()) / 3)
+    distribution, noise = exact.Distribution(p), process.Absorbing(vocab_size=3)
+    truth = math.exp(float(distribution.entropy()) / 3)
 
-    def verdict(steps: int | None) -> dict[str, float]:
+    def quality_of(steps: int | None) -> dict[str, float]:
         sampling_run = generate.SamplingRun(
-            exact.Score(law, noise), noise, schedule.LogLinear(), generate.SamplingSettings("first-hitting", steps)
+            exact.Score(distribution, noise),
+            noise,
+            schedule.LogLinear(),
+            generate.SamplingSettings("first-hitting", steps),
         )
         drawn = sampling_run.sample(sampling.empty(3000, 3), batch=500)
         texts = [Sample("".join(map(str, row.ids)), row.ids) for row in drawn]
@@ -108,7 +116,7 @@ def test_from_noise_to_a_verdict() -> None:
             SampleSet(texts, "toy", facts=sampling_run.describe()), ExactJudge(p), batch=500
         )
 
-    right, coarse = verdict(None), verdict(1)
+    right, coarse = quality_of(None), quality_of(1)
     assert abs(right["gen_ppl_by_token"] - truth) < 5 * right["stderr_gen_ppl_by_token"]
     assert coarse["gen_ppl_by_token"] > truth + 5 * coarse["stderr_gen_ppl_by_token"]
     assert (right["steps"], right["draw_precision"]) == ("inf", "float64")

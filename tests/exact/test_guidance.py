@@ -1,4 +1,4 @@
-"""Labels and guidance on a joint law of (label, sequence) that is written down: what is sampled, against its law."""
+"""Labels and guidance on a small joint distribution of (label, sequence): samples against their distribution."""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations
@@ -39,7 +39,7 @@ LABELS, TOKENS, LENGTH = 3, 3, 2
 SCHEDULE = LogLinear(1e-2)
 PROCESSES = {"absorbing": Absorbing(TOKENS), "uniform": Uniform(TOKENS)}
 WRAPPERS = {"score": ScoreModel, "mean": MeanModel}
-KINDS = [(process, said) for process in PROCESSES for said in WRAPPERS]
+KINDS = [(process, wrapper) for process in PROCESSES for wrapper in WRAPPERS]
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +49,13 @@ def _no_grad() -> Iterator[None]:
 
 
 def joint(length: int = LENGTH) -> Tensor:
-    """p(label, x): labels are unlike in number, and each has a law that is far from the others'."""
+    """p(label, x): labels differ in frequency, and each has a distribution far from the others."""
     weight = torch.rand(LABELS, TOKENS**length, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) ** 3
     weight = (weight + 0.02) * tensor(1.0).new_tensor([1.0, 2.0, 3.0])[:, None]
     return weight / weight.sum()
 
 
-def law(label: int | None, length: int = LENGTH) -> exact.Distribution:
+def distribution(label: int | None, length: int = LENGTH) -> exact.Distribution:
     """p(x | label), or p(x)."""
     p = joint(length).sum(0) if label is None else joint(length)[label]
     return exact.Distribution((p / p.sum()).view((TOKENS,) * length))
@@ -68,29 +68,29 @@ def tilted(free: Tensor, given: Tensor, weight: float) -> Tensor:
 
 
 class Truth(nn.Module):
-    """The network that a perfect training on the joint law would end with; the label after the last is none."""
+    """The network of perfect training on the joint distribution; the label after the last stands for no label."""
 
     depends_on_sigma = True
 
     def __init__(self, process: Process, wrapper: type, length: int = LENGTH) -> None:
         super().__init__()
-        laws = [law(label, length) for label in (*range(LABELS), None)]
-        self.scores, self.wrapper, self.process = [exact.Score(one, process) for one in laws], wrapper, process
+        distributions = [distribution(label, length) for label in (*range(LABELS), None)]
+        self.scores, self.wrapper, self.process = [exact.Score(one, process) for one in distributions], wrapper, process
         self.head = nn.Identity()
 
     def hidden(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None, label: Tensor | None = None) -> Tensor:
         label = torch.full(sigma.shape, LABELS) if label is None else label
         level = sigma.unique(return_inverse=True)[1]
         key = (level * (LABELS + 1) + label) * self.process.num_states ** x.shape[-1]
-        asked, rows = (key + exact.index_of(x, self.process.num_states)).unique(return_inverse=True)
-        first = torch.empty_like(asked).scatter(0, rows, torch.arange(len(x)))  # any row that asks it
+        inputs, rows = (key + exact.index_of(x, self.process.num_states)).unique(return_inverse=True)
+        first = torch.empty_like(inputs).scatter(0, rows, torch.arange(len(x)))  # any row with this input
         x, label, sigma = x[first], label[first], sigma[first].double()
-        said = torch.empty(*x.shape, self.process.num_states, dtype=torch.float64)
+        output = torch.empty(*x.shape, self.process.num_states, dtype=torch.float64)
         for k in label.unique():
-            said[label == k] = self._said(self.scores[k], x[label == k], sigma[label == k])
-        return said[rows]
+            output[label == k] = self._network_output(self.scores[k], x[label == k], sigma[label == k])
+        return output[rows]
 
-    def _said(self, score: exact.Score, x: Tensor, sigma: Tensor) -> Tensor:
+    def _network_output(self, score: exact.Score, x: Tensor, sigma: Tensor) -> Tensor:
         if self.wrapper is MeanModel:
             return nn.functional.pad(score.log_mean(x, sigma), (0, self.process.num_states - TOKENS))
         return score(x, sigma) - self.process.log_score_shift(sigma)[:, None, None]
@@ -99,15 +99,15 @@ class Truth(nn.Module):
         return self.hidden(x, sigma, valid, label)
 
 
-def told(kind: tuple[str, str], label: int | None, length: int = LENGTH) -> ScoreModel | MeanModel:
-    """The model that is told a label, as `build` makes it."""
+def labelled(kind: tuple[str, str], label: int | None, length: int = LENGTH) -> ScoreModel | MeanModel:
+    """Return the model with a label, as `factory` builds it."""
     process, wrapper = PROCESSES[kind[0]], WRAPPERS[kind[1]]
     network: nn.Module = Truth(process, wrapper, length)
     return wrapper(network, process).bind(label=None if label is None else torch.tensor(label))
 
 
-def steered(kind: tuple[str, str], label: int, weight: float, length: int = LENGTH) -> SamplingModel:
-    return guided(told(kind, None, length), told(kind, label, length), weight)
+def guided_model(kind: tuple[str, str], label: int, weight: float, length: int = LENGTH) -> SamplingModel:
+    return guided(labelled(kind, None, length), labelled(kind, label, length), weight)
 
 
 def guided(free: object, given: object, weight: float, warping: Warping | None = None) -> SamplingModel:
@@ -122,12 +122,12 @@ def warped(model: object, warping: Warping) -> SamplingModel:
 
 
 def finest(kind: tuple[str, str]) -> tuple[type[Sampler], Tensor]:
-    """A sampler whose law is the model's: exactly, or within its steps."""
+    """A sampler whose distribution is the model's: exactly, or within its steps."""
     return (FirstHitting, NO_GRID) if kind[0] == "absorbing" else (Tweedie, uniform_grid(100))
 
 
 def enumerated(chosen: Sampler, times: Tensor, length: int = LENGTH) -> Tensor:
-    """The law of the samples, of sequences of tokens alone."""
+    """The distribution of the samples, of sequences of tokens alone."""
     found = exact.sample_distribution(chosen, torch.full((length,), -1), times)
     states = exact.every(chosen.process.num_states, length)
     assert found[(states == TOKENS).any(-1)].sum() < 1e-12
@@ -138,20 +138,20 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().sum() / 2)
 
 
-# A label is told -------------------------------------------------------------------------------------------
+# A label is bound -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("label", [1, None])
-def test_samples_have_the_law_of_their_label(kind: tuple[str, str], label: int | None) -> None:
+def test_samples_have_the_distribution_of_their_label(kind: tuple[str, str], label: int | None) -> None:
     """Without one, that of all sequences together."""
     sampler, times = finest(kind)
-    chosen = sampler(told(kind, label), PROCESSES[kind[0]], SCHEDULE)
-    right = law(label).probabilities
+    chosen = sampler(labelled(kind, label), PROCESSES[kind[0]], SCHEDULE)
+    right = distribution(label).probabilities
     assert distance(enumerated(chosen, times), right) < (1e-6 if kind[0] == "absorbing" else 2e-2)
     x = run(chosen, empty(COUNT, LENGTH), times)
     assert p_value(x, enumerated(chosen, times), TOKENS) > FAMILY / 100
-    others = [law(other).probabilities for other in (*range(LABELS), None) if other != label]
+    others = [distribution(other).probabilities for other in (*range(LABELS), None) if other != label]
     assert min(distance(right, other) for other in others) > 0.1
     assert max(p_value(x, other, TOKENS) for other in others) < POWER  # a label ignored or mistaken is seen
 
@@ -163,7 +163,7 @@ def test_each_row_of_a_batch_may_have_a_label_of_its_own() -> None:
     network = Truth(process, ScoreModel)
     together = ScoreModel(network, process).bind(label=label)(x, sigma)
     for row in range(4):
-        alone = told(("uniform", "score"), None if label[row] == LABELS else int(label[row]))
+        alone = labelled(("uniform", "score"), None if label[row] == LABELS else int(label[row]))
         torch.testing.assert_close(together[row], alone(x[row : row + 1], sigma[:1])[0])
     order = torch.tensor([3, 1, 0, 2])
     torch.testing.assert_close(ScoreModel(network, process).bind(label=label[order])(x[order], sigma), together[order])
@@ -175,14 +175,14 @@ WEIGHTS = [0.4, 1.0, 2.5]
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("said", WRAPPERS)
-def test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture(said: str, weight: float) -> None:
-    """s_y = p_γ(y | x)/e by Bayes' rule, at every noise, whatever was said: a score or a law of the clean token."""
-    model, process = steered(("absorbing", said), 1, weight), PROCESSES["absorbing"]
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture(wrapper: str, weight: float) -> None:
+    """s_y = p_γ(y | x)/e by Bayes' rule, at every noise, for score models and for denoisers."""
+    model, process = guided_model(("absorbing", wrapper), 1, weight), PROCESSES["absorbing"]
     x = exact.every(process.num_states, LENGTH)
     for noise in (0.02, 0.7, 4.0):
         sigma = tensor(noise).expand(len(x))
-        free, given = (exact.Score(law(label), process).log_mean(x, sigma).exp() for label in (None, 1))
+        free, given = (exact.Score(distribution(label), process).log_mean(x, sigma).exp() for label in (None, 1))
         p = free ** (1 - weight) * given**weight
         right = p / p.sum(-1, keepdim=True) / torch.expm1(sigma)[:, None, None]
         score, masked = model(x, sigma).exp(), process.is_noisy(x)
@@ -192,13 +192,13 @@ def test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture(said: str, weigh
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_a_guided_score_under_uniform_noise_is_the_score_of_the_tilted_noisy_law(weight: float) -> None:
+def test_a_guided_score_under_uniform_noise_is_the_score_of_the_tilted_noisy_distribution(weight: float) -> None:
     """p_t(x)^(1−γ)·p_t(x | label)^γ, at every noise."""
-    model, process = steered(("uniform", "score"), 1, weight), PROCESSES["uniform"]
+    model, process = guided_model(("uniform", "score"), 1, weight), PROCESSES["uniform"]
     x = exact.every(TOKENS, LENGTH)
     for noise in (0.02, 0.7, 4.0):
         sigma = tensor(noise)
-        p = tilted(*(law(label).at(process, sigma) for label in (None, 1)), weight)
+        p = tilted(*(distribution(label).at(process, sigma) for label in (None, 1)), weight)
         here = exact.index_of(x, TOKENS)[:, None, None]
         stride = TOKENS ** torch.arange(LENGTH - 1, -1, -1)[:, None]
         there = here + (torch.arange(TOKENS) - x[..., None]) * stride
@@ -207,10 +207,12 @@ def test_a_guided_score_under_uniform_noise_is_the_score_of_the_tilted_noisy_law
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_a_guided_denoiser_under_uniform_noise_is_a_normalised_mixture(weight: float) -> None:
-    model, process = steered(("uniform", "mean"), 1, weight), PROCESSES["uniform"]
+    model, process = guided_model(("uniform", "mean"), 1, weight), PROCESSES["uniform"]
     x = exact.every(TOKENS, LENGTH)
     sigma = tensor(0.7).expand(len(x))
-    p = torch.lerp(*(exact.Score(law(label), process).log_mean(x, sigma) for label in (None, 1)), weight).softmax(-1)
+    p = torch.lerp(
+        *(exact.Score(distribution(label), process).log_mean(x, sigma) for label in (None, 1)), weight
+    ).softmax(-1)
     torch.testing.assert_close(model.log_mean(x, sigma).exp(), p, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(model(x, sigma), process.mean_score(p.log(), x, sigma), rtol=1e-5, atol=1e-6)
 
@@ -221,7 +223,7 @@ def test_at_weight_1_guidance_is_the_label_and_towards_0_there_is_none(kind: tup
     x = exact.every(process.num_states, LENGTH)
     sigma, seen = tensor(0.7).expand(len(x)), process.is_noisy(x)
     for weight, label in ((1.0, 1), (1e-9, None)):
-        found, right = (model(x, sigma)[seen] for model in (steered(kind, 1, weight), told(kind, label)))
+        found, right = (model(x, sigma)[seen] for model in (guided_model(kind, 1, weight), labelled(kind, label)))
         torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)
 
 
@@ -230,22 +232,22 @@ def test_at_weight_1_guidance_is_the_label_and_towards_0_there_is_none(kind: tup
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ("uniform", "score")], ids="-".join)
-def test_one_token_has_the_tilted_law(kind: tuple[str, str], weight: float) -> None:
-    """p(x)^(1−γ)·p(x | label)^γ exactly: the step is exact, and the mixture is the posterior of that law."""
-    chosen = Tweedie(steered(kind, 1, weight, 1), PROCESSES[kind[0]], LogLinear(1e-8))
-    right = tilted(law(None, 1).probabilities, law(1, 1).probabilities, weight)
+def test_one_token_has_the_tilted_distribution(kind: tuple[str, str], weight: float) -> None:
+    """p(x)^(1−γ)·p(x | label)^γ exactly: the step is exact, and the mixture is the posterior of that distribution."""
+    chosen = Tweedie(guided_model(kind, 1, weight, 1), PROCESSES[kind[0]], LogLinear(1e-8))
+    right = tilted(distribution(None, 1).probabilities, distribution(1, 1).probabilities, weight)
     assert distance(enumerated(chosen, uniform_grid(5), 1), right) < 1e-5
-    rates = Tweedie(Rates(*steered_parts(kind, 1, 1), weight), PROCESSES[kind[0]], LogLinear(1e-8))
-    if kind[0] == "uniform" and weight != 1:  # the mutant: the score tilted, not the law of the clean token
+    rates = Tweedie(Rates(*model_pair(kind, 1, 1), weight), PROCESSES[kind[0]], LogLinear(1e-8))
+    if kind[0] == "uniform" and weight != 1:  # the mutant: the score tilted, not the distribution of the clean token
         assert distance(enumerated(rates, uniform_grid(5), 1), right) > 1e-3
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("said", WRAPPERS)
-def test_several_masks_have_the_law_of_guided_choices_one_after_another(said: str, weight: float) -> None:
-    """The mean over orders of Π p_γ(x_i | those before it): from the joint law alone, without process or sampler."""
-    chosen = FirstHitting(steered(("absorbing", said), 1, weight), PROCESSES["absorbing"], SCHEDULE)
-    free, given = (law(label).probabilities.view(TOKENS, TOKENS) for label in (None, 1))
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_several_masks_have_the_distribution_of_guided_choices_one_after_another(wrapper: str, weight: float) -> None:
+    """The mean over orders of Π p_γ(x_i | those before it): without process or sampler."""
+    chosen = FirstHitting(guided_model(("absorbing", wrapper), 1, weight), PROCESSES["absorbing"], SCHEDULE)
+    free, given = (distribution(label).probabilities.view(TOKENS, TOKENS) for label in (None, 1))
     right = torch.zeros(TOKENS, TOKENS, dtype=torch.float64)
     for order in permutations(range(LENGTH)):
         p, q = free.permute(order), given.permute(order)
@@ -254,14 +256,14 @@ def test_several_masks_have_the_law_of_guided_choices_one_after_another(said: st
         right += (first[:, None] * second).permute(order) / 2
     assert distance(enumerated(chosen, NO_GRID), right.flatten()) < 1e-6
     clean = tilted(free, given, weight)
-    assert (distance(right, clean) < 1e-12) == (weight == 1)  # it is not the tilted law of the whole sequence
+    assert (distance(right, clean) < 1e-12) == (weight == 1)  # it is not the tilted distribution of the whole sequence
 
 
 @pytest.mark.parametrize("weight", [0.4, 2.5])
-def test_corrections_under_uniform_noise_lead_to_the_tilted_law(weight: float) -> None:
+def test_corrections_under_uniform_noise_lead_to_the_tilted_distribution(weight: float) -> None:
     """Gibbs steps leave p_t(x)^(1−γ)·p_t(x | label)^γ as it is, so the more of them, the nearer at the last noise."""
-    model, process = steered(("uniform", "score"), 1, weight), PROCESSES["uniform"]
-    right = tilted(law(None).probabilities, law(1).probabilities, weight)
+    model, process = guided_model(("uniform", "score"), 1, weight), PROCESSES["uniform"]
+    right = tilted(distribution(None).probabilities, distribution(1).probabilities, weight)
     times = torch.cat([uniform_grid(20)[:-1], tensor(1e-4)[None], tensor(0.0)[None]])
     plain = distance(enumerated(Tweedie(model, process, SCHEDULE), times), right)
     found = [distance(enumerated(Gibbs(model, process, SCHEDULE, sites), times), right) for sites in (1, 4, 32)]
@@ -284,9 +286,9 @@ CASES = [(name, kind) for name, (needs, _) in SAMPLERS.items() for kind in KINDS
 
 @pytest.mark.parametrize("warping", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_draws_have_the_law_that_enumeration_says(name: str, kind: tuple[str, str], warping: Warping) -> None:
+def test_draws_have_the_enumerated_distribution(name: str, kind: tuple[str, str], warping: Warping) -> None:
     process, times = PROCESSES[kind[0]], uniform_grid(5)
-    model = steered(kind, 0, 2.0)
+    model = guided_model(kind, 0, 2.0)
     chosen = SAMPLERS[name][1](warped(model, warping), process, SCHEDULE)
     x = run(chosen, empty(COUNT, LENGTH), times, seed=3)
     assert p_value(x, enumerated(chosen, times), TOKENS) > FAMILY / 100
@@ -313,10 +315,10 @@ class Rates:
         return hidden
 
 
-def steered_parts(
+def model_pair(
     kind: tuple[str, str], label: int, length: int = LENGTH
 ) -> tuple[ScoreModel | MeanModel, ScoreModel | MeanModel]:
-    return told(kind, None, length), told(kind, label, length)
+    return labelled(kind, None, length), labelled(kind, label, length)
 
 
 MUTANTS: dict[str, Callable[[ScoreModel | MeanModel, ScoreModel | MeanModel], object]] = {
@@ -330,16 +332,16 @@ MUTANTS: dict[str, Callable[[ScoreModel | MeanModel, ScoreModel | MeanModel], ob
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_wrong_guidance_is_caught(kind: tuple[str, str], mutant: str) -> None:
-    """By draws against the right law; under uniform noise the score is a ratio, and has nothing to normalise."""
+    """By draws against the right distribution; under uniform noise a score is a ratio and is not normalised."""
     process, times = PROCESSES[kind[0]], uniform_grid(5)
-    right = enumerated(Tweedie(steered(kind, 1, 2.5), process, SCHEDULE), times)
-    wrong = Tweedie(MUTANTS[mutant](*steered_parts(kind, 1)), process, SCHEDULE)
+    right = enumerated(Tweedie(guided_model(kind, 1, 2.5), process, SCHEDULE), times)
+    wrong = Tweedie(MUTANTS[mutant](*model_pair(kind, 1)), process, SCHEDULE)
     found = p_value(run(wrong, empty(COUNT, LENGTH), times, seed=4), right, TOKENS)
     same = mutant == "not normalised" and kind == ("uniform", "score")
     assert found > FAMILY / 100 if same else found < POWER
 
 
-# What it costs, and what is impossible ---------------------------------------------------------------------
+# Calls and impossible tokens ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("warping", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
@@ -347,7 +349,7 @@ def test_two_calls_are_counted_as_two(warping: Warping) -> None:
     kind = ("absorbing", "mean")
     process, times = PROCESSES["absorbing"], uniform_grid(5)
     calls = {}
-    for name, model in (("label", told(kind, 1)), ("guided", steered(kind, 1, 2.0))):
+    for name, model in (("label", labelled(kind, 1)), ("guided", guided_model(kind, 1, 2.0))):
         chosen = Ordered(warped(model, warping), process, SCHEDULE)
         view = SamplingModel.of(chosen.model)
         *_, _last = chosen.run(empty(7, LENGTH), times, CounterRNG(0, torch.arange(7)), view)
@@ -357,7 +359,7 @@ def test_two_calls_are_counted_as_two(warping: Warping) -> None:
 
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
 def test_what_a_label_rules_out_is_never_drawn(process: Process) -> None:
-    """Nor does a token that no sequence holds turn anything into NaN."""
+    """And a token that occurs in no sequence makes no NaN."""
     both, one = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 0.0, 0.0])
     for weight in (0.4, 2.5):
         model = guided(*(exact.Score(exact.Distribution(p.double()), process) for p in (both, one)), weight)
@@ -366,6 +368,6 @@ def test_what_a_label_rules_out_is_never_drawn(process: Process) -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
-def test_weights_that_mean_nothing_are_refused(weight: float) -> None:
+def test_meaningless_weights_are_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="guidance is"):
-        steered(("absorbing", "mean"), 1, weight)
+        guided_model(("absorbing", "mean"), 1, weight)

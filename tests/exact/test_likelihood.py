@@ -22,10 +22,10 @@ DRAWS = 60_000
 )
 def test_terms_average_to_the_expected_bound(process: Process, schedule: Schedule, wrapper: type) -> None:
     """5 standard errors, 3 terms: false alarm below 1e-5. 10 standard errors are 10 % of the bound at most."""
-    law, generator = random_distribution(3, 3, 0), torch.Generator().manual_seed(0)
+    distribution, generator = random_distribution(3, 3, 0), torch.Generator().manual_seed(0)
     model = random_model(wrapper, process, 3).requires_grad_(False)
-    expected = exact.bound(model, law, process, schedule, nodes=150)
-    x_0, times = law.draw(DRAWS, generator), LowNoiseTimes()(stratified(DRAWS, generator))
+    expected = exact.bound(model, distribution, process, schedule, nodes=150)
+    x_0, times = distribution.draw(DRAWS, generator), LowNoiseTimes()(stratified(DRAWS, generator))
     x_t, x_first = (process.corrupt(x_0, schedule.sigma(s), generator) for s in (times.t, torch.zeros_like(times.t)))
     valid = torch.ones_like(x_0, dtype=torch.bool)
     found = likelihood.bound_terms(model, process, schedule, x_0, x_t, x_first, times, valid)

@@ -1,4 +1,4 @@
-"""Long proofs, for `make verify`: more laws, more draws, smaller steps. Prints a page of numbers with `-s`."""
+"""Long proofs, for `make verify`: more distributions, more draws, smaller steps. `-s` prints the numbers."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 from test_bound import bound_of_training_code
 from test_categorical import FALSE_ALARM, N, chi_square, nine_decades
 from test_sampler_distributions import BLANK, CASES, FAMILY, SETTINGS, make, p_value, run
-from test_samplers import error, last_error, laws_on_the_way
+from test_samplers import distributions_of_steps, error, last_error
 from toys import random_distribution, tensor
 
 from sedd import exact
@@ -31,13 +31,15 @@ SCHEDULES: list[Schedule] = [
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])
 @pytest.mark.parametrize("length", [3, 4])
-def test_the_bound_is_the_entropy_on_many_laws(kind: type[Process], schedule: Schedule, length: int) -> None:
+def test_the_bound_is_the_entropy_on_many_distributions(kind: type[Process], schedule: Schedule, length: int) -> None:
     allowed = 1e-10 if kind is Absorbing and not isinstance(schedule, Geometric) else 1e-4
     for seed in range(20):
-        law, process = random_distribution(3, length, 100 + seed), kind(3)
-        terms = exact.bound(exact.Score(law, process), law, process, schedule, true_base=True, nodes=120)
-        assert abs(terms.total - law.entropy()) <= allowed
-    gap = bound_of_training_code(law, process, schedule, nodes=400) - law.entropy()
+        distribution, process = random_distribution(3, length, 100 + seed), kind(3)
+        terms = exact.bound(
+            exact.Score(distribution, process), distribution, process, schedule, true_base=True, nodes=120
+        )
+        assert abs(terms.total - distribution.entropy()) <= allowed
+    gap = bound_of_training_code(distribution, process, schedule, nodes=400) - distribution.entropy()
     print(f"{process} {schedule} length {length}: gap {gap:+.1e}")
     assert abs(gap) <= allowed
 
@@ -46,10 +48,10 @@ def test_the_bound_is_the_entropy_on_many_laws(kind: type[Process], schedule: Sc
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])
 def test_orders_of_every_sampler(kind: type[Process], schedule: Schedule, sampler: type) -> None:
-    law, process = random_distribution(3, 3, 0), kind(3)
-    sampler = sampler(exact.Score(law, process), process, schedule)
+    distribution, process = random_distribution(3, 3, 0), kind(3)
+    sampler = sampler(exact.Score(distribution, process), process, schedule)
     table = partial(exact.transition_table, sampler)
-    coarse, fine = (last_error(laws_on_the_way(law, process, schedule, n, table)) for n in (1024, 2048))
+    coarse, fine = (last_error(distributions_of_steps(distribution, process, schedule, n, table)) for n in (1024, 2048))
     print(f"{type(sampler).__name__} {process} {schedule}: error {fine:.1e}, ratio {coarse / fine:.3f}")
     assert 0.95 * 2**sampler.order < coarse / fine < 1.05 * 2**sampler.order
 
@@ -58,14 +60,14 @@ def test_orders_of_every_sampler(kind: type[Process], schedule: Schedule, sample
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])
 def test_tweedie_is_exact_for_one_token_at_any_number_of_steps(kind: type[Process], schedule: Schedule) -> None:
     for n in (2, 3, 8):
-        law, process = random_distribution(n, 1, n), kind(n)
-        table = partial(exact.transition_table, Tweedie(exact.Score(law, process), process, schedule))
+        distribution, process = random_distribution(n, 1, n), kind(n)
+        table = partial(exact.transition_table, Tweedie(exact.Score(distribution, process), process, schedule))
         rounding = 1e-15 * schedule.sigma(tensor(1.0)).exp()  # exp(−ΔσQ) multiplies by up to e^σ(1) what is lost
         for steps in (1, 2, 5, 100):
-            assert error(laws_on_the_way(law, process, schedule, steps, table)) <= 1e-11 + rounding
+            assert error(distributions_of_steps(distribution, process, schedule, steps, table)) <= 1e-11 + rounding
 
 
-def test_every_token_of_the_vocabulary_owns_its_interval() -> None:
+def test_every_token_of_the_vocabulary_has_its_interval() -> None:
     weights = nine_decades(torch.float32)
     ends = weights.double().cumsum(0)
     middle = (ends - weights.double() / 2) / ends[-1]
@@ -77,7 +79,7 @@ def test_every_token_of_the_vocabulary_owns_its_interval() -> None:
 
 
 def test_twenty_million_draws(generator: torch.Generator) -> None:
-    """A hundred times the draws of `make test`; a law off by 0.3 % in every outcome is seen with power > 0.999."""
+    """A hundred times the draws of `make test`; weights off by 0.3 % are detected with power > 0.999."""
     count, weights = 20_000_000, torch.rand(12, generator=generator, dtype=torch.float64) + 0.2
     counts = sum(
         torch.bincount(categorical.sample(weights.expand(200_000, -1), generator), minlength=12)
@@ -90,11 +92,13 @@ def test_twenty_million_draws(generator: torch.Generator) -> None:
 
 
 def test_moves_at_step_probability_1e_4_and_vocabulary_50257(generator: torch.Generator) -> None:
-    """A million rows; a rate off by half is seen with power > 0.99. And tokens are drawn evenly."""
+    """A million rows; a rate off by half is detected with power > 0.99. And tokens are drawn evenly."""
     rows, step = 1_000_000, 1e-4
-    law = torch.full((N,), step / (N - 1)).index_fill(0, torch.tensor(0), 1 - step)
+    distribution = torch.full((N,), step / (N - 1)).index_fill(0, torch.tensor(0), 1 - step)
     x = torch.zeros(1000, dtype=torch.long)
-    moved = torch.cat([categorical.sample_jump(x, law.expand(1000, -1), generator) for _ in range(rows // 1000)])
+    moved = torch.cat(
+        [categorical.sample_jump(x, distribution.expand(1000, -1), generator) for _ in range(rows // 1000)]
+    )
     moved = moved[moved > 0]
     rate, even = scipy.stats.binomtest(len(moved), rows, step), scipy.stats.kstest(moved.numpy() / N, "uniform")
     print(f"moves: {len(moved)} of {rows * step:.0f}, p = {rate.pvalue:.3f}; evenness p = {even.pvalue:.3f}")
@@ -104,7 +108,7 @@ def test_moves_at_step_probability_1e_4_and_vocabulary_50257(generator: torch.Ge
 
 @pytest.mark.parametrize(("name", "kind", "at"), CASES)
 def test_every_sampler_on_every_model_again_with_more_draws(name: str, kind: str, at: int) -> None:
-    """400,000 draws on a grid of nine cosine steps; a law off by 1.5 % in every outcome is seen with power > 0.9."""
+    """400,000 draws on a grid of nine cosine steps; an error of 1.5 % in every outcome is detected with power > 0.9."""
     count, times = 400_000, cosine_grid(9)
     with torch.no_grad():
         chosen = make(name, kind, at)

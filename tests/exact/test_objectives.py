@@ -18,7 +18,7 @@ from sedd.exact import objectives as definition
 
 PROCESSES = [Uniform, Absorbing]
 SCHEDULES: list[Schedule] = [LogLinear(), Geometric(), Cosine(), Polynomial()]
-LAW = random_distribution(3, 3, seed=0)
+P_DATA = random_distribution(3, 3, seed=0)
 AT_NOISE = {  # objective, definition, what it is tested on, whether the schedule's rate weighs it
     objectives.DenoisingScoreEntropy: (definition.denoising_score_entropy, ScoreModel, True),
     objectives.DenoisingConcreteScore: (definition.denoising_concrete_score, ScoreModel, True),
@@ -31,9 +31,11 @@ AT_NOISE = {  # objective, definition, what it is tested on, whether the schedul
 }
 
 
-def make(kind: type, process: Process, schedule: Schedule, law: exact.Distribution = LAW) -> objectives.Objective:
+def make(
+    kind: type, process: Process, schedule: Schedule, distribution: exact.Distribution = P_DATA
+) -> objectives.Objective:
     return (
-        kind(process, schedule, law)
+        kind(process, schedule, distribution)
         if issubclass(kind, explicit_objectives.ExplicitObjective)
         else kind(process, schedule)
     )
@@ -44,11 +46,11 @@ def make(kind: type, process: Process, schedule: Schedule, law: exact.Distributi
 @pytest.mark.parametrize("kind", AT_NOISE)
 def test_losses_are_their_definitions(kind: type, process: Process, schedule: Schedule) -> None:
     define, wrapper, weighed = AT_NOISE[kind]
-    model = random_model(wrapper, process, LAW.length)
+    model = random_model(wrapper, process, P_DATA.length)
     for t in map(tensor, (0.02, 0.5, 1.0)):
         sigma, rate = schedule(t)
-        found = expected_loss(make(kind, process, schedule), model, LAW, schedule, t)
-        expected = define(model, LAW, process, sigma) * (rate if weighed else 1)
+        found = expected_loss(make(kind, process, schedule), model, P_DATA, schedule, t)
+        expected = define(model, P_DATA, process, sigma) * (rate if weighed else 1)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -60,8 +62,10 @@ def test_d3pm_is_its_definition(process: Process, schedule: Schedule) -> None:
     assert times.weight.tolist() == [5.0] * 5
     for t in times.t:
         s = schedule.sigma((t - 1 / 5).clamp_min(0))
-        expected = definition.d3pm(model, LAW, process, s, schedule.sigma(t))
-        torch.testing.assert_close(expected_loss(objective, model, LAW, schedule, t), expected, rtol=1e-10, atol=1e-10)
+        expected = definition.d3pm(model, P_DATA, process, s, schedule.sigma(t))
+        torch.testing.assert_close(
+            expected_loss(objective, model, P_DATA, schedule, t), expected, rtol=1e-10, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -70,8 +74,8 @@ def test_time_dce_is_its_definition(schedule: Schedule) -> None:
     model, objective = random_model(MeanModel, process, 3), objectives.TimeDCE(process, schedule)
     for t in map(tensor, (0.02, 0.5, 1.0)):
         sigma, rate = schedule(t)
-        found = expected_loss(objective, model, LAW, schedule, t)
-        torch.testing.assert_close(found, rate * definition.t_dce(model, LAW, process, sigma), rtol=1e-10, atol=0)
+        found = expected_loss(objective, model, P_DATA, schedule, t)
+        torch.testing.assert_close(found, rate * definition.t_dce(model, P_DATA, process, sigma), rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("masked", [0.01, 0.4, 0.99])
@@ -79,15 +83,15 @@ def test_lambda_dce_is_its_definition(masked: float) -> None:
     process, at = Absorbing(3), tensor(masked)
     model = random_model(MeanModel, process, 3)
     linear = LogLinear(1e-12)  # σ(t) = −log(1 − t) but for the last digit
-    found = expected_loss(objectives.LambdaDCE(process), model, LAW, linear, at)
-    torch.testing.assert_close(found, definition.lambda_dce(model, LAW, process, at), rtol=1e-9, atol=0)
+    found = expected_loss(objectives.LambdaDCE(process), model, P_DATA, linear, at)
+    torch.testing.assert_close(found, definition.lambda_dce(model, P_DATA, process, at), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_any_order_is_its_definition(k: int) -> None:
     process = Absorbing(3)
     model, objective = random_model(MeanModel, process, 3), objectives.AnyOrder(process)
-    x_0, generator = LAW.sequences.repeat(4000, 1), torch.Generator().manual_seed(0)
+    x_0, generator = P_DATA.sequences.repeat(4000, 1), torch.Generator().manual_seed(0)
     t = tensor((k - 0.5) / 3).expand(len(x_0))
     x_t = objective.corrupt(x_0, t, generator)
     assert ((x_t == process.mask).sum(-1) == k).all()
@@ -98,24 +102,24 @@ def test_any_order_is_its_definition(k: int) -> None:
     total = torch.zeros(()).double()
     for hidden in shown:
         loss = objective.loss(
-            model, torch.where(hidden, process.mask, LAW.sequences), LAW.sequences, t[: len(LAW.sequences)]
+            model, torch.where(hidden, process.mask, P_DATA.sequences), P_DATA.sequences, t[: len(P_DATA.sequences)]
         )
-        total += (LAW.probabilities * loss.sum(-1)).sum() / len(shown)
-    torch.testing.assert_close(total, definition.any_order(model, LAW, process, k), rtol=1e-10, atol=0)
+        total += (P_DATA.probabilities * loss.sum(-1)).sum() / len(shown)
+    torch.testing.assert_close(total, definition.any_order(model, P_DATA, process, k), rtol=1e-10, atol=0)
 
 
 def test_autoregressive_is_its_definition_and_the_entropy_at_the_truth() -> None:
     objective = objectives.Autoregressive(3)
     causal = CausalModel(CausalTable(), Absorbing(3))
-    for model in (causal, exact.Score(LAW, Absorbing(3))):
-        t = torch.zeros(len(LAW.sequences)).double()
-        found = (LAW.probabilities * objective.loss(model, LAW.sequences, LAW.sequences, t).sum(-1)).sum()
-        torch.testing.assert_close(found, definition.autoregressive(model, LAW), rtol=1e-12, atol=0)
-    torch.testing.assert_close(found, LAW.entropy(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(causal.log_next(LAW.sequences).exp().sum(-1), torch.ones(27, 3).double())
-    changed = LAW.sequences.clone()
+    for model in (causal, exact.Score(P_DATA, Absorbing(3))):
+        t = torch.zeros(len(P_DATA.sequences)).double()
+        found = (P_DATA.probabilities * objective.loss(model, P_DATA.sequences, P_DATA.sequences, t).sum(-1)).sum()
+        torch.testing.assert_close(found, definition.autoregressive(model, P_DATA), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found, P_DATA.entropy(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(causal.log_next(P_DATA.sequences).exp().sum(-1), torch.ones(27, 3).double())
+    changed = P_DATA.sequences.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 3
-    assert torch.equal(causal.log_next(changed), causal.log_next(LAW.sequences))  # the last token is seen by none
+    assert torch.equal(causal.log_next(changed), causal.log_next(P_DATA.sequences))  # the last token is seen by none
 
 
 def test_the_first_token_is_predicted_from_a_start_token_of_its_own() -> None:
@@ -133,7 +137,7 @@ def test_the_first_token_is_predicted_from_a_start_token_of_its_own() -> None:
 def test_no_masked_token_and_no_time_give_no_nan() -> None:
     process = Absorbing(3)
     model = random_model(MeanModel, process, 3)
-    x_0 = LAW.sequences[:4]
+    x_0 = P_DATA.sequences[:4]
     loss = objectives.LambdaDCE(process)(model, x_0, torch.zeros(4).double(), torch.Generator().manual_seed(0))
     loss.sum().backward()
     assert (loss == 0).all()
@@ -152,10 +156,10 @@ class CausalTable(torch.nn.Module):
 def test_explicit_score_entropy_is_zero_at_the_truth_alone(
     kind: type[Process], n: int, length: int, sigma: float, seed: int
 ) -> None:
-    law, process = random_distribution(n, length, seed), kind(n)
-    truth = definition.explicit_score_entropy(exact.Score(law, process), law, process, tensor(sigma))
+    distribution, process = random_distribution(n, length, seed), kind(n)
+    truth = definition.explicit_score_entropy(exact.Score(distribution, process), distribution, process, tensor(sigma))
     wrong = definition.explicit_score_entropy(
-        random_model(ScoreModel, process, length, seed), law, process, tensor(sigma)
+        random_model(ScoreModel, process, length, seed), distribution, process, tensor(sigma)
     )
     assert abs(truth) <= 1e-10
     assert wrong > 1e-6
@@ -171,13 +175,19 @@ def test_three_forms_of_score_entropy_have_one_gradient(
     kind: type[Process], n: int, length: int, sigma: float, seed: int
 ) -> None:
     """§7.1, and two forms of concrete score matching likewise."""
-    law, process, model = random_distribution(n, length, seed), kind(n), random_model(ScoreModel, kind(n), length, seed)
+    distribution, process, model = (
+        random_distribution(n, length, seed),
+        kind(n),
+        random_model(ScoreModel, kind(n), length, seed),
+    )
     sigma = tensor(sigma)
-    truth = gradient(definition.explicit_score_entropy(model, law, process, sigma), model)
+    truth = gradient(definition.explicit_score_entropy(model, distribution, process, sigma), model)
     for form in (definition.denoising_score_entropy, definition.implicit_score_entropy):
-        torch.testing.assert_close(gradient(form(model, law, process, sigma), model), truth, rtol=1e-9, atol=1e-10)
-    truth = gradient(definition.explicit_concrete_score(model, law, process, sigma), model)
-    denoising = gradient(definition.denoising_concrete_score(model, law, process, sigma), model)
+        torch.testing.assert_close(
+            gradient(form(model, distribution, process, sigma), model), truth, rtol=1e-9, atol=1e-10
+        )
+    truth = gradient(definition.explicit_concrete_score(model, distribution, process, sigma), model)
+    denoising = gradient(definition.denoising_concrete_score(model, distribution, process, sigma), model)
     torch.testing.assert_close(denoising, truth, rtol=1e-9, atol=1e-9 * truth.abs().max().item())
 
 
@@ -187,8 +197,10 @@ def test_gradients_of_the_training_code_are_those_of_the_definitions(kind: type,
     define, _, _ = AT_NOISE[kind]
     model, schedule, t = random_model(ScoreModel, process, 3), LogLinear(), tensor(0.3)
     sigma, rate = schedule(t)
-    found = gradient(expected_loss(make(kind, process, schedule), model, LAW, schedule, t), model)
-    torch.testing.assert_close(found, gradient(rate * define(model, LAW, process, sigma), model), rtol=1e-9, atol=1e-11)
+    found = gradient(expected_loss(make(kind, process, schedule), model, P_DATA, schedule, t), model)
+    torch.testing.assert_close(
+        found, gradient(rate * define(model, P_DATA, process, sigma), model), rtol=1e-9, atol=1e-11
+    )
 
 
 @given(st.integers(2, 40), st.floats(1e-3, 1.0), st.floats(1e-4, 0.5), st.integers(0, 99))
@@ -197,7 +209,7 @@ def test_score_entropy_of_a_mask_is_cross_entropy_and_an_excess(n: int, t: float
     process, schedule = Absorbing(n), LogLinear(eps)
     z = torch.randn(1, 1, n + 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True)
     x_0, x_t = torch.tensor([[seed % n]]), torch.tensor([[n]])
-    model = ScoreModel(Says(z), process)
+    model = ScoreModel(ConstantOutput(z), process)
     loss = objectives.DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, tensor(t).view(1)).sum()
     tokens = z[0, 0, :n]
     S = torch.exp(tokens - math.log(n)).sum()
@@ -207,8 +219,8 @@ def test_score_entropy_of_a_mask_is_cross_entropy_and_an_excess(n: int, t: float
     torch.testing.assert_close(torch.autograd.grad(loss, z)[0][0, 0, :n], grad, rtol=1e-10, atol=1e-10)
 
 
-class Says(torch.nn.Module):
-    """A network that says the same whatever it sees."""
+class ConstantOutput(torch.nn.Module):
+    """A network with the same output for every input."""
 
     def __init__(self, output: torch.Tensor) -> None:
         super().__init__()
@@ -233,12 +245,12 @@ def test_score_entropy_of_a_denoiser_is_time_dce_point_by_point(schedule: Schedu
 def test_time_lambda_and_any_order_are_one_number() -> None:
     """§7.4, second half: ∫ t-DCE = ∫ λ-DCE = mean over k of any-order, up to the prior of a finite σ(1)."""
     process, model = Absorbing(3), random_model(MeanModel, Absorbing(3), 3)
-    by_lambda = exact.integrate(lambda m: definition.lambda_dce(model, LAW, process, m), nodes=8)
-    by_order = torch.stack([definition.any_order(model, LAW, process, k) for k in (1, 2, 3)]).mean()
+    by_lambda = exact.integrate(lambda m: definition.lambda_dce(model, P_DATA, process, m), nodes=8)
+    by_order = torch.stack([definition.any_order(model, P_DATA, process, k) for k in (1, 2, 3)]).mean()
     torch.testing.assert_close(by_lambda, by_order, rtol=1e-12, atol=0)
     for schedule in (LogLinear(1e-12), Polynomial(2.0, 1e-12)):
         objective = objectives.TimeDCE(process, schedule)
-        by_time = exact.integrate(lambda t, o=objective: expected_loss(o, model, LAW, o.schedule, t), nodes=16)
+        by_time = exact.integrate(lambda t, o=objective: expected_loss(o, model, P_DATA, o.schedule, t), nodes=16)
         torch.testing.assert_close(by_time, by_order, rtol=1e-10, atol=0)
 
 
@@ -249,13 +261,13 @@ def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Sc
     def distance(model: object, steps: int) -> float:
         t = torch.arange(1, steps + 1).double() / steps
         objective = objectives.D3PM(process, schedule, steps=steps)
-        return sum(expected_loss(objective, model, LAW, schedule, x) for x in t).item() - integral(model)
+        return sum(expected_loss(objective, model, P_DATA, schedule, x) for x in t).item() - integral(model)
 
     def integral(model: object) -> float:
         objective = objectives.DenoisingScoreEntropy(process, schedule)
-        return exact.integrate(lambda t: expected_loss(objective, model, LAW, schedule, t), nodes=80).item()
+        return exact.integrate(lambda t: expected_loss(objective, model, P_DATA, schedule, t), nodes=80).item()
 
-    truth, wrong = exact.Score(LAW, process), random_model(MeanModel, process, 3, seed=2)
+    truth, wrong = exact.Score(P_DATA, process), random_model(MeanModel, process, 3, seed=2)
     assert distance(truth, 64) > 0
     for model in (truth, wrong):
         assert 1.9 < distance(model, 64) / distance(model, 128) < 2.1
@@ -263,22 +275,22 @@ def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Sc
 
 def test_the_truth_is_where_ratio_matching_and_cross_entropy_are_least() -> None:
     for process in (Uniform(3), Absorbing(3)):
-        truth, sigma = exact.Score(LAW, process), tensor(0.6)
+        truth, sigma = exact.Score(P_DATA, process), tensor(0.6)
         for define, wrapper in (
             (definition.ratio_matching, ConditionalModel),
             (definition.mean_cross_entropy, MeanModel),
         ):
-            best = define(truth, LAW, process, sigma)
+            best = define(truth, P_DATA, process, sigma)
             for seed in range(5):
-                assert define(random_model(wrapper, process, 3, seed), LAW, process, sigma) > best
+                assert define(random_model(wrapper, process, 3, seed), P_DATA, process, sigma) > best
 
 
 def test_softmax_linear_is_not_least_at_the_truth() -> None:
-    """One position, so the true ratios can be said by a softmax up to scale; another score does better."""
-    law, process, sigma = random_distribution(3, 1, 0), Absorbing(3), tensor(0.6)
-    truth = exact.Score(law, process)
-    peaked = definition.softmax_linear(lambda x, s: 40 * truth(x, s), law, process, sigma)
-    assert peaked < definition.softmax_linear(truth, law, process, sigma) - 0.05
+    """One position, where a softmax can represent the true ratios up to scale; another score has a lower loss."""
+    distribution, process, sigma = random_distribution(3, 1, 0), Absorbing(3), tensor(0.6)
+    truth = exact.Score(distribution, process)
+    peaked = definition.softmax_linear(lambda x, s: 40 * truth(x, s), distribution, process, sigma)
+    assert peaked < definition.softmax_linear(truth, distribution, process, sigma) - 0.05
 
 
 @pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
@@ -287,13 +299,13 @@ def test_losses_of_sampled_noise_average_to_the_expected_loss(process: Process) 
     schedule, generator = Geometric(1e-3, 10.0), torch.Generator().manual_seed(0)
     model = random_model(ScoreModel, process, 3).requires_grad_(False)
     even = objectives.DenoisingScoreEntropy(process, schedule)
-    expected = exact.integrate(lambda t: expected_loss(even, model, LAW, schedule, t), nodes=80)
-    x_0, u = LAW.draw(20_000, generator), stratified(20_000, generator)
+    expected = exact.integrate(lambda t: expected_loss(even, model, P_DATA, schedule, t), nodes=80)
+    x_0, u = P_DATA.draw(20_000, generator), stratified(20_000, generator)
     losses = even(model, x_0, u, generator).sum(-1)
     time_sampler = ImportanceTimes.fit(even.times(u).t, losses)
     variance = []
     for objective in (even, objectives.DenoisingScoreEntropy(process, schedule, time_sampler=time_sampler)):
-        rows = [(LAW.draw(400, generator), stratified(400, generator)) for _ in range(100)]
+        rows = [(P_DATA.draw(400, generator), stratified(400, generator)) for _ in range(100)]
         means = torch.stack([objective(model, x_0, u, generator).sum(-1).mean() for x_0, u in rows])
         assert (means.mean() - expected).abs() <= 5 * means.std() / math.sqrt(len(means))
         variance.append(means.var())

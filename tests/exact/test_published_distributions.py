@@ -1,4 +1,4 @@
-"""Published checkpoints mean here what they mean where they were made."""
+"""Published checkpoints give the log-scores of their original formulas."""
 
 import json
 from pathlib import Path
@@ -37,10 +37,10 @@ def states(kind: Kind) -> tuple[Tensor, Tensor]:
 def error(kind: Kind, model: torch.nn.Module, mutant: str = "") -> float:
     """How far the log-scores of a model are from those of the description; at masks, where only those exist."""
     x, sigma = states(kind)
-    said, true = model(x, sigma), publications.log_score(kind, publications.weights(kind), x, sigma, mutant)
+    found, true = model(x, sigma), publications.log_score(kind, publications.weights(kind), x, sigma, mutant)
     if kind.layout == "sedd":
-        return float((said - true).abs().max())
-    return float((said[..., :V] - true)[x == V].abs().max())
+        return float((found - true).abs().max())
+    return float((found[..., :V] - true)[x == V].abs().max())
 
 
 @kinds
@@ -65,7 +65,7 @@ def test_wrong_formulas_are_caught(tmp_path: Path, kind: Kind, mutant: str) -> N
 @pytest.mark.parametrize("form", FORMS)
 @kinds
 def test_export_undoes_import(tmp_path: Path, kind: Kind, form: str) -> None:
-    """To the bit, in whichever file the weights came, with all that the configuration said."""
+    """To the bit, in whichever file the weights came, with all of the configuration."""
     layout = convert.export_model(imported(tmp_path, kind, form), tmp_path / "back")
     assert layout.name == kind.layout
     back, first = load_file(tmp_path / "back" / "model.safetensors"), publications.weights(kind)
@@ -93,7 +93,7 @@ RUNS = {
     "radd": RunConfig(objective="lambda-dce"),
     "radd in time": RunConfig(objective="t-dce", model=ModelConfig(time_conditioning="none")),
     "mdlm": RunConfig(objective="t-dce", model=ModelConfig(time_conditioning="zero")),
-    "mdlm told": RunConfig(objective="t-dce"),
+    "mdlm with sigma": RunConfig(objective="t-dce"),
     "sedd eps": RunConfig(noise=NoiseConfig("absorbing", "log-linear", {"eps": 0.01})),
 }
 
@@ -151,17 +151,17 @@ def test_import_undoes_export(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_published_sizes(kind: Kind, h: int, depth: int, heads: int, parameters: int, entries: int) -> None:
-    """What a published configuration asks for: the names and shapes of the description, and the listed counts."""
+    """What a published configuration implies: the names and shapes of the description, and the listed counts."""
     tokens, half = 50257, h // heads // 2
     states = tokens + (kind.graph == "absorb")
     wanted = publications.table(kind, states, h, depth, half=half)
-    said = publications.config(kind)
-    said |= {"tokens": tokens} if kind.layout != "mdlm" else {"vocab_size": states, "hidden_dim": h}
-    said |= {"n_blocks": depth, "n_heads": heads} if kind.layout == "mdlm" else {}
+    config = publications.config(kind)
+    config |= {"tokens": tokens} if kind.layout != "mdlm" else {"vocab_size": states, "hidden_dim": h}
+    config |= {"n_blocks": depth, "n_heads": heads} if kind.layout == "mdlm" else {}
     if kind.layout != "mdlm":
-        said["model"] |= {"hidden_size": h, "n_blocks": depth, "n_heads": heads}
+        config["model"] |= {"hidden_size": h, "n_blocks": depth, "n_heads": heads}
     cond = None if kind.layout == "radd" else 128
-    run, vocab_size = LAYOUTS[kind.layout].parse_config(said, WeightSizes(states, h, depth, heads, cond))
+    run, vocab_size = LAYOUTS[kind.layout].parse_config(config, WeightSizes(states, h, depth, heads, cond))
     shapes = {name: tuple(shape) for name, shape in _shapes(run, vocab_size).items()}
     assert shapes == wanted
     assert len(shapes) == entries
@@ -170,13 +170,13 @@ def test_published_sizes(kind: Kind, h: int, depth: int, heads: int, parameters:
     assert vocab_size == tokens
 
 
-def test_what_configurations_say(tmp_path: Path) -> None:
-    """Noise, objective, what the network hears, length and dropout, all of them from the files."""
+def test_configurations_are_read_from_files(tmp_path: Path) -> None:
+    """Noise, objective, time conditioning, length and dropout, all of them from the files."""
     found = {
         "-".join(kind): convert.read_published(publications.folder(tmp_path / kind.layout / kind.graph, kind))
         for kind in KINDS
     }
-    said = {
+    settings = {
         name: (
             f.config.noise.process,
             str(factory.build_setup(f.config, V).schedule),
@@ -185,7 +185,7 @@ def test_what_configurations_say(tmp_path: Path) -> None:
         )
         for name, f in found.items()
     }
-    assert said == {
+    assert settings == {
         "sedd-absorb": ("absorbing", "LogLinear(eps=0.001)", "score-entropy", "sigma"),
         "sedd-uniform": ("uniform", "Geometric(lo=0.001, hi=15.0)", "score-entropy", "sigma"),
         "radd-absorb": ("absorbing", "LogLinear(eps=0.001)", "t-dce", "none"),

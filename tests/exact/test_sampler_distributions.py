@@ -1,4 +1,4 @@
-"""Ladder steps 2, 3, 6 and 7: every sampler, run as in production, against its law by enumeration."""
+"""Ladder steps 2, 3, 6 and 7: every sampler, run as in production, against its distribution by enumeration."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def _no_grad() -> Iterator[None]:
 
 
 def models(process: Process) -> dict[str, object]:
-    """The true score of a law, and two wrong ones: a score that is no law's, and a denoiser that is no law's."""
+    """Return the true score of a distribution, and two wrong models that are consistent with no distribution."""
     return {
         "true": exact.Score(random_distribution(3, 3, 0), process),
         "score": random_model(ScoreModel, process, 3),
@@ -87,7 +87,7 @@ def models(process: Process) -> dict[str, object]:
 def cases() -> list[tuple[str, str, int]]:
     found = []
     for at, (process, _) in enumerate(SETTINGS):
-        names = [name for name in EVERYWHERE if name != "theta-early"]  # its order is looked at below
+        names = [name for name in EVERYWHERE if name != "theta-early"]  # its order is tested below
         names += MASKS if isinstance(process, Absorbing) else TOKENS
         found += [(n, m, at) for n in names for m in ("true", "score", "mean") if (n, m) != ("ancestral", "score")]
     return found
@@ -117,11 +117,11 @@ def run(
     return last.x.cpu()
 
 
-def p_value(x: torch.Tensor, law: torch.Tensor, num_states: int) -> float:
-    """Chi-square of draws against a law; outcomes expected less than five times are one."""
-    counts = torch.bincount(exact.index_of(x, num_states), minlength=len(law)).double()
-    assert counts[law < 1e-12].sum() == 0  # what cannot happen did not
-    expected = law * len(x)
+def p_value(x: torch.Tensor, distribution: torch.Tensor, num_states: int) -> float:
+    """Chi-square of draws against a distribution; outcomes expected less than five times are one."""
+    counts = torch.bincount(exact.index_of(x, num_states), minlength=len(distribution)).double()
+    assert counts[distribution < 1e-12].sum() == 0  # what cannot happen did not
+    expected = distribution * len(x)
     rare = expected < 5
     seen, due = (torch.cat([a[~rare], a[rare].sum()[None]]) for a in (counts, expected))
     if due[-1] < 5:  # even together: into the rarest of the others
@@ -131,40 +131,40 @@ def p_value(x: torch.Tensor, law: torch.Tensor, num_states: int) -> float:
 
 
 @pytest.mark.parametrize(("name", "kind", "at"), CASES)
-def test_draws_have_the_law_that_enumeration_says(name: str, kind: str, at: int) -> None:
+def test_draws_have_the_enumerated_distribution(name: str, kind: str, at: int) -> None:
     """Nothing given, one token given, two given; family-wise false alarm 1e-6.
 
-    Power: 20,000 draws show a law that is off by 5 % in half of its outcomes (total variation 0.025) with more than
+    Power: with 20,000 draws an error of 5 % in every outcome (total variation 0.025) is detected with probability above
     0.99: see `test_power`.
     """
     chosen = make(name, kind, at)
     for given in (BLANK, MIDDLE, ENDS):
-        law = exact.sample_distribution(chosen, given, uniform_grid(5))
-        assert math.isclose(law.sum(), 1, rel_tol=1e-9)
+        distribution = exact.sample_distribution(chosen, given, uniform_grid(5))
+        assert math.isclose(distribution.sum(), 1, rel_tol=1e-9)
         x = run(chosen, Prompt(given.expand(COUNT, -1)), uniform_grid(5))
         assert (x < 3).all()  # no mask survives
-        assert (x == given)[:, given >= 0].all()  # what was given comes back
-        assert p_value(x, law, chosen.process.num_states) > FAMILY / (3 * len(CASES))
+        assert (x == given)[:, given >= 0].all()  # given tokens are kept
+        assert p_value(x, distribution, chosen.process.num_states) > FAMILY / (3 * len(CASES))
 
 
 @pytest.mark.parametrize(("name", "kind", "at"), [case for case in CASES if case[1] != "true"])
-def test_words_taken_as_they_are_said_draw_the_same(name: str, kind: str, at: int) -> None:
-    """Laws as affine functions of what a head says choose the tokens that tables choose; within rounding, so all."""
+def test_fused_draws_are_those_of_the_table(name: str, kind: str, at: int) -> None:
+    """Draws by affine weights of the logits give the same tokens as draws from a table of probabilities."""
     chosen = make(name, kind, at)
     for given in (BLANK, MIDDLE):
         prompt = Prompt(given.expand(500, -1))
-        spoken, read = (run(chosen, prompt, uniform_grid(5), fused=fused) for fused in (True, False))
-        assert torch.equal(spoken, read)
+        fused, by_table = (run(chosen, prompt, uniform_grid(5), fused=fused) for fused in (True, False))
+        assert torch.equal(fused, by_table)
 
 
 def test_power() -> None:
     """27 outcomes, each off by ±5 %: noncentrality count·0.05²."""
     threshold = scipy.stats.chi2.isf(FAMILY / (3 * len(CASES)), 26)
     assert scipy.stats.ncx2.sf(threshold, 26, 3 * COUNT * 0.05**2) > 0.99
-    law = torch.full((27,), 1 / 27, dtype=torch.float64)
-    off = law * (1 + 0.1 * (-1) ** torch.arange(27))
+    distribution = torch.full((27,), 1 / 27, dtype=torch.float64)
+    off = distribution * (1 + 0.1 * (-1) ** torch.arange(27))
     x = exact.every(3, 3)[torch.multinomial(off, COUNT, True, generator=torch.Generator().manual_seed(0))]
-    assert p_value(x, law, 3) < FAMILY / (3 * len(CASES))  # and a law that is off by 10 % is seen
+    assert p_value(x, distribution, 3) < FAMILY / (3 * len(CASES))  # and an error of 10 % is detected
 
 
 def same_everywhere(self: CounterRNG, length: int, step: int = 0, event: int = 0) -> torch.Tensor:
@@ -188,54 +188,54 @@ MUTANTS: dict[str, tuple[str, object]] = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.parametrize("name", ["tweedie", "theta", "remask"])
 def test_wrong_draws_are_caught(name: str, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of the test: each of these passes for samples at a glance."""
+    """Tests of the test: each of these mutants gives samples that look right."""
     process, schedule = SETTINGS[0]
     kinds = {"tweedie": Tweedie, "theta": Theta, "remask": lambda *parts: Remask(*parts, strategy="rescale", eta=0.3)}
     chosen = kinds[name](models(process)["true"], process, schedule)
-    law = exact.sample_distribution(chosen, BLANK, uniform_grid(5))
+    distribution = exact.sample_distribution(chosen, BLANK, uniform_grid(5))
     monkeypatch.setattr(*MUTANTS[mutant])
     x = run(chosen, Prompt(BLANK.expand(COUNT, -1)), uniform_grid(5))
-    assert p_value(x, law, 4) < FAMILY / (3 * len(CASES))
+    assert p_value(x, distribution, 4) < FAMILY / (3 * len(CASES))
 
 
-# The law of the samples and the law of the data ------------------------------------------------------------
+# The distribution of the samples and that of the data ------------------------------------------------------
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> float:
     return (p - q).abs().sum().item() / 2
 
 
-def mild_law(seed: int = 0) -> exact.Distribution:
-    """A law in which conditionals change, but by less than a factor of two."""
+def mild_distribution(seed: int = 0) -> exact.Distribution:
+    """A distribution in which conditionals change, but by less than a factor of two."""
     p = torch.exp(0.25 * torch.randn((3, 3, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
     return exact.Distribution(p / p.sum())
 
 
-def error(chosen: GridSampler, law: exact.Distribution, steps: int) -> float:
-    """Of the samples from the data, when started from the true law at t = 1: what the steps alone do wrong."""
+def error(chosen: GridSampler, distribution: exact.Distribution, steps: int) -> float:
+    """Return the total variation to the data of a run from the true distribution at t = 1: the steps' error alone."""
     times, x = uniform_grid(steps), exact.every(chosen.process.num_states, 3)
-    p, blank = law.at(chosen.process, chosen.schedule.sigma(times[0])), BLANK < 0
+    p, blank = distribution.at(chosen.process, chosen.schedule.sigma(times[0])), BLANK < 0
     for t, s in list(pairwise(times))[:-1]:
         p = exact.step_distribution(chosen, p, blank, t.expand(len(x)), s.expand(len(x)))
     sigma = chosen.schedule.sigma(times[-2]).expand(len(x))
     p = exact.propagate(p, reverse.denoising_table(chosen.model, chosen.process, x, sigma))
-    return total_variation(p, law.at(chosen.process, tensor(0.0)))
+    return total_variation(p, distribution.at(chosen.process, tensor(0.0)))
 
 
 ORDERS = [(name, at) for name in EVERYWHERE for at in range(3) if not (name.startswith("theta") and at)]
 
 
-def gain(chosen: GridSampler, law: exact.Distribution, steps: int) -> float:
-    """By which factor twice the steps lessen the error."""
-    return error(chosen, law, steps) / error(chosen, law, 2 * steps)
+def gain(chosen: GridSampler, distribution: exact.Distribution, steps: int) -> float:
+    """Return the factor by which the error falls when the steps are doubled."""
+    return error(chosen, distribution, steps) / error(chosen, distribution, 2 * steps)
 
 
 @pytest.mark.parametrize(("name", "at"), ORDERS)
 def test_the_error_falls_at_the_declared_order(name: str, at: int) -> None:
     process, schedule = SETTINGS[at]
-    law = mild_law()
-    chosen = EVERYWHERE[name](exact.Score(law, process), process, schedule)
-    assert 0.85 * 2**chosen.order < gain(chosen, law, 32 if chosen.order == 2 else 64) < 1.15 * 2**chosen.order
+    distribution = mild_distribution()
+    chosen = EVERYWHERE[name](exact.Score(distribution, process), process, schedule)
+    assert 0.85 * 2**chosen.order < gain(chosen, distribution, 32 if chosen.order == 2 else 64) < 1.15 * 2**chosen.order
 
 
 @pytest.mark.parametrize("theta", [0.3, 0.5])
@@ -244,46 +244,50 @@ def test_under_uniform_noise_only_clamps_keep_theta_from_the_second_order(
     at: int, theta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, schedule = SETTINGS[at]
-    law = mild_law()
-    chosen = Theta(exact.Score(law, process), process, schedule, theta)
+    distribution = mild_distribution()
+    chosen = Theta(exact.Score(distribution, process), process, schedule, theta)
     assert chosen.order == 1
-    assert gain(chosen, law, 32) > 2
-    plain = error(Tweedie(chosen.model, process, schedule), law, 64)  # at as many calls
-    assert error(chosen, law, 32) < plain / 2
+    assert gain(chosen, distribution, 32) > 2
+    plain = error(Tweedie(chosen.model, process, schedule), distribution, 64)  # at as many calls
+    assert error(chosen, distribution, 32) < plain / 2
     for module in ("sedd.sampling.theta", "sedd.exact.sampler_distribution"):  # probabilities below 0
         monkeypatch.setattr(f"{module}.normalize_probs", lambda p: p / p.sum(-1, keepdim=True))
-    assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
+    assert 0.85 * 4 < gain(chosen, distribution, 32) < 1.15 * 4
 
 
-def test_theta_that_forgets_is_of_the_first_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: the second half believes the model at ρ, and does not take back what it said at t."""
+def test_theta_without_the_score_at_t_is_of_the_first_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: the second stage uses the score at ρ alone, without subtracting that at t."""
     process, schedule = SETTINGS[0]
-    law = mild_law()
+    distribution = mild_distribution()
 
-    def forgets(self: Theta, before: object, now: torch.Tensor, x: torch.Tensor, *times: torch.Tensor) -> torch.Tensor:
+    def by_mid_score(
+        self: Theta, before: object, now: torch.Tensor, x: torch.Tensor, *times: torch.Tensor
+    ) -> torch.Tensor:
         middle, s = schedule.sigma(self.midpoint(*times)), schedule.sigma(times[1])
         return reverse.analytic_weights(process, now, x, middle, s)
 
-    chosen = Theta(exact.Score(law, process), process, schedule)
-    assert 0.85 * 4 < gain(chosen, law, 32) < 1.15 * 4
-    monkeypatch.setattr(Theta, "second_stage", forgets)
-    assert 0.85 * 2 < gain(chosen, law, 32) < 1.15 * 2
+    chosen = Theta(exact.Score(distribution, process), process, schedule)
+    assert 0.85 * 4 < gain(chosen, distribution, 32) < 1.15 * 4
+    monkeypatch.setattr(Theta, "second_stage", by_mid_score)
+    assert 0.85 * 2 < gain(chosen, distribution, 32) < 1.15 * 2
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 16])
 @pytest.mark.parametrize("given", [BLANK, MIDDLE, ENDS], ids=str)
-def test_exact_has_the_law_of_tweedie(steps: int, given: torch.Tensor) -> None:
+def test_first_hitting_has_the_distribution_of_tweedie(steps: int, given: torch.Tensor) -> None:
     """For a normalised absorbing model, at every number of steps and on any grid."""
     process, schedule = SETTINGS[0]
     for model in (models(process)["true"], models(process)["mean"]):
         for times in (uniform_grid(steps), sampling.cosine_grid(steps)):
-            laws = [
+            distributions = [
                 exact.sample_distribution(kind(model, process, schedule), given, times)
                 for kind in (FirstHitting, Tweedie, Ancestral)
             ]
-            assert total_variation(laws[0], laws[1]) <= 1e-12
-            assert total_variation(laws[0], laws[2]) <= 1e-12
-    score = models(process)["score"]  # not normalised: Tweedie reveals at the network's pace, and the laws differ
+            assert total_variation(distributions[0], distributions[1]) <= 1e-12
+            assert total_variation(distributions[0], distributions[2]) <= 1e-12
+    score = models(process)[
+        "score"
+    ]  # not normalised: Tweedie reveals at the rate of the score, and the distributions differ
     differ = [
         exact.sample_distribution(kind(score, process, schedule), BLANK, uniform_grid(16))
         for kind in (FirstHitting, Tweedie)
@@ -292,23 +296,23 @@ def test_exact_has_the_law_of_tweedie(steps: int, given: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_ancestral_has_the_law_of_tweedie_under_uniform_noise(at: int) -> None:
+def test_ancestral_has_the_distribution_of_tweedie_under_uniform_noise(at: int) -> None:
     process, schedule = SETTINGS[at]
     model = models(process)["mean"]
-    laws = [
+    distributions = [
         exact.sample_distribution(kind(model, process, schedule), BLANK, uniform_grid(6))
         for kind in (Ancestral, Tweedie)
     ]
-    assert total_variation(*laws) <= 1e-12
+    assert total_variation(*distributions) <= 1e-12
 
 
 @pytest.mark.parametrize("direction", ["random", "forward", "backward"])
-def test_one_position_a_call_samples_the_data(direction: str) -> None:
+def test_one_position_per_call_samples_the_data(direction: str) -> None:
     """With the true score every order is the chain rule; so is the first-hitting sampler."""
     process, schedule = SETTINGS[0]
-    law = random_distribution(3, 3, 0)
-    score = exact.Score(law, process)
-    truth = law.at(process, tensor(0.0))
+    distribution = random_distribution(3, 3, 0)
+    score = exact.Score(distribution, process)
+    truth = distribution.at(process, tensor(0.0))
     assert (
         total_variation(exact.sample_distribution(Ordered(score, process, schedule, direction), BLANK, NO_GRID), truth)
         <= 1e-12
@@ -322,21 +326,21 @@ def test_one_position_a_call_samples_the_data(direction: str) -> None:
 
 
 def test_infilling_is_the_conditional_under_absorbing_noise_and_nearly_so_under_uniform() -> None:
-    law = random_distribution(3, 3, 0)
+    distribution = random_distribution(3, 3, 0)
     for at, worst in ((0, 1e-12), (1, 0.1), (2, 0.1)):
         process, schedule = SETTINGS[at]
-        score = exact.Score(law, process)
-        truth = law.given(MIDDLE).at(process, tensor(0.0))
+        score = exact.Score(distribution, process)
+        truth = distribution.given(MIDDLE).at(process, tensor(0.0))
         if at == 0:
             found = exact.sample_distribution(FirstHitting(score, process, schedule), MIDDLE, NO_GRID)
         else:
             found = exact.sample_distribution(Tweedie(score, process, schedule), MIDDLE, uniform_grid(128))
-            assert total_variation(found, truth) > 1e-3  # an approximation, and said to be one
+            assert total_variation(found, truth) > 1e-3  # an approximation, as documented
         assert total_variation(found, truth) <= worst
 
 
 def test_remasking_keeps_the_share_of_tokens() -> None:
-    """A step takes back what it reveals too much of: P(token at s) = α_s, whatever η."""
+    """A step masks again as much as it reveals in excess: P(token at s) = α_s for every η."""
     process, schedule = SETTINGS[0]
     t, s = tensor(0.6), tensor(0.5)
     for strategy in ("cap", "rescale"):
@@ -349,8 +353,8 @@ def test_remasking_keeps_the_share_of_tokens() -> None:
 def test_remasking_approaches_the_data_as_it_fades() -> None:
     """η of 1/steps: the error falls like 1/steps. With a fixed η it falls more slowly."""
     process, schedule = SETTINGS[0]
-    law = random_distribution(3, 3, 0)
-    score, truth = exact.Score(law, process), law.at(process, tensor(0.0))
+    distribution = random_distribution(3, 3, 0)
+    score, truth = exact.Score(distribution, process), distribution.at(process, tensor(0.0))
     fading, fixed = (
         [
             total_variation(
@@ -365,12 +369,12 @@ def test_remasking_approaches_the_data_as_it_fades() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_gibbs_corrections_leave_the_law_and_mend_errors(at: int) -> None:
+def test_gibbs_corrections_keep_the_distribution_and_reduce_errors(at: int) -> None:
     process, schedule = SETTINGS[at]
-    law = random_distribution(3, 3, 0)
-    score, x = exact.Score(law, process), exact.every(3, 3)
+    distribution = random_distribution(3, 3, 0)
+    score, x = exact.Score(distribution, process), exact.every(3, 3)
     sigma = schedule.sigma(tensor(0.3))
-    right = law.at(process, sigma)
+    right = distribution.at(process, sigma)
     table = reverse.normalize_probs(score(x, sigma.expand(len(x))).exp())
     for site in range(3):
         free = (torch.arange(3) == site).expand(x.shape)
@@ -378,29 +382,29 @@ def test_gibbs_corrections_leave_the_law_and_mend_errors(at: int) -> None:
             sampler_distribution.propagate_free(right, table, x, free), right, rtol=1e-12, atol=0
         )
     everywhere = sampler_distribution.propagate_free(right, table, x, torch.ones(x.shape, dtype=torch.bool))
-    assert total_variation(everywhere, right) > 1e-3  # the mutant: all positions at once do not leave it
-    assert gain(Gibbs(score, process, schedule, sites=2), law, 16) > 0.85 * 2  # the declared order, or better
-    truth = law.at(process, tensor(0.0))
+    assert total_variation(everywhere, right) > 1e-3  # the mutant: all positions at once change it
+    assert gain(Gibbs(score, process, schedule, sites=2), distribution, 16) > 0.85 * 2  # the declared order, or better
+    truth = distribution.at(process, tensor(0.0))
     plain = exact.sample_distribution(Tweedie(score, process, schedule), BLANK, uniform_grid(16))
     mended = exact.sample_distribution(Gibbs(score, process, schedule, sites=4), BLANK, uniform_grid(16))
     assert total_variation(mended, truth) < total_variation(plain, truth) / 3
 
 
-def test_choosing_by_confidence_is_not_the_models_law() -> None:
-    """With a wrong model, sure positions first is another law than a random order; its order says 0."""
+def test_choosing_by_confidence_is_not_the_models_distribution() -> None:
+    """With a wrong model, the most certain positions first is not a random order; the declared order is 0."""
     process, schedule = SETTINGS[0]
     model = models(process)["mean"]
-    law = exact.sample_distribution(Ordered(model, process, schedule), BLANK, NO_GRID)
+    distribution = exact.sample_distribution(Ordered(model, process, schedule), BLANK, NO_GRID)
     for kind in (Confident(model, process, schedule), EntropyBounded(model, process, schedule, bound=0.0)):
         assert kind.order == 0
-        assert total_variation(exact.sample_distribution(kind, BLANK, uniform_grid(64)), law) > 1e-2
+        assert total_variation(exact.sample_distribution(kind, BLANK, uniform_grid(64)), distribution) > 1e-2
 
 
 # Randomness, caching, counting -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "kind", "at"), [c for c in CASES if c[1] == "mean"])
-def test_a_row_keeps_its_tokens_in_any_company(name: str, kind: str, at: int) -> None:
+def test_a_row_does_not_depend_on_its_batch(name: str, kind: str, at: int) -> None:
     """Batches of 1, 3 and 12 rows; rows shuffled; given tokens that differ from row to row."""
     chosen, times = make(name, kind, at), uniform_grid(6)
     given = torch.full((12, 3), -1)
@@ -419,7 +423,7 @@ def test_a_row_keeps_its_tokens_in_any_company(name: str, kind: str, at: int) ->
 
 
 class TimeFree(torch.nn.Module):
-    """A network in two parts that is not told the noise: of such a one, answers can be kept."""
+    """A network in two parts that does not depend on σ, so that its hidden states can be cached."""
 
     def __init__(self, num_states: int, timed: bool = False) -> None:
         super().__init__()
@@ -445,15 +449,15 @@ def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
     assert torch.equal(ends[True], ends[False])
     assert views[True].rows <= views[False].rows
     if name in ("tweedie", "euler", "theta", "ancestral"):
-        assert views[True].rows < 0.3 * views[False].rows  # three positions, so at most four different questions a row
+        assert views[True].rows < 0.3 * views[False].rows  # three positions: at most four different inputs per row
     assert not SamplingModel(
         MeanModel(TimeFree(4, timed=True), process)
-    ).cached  # told the noise, an answer goes out of date
+    ).cached  # hidden states that depend on σ are not cached
 
 
 @pytest.mark.parametrize("steps", [1, 4, 20])
-def test_exact_is_the_uncached_walk_over_all_steps(steps: int) -> None:
-    """The slow twin: every step asks about every row, at the noise of that step, and reveals what the plan says."""
+def test_first_hitting_is_the_uncached_loop_over_all_steps(steps: int) -> None:
+    """The slow reference: every step computes every row at its noise level, and reveals the positions of the plan."""
     process, schedule = SETTINGS[0]
     score, times = models(process)["true"], uniform_grid(steps)
     chosen, prompt, rng = (
@@ -484,7 +488,7 @@ def test_the_number_of_calls_is_known_beforehand(steps: int, length: int) -> Non
     assert math.isclose(plan.calls.double().mean().item(), due, rel_tol=0.02)
 
 
-def test_the_plan_is_what_is_asked() -> None:
+def test_calls_are_those_of_the_plan() -> None:
     process, schedule = SETTINGS[0]
     chosen, prompt = FirstHitting(models(process)["mean"], process, schedule), Prompt(torch.full((300, 3), -1))
     for times in (uniform_grid(7), NO_GRID):
@@ -508,11 +512,11 @@ def test_clamps_are_counted() -> None:
 
 def test_left_to_right_is_the_chain_rule() -> None:
     """The baseline, with nothing given and with a beginning; a gap before a text is refused."""
-    law, process, schedule = random_distribution(3, 3, 0), Absorbing(3), LogLinear()
-    model = Chain(exact.Score(law, process))
+    distribution, process, schedule = random_distribution(3, 3, 0), Absorbing(3), LogLinear()
+    model = Chain(exact.Score(distribution, process))
     chosen = LeftToRight(model, process, schedule)
     for given in (BLANK, torch.tensor([2, -1, -1])):
-        truth = law.given(given).probabilities if given[0] >= 0 else law.probabilities
+        truth = distribution.given(given).probabilities if given[0] >= 0 else distribution.probabilities
         assert total_variation(exact.sample_distribution(chosen, given, NO_GRID), truth) <= 1e-12
         x = run(chosen, Prompt(given.expand(COUNT, -1)), NO_GRID)
         assert p_value(x, truth, 3) > FAMILY
@@ -521,7 +525,7 @@ def test_left_to_right_is_the_chain_rule() -> None:
 
 
 class Chain:
-    """The true law, one token after another."""
+    """The true distribution, one token after another."""
 
     depends_on_sigma = False
 
@@ -538,12 +542,12 @@ class Chain:
         return hidden
 
 
-# A sampler of one's own ------------------------------------------------------------------------------------
+# A third-party sampler ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class HalfSteps(GridSampler):
-    """What an outsider writes: two Tweedie steps in place of each, by `step` alone."""
+    """A third-party sampler: two Tweedie steps in place of each, by `step` alone."""
 
     order = 1.0
     assumes = "nothing"
@@ -573,7 +577,7 @@ def test_a_sampler_is_written_by_its_step_alone() -> None:
 @pytest.mark.parametrize("kind", ["true", "score", "mean"])
 @pytest.mark.parametrize("at", range(3))
 def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
-    """p(x_0 | x) is p^(1/T) of what it was; masks are revealed at the pace they were."""
+    """p(x_0 | x) is p^(1/T) of what it was; masks are revealed at the same rate as before."""
     process, schedule = SETTINGS[at]
     model = models(process)[kind]
     x = exact.every(process.num_states, 3)
@@ -588,19 +592,19 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
         torch.testing.assert_close(*paces, rtol=1e-9, atol=0)
 
 
-def test_temperature_one_changes_nothing_and_the_laws_follow() -> None:
-    """Warped models go through production too: one position a call draws Π p^(1/T), normalised step by step."""
+def test_temperature_one_changes_nothing_and_the_distributions_follow() -> None:
+    """Warped models are sampled too: one position per call draws Π p^(1/T), normalised step by step."""
     process, schedule = SETTINGS[0]
     model = models(process)["true"]
-    law = exact.sample_distribution(FirstHitting(model, process, schedule), BLANK, uniform_grid(5))
+    distribution = exact.sample_distribution(FirstHitting(model, process, schedule), BLANK, uniform_grid(5))
     warped = FirstHitting(SamplingModel(model, warping=Warping()), process, schedule)
     same = exact.sample_distribution(warped, BLANK, uniform_grid(5))
-    assert total_variation(law, same) <= 1e-12
+    assert total_variation(distribution, same) <= 1e-12
     cold = SamplingModel(model, warping=Warping(temperature=0.7, top_k=2))
     chosen = FirstHitting(cold, process, schedule)
     x = run(chosen, Prompt(BLANK.expand(COUNT, -1)), uniform_grid(5))
     assert p_value(x, exact.sample_distribution(chosen, BLANK, uniform_grid(5)), 4) > FAMILY
-    assert total_variation(exact.sample_distribution(chosen, BLANK, uniform_grid(5)), law) > 0.05
+    assert total_variation(exact.sample_distribution(chosen, BLANK, uniform_grid(5)), distribution) > 0.05
 
 
 def test_top_k_and_top_p_keep_the_likeliest() -> None:

@@ -1,4 +1,4 @@
-"""Laws and models small enough to enumerate."""
+"""Distributions and models that are small enough to enumerate."""
 
 import torch
 
@@ -20,7 +20,7 @@ def random_distribution(vocab_size: int, length: int, seed: int) -> exact.Distri
 def random_model(
     wrapper: type, process: Process, length: int, seed: int = 1
 ) -> ScoreModel | MeanModel | ConditionalModel:
-    """A wrong model: a table of random outputs, every entry free."""
+    """Return a wrong model: a table of random outputs."""
     table = exact.Table(process.num_states, length, blind=wrapper is ConditionalModel)
     with torch.no_grad():
         table.weight.normal_(generator=torch.Generator().manual_seed(seed))
@@ -28,11 +28,11 @@ def random_model(
 
 
 def expected_loss(
-    objective: Objective, model: object, law: exact.Distribution, schedule: Schedule, t: torch.Tensor
+    objective: Objective, model: object, distribution: exact.Distribution, schedule: Schedule, t: torch.Tensor
 ) -> torch.Tensor:
-    """The expected loss at time t of the code that trains, over everything that noise can do."""
+    """Return the expected loss of the training code at time t, over all that noise can do."""
 
     def loss(x_t: torch.Tensor, x_0: torch.Tensor) -> torch.Tensor:
         return objective.loss(model, x_t, x_0, t.expand(len(x_t))).sum(-1)
 
-    return exact.expect(loss, law, objective.process, schedule.sigma(t))
+    return exact.expect(loss, distribution, objective.process, schedule.sigma(t))

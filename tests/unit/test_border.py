@@ -149,13 +149,13 @@ def test_distributions_that_are_none_are_refused(refuses: object) -> None:
     refuses(lambda: exact.Distribution(torch.ones(2, 3) / 6), "(2, 3)", "one axis per position")
     refuses(lambda: exact.Distribution(torch.tensor([0.5, 0.6])), "sums to 1.1", "sum to 1")
     refuses(lambda: exact.Distribution(torch.tensor([1.5, -0.5])), "-0.5", "0 or more")
-    law = exact.Distribution(torch.eye(2) / 2)
-    refuses(lambda: law.at(Uniform(3), SIGMA), "2 tokens", "Uniform(vocab_size=3)")
-    refuses(lambda: law.at(Uniform(2), torch.tensor([math.inf])), "inf", "finite")
+    distribution = exact.Distribution(torch.eye(2) / 2)
+    refuses(lambda: distribution.at(Uniform(3), SIGMA), "2 tokens", "Uniform(vocab_size=3)")
+    refuses(lambda: distribution.at(Uniform(2), torch.tensor([math.inf])), "inf", "finite")
     explicit = explicit_objectives.ExplicitScoreEntropy
-    refuses(lambda: explicit(Uniform(3), LogLinear(), law), "2 tokens", "Uniform(vocab_size=3)")
-    refuses(lambda: law.given(torch.tensor([0, 1])), "[0, 1]", "probability 0")
-    refuses(lambda: law.given(torch.tensor([0])), "(1,)", "2 positions")
+    refuses(lambda: explicit(Uniform(3), LogLinear(), distribution), "2 tokens", "Uniform(vocab_size=3)")
+    refuses(lambda: distribution.given(torch.tensor([0, 1])), "[0, 1]", "probability 0")
+    refuses(lambda: distribution.given(torch.tensor([0])), "(1,)", "2 positions")
 
 
 def test_unknown_names_are_refused(refuses: object) -> None:

@@ -1,4 +1,4 @@
-"""Everything can be had by its name."""
+"""The factory builds every process, schedule, objective and parameterization by its name."""
 
 from collections.abc import Callable
 
@@ -13,25 +13,25 @@ from sedd.diffusion.process import Absorbing, Uniform
 from sedd.diffusion.schedule import ImportanceTimes, LogLinear
 from sedd.training.loss import FusedLoss
 
-LAW = exact.Distribution.random(4, 3, torch.Generator().manual_seed(0))
+P_DATA = exact.Distribution.random(4, 3, torch.Generator().manual_seed(0))
 BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregressive"}
 
 
 def make(name: str, process: object) -> objective.Objective:
-    options = {"distribution": LAW} if name.startswith("explicit") else {}
+    options = {"distribution": P_DATA} if name.startswith("explicit") else {}
     return factory.build_objective(name, process, LogLinear(), **options)
 
 
 @pytest.mark.parametrize("process_name", registry.PROCESSES.built_in)
 @pytest.mark.parametrize("name", registry.OBJECTIVES.built_in)
-def test_every_objective_gives_a_finite_loss_a_position(name: str, process_name: str) -> None:
+def test_every_objective_gives_a_finite_loss_per_position(name: str, process_name: str) -> None:
     if process_name == "uniform" and name in {"t-dce", "lambda-dce", "any-order"}:
-        return  # refused, as test_border says
+        return  # refused: see test_border
     generator = torch.Generator().manual_seed(0)
     process = factory.build_process(process_name, 4)
     loss_of = make(name, process)
-    x_0 = LAW.draw(8, generator)
-    loss = loss_of(exact.Score(LAW, process), x_0, torch.linspace(0.01, 0.99, 8).double(), generator)
+    x_0 = P_DATA.draw(8, generator)
+    loss = loss_of(exact.Score(P_DATA, process), x_0, torch.linspace(0.01, 0.99, 8).double(), generator)
     assert loss.shape == x_0.shape
     assert loss.isfinite().all()
     assert loss_of.is_bound == (name in BOUNDS)
@@ -64,7 +64,7 @@ def test_options_reach_what_is_built() -> None:
     assert factory.build_objective("d3pm", Uniform(4), LogLinear(), steps=7).steps == 7
 
 
-def test_the_clock_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
+def test_the_time_sampling_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
     u = torch.tensor([0.5], dtype=torch.float64)
     for time_sampler, t, weight in (("uniform", 0.5, 1.0), ("low-noise", 0.25, 1.0)):
         times = factory.build_setup(
@@ -80,8 +80,8 @@ def test_the_clock_of_a_run_reaches_its_objective(refuses: Callable[..., None]) 
     refuses(lambda: TrainConfig(time_sampling="late"), "'late'", "uniform, low-noise")
 
 
-def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
-    """So the first loss of a model whose head starts at 0 is known: log N nats a token, for both wrappers."""
+def test_a_zero_network_makes_every_token_equally_likely() -> None:
+    """So the first loss of a model whose head starts at 0 is known: log N nats per token, for both wrappers."""
     generator = torch.Generator().manual_seed(0)
     process = Absorbing(4)
     for name in ("score", "mean"):
@@ -91,12 +91,12 @@ def test_a_zero_network_says_that_every_token_is_equally_likely() -> None:
         torch.testing.assert_close(log_mean[0, :2, :4].exp(), torch.full((2, 4), 0.25).double())
     loss = factory.build_objective("any-order", process, LogLinear())
     mean = factory.build_parameterization("mean", exact.Table(5, 3), process)
-    total = loss(mean, LAW.draw(6, generator), torch.rand(6), generator).sum(-1)
+    total = loss(mean, P_DATA.draw(6, generator), torch.rand(6), generator).sum(-1)
     torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
 
 
-def test_what_a_network_hears_of_the_noise(refuses: Callable[..., object]) -> None:
-    """sigma where the objective has times, else nothing, unless it is said otherwise; a wrong word is refused."""
+def test_time_conditioning_follows_the_objective(refuses: Callable[..., object]) -> None:
+    """By default sigma where the objective has times, else none; an unknown value is refused."""
     assert [RunConfig(objective=name).time_conditioning for name in ("score-entropy", "t-dce", "lambda-dce")] == [
         "sigma",
         "sigma",
@@ -113,11 +113,12 @@ def test_what_a_network_hears_of_the_noise(refuses: Callable[..., object]) -> No
     refuses(lambda: ModelConfig(time_conditioning="t"), "model.time_conditioning is 't'", "sigma, zero, none")
 
 
-@pytest.mark.parametrize("told", ["sigma", "zero", "none"])
-def test_networks_hear_what_they_are_told(told: str) -> None:
-    """Zero: as at σ = 0, at any σ, wherever it is asked: as a whole, in two parts, with padding, by a fused loss."""
+@pytest.mark.parametrize("conditioning", ["sigma", "zero", "none"])
+def test_time_conditioning_reaches_the_network(conditioning: str) -> None:
+    """Zero: as at σ = 0 for any σ, in every use: as a whole, in two parts, with padding, in a fused loss."""
     run = RunConfig(
-        model=ModelConfig("reference", 16, 1, 2, time_conditioning=told, parameterization="mean"), objective="t-dce"
+        model=ModelConfig("reference", 16, 1, 2, time_conditioning=conditioning, parameterization="mean"),
+        objective="t-dce",
     ).resolved()
     made = factory.build_setup(run, 5)
     network = factory.build_network(run, made)
@@ -125,8 +126,8 @@ def test_networks_hear_what_they_are_told(told: str) -> None:
         for parameter in network.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
     model = factory.build_model(run, network, made)
-    assert network.depends_on_sigma == (told != "none")
-    assert model.depends_on_sigma == (told == "sigma")
+    assert network.depends_on_sigma == (conditioning != "none")
+    assert model.depends_on_sigma == (conditioning == "sigma")
     x, sigma = torch.tensor([[5, 1, 5, 2]] * 2), torch.tensor([0.3, 2.0])
     valid = torch.tensor([[True, True, True, False]] * 2)
     for read in (
@@ -135,9 +136,9 @@ def test_networks_hear_what_they_are_told(told: str) -> None:
         lambda: model.hidden(x, sigma),
     ):
         same = torch.equal(*read())
-        assert same == (told != "sigma")
-    heard = sigma if told == "sigma" else torch.zeros(2)
-    assert torch.equal(model.hidden(x, sigma), network.hidden(x, heard))
+        assert same == (conditioning != "sigma")
+    network_sigma = sigma if conditioning == "sigma" else torch.zeros(2)
+    assert torch.equal(model.hidden(x, sigma), network.hidden(x, network_sigma))
     headed = model.log_mean_at(model.hidden(x, sigma)[:, 0], x[:, 0], sigma)
     torch.testing.assert_close(headed, model.log_mean(x, sigma)[:, 0])
     x_0, t = torch.tensor([[0, 1, 3, 2]] * 2), torch.tensor([0.3, 0.8]).double()
@@ -145,7 +146,7 @@ def test_networks_hear_what_they_are_told(told: str) -> None:
     torch.testing.assert_close(FusedLoss(made.objective, model)(x, x_0, t, torch.ones(2)).positions, plain.float())
 
 
-def test_a_network_that_is_not_in_two_parts_can_hear_0_too() -> None:
+def test_zero_conditioning_of_a_network_without_hidden_states() -> None:
     class Wave(torch.nn.Module):
         def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
             return torch.cos(sigma)[:, None, None] * torch.arange(5.0).expand(*x.shape, 5)

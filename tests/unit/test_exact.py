@@ -1,4 +1,4 @@
-"""The slow truth agrees with sums a reader would write."""
+"""The enumeration agrees with sums that are written out."""
 
 import itertools
 import math
@@ -9,14 +9,14 @@ import torch
 from sedd import exact
 from sedd.diffusion.process import Absorbing, Process, Uniform
 
-LAW = exact.Distribution(torch.tensor([[0.4, 0.1], [0.2, 0.3]]))
+P_DATA = exact.Distribution(torch.tensor([[0.4, 0.1], [0.2, 0.3]]))
 
 
 def test_entropy_and_log_prob() -> None:
     by_hand = -sum(p * math.log(p) for p in (0.4, 0.1, 0.2, 0.3))
-    assert math.isclose(LAW.entropy(), by_hand, rel_tol=1e-6)
+    assert math.isclose(P_DATA.entropy(), by_hand, rel_tol=1e-6)
     torch.testing.assert_close(
-        LAW.log_prob(torch.tensor([[1, 0]])).exp(), torch.tensor([0.2]).double(), rtol=1e-6, atol=0
+        P_DATA.log_prob(torch.tensor([[1, 0]])).exp(), torch.tensor([0.2]).double(), rtol=1e-6, atol=0
     )
 
 
@@ -33,9 +33,9 @@ def test_marginals_scores_and_posteriors_by_hand(process: Process) -> None:
     P, n = process.transition_matrix(sigma), process.num_states
     p = {}
     for y in itertools.product(range(n), repeat=2):
-        p[y] = sum(LAW.probabilities[2 * a + b] * P[y[0], a] * P[y[1], b] for a in range(2) for b in range(2))
-    marginal = LAW.at(process, sigma)
-    score = exact.Score(LAW, process)
+        p[y] = sum(P_DATA.probabilities[2 * a + b] * P[y[0], a] * P[y[1], b] for a in range(2) for b in range(2))
+    marginal = P_DATA.at(process, sigma)
+    score = exact.Score(P_DATA, process)
     for y in itertools.product(range(n), repeat=2):
         x = torch.tensor([y])
         torch.testing.assert_close(marginal[exact.index_of(x, n)][0], p[y])
@@ -44,35 +44,35 @@ def test_marginals_scores_and_posteriors_by_hand(process: Process) -> None:
             torch.testing.assert_close(log_score[0, v].exp(), p[v, y[1]] / p[y])
             torch.testing.assert_close(log_score[1, v].exp(), p[y[0], v] / p[y])
         joint = torch.stack(
-            [sum(LAW.probabilities[2 * a + b] * P[y[0], a] * P[y[1], b] for b in range(2)) for a in range(2)]
+            [sum(P_DATA.probabilities[2 * a + b] * P[y[0], a] * P[y[1], b] for b in range(2)) for a in range(2)]
         )
         torch.testing.assert_close(log_mean[0].exp(), joint / joint.sum())
 
 
 @pytest.mark.parametrize("process", [Uniform(2), Absorbing(2)], ids=str)
 def test_score_takes_a_noise_for_each_row(process: Process) -> None:
-    score, x = exact.Score(LAW, process), torch.tensor([[0, 1], [1, 1], [0, 1]])
+    score, x = exact.Score(P_DATA, process), torch.tensor([[0, 1], [1, 1], [0, 1]])
     sigma = torch.tensor([0.3, 2.0, 1.0])
     rows = torch.cat([score(x[i : i + 1], sigma[i : i + 1]) for i in range(3)])
     torch.testing.assert_close(score(x, sigma), rows)
     torch.testing.assert_close(score.log_conditional(x, sigma).exp().sum(-1), torch.ones(3, 2).double())
 
 
-def test_a_conditional_law() -> None:
-    given = LAW.given(torch.tensor([-1, 1]))
+def test_a_conditional_distribution() -> None:
+    given = P_DATA.given(torch.tensor([-1, 1]))
     torch.testing.assert_close(given.probabilities, torch.tensor([0, 0.25, 0, 0.75]).double(), rtol=1e-6, atol=0)
 
 
-def test_under_absorbing_noise_an_all_masked_sequence_knows_the_data_alone() -> None:
+def test_the_posterior_of_masks_is_the_marginal_of_the_data() -> None:
     process, masks = Absorbing(2), torch.tensor([[2, 2]])
-    mean = exact.Score(LAW, process).log_mean(masks, torch.tensor([1.7])).exp()
+    mean = exact.Score(P_DATA, process).log_mean(masks, torch.tensor([1.7])).exp()
     torch.testing.assert_close(mean[0], torch.tensor([[0.5, 0.5], [0.6, 0.4]]).double(), rtol=1e-6, atol=0)
 
 
-def test_draws_of_a_law(generator: torch.Generator) -> None:
-    draws = LAW.draw(100_000, generator)
+def test_draws_of_a_distribution(generator: torch.Generator) -> None:
+    draws = P_DATA.draw(100_000, generator)
     share = torch.bincount(exact.index_of(draws, 2), minlength=4) / len(draws)
-    assert (share - LAW.probabilities).abs().max() < 5 * 0.5 / math.sqrt(len(draws))  # 5 standard errors
+    assert (share - P_DATA.probabilities).abs().max() < 5 * 0.5 / math.sqrt(len(draws))  # 5 standard errors
 
 
 def test_propagate_is_a_sum_over_paths() -> None:
@@ -89,7 +89,7 @@ def test_integrate_polynomials_exactly() -> None:
     assert math.isclose(exact.integrate(lambda t: 4 * t**3, lo=1.0, hi=2.0, nodes=2), 15, rel_tol=1e-14)
 
 
-def test_a_blind_table_does_not_see_its_own_token() -> None:
+def test_a_blind_table_does_not_depend_on_the_token_itself() -> None:
     table = exact.Table(3, 2, blind=True)
     with torch.no_grad():
         table.weight.normal_()

@@ -1,4 +1,4 @@
-"""What noise does, drawn; and what it costs, without a tensor of the size of the vocabulary."""
+"""Draws of noise and of times, and losses without a tensor of the size of the vocabulary."""
 
 import math
 
@@ -28,19 +28,19 @@ def test_corrupt_draws_from_the_transition(process: Process, sigma: float, gener
     x_0 = torch.full((3, 100_000), 2)
     x_t = process.corrupt(x_0, torch.full((3,), sigma), generator)
     counts = torch.bincount(x_t.flatten(), minlength=process.num_states).numpy()
-    law = process.transition_matrix(torch.tensor(sigma, dtype=torch.float64))[:, 2].numpy()
-    assert (counts[law == 0] == 0).all()
-    assert scipy.stats.chisquare(counts[law > 0], law[law > 0] * counts.sum()).pvalue > 1e-6
+    distribution = process.transition_matrix(torch.tensor(sigma, dtype=torch.float64))[:, 2].numpy()
+    assert (counts[distribution == 0] == 0).all()
+    assert scipy.stats.chisquare(counts[distribution > 0], distribution[distribution > 0] * counts.sum()).pvalue > 1e-6
 
 
 @pytest.mark.parametrize("process", [Uniform(5), Absorbing(5)], ids=str)
-def test_the_prior_is_drawn_from_its_law(process: Process, generator: torch.Generator) -> None:
+def test_the_prior_is_drawn_from_its_distribution(process: Process, generator: torch.Generator) -> None:
     sigma = torch.tensor(1.2, dtype=torch.float64)
     x = process.sample_prior((300, 1000), sigma, generator)
-    law = process.log_prior(torch.arange(process.num_states), sigma).exp()
-    assert math.isclose(law.sum(), 1, rel_tol=1e-12)
+    distribution = process.log_prior(torch.arange(process.num_states), sigma).exp()
+    assert math.isclose(distribution.sum(), 1, rel_tol=1e-12)
     counts = torch.bincount(x.flatten(), minlength=process.num_states)
-    assert scipy.stats.chisquare(counts.numpy(), (law * x.numel()).numpy()).pvalue > 1e-6
+    assert scipy.stats.chisquare(counts.numpy(), (distribution * x.numel()).numpy()).pvalue > 1e-6
 
 
 def test_infinite_noise_is_all_masks(generator: torch.Generator) -> None:
@@ -48,7 +48,7 @@ def test_infinite_noise_is_all_masks(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("process", [Uniform(5), Absorbing(5)], ids=str)
-def test_noise_of_a_row_is_its_own(process: Process, generator: torch.Generator) -> None:
+def test_each_row_has_its_own_noise_level(process: Process, generator: torch.Generator) -> None:
     x_0 = torch.randint(5, (2, 500), generator=generator)
     x_t = process.corrupt(x_0, torch.tensor([0.0, 30.0]), generator)
     assert torch.equal(x_t[0], x_0[0])
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_noise() -> None:
 
 
 @pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
-def test_what_cannot_move_is_never_read(process: Process) -> None:
+def test_positions_that_cannot_change_are_never_read(process: Process) -> None:
     """Entries at x_t, and under absorbing noise whole unmasked positions, do not enter the loss or its gradient."""
     x_0 = exact.every(3, 2)
     x_t = process.corrupt(x_0, torch.full((9,), 0.8), torch.Generator().manual_seed(0))
@@ -111,7 +111,7 @@ def test_odds_far_below_rounding() -> None:
     assert math.isclose(log_odds(torch.tensor(1e-20)), math.log(1e-20), rel_tol=1e-6)
 
 
-def test_even_early_and_fitted_times_cover_what_they_weigh() -> None:
+def test_weights_of_sampled_times_keep_integrals() -> None:
     u = (torch.arange(100_000).double() + 0.5) / 100_000
     for t_min in (0.0, 0.2):
         even = UniformTimes()(u, t_min)

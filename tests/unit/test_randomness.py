@@ -26,12 +26,12 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, int], expected:
     assert tuple(int(word) for word in words) == expected
 
 
-def test_a_row_keeps_its_draws_in_any_company() -> None:
+def test_the_draws_of_a_row_do_not_depend_on_other_rows() -> None:
     rng = CounterRNG(5, torch.arange(10))
     alone = CounterRNG(5, torch.tensor([7]))(12, step=3, event=1)
     assert torch.equal(rng(12, step=3, event=1)[7:8], alone)
     assert torch.equal(rng[torch.tensor([2, 7])](12, step=3, event=1)[1:], alone)
-    assert torch.equal(rng(20, step=3, event=1)[7:8, :12], alone)  # nor does its length matter
+    assert torch.equal(rng(20, step=3, event=1)[7:8, :12], alone)  # nor on the length
 
 
 def test_everything_in_the_key_counts() -> None:
