@@ -13,6 +13,7 @@ from sedd import exact, likelihood
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform, at_token
+from sedd.diffusion.reverse import denoising_table
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Schedule
 from sedd.exact import objectives
@@ -31,7 +32,6 @@ from sedd.likelihood import (
 from sedd.likelihood.variance_reduction import AdjustedCosts
 from sedd.nn.transformer import Modern
 from sedd.runtime.distributed import Ranks
-from sedd.sampling import denoising_table
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 NOISES = [(Absorbing(3), LogLinear()), (Absorbing(3), Geometric(1e-3, 8.0)), (Uniform(3), Geometric(1e-3, 8.0))]
