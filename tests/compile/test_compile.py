@@ -107,8 +107,8 @@ def build_config(
 def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict[str, object]) -> None:
     """Over steps, micro-batches, evaluations, samples and a last evaluation of another size."""
     shards = prepare_shards(tmp_path, pad)
-    end = training.run(build_config(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
-    assert end.state.step == 6
+    result = training.run(build_config(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
+    assert result.state.step == 6
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
 

@@ -16,8 +16,8 @@ from sedd.training.loss import FusedLoss
 OBJECTIVE = DenoisingScoreEntropy(Absorbing(11), LogLinear())
 
 
-def build_network(style: type[Transformer]) -> Transformer:
-    network = style(states=12, width=16, depth=2, heads=2, cond_dim=4)
+def build_network(architecture: type[Transformer]) -> Transformer:
+    network = architecture(states=12, width=16, depth=2, heads=2, cond_dim=4)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -33,10 +33,10 @@ def losses_and_gradients(network: Transformer, t: float) -> tuple[Tensor, ...]:
     return loss.positions, *torch.autograd.grad(loss.total, list(network.parameters()))
 
 
-@pytest.mark.parametrize("style", [Reference, Modern])
+@pytest.mark.parametrize("architecture", [Reference, Modern])
 @pytest.mark.parametrize("name", ["none", "selective", "full"])
-def test_one_graph_for_any_number_of_masks(name: str, style: type[Transformer]) -> None:
-    eager, compiled = build_network(style), build_network(style)
+def test_one_graph_for_any_number_of_masks(name: str, architecture: type[Transformer]) -> None:
+    eager, compiled = build_network(architecture), build_network(architecture)
     compiled.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(name)
     torch._dynamo.reset()
     counters.clear()
@@ -48,9 +48,9 @@ def test_one_graph_for_any_number_of_masks(name: str, style: type[Transformer]) 
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("style", [Reference, Modern])
-def test_one_graph_per_block_for_any_number_of_masks(style: type[Transformer]) -> None:
-    eager, compiled = build_network(style), build_network(style)
+@pytest.mark.parametrize("architecture", [Reference, Modern])
+def test_one_graph_per_block_for_any_number_of_masks(architecture: type[Transformer]) -> None:
+    eager, compiled = build_network(architecture), build_network(architecture)
     torch._dynamo.reset()
     counters.clear()
     compiled.compile_blocks(backend="aot_eager")

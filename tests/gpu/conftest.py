@@ -1,4 +1,4 @@
-"""For these tests alone: what cuBLAS needs to compute the same bits twice, read when it starts."""
+"""Set what cuBLAS needs to be deterministic, for these tests alone; it is read when cuBLAS starts."""
 
 import os
 

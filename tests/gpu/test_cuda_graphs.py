@@ -28,11 +28,11 @@ class SmallRun:
     """A small network with dropout, batches and a loss; with CUDA graphs or without."""
 
     def __init__(
-        self, graphs: bool, style: str = "reference", padded: bool = False, batch: int = 8, **options: Any
+        self, graphs: bool, architecture: str = "reference", padded: bool = False, batch: int = 8, **options: Any
     ) -> None:
         setting = bench.TrainSetting(recipe="tiny", batch=batch, vocab_size=500, **options)
         run = setting.run()
-        run.model.architecture, run.model.dropout, run.model.depth = style, 0.1, 3
+        run.model.architecture, run.model.dropout, run.model.depth = architecture, 0.1, 3
         self.parts, generator = factory.build_setup(run, 500), torch.Generator().manual_seed(0)
         made = [bench.random_batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
         self.batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made]
@@ -75,7 +75,7 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("style", ["reference", "modern"])
+@pytest.mark.parametrize("architecture", ["reference", "modern"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -85,9 +85,9 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
         {"precision": "float32"},
     ],
 )
-def test_the_same_bits(style: str, padded: bool, options: dict[str, Any]) -> None:
+def test_the_same_bits(architecture: str, padded: bool, options: dict[str, Any]) -> None:
     """Batch after batch, while the weights change and the number of masked positions differs; with dropout."""
-    ours, theirs = SmallRun(True, style, padded, **options), SmallRun(False, style, padded, **options)
+    ours, theirs = SmallRun(True, architecture, padded, **options), SmallRun(False, architecture, padded, **options)
     for i in range(4):
         results = [run.gradient(i) for run in (ours, theirs)]
         assert results[0][0].isfinite().all()
@@ -174,9 +174,12 @@ def test_peak_memory_counts_graphs() -> None:
 # Kinds of networks -----------------------------------------------------------------------------------------
 
 
-def pair(style: str, **options: Any) -> tuple[Transformer, Transformer]:
+def pair(architecture: str, **options: Any) -> tuple[Transformer, Transformer]:
     """Return two networks with the same weights, the first with CUDA graphs."""
-    made = [factory.build_transformer(style, states=30, width=32, depth=3, heads=2, **options).cuda() for _ in range(2)]
+    made = [
+        factory.build_transformer(architecture, states=30, width=32, depth=3, heads=2, **options).cuda()
+        for _ in range(2)
+    ]
     for network in made:
         for i, p in enumerate(network.parameters()):
             torch.nn.init.normal_(p, 0, 0.2, generator=torch.Generator("cuda").manual_seed(i))
@@ -202,10 +205,10 @@ def assert_same_gradients(ours: Transformer, theirs: Transformer) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("options", [{"causal": True}, {"time_conditioning": False, "causal": True}, {"dropout": 0.3}])
-@pytest.mark.parametrize("style", ["reference", "modern"])
-def test_kinds_of_networks(style: str, options: dict[str, Any], padded: bool) -> None:
+@pytest.mark.parametrize("architecture", ["reference", "modern"])
+def test_kinds_of_networks(architecture: str, options: dict[str, Any], padded: bool) -> None:
     """Causal ones too, with padding or without."""
-    made = pair(style, **options)
+    made = pair(architecture, **options)
     valid = torch.arange(16, device="cuda") < torch.tensor([[5], [16], [9], [1]], device="cuda") if padded else None
     for network in made:
         backward(network, valid=valid)
@@ -257,7 +260,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return captured
 
 
-def a_text(folder: Path) -> str:
+def write_text(folder: Path) -> str:
     text = folder / "text.txt"
     text.write_text("\n".join(f"{i} times {i % 7} is {i * (i % 7)}" for i in range(3000)))
     return str(text)
@@ -266,7 +269,7 @@ def a_text(folder: Path) -> str:
 def test_dry_run_memory(tmp_path: Path) -> None:
     """The predicted memory is what is reserved, or a little less: pools of graphs are counted, and once."""
     bench.free_memory("cuda")
-    config = training.merge_config({"sources": [a_text(tmp_path)], "steps": 30}, recipe="tiny")
+    config = training.merge_config({"sources": [write_text(tmp_path)], "steps": 30}, recipe="tiny")
     config.train.batch_size = 512
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved(), cuda_graphs.peak_memory()
@@ -278,7 +281,7 @@ def test_dry_run_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_run_is_the_same_with_and_without_graphs(accumulation: int, tmp_path: Path, captures: list[int]) -> None:
     """From files to weights, while another thread prefetches batches."""
-    text = a_text(tmp_path)
+    text = write_text(tmp_path)
     results = []
     for graphs in (True, False):
         train = {"cuda_graphs": graphs, "grad_accumulation": accumulation, "precision": "bfloat16"}
@@ -292,10 +295,10 @@ def test_a_run_is_the_same_with_and_without_graphs(accumulation: int, tmp_path: 
 
         config = training.merge_config(options, recipe="tiny")
         config.model.dropout = 0.1
-        end = training.run(
+        result = training.run(
             config, lambda config=config: training.prepare_data(config), tmp_path / str(graphs), False, on_event
         )
-        results.append((losses, end.validation))
+        results.append((losses, result.validation))
         assert captures == [1]
     assert len(results[0][0]) >= 30
     assert results[0] == results[1]

@@ -40,7 +40,7 @@ def _no_grad() -> Any:
 
 @pytest.mark.parametrize(("name", "kind", "at"), FUSED)
 def test_draws_have_the_enumerated_distribution(name: str, kind: str, at: int) -> None:
-    """Ladder steps 2 and 3: 100,000 draws by the production path, family-wise false alarm 1e-6.
+    """Verification steps 2 and 3: 100,000 draws by the production path, family-wise false alarm 1e-6.
 
     Power: a distribution off by 2.5 % in half of its outcomes is noticed with more than 0.99 (`test_power`).
     """
@@ -99,7 +99,7 @@ def test_power() -> None:
 
 
 def test_rare_tokens_of_a_large_vocabulary_are_drawn() -> None:
-    """Ladder step 5: probabilities over nine decades at 50,257 tokens; each decade has its frequency.
+    """Verification step 5: probabilities over nine decades at 50,257 tokens; each decade has its frequency.
 
     Chi-square over decades at 1e-6 with two million draws; a sampler with 24-bit uniforms loses the rarest decade.
     """
@@ -126,7 +126,7 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn() -> None:
 
 
 def test_masks_are_revealed_with_the_probability_of_the_step() -> None:
-    """Ladder step 5: a step probability of 1e-4 at 50,257 tokens, within five standard errors of 4 million trials."""
+    """Verification step 5: a step probability of 1e-4 at 50,257 tokens, to five standard errors of 4 million trials."""
     n, k, step = 50_257, 40_000, 1e-4
     z = torch.randn(k, n, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).bfloat16()
     total = z.float().exp().double().sum(-1)
@@ -139,8 +139,8 @@ def test_masks_are_revealed_with_the_probability_of_the_step() -> None:
     assert abs(revealed - trials * step) < 5 * math.sqrt(trials * step)
 
 
-def build_network(style: type[Transformer], time_conditioning: bool, states: int = 32) -> Transformer:
-    network = style(states=states, width=64, depth=2, heads=2, time_conditioning=time_conditioning)
+def build_network(architecture: type[Transformer], time_conditioning: bool, states: int = 32) -> Transformer:
+    network = architecture(states=states, width=64, depth=2, heads=2, time_conditioning=time_conditioning)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.normal_(0, 0.12, generator=generator)
@@ -148,10 +148,10 @@ def build_network(style: type[Transformer], time_conditioning: bool, states: int
 
 
 @pytest.mark.parametrize("time_conditioning", [True, False])
-@pytest.mark.parametrize("style", [Reference, Modern])
-def test_graphed_hidden_states(style: type[Transformer], time_conditioning: bool) -> None:
+@pytest.mark.parametrize("architecture", [Reference, Modern])
+def test_graphed_hidden_states(architecture: type[Transformer], time_conditioning: bool) -> None:
     """At several batch sizes, padded or not, and again after others were captured."""
-    network = factory.prepare_for_inference(build_network(style, time_conditioning), "cuda", "bfloat16")
+    network = factory.prepare_for_inference(build_network(architecture, time_conditioning), "cuda", "bfloat16")
     graphed = GraphedBackbone(network)
     for _ in range(2):
         for rows in (1, 2, 5, 16, 7):
@@ -161,8 +161,10 @@ def test_graphed_hidden_states(style: type[Transformer], time_conditioning: bool
             valid = (torch.arange(40) < torch.randint(1, 41, (rows, 1), generator=generator)).cuda()
             for mask in (None, valid):
                 ours, theirs = graphed.hidden(x, sigma, mask), network.hidden(x, sigma, mask)
-                at = slice(None) if mask is None else mask
-                torch.testing.assert_close(ours[at].float(), theirs[at].float(), rtol=2e-2, atol=2e-2)
+                rows_and_positions = slice(None) if mask is None else mask
+                torch.testing.assert_close(
+                    ours[rows_and_positions].float(), theirs[rows_and_positions].float(), rtol=2e-2, atol=2e-2
+                )
 
 
 SAME = [
@@ -179,9 +181,9 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
     tokens = []
     for device in ("cpu", "cuda"):
         network = build_network(Reference, True, process.num_states)
-        served = factory.prepare_for_inference(network, device, "float32")
-        graphed = GraphedBackbone(served) if device == "cuda" else None
-        model: Any = factory.build_parameterization(parameterization, served, process, graphed=graphed)
+        prepared_network = factory.prepare_for_inference(network, device, "float32")
+        graphed = GraphedBackbone(prepared_network) if device == "cuda" else None
+        model: Any = factory.build_parameterization(parameterization, prepared_network, process, graphed=graphed)
         sampler = factory.build_sampler(name, model, process, schedule)
         rng = CounterRNG(3, torch.arange(24, device=device))
         *_, last = sampler.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rng)

@@ -41,21 +41,21 @@ def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], HeadL
     if kind == "uniform":
         x_t[: n // 3] = x_0[: n // 3]
     noise = torch.full((n,), 0.7, device="cuda")
-    each = torch.rand(n, generator=generator, device="cuda")
+    weights = torch.rand(n, generator=generator, device="cuda")
     if kind == "mean":
 
         def cross_entropy(z: Tensor) -> Tensor:
-            return -each * z[:, :N].log_softmax(-1).gather(-1, x_0)[:, 0]
+            return -weights * z[:, :N].log_softmax(-1).gather(-1, x_0)[:, 0]
 
-        return leaves, CrossEntropyLoss(N, x_0[:, 0], each), cross_entropy
+        return leaves, CrossEntropyLoss(N, x_0[:, 0], weights), cross_entropy
     log_data, log_rest = process.ratios(x_t, x_0, noise)
     log_data, log_rest = log_data[:, 0], None if log_rest is None else log_rest[:, 0]
     skip = x_t[:, 0] if kind == "uniform" else None
-    loss = ScoreEntropyLoss(N, skip, x_0[:, 0], process.log_score_shift(noise), log_data, log_rest, each)
+    loss = ScoreEntropyLoss(N, skip, x_0[:, 0], process.log_score_shift(noise), log_data, log_rest, weights)
 
     def score_entropy(z: Tensor) -> Tensor:
         log_s = (z + process.log_score_shift(noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)
-        return each * process.score_entropy(log_s[:, None], x_t, x_0, noise)[:, 0] / process.incoming_rate
+        return weights * process.score_entropy(log_s[:, None], x_t, x_0, noise)[:, 0] / process.incoming_rate
 
     return leaves, loss, score_entropy
 
@@ -70,7 +70,7 @@ def errors(got: list[Tensor], truth: list[Tensor]) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["absorbing", "uniform", "mean"])
 def test_no_less_accurate_than_plain_pytorch(kind: str) -> None:
-    """Ladder step 9, with the Triton kernels, in bfloat16 against float64; and twice the same bits."""
+    """Verification step 9, with the Triton kernels, in bfloat16 against float64; and twice the same bits."""
     leaves, loss, plain = head(kind)
     exact = [a.clone().requires_grad_() for a in leaves]
     truth = loss_and_grads(plain(torch.nn.functional.linear(*exact)).sum(), exact)
@@ -113,9 +113,9 @@ def steps(objective: str = "score-entropy", process: str = "absorbing", **option
     run.optim.lr = 1e-3
     parts = factory.build_setup(run, 500)
     generator = torch.Generator().manual_seed(0)
-    made = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
-    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in made]
-    batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made]
+    batches_cpu = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
+    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in batches_cpu]
+    batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in batches_cpu]
     return bench.TrainingSteps(run, parts, setting, True, batches, counts)
 
 
@@ -161,16 +161,18 @@ def test_no_synchronization_and_no_recompilation(checkpointing: str, precision: 
     assert all(loss.isfinite() and norm.isfinite() for loss, norm in done)
 
 
-@pytest.mark.parametrize("style", ["reference", "modern"])
+@pytest.mark.parametrize("architecture", ["reference", "modern"])
 @pytest.mark.parametrize("objective", ["score-entropy", "lambda-dce"])
-def test_fp8_kernels_agree_with_the_fp8_reference(style: str, objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_kernels_agree_with_the_fp8_reference(
+    architecture: str, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gradient by kernels is nearer to that of the float8 reference than the latter is to bfloat16's.
 
     Not much nearer: the reference rounds to bfloat16 before it quantizes, so one entry in thirty is rounded otherwise.
     """
     setting = bench.TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
     run = setting.run()
-    run.model.architecture = style
+    run.model.architecture = architecture
     parts = factory.build_setup(run, 500)
     batch = bench.random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
@@ -194,12 +196,14 @@ def test_fp8_kernels_agree_with_the_fp8_reference(style: str, objective: str, mo
     assert difference < 0.8 * ((theirs - bfloat16).norm() / bfloat16.norm()).item() < 0.15
 
 
-@pytest.mark.parametrize("style", ["reference", "modern"])
-def test_kernels_agree_with_the_reference_on_labelled_sequences(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("architecture", ["reference", "modern"])
+def test_kernels_agree_with_the_reference_on_labelled_sequences(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gradient of a batch in float32, in which some sequences have a label and some do not."""
     setting = bench.TrainSetting(recipe="tiny", batch=8, vocab_size=500)
     run = setting.run()
-    run.model.architecture = style
+    run.model.architecture = architecture
     parts = factory.build_setup(run, 500)
     batch = bench.random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)

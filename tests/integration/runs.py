@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from sedd.runtime.run_log import TIMING_FIELDS
-
+TIMING_FIELDS = ("seconds", "tokens_per_second")
+"""Fields of the log that depend on the machine; all others are a function of the configuration."""
 Sedd = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),

@@ -18,11 +18,11 @@ def draw(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device).requires_grad_()
 
 
-def both(work: Callable[[BlockOps], tuple[Tensor, ...]], leaves: list[Tensor]) -> list[list[Tensor]]:
+def run_both(operation: Callable[[BlockOps], tuple[Tensor, ...]], leaves: list[Tensor]) -> list[list[Tensor]]:
     """Return the outputs of both backends, and the gradients of a random combination of them."""
     results = []
     for backend in (TORCH, TRITON):
-        outputs = work(backend)
+        outputs = operation(backend)
         total = sum((draw(*a.shape, seed=9 + i).to(a) * a).sum() for i, a in enumerate(outputs))
         results.append([*outputs, *torch.autograd.grad(total, leaves)])
     return results
@@ -48,21 +48,21 @@ def residual_norm_case(
     leaves = [x, y, *([table] if modulated else []), *(a for a in (norm.weight, norm.bias, y_bias) if a is not None)]
     seed = torch.tensor([2**32 - 5, 12345], device=device) if dropout else None
 
-    def work(backend: BlockOps, packed: PackedTokens | None = None) -> tuple[Tensor, Tensor]:
+    def operation(backend: BlockOps, packed: PackedTokens | None = None) -> tuple[Tensor, Tensor]:
         branch = ResidualBranch(y, gate if modulated else None, dropout, seed, y_bias)
         modulation = Modulation(shift, scale) if modulated else None
         total, n, _ = backend.residual_norm_modulate(x, branch, norm, modulation, torch.float32, packed)
         return total, n
 
-    return work, leaves
+    return operation, leaves
 
 
 @pytest.mark.parametrize("size", [(1, 1, 2), (2, 37, 24), (3, 8, 65)])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["timed", "untimed", "modern", "modern untimed"])
 def test_residual_norm_modulate(kind: str, dropout: float, size: tuple[int, int, int], device: str) -> None:
-    work, leaves = residual_norm_case(kind, dropout, size, size[0], device)
-    assert_close(*both(work, leaves))
+    operation, leaves = residual_norm_case(kind, dropout, size, size[0], device)
+    assert_close(*run_both(operation, leaves))
 
 
 SELECTED = {
@@ -93,18 +93,18 @@ def test_residual_norm_modulate_of_packed_tokens(
     """Every row gets the gate and modulation of its own sequence, and gradients are summed over its rows."""
     packed = pack(which, device)
     size, b = (len(packed.positions), width), len(packed.cu_seqlens) - 1
-    work, leaves = residual_norm_case(kind, dropout, size, b, device)
-    assert_close(*both(lambda backend: work(backend, packed), leaves))
-    assert_close(*both(lambda backend: work(backend, packed)[1:], leaves))  # as in the final layer
+    operation, leaves = residual_norm_case(kind, dropout, size, b, device)
+    assert_close(*run_both(lambda backend: operation(backend, packed), leaves))
+    assert_close(*run_both(lambda backend: operation(backend, packed)[1:], leaves))  # as in the final layer
 
 
 def test_a_mutant_with_wrong_sequences_is_caught(device: str) -> None:
-    """It takes the rows of the previous sequence."""
+    """The mutant takes the rows of the previous sequence."""
     packed = pack("some", device)
-    work, leaves = residual_norm_case("timed", 0.0, (len(packed.positions), 24), 4, device)
+    operation, leaves = residual_norm_case("timed", 0.0, (len(packed.positions), 24), 4, device)
     other = {TORCH: packed, TRITON: packed._replace(cu_seqlens=packed.cu_seqlens.roll(1))}
     with pytest.raises(AssertionError):
-        assert_close(*both(lambda backend: work(backend, other[backend]), leaves))
+        assert_close(*run_both(lambda backend: operation(backend, other[backend]), leaves))
 
 
 def test_residual_norm_without_a_branch_and_with_one_output_used(device: str) -> None:
@@ -117,19 +117,19 @@ def test_residual_norm_without_a_branch_and_with_one_output_used(device: str) ->
 
     assert TRITON.residual_norm_modulate(x, None, norm, None, torch.float32)[0] is x
     assert_close(
-        *both(lambda backend: backend.residual_norm_modulate(x, None, norm, None, torch.float32)[:2], [x, weight])
+        *run_both(lambda backend: backend.residual_norm_modulate(x, None, norm, None, torch.float32)[:2], [x, weight])
     )
-    assert_close(*both(lambda backend: added(backend)[1:], [x, y, weight]))
-    assert_close(*both(lambda backend: added(backend)[:1], [x, y]))
+    assert_close(*run_both(lambda backend: added(backend)[1:], [x, y, weight]))
+    assert_close(*run_both(lambda backend: added(backend)[:1], [x, y]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 9])
-@pytest.mark.parametrize("style", [Reference, Modern])
+@pytest.mark.parametrize("architecture", [Reference, Modern])
 def test_a_whole_network_of_packed_tokens(
-    style: type[Transformer], count: int, device: str, monkeypatch: pytest.MonkeyPatch
+    architecture: type[Transformer], count: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no token is selected."""
-    network = style(states=7, width=12, depth=2, heads=2, cond_dim=4).to(device)
+    network = architecture(states=7, width=12, depth=2, heads=2, cond_dim=4).to(device)
     weights = list(network.parameters())
     with torch.no_grad():
         for i, weight in enumerate(weights):
@@ -137,11 +137,11 @@ def test_a_whole_network_of_packed_tokens(
     x, sigma = torch.arange(15, device=device).view(3, 5) % 7, torch.tensor([0.2, 1.0, 2.0], device=device)
     packed = pack_tokens(torch.arange(15, device=device).view(3, 5) >= 15 - count)
 
-    def work(backend: BlockOps) -> tuple[Tensor]:
+    def operation(backend: BlockOps) -> tuple[Tensor]:
         monkeypatch.setattr(block_ops, "select_backend", lambda device, dtype: backend)
         return (network(x, sigma, packed=packed),)
 
-    assert_close(*both(work, weights), rtol=1e-3)
+    assert_close(*run_both(operation, weights), rtol=1e-3)
 
 
 @pytest.mark.parametrize(("length", "heads", "d"), [(1, 1, 2), (19, 3, 12), (8, 2, 64)])
@@ -152,7 +152,7 @@ def test_qkv_rotary(qk_norm: bool, length: int, heads: int, d: int, device: str)
     qk_scale = (draw(d, seed=2, device=device), draw(d, seed=3, device=device)) if qk_norm else None
     rotary = RotaryEmbedding(d).to(device)
     leaves = [n, weight, *(qk_scale or ())]
-    assert_close(*both(lambda backend: backend.qkv_rotary(n, weight, heads, rotary(length), qk_scale), leaves))
+    assert_close(*run_both(lambda backend: backend.qkv_rotary(n, weight, heads, rotary(length), qk_scale), leaves))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 37])
@@ -163,7 +163,7 @@ def test_mlp(activation: str, biased: bool, rows: int, device: str) -> None:
         draw(*shape, seed=i, device=device) for i, shape in enumerate(((2, rows, 12), (70, 12), (70,), (12, 70)))
     )
     up, leaves = (w1, b1 if biased else None), [n, w1, w2, *([b1] if biased else [])]
-    assert_close(*both(lambda backend: (backend.mlp(n, up, w2, activation),), leaves))
+    assert_close(*run_both(lambda backend: (backend.mlp(n, up, w2, activation),), leaves))
     with torch.no_grad():
         assert_close([TRITON.mlp(n, up, w2, activation)], [TORCH.mlp(n, up, w2, activation)])
 
@@ -186,9 +186,9 @@ def test_dropout_drops_its_share_without_a_pattern() -> None:
 def test_a_mutant_without_the_residual_gradient_is_caught(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = draw(2, 5, 24, device=device), draw(2, 5, 24, seed=1, device=device)
     right = residual_norm_triton.residual_norm_backward
-    monkeypatch.setattr(residual_norm_triton, "residual_norm_backward", lambda *given: right(*given[:-1], None))
+    monkeypatch.setattr(residual_norm_triton, "residual_norm_backward", lambda *args: right(*args[:-1], None))
     branch = ResidualBranch(y, None)
-    ours, theirs = both(lambda b: b.residual_norm_modulate(x, branch, RMS_NORM, None, torch.float32)[:2], [x, y])
+    ours, theirs = run_both(lambda b: b.residual_norm_modulate(x, branch, RMS_NORM, None, torch.float32)[:2], [x, y])
     with pytest.raises(AssertionError):
         assert_close(ours, theirs)
 
@@ -210,8 +210,8 @@ def test_quantize(size: tuple[int, int], device: str) -> None:
     """
     x = draw(*size, device=device).detach() * torch.logspace(-9, 9, size[0], device=device)[:, None]
     x[0, 3] = 0
-    for given in (x, x.t().contiguous().t()):
-        ours, theirs = fp8_triton.quantize(given), fp8.quantize_rowwise(given)
+    for matrix in (x, x.t().contiguous().t()):
+        ours, theirs = fp8_triton.quantize(matrix), fp8.quantize_rowwise(matrix)
         torch.testing.assert_close(ours.scale, theirs.scale)
         difference = ours.values.float() - theirs.values.float()
         halved = ours.values.float() == theirs.values.float() / 2
@@ -247,9 +247,9 @@ def test_fp8_mlp(activation: str, biased: bool, device: str) -> None:
     n, w1, b1, w2 = leaves_for_fp8(((2, 19, 32), (64, 32), (64,), (32, 64)), device)
     up, leaves = (w1, b1 if biased else None), [n, w1, w2, *([b1] if biased else [])]
     x_fp8 = fp8.quantize_rowwise(n.detach().flatten(0, -2))
-    theirs, ours = both(lambda backend: (backend.mlp(n, up, w2, activation, x_fp8),), leaves)
+    theirs, ours = run_both(lambda backend: (backend.mlp(n, up, w2, activation, x_fp8),), leaves)
     assert_close(ours, theirs, rtol=FP8_RTOL[device])
-    exact, _ = both(lambda backend: (backend.mlp(n, up, w2, activation),), leaves)
+    exact, _ = run_both(lambda backend: (backend.mlp(n, up, w2, activation),), leaves)
     assert_close(theirs, exact, rtol=0.1)
     with pytest.raises(AssertionError):
         assert_close(theirs, exact, rtol=0.005)
@@ -259,7 +259,7 @@ def test_fp8_qkv_rotary(device: str) -> None:
     n, weight = leaves_for_fp8(((2, 9, 32), (96, 32)), device)
     rotation = RotaryEmbedding(16).to(device)(9)
     x_fp8 = fp8.quantize_rowwise(n.detach().flatten(0, -2))
-    theirs, ours = both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, None, x_fp8), [n, weight])
+    theirs, ours = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, None, x_fp8), [n, weight])
     assert_close(ours, theirs, rtol=FP8_RTOL[device])
-    exact, _ = both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, None), [n, weight])
+    exact, _ = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, None), [n, weight])
     assert_close(theirs, exact, rtol=0.1)

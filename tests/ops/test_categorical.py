@@ -17,7 +17,7 @@ from sedd.ops.categorical_triton import sample_categorical_triton
 Inputs = tuple[HeadLogits, Tensor, AffineWeights, Tensor]
 
 
-def inputs(process: Process, is_score: bool, k: int, seed: int = 0) -> Inputs:
+def build_inputs(process: Process, is_score: bool, k: int, seed: int = 0) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
     n = process.vocab_size
     z = 3 * torch.randn(k, process.num_states + 3, generator=generator)  # a head may be padded
@@ -28,7 +28,7 @@ def inputs(process: Process, is_score: bool, k: int, seed: int = 0) -> Inputs:
     return HeadLogits(z, n, torch.rand(k, generator=generator) - 3, is_score), x, weights, u
 
 
-def on(device: str, head: HeadLogits, x: Tensor, weights: AffineWeights, u: Tensor) -> Inputs:
+def to_device(device: str, head: HeadLogits, x: Tensor, weights: AffineWeights, u: Tensor) -> Inputs:
     weights = AffineWeights._make(None if a is None else a.to(device) for a in weights)
     head = head._replace(logits=head.logits.to(device), shift=head.shift.to(device))
     return head, x.to(device), weights, u.to(device)
@@ -41,40 +41,40 @@ def test_kernel_and_reference_draw_the_same_tokens(
 ) -> None:
     """A draw may differ where a uniform is within rounding of a boundary: one in a million, none of these."""
     monkeypatch.setattr(categorical_triton, "COLUMNS", 64)
-    given = on(device, *inputs(process, is_score, 24))
-    ours, theirs = sample_categorical_triton(*given), sample_categorical_reference(*given)
+    inputs = to_device(device, *build_inputs(process, is_score, 24))
+    ours, theirs = sample_categorical_triton(*inputs), sample_categorical_reference(*inputs)
     assert torch.equal(ours.tokens, theirs.tokens)
     assert ours.clamped_count == theirs.clamped_count
-    assert (ours.tokens != given[1]).any()
+    assert (ours.tokens != inputs[1]).any()
 
 
 def test_clamped_rows_are_counted(device: str) -> None:
     """A step too long for the score, in which a mask changes with probability above 1."""
-    head, x, _, u = inputs(Absorbing(7), True, 8)
+    head, x, _, u = build_inputs(Absorbing(7), True, 8)
     weights = Absorbing(7).tweedie_weights(torch.full((8,), 9.0, dtype=torch.float64))
-    given = on(device, head._replace(shift=torch.zeros(8)), x, weights, u)
-    assert sample_categorical_triton(*given).clamped_count == sample_categorical_reference(*given).clamped_count == 8
+    inputs = to_device(device, head._replace(shift=torch.zeros(8)), x, weights, u)
+    assert sample_categorical_triton(*inputs).clamped_count == sample_categorical_reference(*inputs).clamped_count == 8
 
 
 @pytest.mark.parametrize("gap", [1e-3, 0.3, 3.0])
 def test_negative_weights_are_never_drawn(gap: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From steps in which no weight is negative, and the kernel saves a pass, to those in which many are."""
     monkeypatch.setattr(categorical_triton, "COLUMNS", 64)
-    head, x, _, u = inputs(Uniform(150), True, 64)
+    head, x, _, u = build_inputs(Uniform(150), True, 64)
     weights = Uniform(150).tweedie_weights(torch.full((64,), gap, dtype=torch.float64))
-    given = on(device, head._replace(logits=head.logits / 3), x, weights, u)
-    ours, theirs = sample_categorical_triton(*given), sample_categorical_reference(*given)
+    inputs = to_device(device, head._replace(logits=head.logits / 3), x, weights, u)
+    ours, theirs = sample_categorical_triton(*inputs), sample_categorical_reference(*inputs)
     assert torch.equal(ours.tokens, theirs.tokens)
     assert ours.clamped_count == theirs.clamped_count
     assert (ours.clamped_count == 0) == (gap == 1e-3)
 
 
 def test_impossible_tokens_are_never_drawn_even_at_the_ends(device: str) -> None:
-    head, x, weights, u = inputs(Absorbing(6), False, 8)
+    head, x, weights, u = build_inputs(Absorbing(6), False, 8)
     head.logits[:, [0, 2, 5]] = -torch.inf
     u[:4, 1], u[4:, 1] = 1 - 2.0**-53, 2.0**-54
-    given = on(device, head, x, AffineWeights(torch.ones_like(weights.change_score)), u)
-    drawn = sample_categorical_triton(*given).tokens.cpu()
+    inputs = to_device(device, head, x, AffineWeights(torch.ones_like(weights.change_score)), u)
+    drawn = sample_categorical_triton(*inputs).tokens.cpu()
     assert (drawn[:4] == 4).all()
     assert (drawn[4:] == 1).all()
 

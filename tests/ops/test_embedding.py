@@ -25,9 +25,9 @@ def test_segment_sum(n: int, width: int, kind: str, chunk: int, device: str, mon
     """The sums in float64, in as many rounds as needed; twice the same bits."""
     monkeypatch.setattr(embedding_triton, "CHUNK", chunk)
     generator = torch.Generator().manual_seed(n)
-    of, rows = keys(kind, n, generator).to(device), torch.randn(n, width, generator=generator).to(device)
-    exact = torch.zeros(COUNT, width, dtype=torch.float64, device=device).index_add(0, of, rows.double())
-    first, second = (embedding_triton.segment_sum(rows, of, COUNT) for _ in range(2))
+    ids, rows = keys(kind, n, generator).to(device), torch.randn(n, width, generator=generator).to(device)
+    exact = torch.zeros(COUNT, width, dtype=torch.float64, device=device).index_add(0, ids, rows.double())
+    first, second = (embedding_triton.segment_sum(rows, ids, COUNT) for _ in range(2))
     torch.testing.assert_close(first.double(), exact, rtol=1e-6, atol=1e-5)
     assert torch.equal(first, second)
 
@@ -45,12 +45,14 @@ def test_the_gradient_of_an_embedding(dtype: torch.dtype, device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(COUNT, 12, generator=generator).to(device, dtype).requires_grad_()
     for x in (torch.randint(COUNT, (3, 20), generator=generator), torch.randperm(COUNT, generator=generator)[None, :9]):
-        sent = torch.randn(*x.shape, 12, generator=generator).to(device, dtype)
+        upstream = torch.randn(*x.shape, 12, generator=generator).to(device, dtype)
         ours, theirs = (backend.embedding(x.to(device), table) for backend in (TRITON, TORCH))
         assert torch.equal(ours, theirs)
-        (a,), (b,) = (torch.autograd.grad(rows, [table], sent) for rows in (ours, theirs))
+        (a,), (b,) = (torch.autograd.grad(rows, [table], upstream) for rows in (ours, theirs))
         assert a.dtype == dtype
         if x.unique().numel() == x.numel():
             assert torch.equal(a, b)
-        exact = torch.zeros(COUNT, 12, dtype=torch.float64).index_add(0, x.flatten(), sent.cpu().double().flatten(0, 1))
+        exact = torch.zeros(COUNT, 12, dtype=torch.float64).index_add(
+            0, x.flatten(), upstream.cpu().double().flatten(0, 1)
+        )
         torch.testing.assert_close(a.cpu().double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)

@@ -11,66 +11,66 @@ from sedd.nn.transformer import Modern
 from sedd.runtime.cuda_graphs import CapturedGraphs, GraphedFunction
 
 
-def network() -> Modern:
+def build_network() -> Modern:
     return Modern(states=5, width=16, depth=3, heads=2)
 
 
 def test_nothing_is_captured_on_a_cpu() -> None:
-    made = network()
-    made.enable_cuda_graphs()
-    assert made.graphed_blocks is None
+    network = build_network()
+    network.enable_cuda_graphs()
+    assert network.graphed_blocks is None
 
 
 def test_a_network_moved_to_the_cpu_does_not_use_graphs() -> None:
-    made = network()
-    made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
-    made(torch.zeros(2, 4, dtype=torch.long), torch.ones(2)).sum().backward()
-    assert made.graphed_blocks._graphs == {}
+    network = build_network()
+    network.graphed_blocks = GraphedFunction(network.blocks[:-1].parameters())
+    network(torch.zeros(2, 4, dtype=torch.long), torch.ones(2)).sum().backward()
+    assert network.graphed_blocks._graphs == {}
 
 
 def test_a_copy_captures_its_own_graphs() -> None:
     """Of its own weights: the graphs stay with the original."""
-    made = network()
-    made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
-    made.graphed_blocks._graphs["made"] = CapturedGraphs(None, (), (), None, (), ())
-    copied = copy.deepcopy(made)
+    network = build_network()
+    network.graphed_blocks = GraphedFunction(network.blocks[:-1].parameters())
+    network.graphed_blocks._graphs["graphs"] = CapturedGraphs(None, (), (), None, (), ())
+    copied = copy.deepcopy(network)
     assert copied.graphed_blocks is not None
-    assert list(made.graphed_blocks._graphs) == ["made"]
+    assert list(network.graphed_blocks._graphs) == ["graphs"]
     assert copied.graphed_blocks._graphs == {}
     assert [id(w) for w in copied.graphed_blocks.weights] == [id(w) for w in copied.blocks[:-1].parameters()]
 
 
 def test_no_reference_cycle() -> None:
     """The memory of a deleted network is freed at once, not at the next garbage collection."""
-    made = network()
-    made.graphed_blocks = GraphedFunction(made.blocks[:-1].parameters())
-    reference = weakref.ref(made)
+    network = build_network()
+    network.graphed_blocks = GraphedFunction(network.blocks[:-1].parameters())
+    reference = weakref.ref(network)
     gc.disable()
     try:
-        del made
+        del network
         assert reference() is None
     finally:
         gc.enable()
 
 
 def test_a_function_without_gradients_is_called_directly() -> None:
-    def doubled(a: torch.Tensor) -> tuple[torch.Tensor]:
+    def double(a: torch.Tensor) -> tuple[torch.Tensor]:
         return (2 * a,)
 
-    (output,) = GraphedFunction([torch.ones(2)])(doubled, torch.ones(3))
+    (output,) = GraphedFunction([torch.ones(2)])(double, torch.ones(3))
     assert output.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("option", ["compile_trunk", "activation_checkpointing"])
 def test_compiled_and_checkpointed_networks_do_not_use_graphs(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    made = network()
+    network = build_network()
     if option == "compile_trunk":
-        made.compile_trunk("eager")
+        network.compile_trunk("eager")
     else:
-        made.activation_checkpointing = lambda block, *rest: block(*rest)
-    made.enable_cuda_graphs()
-    assert made.graphed_blocks is None
-    other = network()
+        network.activation_checkpointing = lambda block, *rest: block(*rest)
+    network.enable_cuda_graphs()
+    assert network.graphed_blocks is None
+    other = build_network()
     other.enable_cuda_graphs()
     assert other.graphed_blocks is not None

@@ -61,9 +61,11 @@ def process_of(objective: Objective) -> Process:
     return process
 
 
-def drawn(style: type[Transformer], states: int, **options: Any) -> Transformer:
+def build_network(architecture: type[Transformer], states: int, **options: Any) -> Transformer:
     """Return a small network in which no weight is 0, in float64."""
-    network = style(**({"states": states, "width": 12, "depth": 1, "heads": 2, "cond_dim": 4} | options)).double()
+    network = architecture(
+        **({"states": states, "width": 12, "depth": 1, "heads": 2, "cond_dim": 4} | options)
+    ).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -88,28 +90,28 @@ def noisy_batch(objective: Objective, t: Tensor | None = None) -> NoisyBatch:
 
 
 def gradients(network: nn.Module, loss: Tensor) -> list[Tensor]:
-    found = torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(network.parameters(), found, strict=True)]
+    grads = torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(network.parameters(), grads, strict=True)]
 
 
-def by_definition(objective: Objective, model: Any, given: NoisyBatch, valid: Tensor | None = None) -> Tensor:
+def by_definition(objective: Objective, model: Any, batch: NoisyBatch, valid: Tensor | None = None) -> Tensor:
     """Return weight·loss at every position, 0 at padding."""
-    loss = given.weight[:, None] * objective.loss(model.bind(valid=valid), given.x_t, given.x_0, given.t)
+    loss = batch.weight[:, None] * objective.loss(model.bind(valid=valid), batch.x_t, batch.x_0, batch.t)
     return loss if valid is None else torch.where(valid, loss, 0)
 
 
-@pytest.mark.parametrize("style", [Reference, Modern])
+@pytest.mark.parametrize("architecture", [Reference, Modern])
 @pytest.mark.parametrize("padded", [False, True])
 @cases
-def test_fused_loss_equals_the_definition(case: str, padded: bool, style: type[Transformer]) -> None:
+def test_fused_loss_equals_the_definition(case: str, padded: bool, architecture: type[Transformer]) -> None:
     """Losses at every position and gradients of every weight, with a bias in the head and without, to rounding."""
     wrapper, objective = CASES[case]
-    process, given = process_of(objective), noisy_batch(objective)
-    network = drawn(style, process.num_states)
+    process, batch = process_of(objective), noisy_batch(objective)
+    network = build_network(architecture, process.num_states)
     model = wrapper(network, process)
     valid = torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]]) if padded else None
-    expected = by_definition(objective, model, given, valid)
-    loss = FusedLoss(objective, model)(*given, valid=valid)
+    expected = by_definition(objective, model, batch, valid)
+    loss = FusedLoss(objective, model)(*batch, valid=valid)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(loss.total, expected.sum().detach(), rtol=1e-10, atol=0)
     pairs = zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True)
@@ -124,36 +126,36 @@ def test_no_token_or_every_token_masked(case: str, t: float) -> None:
     """A batch without a mask has loss and gradient 0; one of masks only is like any other."""
     wrapper, objective = CASES[case]
     process = process_of(objective)
-    network = drawn(Reference, process.num_states)
+    network = build_network(Reference, process.num_states)
     model = wrapper(network, process)
     generator = torch.Generator().manual_seed(2)
     x_0 = torch.randint(N, (B, L), generator=generator)
     masked = torch.full_like(x_0, process.num_states - 1)  # under uniform noise an ordinary token
     time = torch.full((B,), 0.4, dtype=torch.float64)
-    given = NoisyBatch(x_0 if t == 0 else masked, x_0, time, torch.ones(B, dtype=torch.float64))
-    loss, expected = FusedLoss(objective, model)(*given), by_definition(objective, model, given)
+    batch = NoisyBatch(x_0 if t == 0 else masked, x_0, time, torch.ones(B, dtype=torch.float64))
+    loss, expected = FusedLoss(objective, model)(*batch), by_definition(objective, model, batch)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     for got, want in zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True):
         # entries that should be 0 are rounding of sums of the largest
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14 * want.abs().max().item())
     if t == 0 and isinstance(process, Absorbing):
         assert loss.total == 0
-        assert not any(g.any() for g in gradients(network, FusedLoss(objective, model)(*given).total))
+        assert not any(g.any() for g in gradients(network, FusedLoss(objective, model)(*batch).total))
 
 
 @cases
 def test_the_number_of_noisy_positions_may_be_given(case: str) -> None:
     wrapper, objective = CASES[case]
-    process, given = process_of(objective), noisy_batch(objective)
-    model = wrapper(drawn(Modern, process.num_states), process)
-    count = int(process.is_noisy(given.x_t).sum())
-    for a, b in zip(FusedLoss(objective, model)(*given), FusedLoss(objective, model)(*given, count=count), strict=True):
+    process, batch = process_of(objective), noisy_batch(objective)
+    model = wrapper(build_network(Modern, process.num_states), process)
+    count = int(process.is_noisy(batch.x_t).sum())
+    for a, b in zip(FusedLoss(objective, model)(*batch), FusedLoss(objective, model)(*batch, count=count), strict=True):
         assert torch.equal(a, b)
 
 
 def test_unsupported_objectives_are_refused(refuses: Callable[..., None]) -> None:
     process = Uniform(N)
-    model = ScoreModel(drawn(Modern, N), process)
+    model = ScoreModel(build_network(Modern, N), process)
     objective = DenoisingConcreteScore(process, NOISE)
     assert not has_fused_loss(objective, model)
     assert not has_fused_loss(DenoisingScoreEntropy(process, NOISE), MeanModel(model.network, process))
@@ -190,22 +192,22 @@ def head_case(
     x_0 = torch.randint(states, (n,), generator=generator)
     x_t = torch.randint(states, (n,), generator=generator) if kind == "uniform" else torch.full((n,), states)
     x_t[: n // 3] = x_0[: n // 3] if kind == "uniform" else x_t[: n // 3]
-    each = torch.rand(n, generator=generator, dtype=torch.float64)
+    weights = torch.rand(n, generator=generator, dtype=torch.float64)
     noise = torch.full((n,), sigma, dtype=torch.float64)
     if kind == "mean":
-        loss: HeadLoss = CrossEntropyLoss(states, x_0, each.float())
-        return Case(hidden, weight, bias, loss, lambda z: -each.to(z.dtype) * _log_softmax(z[:, :states], x_0))
+        loss: HeadLoss = CrossEntropyLoss(states, x_0, weights.float())
+        return Case(hidden, weight, bias, loss, lambda z: -weights.to(z.dtype) * _log_softmax(z[:, :states], x_0))
     log_data, log_rest = (
         None if a is None else a.squeeze(-1).float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
     )
     assert log_data is not None
     scale = process.log_score_shift(noise).float()
-    loss = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, each.float())
+    loss = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, weights.float())
 
     def plain(z: Tensor) -> Tensor:
         log_s = (z + process.log_score_shift(noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
         loss = process.score_entropy(log_s[:, None], x_t[:, None], x_0[:, None], noise)
-        return each.to(z.dtype) * loss[:, 0] / process.incoming_rate
+        return weights.to(z.dtype) * loss[:, 0] / process.incoming_rate
 
     return Case(hidden, weight, bias, loss, plain)
 
@@ -227,7 +229,7 @@ def relative_errors(got: list[Tensor], truth: list[Tensor]) -> list[float]:
 
 @kinds
 def test_no_less_accurate_than_plain_pytorch(kind: str) -> None:
-    """Ladder step 9: in bfloat16, loss and gradients are as near to the float64 truth as the plain path's."""
+    """Verification step 9: in bfloat16, loss and gradients are as near to the float64 truth as the plain path's."""
     case = head_case(kind, n=64, states=500, width=32)
     exact, half = case.leaves(torch.float64), case.leaves(torch.float32)
     truth = loss_and_grads(case.plain(torch.nn.functional.linear(*exact)).sum(), exact)
@@ -274,17 +276,17 @@ def test_upstream_gradients_and_no_gradients(kind: str) -> None:
     torch.testing.assert_close(output.total.double(), once[0])
 
 
-class _Largest(TorchDispatchMode):
-    """Records the size of the largest tensor that any operation returns."""
+class LargestTensor(TorchDispatchMode):
+    """Dispatch mode that stores the size of the largest tensor that an operation returns."""
 
     entries = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(one, Tensor):
-                self.entries = max(self.entries, one.numel())
-        return made
+        output = func(*args, **(kwargs or {}))
+        for tensor in output if isinstance(output, tuple | list) else [output]:
+            if isinstance(tensor, Tensor):
+                self.entries = max(self.entries, tensor.numel())
+        return output
 
 
 def test_the_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,20 +294,20 @@ def test_the_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(linear_loss_module.MAX_LOGITS, "cpu", 2**15)
     process = Absorbing(400)
     objective = DenoisingScoreEntropy(process, NOISE)
-    network = drawn(Reference, 401).float()
+    network = build_network(Reference, 401).float()
     model = ScoreModel(network, process)
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(400, (60, 40), generator=generator)
     t = torch.rand(60, generator=generator)
-    given = NoisyBatch(objective.corrupt(x_0, t, generator), x_0, t, torch.ones(60))
+    batch = NoisyBatch(objective.corrupt(x_0, t, generator), x_0, t, torch.ones(60))
     largest = {}
     loss = FusedLoss(objective, model)
     variants: dict[str, Callable[[], Tensor]] = {
-        "fused": lambda: loss(*given).total,
-        "plain": lambda: by_definition(objective, model, given).sum(),
+        "fused": lambda: loss(*batch).total,
+        "plain": lambda: by_definition(objective, model, batch).sum(),
     }
     for name, compute in variants.items():
-        with _Largest() as mode:
+        with LargestTensor() as mode:
             compute().backward()
         largest[name] = mode.entries
     assert largest["plain"] >= 60 * 40 * 401
@@ -437,7 +439,7 @@ def test_gather(share: float) -> None:
     hidden = torch.randn(6, 9, 4, generator=generator, requires_grad=True)
     packed = pack_tokens(mask)
     assert torch.equal(gather(hidden, packed), hidden[mask])
-    sent = torch.randn(int(mask.sum()), 4, generator=generator)
-    (got,) = torch.autograd.grad(gather(hidden, packed), hidden, sent)
-    (want,) = torch.autograd.grad(hidden[mask], hidden, sent)
+    upstream = torch.randn(int(mask.sum()), 4, generator=generator)
+    (got,) = torch.autograd.grad(gather(hidden, packed), hidden, upstream)
+    (want,) = torch.autograd.grad(hidden[mask], hidden, upstream)
     assert torch.equal(got, want)

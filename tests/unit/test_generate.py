@@ -1,4 +1,4 @@
-"""Templates, jobs and pictures."""
+"""Templates, sampling runs and traces."""
 
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -29,16 +29,16 @@ BYTES = tokenizer.Bytes()
         ("{{8}} {{{{ {1}", ["{8} {{ ", 1]),
     ],
 )
-def test_templates_are_texts_and_gaps(text: str, parts: list[str | int]) -> None:
+def test_parsing_templates(text: str, parts: list[str | int]) -> None:
     assert template.parse_template(text) == parts
 
 
 @pytest.mark.parametrize("text", ["no gap", "", "{{8}}", "{", "a } b {1}", "{0}", "{-1}", "{x}", "{ 8 }", "{1.5}"])
-def test_what_is_no_template_is_refused(text: str, refuses: Refuses) -> None:
+def test_invalid_templates_are_refused(text: str, refuses: Refuses) -> None:
     refuses(lambda: template.parse_template(text), "{8}")
 
 
-def test_rows_of_different_lengths_end_where_they_end() -> None:
+def test_prompts_of_different_lengths() -> None:
     rows = [template.template_ids(text, BYTES) for text in ("ab{2}", "{1}c")]
     prompt = template.prompt_from_ids(rows, 8, 256)
     assert prompt.given.tolist() == [[97, 98, -1, -1], [-1, 99, 0, 0]]
@@ -50,26 +50,25 @@ def test_rows_of_different_lengths_end_where_they_end() -> None:
     assert whole.valid is None
 
 
-def test_rows_that_do_not_fit_are_refused(refuses: Refuses) -> None:
+def test_invalid_prompts_are_refused(refuses: Refuses) -> None:
     refuses(lambda: template.prompt_from_ids([[1, -1, -1]], 2, 5), "3 tokens", "up to 2")
     refuses(lambda: template.prompt_from_ids([[1, 7, -1]], 8, 5), "token 7", "0..4")
     refuses(lambda: template.prompt_from_ids([[5, -1]], 8, 5), "token 5", "the mask")
 
 
-def small(parameterization: type, kind: type, timed: bool = True) -> tuple[object, process.Process]:
-    """A network with random weights, its head too."""
+def small_model(parameterization: type, kind: type) -> tuple[object, process.Process]:
+    """Build a model of a small network in which no weight is 0, and its process."""
     noise = kind(11)
-    made = transformer.Modern(
+    network = transformer.Modern(
         states=noise.num_states,
         width=16,
         depth=2,
         heads=2,
-        time_conditioning=timed,
         generator=torch.Generator().manual_seed(0),
     )
-    for i, p in enumerate(made.parameters()):
+    for i, p in enumerate(network.parameters()):
         p.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(i))
-    return parameterization(made.eval().requires_grad_(False), noise), noise
+    return parameterization(network.eval().requires_grad_(False), noise), noise
 
 
 CASES = [
@@ -85,9 +84,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("parameterization", "kind", "name"), CASES)
-def test_a_network_draws_the_same_row_in_any_batch(parameterization: type, kind: type, name: str) -> None:
-    """Through hidden and head, padded beside longer rows or alone: batch mates change nothing."""
-    model, noise = small(parameterization, kind)
+def test_a_sample_does_not_depend_on_its_batch(parameterization: type, kind: type, name: str) -> None:
+    """A row is the same alone and, padded, in a batch with longer rows; hidden states and head are computed apart."""
+    model, noise = small_model(parameterization, kind)
     rows = [[-1] * 9, [3, -1, -1, 5], [-1, -1, -1, -1, -1, 2], [1, 2, -1]]
     settings = generate.SamplingSettings(sampler=name, steps=6, seed=3)
 
@@ -101,67 +100,67 @@ def test_a_network_draws_the_same_row_in_any_batch(parameterization: type, kind:
         *_, last = sampling_run().states(prompt, first=i)
         alone += generate.final_sequences(last, prompt)
     assert together == alone
-    for row, filled in zip(rows, together, strict=True):
-        assert len(filled.ids) == len(row)
-        assert all(a == b for a, b in zip(row, filled.ids, strict=True) if a >= 0)
-        assert all(0 <= id < 11 for id in filled.ids)
-        assert all(when == 0 for a, when in zip(row, filled.reveal_step, strict=True) if a >= 0)
+    for row, generated in zip(rows, together, strict=True):
+        assert len(generated.ids) == len(row)
+        assert all(a == b for a, b in zip(row, generated.ids, strict=True) if a >= 0)
+        assert all(0 <= id < 11 for id in generated.ids)
+        assert all(step == 0 for a, step in zip(row, generated.reveal_step, strict=True) if a >= 0)
 
 
 @pytest.mark.parametrize("parameterization", [ScoreModel, MeanModel])
 @pytest.mark.parametrize("kind", [process.Absorbing, process.Uniform])
-def test_head_at_some_positions_is_head_at_all(parameterization: type, kind: type) -> None:
-    """The twin: `hidden` and `read` say what the whole model says."""
-    model, noise = small(parameterization, kind)
+def test_log_scores_from_hidden_states(parameterization: type, kind: type) -> None:
+    """`hidden` followed by `log_score_at` equals the whole model."""
+    model, noise = small_model(parameterization, kind)
     x = torch.randint(noise.num_states, (4, 7), generator=torch.Generator().manual_seed(0))
     sigma = torch.tensor([0.1, 0.5, 1.0, 3.0], dtype=torch.float64)
     rows = model.log_score_at(model.hidden(x, sigma).flatten(0, 1), x.flatten(), sigma.repeat_interleave(7))
     torch.testing.assert_close(rows.view(4, 7, -1), model(x, sigma), rtol=1e-5, atol=1e-5)
 
 
-class Largest(TorchDispatchMode):
-    """The size of the largest tensor that anything makes."""
+class LargestTensor(TorchDispatchMode):
+    """Dispatch mode that stores the number of entries of the largest tensor that an operation returns."""
 
     entries = 0
 
     def __torch_dispatch__(
         self, function: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        made = function(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(one, torch.Tensor) and one.untyped_storage().nbytes():
-                self.entries = max(self.entries, one.untyped_storage().nbytes() // one.element_size())
-        return made
+        output = function(*args, **(kwargs or {}))
+        for tensor in output if isinstance(output, (tuple, list)) else (output,):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
+                self.entries = max(self.entries, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return output
 
 
 @pytest.mark.parametrize(("parameterization", "kind", "name"), [c for c in CASES if c[0] is MeanModel])
 def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type, kind: type, name: str) -> None:
     vocabulary, batch, length = 20_000, 4, 128
     noise = kind(vocabulary)
-    made = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
-    model = parameterization(made.eval().requires_grad_(False), noise)
+    network = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
+    model = parameterization(network.eval().requires_grad_(False), noise)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once, not one after another
     sampling_run = generate.SamplingRun(
         model, noise, schedule.LogLinear(), generate.SamplingSettings(name, steps=2, options=options)
     )
-    with Largest() as largest:
+    with LargestTensor() as largest:
         *_, last = sampling_run.states(sampling.empty(batch, length))
     assert (last.x < vocabulary).all()
     assert largest.entries <= 1.01 * 2**22 < batch * length * vocabulary / 2
 
 
-def test_the_default_is_the_best_known_for_the_model() -> None:
+def test_default_samplers() -> None:
     for parameterization, kind, expected in (
         (MeanModel, process.Absorbing, sampling.FirstHitting),
         (MeanModel, process.Uniform, sampling.Ancestral),
         (ScoreModel, process.Absorbing, sampling.Tweedie),
         (ScoreModel, process.Uniform, sampling.Tweedie),
     ):
-        model, noise = small(parameterization, kind)
+        model, noise = small_model(parameterization, kind)
         assert type(factory.build_sampler(None, model, noise, schedule.LogLinear())) is expected
 
 
-def test_grids_fall_from_one_to_nothing(refuses: Refuses) -> None:
+def test_grids_decrease_from_1_to_0(refuses: Refuses) -> None:
     for spec in ("uniform", "cosine", "1,0.5,0.25,0"):
         grid = factory.build_grid(spec, 3)
         assert grid[0] == 1
@@ -174,11 +173,11 @@ def test_grids_fall_from_one_to_nothing(refuses: Refuses) -> None:
     refuses(lambda: factory.build_grid("0.5,0", 3), "from 1 to 0")
 
 
-# Pictures --------------------------------------------------------------------------------------------------
+# Traces ---------------------------------------------------------------------------------------------------
 
 
 class Page(HTMLParser):
-    """The tokens of a page, its scripts, and what it would fetch."""
+    """Parser of the tokens of a page, its scripts, and the addresses it would fetch."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -187,17 +186,17 @@ class Page(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
+        attributes = dict(attrs)
         self.scripts += tag == "script"
-        self.steps += [int(found["data-step"])] if "data-step" in found else []
-        self.given += found.get("class") == "given"
-        self.fetched += [found[name] for name in ("src", "href") if name in found]
+        self.steps += [int(attributes["data-step"])] if "data-step" in attributes else []
+        self.given += attributes.get("class") == "given"
+        self.fetched += [attributes[name] for name in ("src", "href") if name in attributes]
 
     def handle_data(self, data: str) -> None:
         self.text += data
 
 
-def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
+def test_a_trace_page_is_self_contained_and_shows_every_token() -> None:
     text = '<script>alert("x")</script>&'
     row = generate.GeneratedSequence(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
     page = Page(trace.trace_page([trace.trace_tokens(BYTES, row)], "a <b>title</b>", "about"))
@@ -208,7 +207,7 @@ def test_a_page_shows_every_token_at_its_step_and_needs_nothing_else() -> None:
     assert text in page.text
 
 
-def test_a_picture_is_a_png(tmp_path: Path) -> None:
+def test_a_trace_is_saved_as_png(tmp_path: Path) -> None:
     row = generate.GeneratedSequence(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
     trace.save_trace_png([trace.trace_tokens(BYTES, row)], "title", tmp_path / "trace.png")
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")

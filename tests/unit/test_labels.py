@@ -41,34 +41,34 @@ def parquet(path: Path) -> Path:
     return path
 
 
-def prepared(source: Path, out: Path, **options: object) -> Path:
+def prepare(source: Path, out: Path, **options: object) -> Path:
     data.prepare([source], out, Characters.fit(["ab"]), **({"packing": "lines", "label": "mood"} | options))
     return out
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return prepared(jsonl(tmp_path / "rows.jsonl"), tmp_path / "shards")
+    return prepare(jsonl(tmp_path / "rows.jsonl"), tmp_path / "shards")
 
 
 @pytest.mark.parametrize(("write", "name"), [(jsonl, "a.jsonl"), (csv, "a.csv"), (parquet, "a.parquet")])
 def test_every_record_keeps_its_label(tmp_path: Path, write: Callable[[Path], Path], name: str) -> None:
     """In the order of the table, for every split; an empty label means none, empty records are dropped."""
-    shards = prepared(write(tmp_path / name), tmp_path / "shards")
-    seen = []
+    shards = prepare(write(tmp_path / name), tmp_path / "shards")
+    records = []
     for split in ("train", "validation"):
         blocks = data.TokenBlocks.open(shards, 2, split, 0.3, check=True)
         assert blocks.labels == NAMES
         numbers = np.arange(len(blocks))
-        known = [(*blocks.labels, None)[k] for k in blocks.label_ids(numbers)]
+        names = [(*blocks.labels, None)[k] for k in blocks.label_ids(numbers)]
         texts = [blocks.tokenizer.decode(row) for row in blocks.read(numbers)[0]]
-        seen += zip(texts, known, strict=True)
-    assert seen == [(text, None if mood in ("", None) else str(mood)) for text, mood in NONEMPTY]
+        records += zip(texts, names, strict=True)
+    assert records == [(text, None if mood in ("", None) else str(mood)) for text, mood in NONEMPTY]
 
 
 def test_data_without_labels_have_no_label_files(tmp_path: Path) -> None:
     """No labels.bin, no entry in the index, and no labels in the blocks."""
-    shards = prepared(jsonl(tmp_path / "rows.jsonl"), tmp_path / "shards", label=None)
+    shards = prepare(jsonl(tmp_path / "rows.jsonl"), tmp_path / "shards", label=None)
     assert "labels" not in json.loads((shards / "index.json").read_text())
     assert not (shards / "labels.bin").exists()
     blocks = data.TokenBlocks.open(shards, 2, "all")
@@ -78,10 +78,10 @@ def test_data_without_labels_have_no_label_files(tmp_path: Path) -> None:
 
 def test_damaged_labels_are_detected(folder: Path, refuses: Callable[..., None]) -> None:
     file = folder / "labels.bin"
-    right = file.read_bytes()
-    file.write_bytes(right[:2] + b"\x02\x00" + right[4:])
+    intact = file.read_bytes()
+    file.write_bytes(intact[:2] + b"\x02\x00" + intact[4:])
     refuses(lambda: data.TokenBlocks.open(folder, 2, "train", check=True), "labels.bin", "SHA-256 is wrong")
-    file.write_bytes(right[:-2])
+    file.write_bytes(intact[:-2])
     refuses(lambda: data.TokenBlocks.open(folder, 2, "train"), "labels.bin", "it has")
     index = json.loads((folder / "index.json").read_text())
     index["labels"]["names"][0] = "sideways"
@@ -91,11 +91,11 @@ def test_damaged_labels_are_detected(folder: Path, refuses: Callable[..., None])
 
 def test_invalid_labels_are_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
     def attempt(rows: list[tuple[str, object]], **options: object) -> Callable[[], Path]:
-        return lambda: prepared(jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "shards", **options)
+        return lambda: prepare(jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "shards", **options)
 
     lines = tmp_path / "lines.txt"
     lines.write_text("ab\nba\n")
-    refuses(lambda: prepared(lines, tmp_path / "shards"), "label is 'mood'", "has no columns")
+    refuses(lambda: prepare(lines, tmp_path / "shards"), "label is 'mood'", "has no columns")
     refuses(attempt(ROWS, label="tone"), "label is 'tone'", "text, mood")
     refuses(attempt(ROWS, packing="packed"), "label was given", "lines")
     refuses(attempt([("ab", 0.5)]), "record 1", "float", "an integer")
@@ -112,7 +112,7 @@ def test_invalid_labels_are_refused(tmp_path: Path, refuses: Callable[..., None]
 # Label embedding -------------------------------------------------------------------------------------------
 
 
-def network(architecture: str, conditioned: bool, labels: int) -> torch.nn.Module:
+def build_network(architecture: str, conditioned: bool, labels: int) -> torch.nn.Module:
     options = {
         "states": 4,
         "width": 16,
@@ -122,49 +122,53 @@ def network(architecture: str, conditioned: bool, labels: int) -> torch.nn.Modul
         "time_conditioning": conditioned,
         "labels": labels,
     }
-    made = (
+    network = (
         factory.build_transformer(architecture, **options, generator=torch.Generator().manual_seed(0)).double().eval()
     )
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in network.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(1))
-    return made
+    return network
 
 
 @pytest.mark.parametrize("conditioned", [True, False])
 @pytest.mark.parametrize("architecture", ["reference", "modern"])
 def test_a_label_adds_one_embedding_and_changes_every_position(architecture: str, conditioned: bool) -> None:
-    plain, labelled = network(architecture, conditioned, 0), network(architecture, conditioned, 3)
-    more = {name: weight.shape for name, weight in labelled.state_dict().items() if name not in plain.state_dict()}
-    assert more == {"label_embed.embedding": (4, 16)}  # and a network without labels has the published layout
+    plain, labelled = build_network(architecture, conditioned, 0), build_network(architecture, conditioned, 3)
+    added = {name: weight.shape for name, weight in labelled.state_dict().items() if name not in plain.state_dict()}
+    assert added == {"label_embed.embedding": (4, 16)}  # and a network without labels has the published layout
     x, sigma = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([0.3, 2.0], dtype=torch.float64)
     label = torch.tensor([1, 3])
-    found = labelled(x, sigma, label=label)
+    both = labelled(x, sigma, label=label)
     one, none = (labelled(x, sigma, label=torch.full((2,), k)) for k in label)
-    torch.testing.assert_close(found, torch.stack([one[0], none[1]]))
+    torch.testing.assert_close(both, torch.stack([one[0], none[1]]))
     assert torch.equal(labelled(x, sigma), none)  # None is no label
     assert ((one - none).abs().amax(-1) > 1e-3).all()
 
 
-def test_a_bound_label_reaches_the_network_by_both_ways() -> None:
-    """The whole network, and its two parts; with padding, and for any number of rows."""
-    net, label = network("modern", True, 3), torch.tensor(2)
-    bound = ScoreModel(net, Uniform(4)).bind(label=label)
+def test_a_bound_label_is_an_input_of_the_network_and_of_its_backbone() -> None:
+    """Logits of the whole network and from its hidden states; with padding, and for any number of rows."""
+    network, label = build_network("modern", True, 3), torch.tensor(2)
+    bound = ScoreModel(network, Uniform(4)).bind(label=label)
     x, sigma = torch.tensor([[0, 1, 2], [3, 3, 3]]), torch.tensor([0.3, 2.0])
     valid = torch.tensor([[True, True, False], [True, True, True]])
-    right = net(x, sigma, valid, label=label.expand(2)).scatter(-1, x[..., None], 0)
-    assert torch.equal(bound.bind(valid=valid)(x, sigma), right)
+    expected = network(x, sigma, valid, label=label.expand(2)).scatter(-1, x[..., None], 0)
+    assert torch.equal(bound.bind(valid=valid)(x, sigma), expected)
     hidden = bound.hidden(x, sigma, valid)
     assert torch.equal(
-        bound.log_score_at(hidden.flatten(0, 1), x.flatten(), sigma.repeat_interleave(3)), right.flatten(0, 1)
+        bound.log_score_at(hidden.flatten(0, 1), x.flatten(), sigma.repeat_interleave(3)), expected.flatten(0, 1)
     )
-    assert torch.equal(bound(x[:1], sigma[:1]), ScoreModel(net, Uniform(4)).bind(label=label[None])(x[:1], sigma[:1]))
+    assert torch.equal(
+        bound(x[:1], sigma[:1]), ScoreModel(network, Uniform(4)).bind(label=label[None])(x[:1], sigma[:1])
+    )
 
 
 # Training batches and losses -------------------------------------------------------------------------------
 
 
-def loader(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400) -> TrainingDataLoader:
+def build_loader(
+    folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400
+) -> TrainingDataLoader:
     parts = factory.build_setup(RunConfig(), 3)
     blocks = data.TokenBlocks.open(folder, 2, "all")
     return TrainingDataLoader(blocks, parts.objective, parts.process, size, seed, ranks, dropout)
@@ -172,54 +176,56 @@ def loader(folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, si
 
 def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:
     """Other sequences in every step; nothing else in a batch changes, and every process has its own sequences."""
-    made = loader(folder, 0.25)
-    shown, batch = loader(folder, 0.0)[7], made[7]
-    assert torch.equal(batch.label, made[7].label)
+    loader = build_loader(folder, 0.25)
+    shown, batch = build_loader(folder, 0.0)[7], loader[7]
+    assert torch.equal(batch.label, loader[7].label)
     for name in ("x_0", "x_t", "t", "weight", "valid"):
         assert torch.equal(getattr(shown, name), getattr(batch, name)), name
-    hidden = [(loader(folder, 0.0)[step].label != made[step].label) for step in (7, 8)]
+    hidden = [(build_loader(folder, 0.0)[step].label != loader[step].label) for step in (7, 8)]
     assert not torch.equal(*hidden)
     known = (shown.label < 3).sum()
     share = (hidden[0].sum() / known).item()
     assert abs(share - 0.25) < 5 * (0.25 * 0.75 / known.item()) ** 0.5  # five standard deviations
     assert (batch.label[hidden[0]] == 3).all()
-    parts = [loader(folder, 0.25, ranks=Ranks(rank, 2, torch.device("cpu")))[7].label for rank in range(2)]
+    parts = [build_loader(folder, 0.25, ranks=Ranks(rank, 2, torch.device("cpu")))[7].label for rank in range(2)]
     assert torch.equal(torch.cat(parts), batch.label)
 
 
-def trainer(folder: Path) -> Trainer:
+def build_trainer(folder: Path) -> Trainer:
     config = RunConfig(
         data=DataConfig(packing="lines", label="mood", pad="model"),
         model=ModelConfig(width=16, depth=1, heads=2, cond_dim=8, seq_len=2),
         train=TrainConfig(batch_size=8, eval_sequences=8, grad_accumulation=2),
     ).resolved()
-    made = Trainer(config, *(data.TokenBlocks.open(folder, 2, split, 0.4) for split in ("train", "validation")), ALONE)
-    for net in (made.network, made.ema.network):
+    trainer = Trainer(
+        config, *(data.TokenBlocks.open(folder, 2, split, 0.4) for split in ("train", "validation")), ALONE
+    )
+    for network in (trainer.network, trainer.ema.network):
         with torch.no_grad():
-            for parameter in net.parameters():
+            for parameter in network.parameters():
                 parameter.normal_(0, 0.4, generator=torch.Generator().manual_seed(1))
-    return made
+    return trainer
 
 
 def test_loss_and_validation_bound_depend_on_the_label_of_each_sequence(folder: Path) -> None:
-    made = trainer(folder)
-    batch = made.dataloader[0]
-    losses = made.position_losses(made.network, batch).sum(-1)
+    trainer = build_trainer(folder)
+    batch = trainer.dataloader[0]
+    losses = trainer.position_losses(trainer.network, batch).sum(-1)
     other = batch._replace(label=torch.where(torch.arange(8) == 2, (batch.label + 1) % 4, batch.label))
-    changed = made.position_losses(made.network, other).sum(-1) != losses
+    changed = trainer.position_losses(trainer.network, other).sum(-1) != losses
     assert changed.tolist() == [row == 2 for row in range(8)]
-    bound = made.validation_bound()["bound"]
-    made.validation_blocks._labels = np.roll(
-        made.validation_blocks._labels, 1
+    bound = trainer.validation_bound()["bound"]
+    trainer.validation_blocks._labels = np.roll(
+        trainer.validation_blocks._labels, 1
     )  # mutant: sequences with the label of another
-    assert abs(made.validation_bound()["bound"] - bound) > 1e-3
+    assert abs(trainer.validation_bound()["bound"] - bound) > 1e-3
 
 
 def test_the_gradient_reaches_the_labels_in_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = trainer(folder)
-    batch = made.dataloader[0]
-    embedding, found = made.network.label_embed.embedding, []
-    monkeypatch.setattr(optimizer, "step_if_finite", lambda *given: found.append(embedding.grad.clone()))
-    train_step(made, batch, 0.0, lambda pending: None)
-    grad = found[0].abs().sum(-1)
+    trainer = build_trainer(folder)
+    batch = trainer.dataloader[0]
+    embedding, grads = trainer.network.label_embed.embedding, []
+    monkeypatch.setattr(optimizer, "step_if_finite", lambda *args: grads.append(embedding.grad.clone()))
+    train_step(trainer, batch, 0.0, lambda pending: None)
+    grad = grads[0].abs().sum(-1)
     assert ((grad > 0) == torch.isin(torch.arange(4), batch.label)).all()

@@ -26,38 +26,40 @@ MASKED = {
     "one": torch.arange(B * L).view(B, L) == 22,
     "all": torch.ones(B, L, dtype=torch.bool),
 }
-styles = pytest.mark.parametrize("style", [Reference, Modern])
+architectures = pytest.mark.parametrize("architecture", [Reference, Modern])
 
 
-def network(style: type[Transformer], timed: bool = True, labels: int = 0) -> Transformer:
-    made = style(states=N + 1, width=H, depth=2, heads=2, cond_dim=4, time_conditioning=timed, labels=labels).double()
+def build_network(architecture: type[Transformer], timed: bool = True, labels: int = 0) -> Transformer:
+    network = architecture(
+        states=N + 1, width=H, depth=2, heads=2, cond_dim=4, time_conditioning=timed, labels=labels
+    ).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in network.parameters():
             parameter.normal_(0, 0.5, generator=generator)
-    return made
+    return network
 
 
 @contextmanager
-def packed_after_the_last_block(made: Transformer) -> Iterator[None]:
+def packed_after_the_last_block(network: Transformer) -> Iterator[None]:
     """Select the tokens after the last block, as where it is compiled."""
-    made.compiled = True
+    network.compiled = True
     yield
-    made.compiled = False
+    network.compiled = False
 
 
 def losses_and_gradients(
-    made: Transformer, masked: Tensor, valid: Tensor | None = None, label: Tensor | None = None
+    network: Transformer, masked: Tensor, valid: Tensor | None = None, label: Tensor | None = None
 ) -> list[Tensor]:
     """Return the losses of all positions and all gradients."""
     generator = torch.Generator().manual_seed(1)
     x_0 = torch.randint(N, (B, L), generator=generator)
     t, weight = torch.rand(2, B, generator=generator, dtype=torch.float64)
-    model = ScoreModel(made, PROCESS).bind(label=label)
+    model = ScoreModel(network, PROCESS).bind(label=label)
     loss = FusedLoss(OBJECTIVE, model)(torch.where(masked, N, x_0), x_0, t, weight, valid)
-    made.zero_grad()
+    network.zero_grad()
     loss.total.backward()
-    return [loss.positions, *(parameter.grad for parameter in made.parameters())]
+    return [loss.positions, *(parameter.grad for parameter in network.parameters())]
 
 
 def relative_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
@@ -65,67 +67,67 @@ def relative_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max(((a - b).norm() / (b.norm() + 1e-300)).item() for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("masked", MASKED)
 @pytest.mark.parametrize("timed", [True, False])
-@styles
+@architectures
 def test_losses_and_gradients_are_equal(
-    style: type[Transformer], timed: bool, masked: str, padded: bool, recompute: str
+    architecture: type[Transformer], timed: bool, masked: str, padded: bool, checkpointing: str
 ) -> None:
-    made, valid = network(style, timed), torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]])
-    made.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(recompute)
-    given = MASKED[masked], valid if padded else None
-    with packed_after_the_last_block(made):
-        expected = losses_and_gradients(made, *given)
-    assert relative_difference(losses_and_gradients(made, *given), expected) < 1e-10
+    network, valid = build_network(architecture, timed), torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]])
+    network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(checkpointing)
+    inputs = MASKED[masked], valid if padded else None
+    with packed_after_the_last_block(network):
+        expected = losses_and_gradients(network, *inputs)
+    assert relative_difference(losses_and_gradients(network, *inputs), expected) < 1e-10
     assert masked == "none" or all(a.any() for a in expected)
 
 
-@styles
-def test_labels(style: type[Transformer]) -> None:
-    made, label = network(style, labels=3), torch.tensor([0, 3, 1, 2, 0])
-    with packed_after_the_last_block(made):
-        expected = losses_and_gradients(made, MASKED["some"], label=label)
-        other = losses_and_gradients(made, MASKED["some"], label=label.flip(0))
+@architectures
+def test_labels(architecture: type[Transformer]) -> None:
+    network, label = build_network(architecture, labels=3), torch.tensor([0, 3, 1, 2, 0])
+    with packed_after_the_last_block(network):
+        expected = losses_and_gradients(network, MASKED["some"], label=label)
+        other = losses_and_gradients(network, MASKED["some"], label=label.flip(0))
     assert (
-        relative_difference(losses_and_gradients(made, MASKED["some"], label=label), expected)
+        relative_difference(losses_and_gradients(network, MASKED["some"], label=label), expected)
         < 1e-10
         < relative_difference(other, expected)
     )
 
 
-@styles
-def test_hidden_states_of_packed_tokens(style: type[Transformer]) -> None:
+@architectures
+def test_hidden_states_of_packed_tokens(architecture: type[Transformer]) -> None:
     """For batches of any number of dimensions: positions are counted along them in order."""
-    made, packed = network(style), pack_tokens(MASKED["some"].view(1, B, L))
+    network, packed = build_network(architecture), pack_tokens(MASKED["some"].view(1, B, L))
     x, sigma = torch.arange(B * L).view(1, B, L) % N, torch.linspace(0.1, 2, B, dtype=torch.float64)[None]
     torch.testing.assert_close(
-        made.hidden(x, sigma, packed=packed), gather(made.hidden(x, sigma), packed), rtol=1e-10, atol=0
+        network.hidden(x, sigma, packed=packed), gather(network.hidden(x, sigma), packed), rtol=1e-10, atol=0
     )
 
 
-@styles
-def test_flops_of_the_other_rows_are_saved(style: type[Transformer]) -> None:
+@architectures
+def test_flops_of_the_other_rows_are_saved(architecture: type[Transformer]) -> None:
     """Three matrices of the last block, of 1, 4 and 4 times H² entries, multiply the selected rows only."""
-    made, masked = network(style), MASKED["some"]
+    network, masked = build_network(architecture), MASKED["some"]
     with FlopCounterMode(display=False) as less:
-        losses_and_gradients(made, masked)
-    with packed_after_the_last_block(made), FlopCounterMode(display=False) as more:
-        losses_and_gradients(made, masked)
+        losses_and_gradients(network, masked)
+    with packed_after_the_last_block(network), FlopCounterMode(display=False) as more:
+        losses_and_gradients(network, masked)
     saved = int((~masked).sum()) * 9 * H * H * 2 * 3  # 2 FLOPs per product, 2 products in the backward pass
     assert more.get_total_flops() - less.get_total_flops() == saved
 
 
-@styles
-def test_a_mutant_is_caught(style: type[Transformer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives rows the σ of the next sequence, which a network without time conditioning does not notice."""
+@architectures
+def test_a_mutant_is_caught(architecture: type[Transformer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant gives rows the σ of the next sequence, which changes nothing without time conditioning."""
     for timed in (True, False):
-        made = network(style, timed)
-        right = losses_and_gradients(made, MASKED["some"])
+        network = build_network(architecture, timed)
+        right = losses_and_gradients(network, MASKED["some"])
         with monkeypatch.context() as patch:
             patch.setattr(PackedTokens, "sequence", property(lambda packed: (packed.positions // L + 1) % B))
-            assert (relative_difference(losses_and_gradients(made, MASKED["some"]), right) > 1e-3) == timed
+            assert (relative_difference(losses_and_gradients(network, MASKED["some"]), right) > 1e-3) == timed
 
 
 def test_sequences_of_packed_tokens() -> None:

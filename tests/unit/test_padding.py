@@ -28,35 +28,37 @@ KINDS = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "records.txt").write_text("\n".join(TEXTS))
-    made = Characters(alphabet="ACGT")
-    data.prepare([tmp_path / "records.txt"], tmp_path / "shards", made, packing="lines", length=LENGTH, pad="ignore")
+    tokenizer = Characters(alphabet="ACGT")
+    data.prepare(
+        [tmp_path / "records.txt"], tmp_path / "shards", tokenizer, packing="lines", length=LENGTH, pad="ignore"
+    )
     return tmp_path / "shards"
 
 
-def trainer(folder: Path, kind: tuple[str, str, str], style: str) -> Trainer:
+def build_trainer(folder: Path, kind: tuple[str, str, str], architecture: str) -> Trainer:
     """Build a trainer in float64 with no weight at 0, so that no dependence is hidden."""
     process, parameterization, objective = kind
     config = RunConfig(
         data=DataConfig(packing="lines", pad="ignore"),
         noise=NoiseConfig(process),
         model=ModelConfig(
-            style, width=16, depth=2, heads=2, cond_dim=8, seq_len=LENGTH, parameterization=parameterization
+            architecture, width=16, depth=2, heads=2, cond_dim=8, seq_len=LENGTH, parameterization=parameterization
         ),
         train=TrainConfig(batch_size=8, eval_sequences=12),
         objective=objective,
     ).resolved()
     blocks = [data.TokenBlocks.open(folder, LENGTH, split, 0.4) for split in ("train", "validation")]
-    made = Trainer(config, *blocks, ALONE)
+    trainer = Trainer(config, *blocks, ALONE)
     generator = torch.Generator().manual_seed(1)
-    for network in (made.network, made.ema.network):
+    for network in (trainer.network, trainer.ema.network):
         network.double()
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.normal_(0, 0.4, generator=generator)
-    return made
+    return trainer
 
 
-def alone(batch: Batch, row: int) -> Batch:
+def single_sequence(batch: Batch, row: int) -> Batch:
     """Return one sequence without its padding."""
     length = int(batch.valid[row].sum())
     x_0, x_t, valid = (column[row : row + 1, :length] for column in (batch.x_0, batch.x_t, batch.valid))
@@ -64,15 +66,15 @@ def alone(batch: Batch, row: int) -> Batch:
     return Batch(x_0, x_t, t, weight, valid, label, valid.sum(-1), valid.sum())
 
 
-def check_rows_are_independent(made: Trainer, losses: Callable[[torch.nn.Module, Batch], Tensor]) -> None:
+def check_rows_are_independent(trainer: Trainer, losses: Callable[[torch.nn.Module, Batch], Tensor]) -> None:
     """Compare each padded sequence with itself alone, and in a batch of other, random sequences."""
-    batch = made.dataloader[0]
+    batch = trainer.dataloader[0]
     assert not batch.valid.all()
-    together = losses(made.network, batch)
+    together = losses(trainer.network, batch)
     assert (together[~batch.valid] == 0).all()
     generator = torch.Generator().manual_seed(2)
     for row in range(8):
-        single = losses(made.network, alone(batch, row)).squeeze(0)
+        single = losses(trainer.network, single_sequence(batch, row)).squeeze(0)
         torch.testing.assert_close(together[row, : len(single)], single, rtol=1e-9, atol=1e-9)
         others = torch.arange(8) != row
         random = torch.randint(4, batch.x_0.shape, generator=generator)
@@ -81,49 +83,49 @@ def check_rows_are_independent(made: Trainer, losses: Callable[[torch.nn.Module,
         other = batch._replace(
             x_0=torch.where(where, random, batch.x_0), x_t=torch.where(where, random, batch.x_t), valid=valid
         )
-        torch.testing.assert_close(losses(made.network, other)[row], together[row], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(losses(trainer.network, other)[row], together[row], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("style", ["reference", "modern"])
+@pytest.mark.parametrize("architecture", ["reference", "modern"])
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_losses_do_not_depend_on_padding_or_batch(folder: Path, kind: tuple[str, str, str], style: str) -> None:
-    made = trainer(folder, kind, style)
-    check_rows_are_independent(made, made.position_losses)
+def test_losses_do_not_depend_on_padding_or_batch(folder: Path, kind: tuple[str, str, str], architecture: str) -> None:
+    trainer = build_trainer(folder, kind, architecture)
+    check_rows_are_independent(trainer, trainer.position_losses)
 
 
 def test_attention_to_padding_is_detected(folder: Path) -> None:
-    made = trainer(folder, KINDS[0], "modern")
-    made.ignores_padding = False  # then only the loss leaves padding out
+    trainer = build_trainer(folder, KINDS[0], "modern")
+    trainer.ignores_padding = False  # then only the loss leaves padding out
     with pytest.raises(AssertionError, match="not close"):
-        check_rows_are_independent(made, made.position_losses)
+        check_rows_are_independent(trainer, trainer.position_losses)
 
 
-def gradients(made: Trainer, batch: Batch) -> tuple[StepMetrics, list[Tensor]]:
+def gradients(trainer: Trainer, batch: Batch) -> tuple[StepMetrics, list[Tensor]]:
     """Return metrics and gradients of a training step that leaves the weights as they are."""
-    found: list[Tensor] = []
+    grads: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        copy_gradients = lambda *given: found.extend(p.grad.clone() for p in made.network.parameters())  # noqa: E731
+        copy_gradients = lambda *args: grads.extend(p.grad.clone() for p in trainer.network.parameters())  # noqa: E731
         patch.setattr(optimizer, "step_if_finite", copy_gradients)
-        return train_step(made, batch, 0.0, lambda pending: None), found
+        return train_step(trainer, batch, 0.0, lambda pending: None), grads
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_the_gradient_counts_valid_tokens_alone(folder: Path, kind: tuple[str, str, str]) -> None:
     """It is that of the mean over tokens of single sequences, with gradient accumulation too."""
-    made = trainer(folder, kind, "modern")
-    batch = made.dataloader[0]
-    single = sum(made.position_losses(made.network, alone(batch, row)).sum() for row in range(8))
-    metrics, whole = gradients(made, batch)
+    trainer = build_trainer(folder, kind, "modern")
+    batch = trainer.dataloader[0]
+    single = sum(trainer.position_losses(trainer.network, single_sequence(batch, row)).sum() for row in range(8))
+    metrics, whole = gradients(trainer, batch)
     torch.testing.assert_close(metrics.loss.double(), single / batch.valid.sum(), rtol=1e-5, atol=1e-5)
-    made.config.train.grad_accumulation = 4
-    torch.testing.assert_close(gradients(made, batch)[1], whole, rtol=1e-8, atol=1e-10)
+    trainer.config.train.grad_accumulation = 4
+    torch.testing.assert_close(gradients(trainer, batch)[1], whole, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_the_validation_bound_is_that_of_single_sequences(folder: Path, kind: tuple[str, str, str]) -> None:
-    made = trainer(folder, kind, "modern")
-    bound = made.validation_bound()
-    columns = validation._validation_columns(made.setup, made.validation_blocks, 12, 8, made.config.seed)
+    trainer = build_trainer(folder, kind, "modern")
+    bound = trainer.validation_bound()
+    columns = validation._validation_columns(trainer.setup, trainer.validation_blocks, 12, 8, trainer.config.seed)
     valid = columns[-2]
     assert len(valid) == 16
     assert not valid[12:].any()
@@ -132,17 +134,21 @@ def test_the_validation_bound_is_that_of_single_sequences(folder: Path, kind: tu
         length = int(valid[row].sum())
         x_0, x_t, x_first = (a[row : row + 1, :length] for a in columns[:3])
         t, weight = (a[row : row + 1] for a in columns[3:5])
-        model = made.build_model(made.ema_network, torch.ones(1, length, dtype=torch.bool), columns[-1][row : row + 1])
+        model = trainer.build_model(
+            trainer.ema_network, torch.ones(1, length, dtype=torch.bool), columns[-1][row : row + 1]
+        )
         terms = likelihood.bound_terms(
-            model, made.setup.process, made.setup.schedule, x_0, x_t, x_first, Times(t, weight), model.valid
+            model, trainer.setup.process, trainer.setup.schedule, x_0, x_t, x_first, Times(t, weight), model.valid
         )
         totals.append(terms.total.item())
-    counted = int(valid.sum())
-    assert counted == sum(len(TEXTS[24:][i % 16]) for i in range(12))
-    assert bound["bound"] == pytest.approx(sum(totals) / counted, rel=1e-9)
-    error = np.std(totals) / np.sqrt(12) * 12 / counted
+    tokens = int(valid.sum())
+    assert tokens == sum(len(TEXTS[24:][i % 16]) for i in range(12))
+    assert bound["bound"] == pytest.approx(sum(totals) / tokens, rel=1e-9)
+    error = np.std(totals) / np.sqrt(12) * 12 / tokens
     assert bound["bound_stderr"] == pytest.approx(error, rel=1e-6)
 
 
 def test_objectives_that_count_positions_are_refused(folder: Path, refuses: Callable[..., None]) -> None:
-    refuses(lambda: trainer(folder, ("absorbing", "mean", "any-order"), "modern"), "counts positions", "lambda-dce")
+    refuses(
+        lambda: build_trainer(folder, ("absorbing", "mean", "any-order"), "modern"), "counts positions", "lambda-dce"
+    )

@@ -23,7 +23,7 @@ ARCHITECTURES = [Reference, Modern]
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
-def make(architecture: type[Transformer], seed: int = 0, **options: object) -> Transformer:
+def build_network(architecture: type[Transformer], seed: int = 0, **options: object) -> Transformer:
     """Build a small network in which no weight is 0, so that no dependence is hidden by the initialisation."""
     network = architecture(**({"states": 7, "width": 24, "depth": 2, "heads": 3, "cond_dim": 8} | options))
     generator = torch.Generator().manual_seed(seed)
@@ -113,7 +113,7 @@ def published(w: dict[str, Tensor], x: Tensor, sigma: Tensor, heads: int, mutant
     def affine(h: Tensor, name: str) -> Tensor:
         return h @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
-    def rotated(vector: Tensor, m: int) -> Tensor:
+    def rotate(vector: Tensor, m: int) -> Tensor:
         half = len(vector) // 2
         pairs = vector.view(half, 2).T.flatten() if mutant == "interleaved" else vector
         z = torch.complex(pairs[:half], pairs[half:])
@@ -128,7 +128,7 @@ def published(w: dict[str, Tensor], x: Tensor, sigma: Tensor, heads: int, mutant
         attended = torch.zeros(length, heads, d, dtype=h.dtype)
         for head in range(heads):
             for m in range(length):
-                scores = [rotated(q[m, head], m) @ rotated(k[n, head], n) / math.sqrt(d) for n in range(length)]
+                scores = [rotate(q[m, head], m) @ rotate(k[n, head], n) / math.sqrt(d) for n in range(length)]
                 attended[m, head] = torch.stack(scores).softmax(-1) @ v[:, head]
         return affine(attended.flatten(1), f"blocks.{i}.attn_out")
 
@@ -158,7 +158,7 @@ def published(w: dict[str, Tensor], x: Tensor, sigma: Tensor, heads: int, mutant
 
 @pytest.mark.parametrize("conditioned", [True, False])
 def test_reference_is_the_published_network(conditioned: bool) -> None:
-    network = make(Reference, time_conditioning=conditioned).double()
+    network = build_network(Reference, time_conditioning=conditioned).double()
     weights = {name: value.double() for name, value in network.state_dict().items()}
     x, sigma = ids(3, 5), torch.tensor([0.01, 0.7, 6.0], dtype=torch.float64)
     expected = torch.stack([published(weights, *row, heads=3) for row in zip(x, sigma, strict=True)])
@@ -168,7 +168,7 @@ def test_reference_is_the_published_network(conditioned: bool) -> None:
 
 @pytest.mark.parametrize("mutant", ["interleaved", "sin first", "one SiLU", "scale first", "exact GELU"])
 def test_the_comparison_detects_small_deviations(mutant: str) -> None:
-    network = make(Reference).double()
+    network = build_network(Reference).double()
     x, sigma = ids(5), torch.tensor(0.7, dtype=torch.float64)
     wrong = published(dict(network.state_dict()), x, sigma, heads=3, mutant=mutant)
     assert (network(x, sigma) - wrong).abs().max() > 1e-4
@@ -212,7 +212,7 @@ def test_weights_are_a_function_of_the_generator(architecture: type[Transformer]
 @architectures
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_sequence_does_not_depend_on_the_rest_of_its_batch(architecture: type[Transformer], causal: bool) -> None:
-    network = make(architecture, causal=causal)
+    network = build_network(architecture, causal=causal)
     x, sigma = ids(4, 6), torch.tensor([0.1, 1.0, 2.0, 9.0])
     out = network(x, sigma)
     order = torch.tensor([2, 0, 3, 1])
@@ -229,7 +229,7 @@ def test_a_sequence_does_not_depend_on_the_rest_of_its_batch(architecture: type[
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_padded_batch_equals_its_single_sequences(architecture: type[Transformer], causal: bool) -> None:
     """Whatever ids the padding has; gradients are finite, also with a sequence of padding alone."""
-    network = make(architecture, causal=causal)
+    network = build_network(architecture, causal=causal)
     lengths, sigma = torch.tensor([5, 3, 1, 0]), torch.tensor([0.1, 1.0, 2.0, 3.0])
     x, valid = ids(4, 5), torch.arange(5) < lengths[:, None]
     out = network(x, sigma, valid)
@@ -246,7 +246,7 @@ def test_a_padded_batch_equals_its_single_sequences(architecture: type[Transform
 
 @architectures
 def test_padding_on_the_left_of_a_causal_sequence_is_ignored(architecture: type[Transformer]) -> None:
-    network, sigma = make(architecture, causal=True), torch.ones(1)
+    network, sigma = build_network(architecture, causal=True), torch.ones(1)
     valid = torch.tensor([[False, False, True, True]])
     x = ids(1, 4)
     out = network(x, sigma, valid)
@@ -269,7 +269,7 @@ def test_every_query_has_a_key_and_no_valid_query_attends_to_padding(causal: boo
 @pytest.mark.parametrize("causal", [False, True])
 def test_which_outputs_depend_on_which_inputs(architecture: type[Transformer], causal: bool) -> None:
     """Output i depends on input j for j ≤ i alone if causal, else for every j."""
-    network, sigma = make(architecture, causal=causal), torch.ones(1)
+    network, sigma = build_network(architecture, causal=causal), torch.ones(1)
     x = ids(1, 6)
     depends = torch.zeros(6, 6, dtype=torch.bool)
     for j in range(6):
@@ -298,7 +298,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
 
 @architectures
 def test_order_of_tokens_matters(architecture: type[Transformer]) -> None:
-    network, x = make(architecture), torch.tensor([[1, 2, 3, 4, 5]])
+    network, x = build_network(architecture), torch.tensor([[1, 2, 3, 4, 5]])
     out = network(x, torch.ones(1))
     assert (network(x.flip(-1), torch.ones(1)).flip(-2) - out).abs().max() > 1e-3
 
@@ -307,7 +307,7 @@ def test_qk_norm_removes_the_scale_of_queries_and_keys() -> None:
     """Larger weights for queries and keys change nothing in `Modern`, and sharpen the attention of `Reference`."""
     x, sigma = ids(2, 5), torch.ones(2)
     for architecture, qkv in ((Modern, "qkv"), (Reference, "attn_qkv")):
-        network = make(architecture)
+        network = build_network(architecture)
         out = network(x, sigma)
         with torch.no_grad():
             getattr(network.blocks[0], qkv).weight[:48] *= 3  # the rows of the values are the last 24 of 72
@@ -319,7 +319,7 @@ def test_qk_norm_removes_the_scale_of_queries_and_keys() -> None:
 def test_only_a_network_with_time_conditioning_depends_on_sigma(architecture: type[Transformer]) -> None:
     x = ids(2, 5)
     little, much = torch.full((2,), 0.1), torch.tensor([3.0, math.inf])
-    free, conditioned = make(architecture, time_conditioning=False), make(architecture)
+    free, conditioned = build_network(architecture, time_conditioning=False), build_network(architecture)
     assert torch.equal(free(x, little), free(x, much))
     assert (conditioned(x, little) - conditioned(x, much)).abs().amin(0).max() > 1e-3
     assert not any("sigma" in name or "odulation" in name for name in free.state_dict())
@@ -328,7 +328,7 @@ def test_only_a_network_with_time_conditioning_depends_on_sigma(architecture: ty
 @architectures
 def test_the_output_is_finite_at_any_noise_level(architecture: type[Transformer]) -> None:
     sigma = torch.tensor([0.0, 1e-8, 1e-3, 1.0, 20.0, 1e3, 1e30, math.inf])
-    network = make(architecture)
+    network = build_network(architecture)
     out = network(ids(1, 5).expand(8, 5), sigma)
     assert out.isfinite().all()
     assert torch.equal(out[5:], out[5:6].expand(3, -1, -1))  # noise above 10³ is clamped
@@ -365,7 +365,7 @@ def test_mixed_precision_keeps_residual_stream_and_output_in_float32(
     architecture: type[Transformer], conditioned: bool, how: str
 ) -> None:
     """The head's product is in bfloat16; noise-level embedding, residual stream and output are in float32."""
-    network, x, sigma = make(architecture, time_conditioning=conditioned), ids(2, 40), torch.tensor([0.3, 3.0])
+    network, x, sigma = build_network(architecture, time_conditioning=conditioned), ids(2, 40), torch.tensor([0.3, 3.0])
     exact = network(x, sigma)
     network = network.bfloat16() if how == "converted" else network
     dtypes: dict[str, torch.dtype] = {}
@@ -399,7 +399,7 @@ def test_rotary_angles_are_not_rounded_with_the_weights() -> None:
 
 @architectures
 def test_the_head_reads_the_hidden_states(architecture: type[Transformer]) -> None:
-    network, x, sigma = make(architecture, outputs=4), ids(2, 3, 5), torch.rand(2, 3)
+    network, x, sigma = build_network(architecture, outputs=4), ids(2, 3, 5), torch.rand(2, 3)
     hidden = network.hidden(x, sigma)
     assert hidden.shape == (2, 3, 5, 24)
     assert torch.equal(network.head(hidden), network(x, sigma))
@@ -408,8 +408,8 @@ def test_the_head_reads_the_hidden_states(architecture: type[Transformer]) -> No
 
 @architectures
 def test_dropout_is_active_in_training_alone(architecture: type[Transformer]) -> None:
-    network, x, sigma = make(architecture, dropout=0.5), ids(2, 5), torch.ones(2)
-    assert torch.equal(network(x, sigma), make(architecture)(x, sigma))
+    network, x, sigma = build_network(architecture, dropout=0.5), ids(2, 5), torch.ones(2)
+    assert torch.equal(network(x, sigma), build_network(architecture)(x, sigma))
     network.train()
     assert not torch.equal(network(x, sigma), network(x, sigma))
 
@@ -436,7 +436,9 @@ def test_every_weight_is_trained(architecture: type[Transformer]) -> None:
 @architectures
 def test_a_causal_network_is_an_autoregressive_model(architecture: type[Transformer]) -> None:
     """It reads a start token, and the probabilities of all sequences sum to 1."""
-    model = CausalModel(make(architecture, states=4, outputs=3, causal=True, time_conditioning=False), Absorbing(3))
+    model = CausalModel(
+        build_network(architecture, states=4, outputs=3, causal=True, time_conditioning=False), Absorbing(3)
+    )
     x = torch.cartesian_prod(*[torch.arange(3)] * 3)
     log_p = model.log_next(x).gather(-1, x[..., None]).sum((-2, -1))
     torch.testing.assert_close(log_p.exp().sum(), torch.tensor(1.0))
@@ -468,7 +470,7 @@ def test_invalid_sizes_are_refused(
 
 @architectures
 def test_invalid_inputs_are_refused(refuses: Callable[..., None], architecture: type[Transformer]) -> None:
-    network = make(architecture)
+    network = build_network(architecture)
     refuses(lambda: network(torch.tensor([[7]]), torch.ones(1)), "state 7", "0..6")
     refuses(lambda: network(ids(1, 3), -torch.ones(1)), "sigma is -1.0")
 

@@ -13,9 +13,6 @@ import numpy as np
 
 from sedd import __version__
 
-TIMING_FIELDS = ("seconds", "tokens_per_second")
-"""Fields that depend on the machine; all others are a function of the configuration."""
-
 
 class RunLog:
     """Writer of a run's ``log.jsonl`` and of its TensorBoard events."""

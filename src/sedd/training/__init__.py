@@ -4,7 +4,7 @@ The order of the data, times, noise and dropout are functions of the configurati
 that was stopped and resumed computes exactly what an uninterrupted one does, and two processes compute what one does.
 """
 
-from sedd.training.batches import Batch, TrainingDataLoader, seeded_generator
+from sedd.training.batches import Batch, TrainingDataLoader
 from sedd.training.datasets import prepare_data
 from sedd.training.dry_run import estimate_cost
 from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, check_writable, run
@@ -31,7 +31,6 @@ __all__ = [
     "prepare_data",
     "progress_bar",
     "run",
-    "seeded_generator",
     "stored_config",
     "train_step",
 ]
