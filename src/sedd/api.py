@@ -1,7 +1,7 @@
 """The Python interface: `train` or `load` a model, then `Model.sample`, `Model.infill`, `Model.bound`.
 
 These are the public names of ``sedd`` (``import sedd; sedd.load("run")``). They only call the packages below them;
-``model.loaded`` is what those packages work on.
+``model.loaded`` is the object that they take.
 """
 
 import html
@@ -57,9 +57,9 @@ def train(
         **options: Options of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
             `config.RunConfig` as mappings: ``model={"width": 64}``.
     """
-    folder, names = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
+    folder, paths = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     stored = training.stored_config(folder) if resume else None
-    flags = {**options, **({"sources": [str(name) for name in names]} if names else {})}
+    flags = {**options, **({"sources": [str(path) for path in paths]} if paths else {})}
     config = training.merge_config(flags, stored=stored, recipe=recipe)
     training.check_writable(folder)
     with training.progress_bar() as (show_event, show_preparation):
@@ -180,7 +180,7 @@ class Model:
         """Generate texts.
 
         Args:
-            count: How many.
+            count: Number of texts.
             length: Tokens per text; by default the model's sequence length.
             batch: Texts generated at a time; it changes no text.
             **settings: Fields of `generate.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
@@ -196,7 +196,7 @@ class Model:
 
         Args:
             templates: Texts with gaps: ``The {8} sat.`` has a gap of eight tokens.
-            count: How many texts for each template.
+            count: Number of texts per template.
             batch: Texts generated at a time; it changes no text.
             **settings: As for `sample`.
         """

@@ -123,9 +123,14 @@ def build_sampler(
     schedule: Schedule,
     **options: Any,
 ) -> "Sampler":
-    """Build a sampler; None is the default of the model. ``options`` are its own: ``theta``, ``eta``, ``sites`` …
+    """Build a sampler.
 
-    ``model`` is a model, or a `sampling.SamplingModel` with guidance or warping.
+    Args:
+        name: Its name; None: the default of the model.
+        model: A model, or a `sampling.SamplingModel` with guidance or warping.
+        process: The noise process.
+        schedule: The noise schedule.
+        **options: Options of the sampler: ``theta``, ``eta``, ``sites`` …
     """
     from sedd import sampling
 
@@ -150,6 +155,7 @@ def build_sampler(
 
 
 def _base_model(model: Any) -> Any:
+    """Return the model without guidance and warping."""
     from sedd.sampling import SamplingModel
 
     return model.model if isinstance(model, SamplingModel) else model
@@ -170,7 +176,7 @@ def build_grid(spec: str, steps: int | None) -> torch.Tensor:
 
     Args:
         spec: ``uniform``, ``cosine``, or the times themselves, as in ``1,0.6,0.2,0``.
-        steps: How many steps; None: no grid, for samplers that need none.
+        steps: Number of steps; None: no grid, for samplers that need none.
     """
     from sedd.sampling import given_grid
 
@@ -204,7 +210,7 @@ def build_setup(config: RunConfig, vocab_size: int) -> DiffusionSetup:
 
 
 def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> Transformer:
-    """Build the network of a run with freshly initialised weights, for data with so many labels."""
+    """Build the network of a run with freshly initialised weights, for data with ``labels`` labels."""
     m = config.model
     causal = config.objective == "autoregressive"
     states = setup.process.vocab_size + 1 if causal else setup.process.num_states

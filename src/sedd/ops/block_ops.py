@@ -72,7 +72,7 @@ class ResidualBranch(NamedTuple):
 
 
 class BlockOps(ABC):
-    """The operations, implemented by `TorchBlockOps` and by `block_ops_triton.TritonBlockOps`."""
+    """Operations of a transformer block, implemented by `TorchBlockOps` and by `block_ops_triton.TritonBlockOps`."""
 
     @abstractmethod
     def embedding(self, x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tensor, "*s h"]:
@@ -92,12 +92,12 @@ class BlockOps(ABC):
         """Add a branch to the residual stream, normalize the sum and modulate it.
 
         Args:
-            x: Residual stream of whole sequences, (b, L, h), or of the ``packed`` tokens of theirs, (n, h).
-            branch: What to add; None: nothing.
+            x: Residual stream of whole sequences, (b, L, h), or of their packed tokens, (n, h).
+            branch: The branch to add; None: nothing is added.
             norm: The normalization of the next block.
-            modulation: Shift and scale after the normalization (adaLN); None: none.
+            modulation: Shift and scale after the normalization (adaLN); None: no modulation.
             dtype: Dtype of the normalized output.
-            packed: The tokens that the rows of ``x`` are; None: all.
+            packed: The positions of the rows of ``x``; None: ``x`` has all positions.
             use_fp8: Whether to quantize the normalized output as well.
 
         Returns:
@@ -152,7 +152,7 @@ class BlockOps(ABC):
 
 @final
 class TorchBlockOps(BlockOps):
-    """The PyTorch reference."""
+    """PyTorch reference of the block operations."""
 
     def embedding(self, x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tensor, "*s h"]:
         """Return the rows of ``table`` at ``x``."""

@@ -14,7 +14,7 @@ from sedd.ops.packed_tokens import PackedTokens
 
 @final
 class TritonBlockOps(BlockOps):
-    """The operations of `BlockOps` with hand-written backward passes."""
+    """Block operations by Triton kernels, with hand-written backward passes."""
 
     def embedding(self, x: Tensor, table: Tensor) -> Tensor:
         """See `BlockOps.embedding`."""

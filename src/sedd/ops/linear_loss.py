@@ -26,7 +26,7 @@ from sedd.runtime import device as devices
 VOCAB_MULTIPLE = 128
 """On a GPU the logits are padded to a multiple of this many entries."""
 MAX_LOGITS = {"cuda": 9 * 2**26, "cpu": 2**22}
-"""Logits that exist at a time, at most."""
+"""Largest number of logits in memory at a time."""
 MAX_LOG_SCORE = 80.0
 """Log-scores are clamped at 80, so that sums and gradients stay finite; clamped entries are counted."""
 _MIN_LOG_RATIO = -70.0  # as in `divergence`
@@ -78,7 +78,7 @@ class LinearLossBackend(ABC):
 
 @final
 class TorchLinearLoss(LinearLossBackend):
-    """The PyTorch reference: on any device and in any precision."""
+    """PyTorch reference of the linear loss, on any device and in any precision."""
 
     def entropy_and_grad_(self, z: Tensor, terms: EntropyTerms) -> EntropySums:
         """Sum D over every row, and overwrite z_y by weight·∂D/∂log s_y."""

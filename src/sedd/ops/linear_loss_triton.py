@@ -29,7 +29,7 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @final
 class TritonLinearLoss(LinearLossBackend):
-    """The kernels, for CUDA."""
+    """Triton kernels of the linear loss, for CUDA."""
 
     def entropy_and_grad_(self, z: Tensor, terms: EntropyTerms) -> EntropySums:
         """Sum D over every row, and overwrite z_y by weight·∂D/∂log s_y."""

@@ -37,7 +37,7 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
     the host reads it one step later, in `finish_step`, and so never waits.
 
     Args:
-        trainer: What is trained; its counters advance by one step.
+        trainer: Network, EMA and optimizers; its counters advance by one step.
         batch: The sequences of this process.
         lr: The learning rate of this step.
         on_nonfinite: Called if the loss or gradient of the previous step, on a CPU of this one, was not finite.
@@ -47,9 +47,9 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
     trainer.network.train()
 
     by_time = torch.zeros(2, TIME_BINS, device=ranks.device)
-    *_, last = micro_batches = batch.micro_batches(config.train.grad_accumulation)
+    micro_batches = batch.micro_batches(config.train.grad_accumulation)
     for micro_batch in micro_batches:
-        with trainer.gradient_sync(micro_batch is last):
+        with trainer.gradient_sync(micro_batch is micro_batches[-1]):
             total, sequence_losses = trainer.batch_loss(micro_batch)  # forward pass and loss
             # gradients are averaged over processes; the factor makes that average their sum
             (total / batch.tokens * ranks.world_size).backward()
