@@ -31,14 +31,14 @@ def all_grids() -> Array:
     pairs = [
         a + b for a in lines for b in lines if all(set(a[i : i + 2] + b[i : i + 2]) == set(range(4)) for i in (0, 2))
     ]
-    both = (np.array(one + two) for one in pairs for two in pairs)
-    return np.array([grid for grid in both if is_solved(grid)])
+    grids = (np.array(upper + lower) for upper in pairs for lower in pairs)
+    return np.array([grid for grid in grids if is_solved(grid)])
 
 
 def main(out: Path, steps: int) -> None:
     """Write the array, train, compare the bound with the entropy, sample, and solve a puzzle."""
-    known = all_grids()
-    np.save(out / "grids.npy", np.random.default_rng(0).permutation(np.repeat(known, 20, axis=0)))
+    grids = all_grids()
+    np.save(out / "grids.npy", np.random.default_rng(0).permutation(np.repeat(grids, 20, axis=0)))
     config = RunConfig(
         data=DataConfig([str(out / "grids.npy")], tokenizer="ints:4", packing="lines"),
         model=ModelConfig(width=64, depth=3, heads=4, seq_len=16),
@@ -49,7 +49,7 @@ def main(out: Path, steps: int) -> None:
     ).resolved()
     data.prepare(config.data.sources, out / "data", Integers(size=4), packing="lines", length=16)
     end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
-    print(f"{len(known)} grids, entropy {math.log(len(known)):.3f} nats")
+    print(f"{len(grids)} grids, entropy {math.log(len(grids)):.3f} nats")
     bound, error = (16 * end.validation[name] for name in ("bound", "bound_stderr"))
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per grid")
 

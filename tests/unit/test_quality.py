@@ -270,8 +270,8 @@ def test_ids_are_used_if_they_decode_to_the_same_text(judge: Judge) -> None:
     assert samples.encode_for_judge(drawn, judge, by_ids=True).ids[0].tolist() == [0, 1, 2]
     assert samples.encode_for_judge(SampleSet([Sample(None, [0, 1, 2])], "ids"), judge).ids[0].tolist() == [0, 1, 2]
     for wrong, sentence in (
-        (Sample("abd", [0, 1, 2]), "mean another text"),
-        (Sample(None, [0, 999]), "its tokenizer is another"),
+        (Sample("abd", [0, 1, 2]), "decode to another text"),
+        (Sample(None, [0, 999]), "its tokenizer differs"),
         (Sample("abc", None), "has no ids"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -430,7 +430,7 @@ def test_sweeps() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("stps=4", "what can be varied is sampler, steps"),
+        ("stps=4", "choose one of sampler, steps"),
         ("steps", "write it as name=value,value"),
         ("steps=4,,8", "write it as name=value,value"),
         ("steps=-4", "sweep of steps cannot take '-4'"),

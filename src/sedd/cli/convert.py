@@ -23,7 +23,10 @@ def import_checkpoint(
     """Convert a published SEDD, RADD or MDLM checkpoint into a model folder.
 
     The format is recognized from the files. Pickles are read without executing code, or refused. All other commands
-    accept the folder: `sedd import owner/name --out model`, then `sedd sample model`.
+    accept the folder. Example:
+
+    - `sedd import owner/name --out model`
+    - `sedd sample model`
     """
     from sedd import hub
     from sedd.hub import convert

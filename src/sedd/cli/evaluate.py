@@ -81,9 +81,12 @@ def evaluate_dataset(
 ) -> None:
     """Evaluate the likelihood of a dataset: the variational bound, its terms and its standard error.
 
-    Examples: `sedd eval run test.txt`, `sedd eval run text8.xz --protocol text8p --json`,
-    `sedd eval run corpora --suite zero-shot --protocol sedd`; in several processes
-    `torchrun --nproc-per-node 8 -m sedd eval run test.txt`, which gives the same result.
+    The result does not depend on the number of processes. Examples:
+
+    - `sedd eval run test.txt`
+    - `sedd eval run text8.xz --protocol text8p --json`
+    - `sedd eval run corpora --suite zero-shot --protocol sedd`
+    - `torchrun --nproc-per-node 8 -m sedd eval run test.txt`
     """
     from sedd import evaluation, factory
     from sedd.runtime import distributed
@@ -194,7 +197,8 @@ def score_texts(
     """Evaluate the likelihood of each text separately, and print one line per text.
 
     A text may not be longer than the model's sequence length. Its result does not depend on the other texts. Example:
-    `sedd score run "the cat sat on the mat" "mat the on sat cat the"`.
+
+    - `sedd score run "the cat sat on the mat" "mat the on sat cat the"`
     """
     from sedd import evaluation, factory
     from sedd.runtime import distributed

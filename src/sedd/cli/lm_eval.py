@@ -12,9 +12,11 @@ from sedd.extras import install_hint
 def run_lm_eval(context: typer.Context) -> None:
     """Run EleutherAI's Language Model Evaluation Harness (lm_eval) with the model type `sedd` registered.
 
-    All arguments are passed on to lm_eval's own command line, for example
-    `sedd lm-eval --model sedd --model_args pretrained=run,draws=16 --tasks lambada_openai`, or `sedd lm-eval ls tasks`.
-    Log-probabilities of diffusion models are lower bounds. Needs the extra `lm-eval`.
+    All arguments are passed on to lm_eval's own command line. Log-probabilities of diffusion models are lower bounds.
+    Needs the extra `lm-eval`. Examples:
+
+    - `sedd lm-eval --model sedd --model_args pretrained=run,draws=16 --tasks lambada_openai`
+    - `sedd lm-eval ls tasks`
     """
     try:
         from lm_eval.__main__ import cli_evaluate

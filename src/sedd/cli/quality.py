@@ -91,10 +91,11 @@ def quality(
     the mean over samples of exp(nats / tokens). It is low for degenerate text too, so these are always shown beside it:
     the entropy of a sample's token frequencies in nats, distinct 1- to 4-grams over all samples, the fraction of
     repeated 4-grams per sample, network calls (NFE) and seconds per sample, and the precision of the draws. All are
-    computed in the judge's tokens, with standard errors.
+    computed in the judge's tokens, with standard errors. Examples:
 
-    Examples: `sedd quality run --judge gpt2-large -n 256 --sweep steps=16,64,256 --out sweep.png`,
-    `sedd quality samples.jsonl --judge ar-run --json > a.json`, `sedd quality a.json b.json`.
+    - `sedd quality run --judge gpt2-large -n 256 --sweep steps=16,64,256 --out sweep.png`
+    - `sedd quality samples.jsonl --judge ar-run --json > a.json`
+    - `sedd quality a.json b.json`
     """
     sampling = sampling_settings(settings)
     from sedd.evaluation.quality import results

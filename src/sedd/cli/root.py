@@ -31,6 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph
 )
 
 OBJECTIVE_NOTES = {

@@ -94,10 +94,11 @@ def train_model(
 ) -> None:
     """Train a model, in one process or, under torchrun, in several.
 
-    Examples: `sedd train book.txt --out run --minutes 5`, or
-    `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`.
     Options that are not given have the values of the recipe, or else their defaults; all are stored in the run's
-    config.json.
+    config.json. Examples:
+
+    - `sedd train book.txt --out run --minutes 5`
+    - `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`
     """
     from sedd import training
 

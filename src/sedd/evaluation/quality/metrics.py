@@ -25,9 +25,6 @@ class MeanWithError(NamedTuple):
     stderr: float | None
     """None if there is one sample only."""
 
-    def __str__(self) -> str:
-        return f"{self.value:.4g}" if self.stderr is None else f"{self.value:.4g} ± {self.stderr:.2g}"
-
 
 @final
 @dataclass(frozen=True)

@@ -55,10 +55,10 @@ def evaluate_samples(
     metrics = compute_metrics(score_samples(judge, encoded.ids, batch, on_progress))
     return {
         "source": samples.source,
-        **_numbers(metrics),
+        **_metric_fields(metrics),
         **({} if reference is None else reference.compare(judge, encoded.ids, batch)),
-        "nfe": _rounded(samples.nfe),
-        "seconds_per_sample": _rounded(samples.seconds),
+        "nfe": _round(samples.nfe),
+        "seconds_per_sample": _round(samples.seconds),
         **{name: samples.facts.get(name) for name in SAMPLING_FIELDS},
         **judge_record(judge),
         "scored": encoded.source,
@@ -76,7 +76,7 @@ def judge_record(judge: Judge) -> dict[str, Any]:
     }
 
 
-def _numbers(metrics: QualityMetrics) -> dict[str, Any]:
+def _metric_fields(metrics: QualityMetrics) -> dict[str, Any]:
     means = {
         "gen_ppl_by_token": metrics.gen_ppl_by_token,
         "gen_ppl_by_sample": metrics.gen_ppl_by_sample,
@@ -85,11 +85,11 @@ def _numbers(metrics: QualityMetrics) -> dict[str, Any]:
     }
     numbers: dict[str, Any] = {"samples": metrics.samples, "tokens": metrics.tokens}
     for name, mean in means.items():
-        numbers |= {name: _rounded(mean.value), f"stderr_{name}": _rounded(mean.stderr)}
-    return numbers | {f"distinct_{n}": _rounded(value) for n, value in zip(NGRAM_SIZES, metrics.distinct, strict=True)}
+        numbers |= {name: _round(mean.value), f"stderr_{name}": _round(mean.stderr)}
+    return numbers | {f"distinct_{n}": _round(value) for n, value in zip(NGRAM_SIZES, metrics.distinct, strict=True)}
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None or value != value else float(f"{value:.{DIGITS}g}")
 
 
@@ -111,7 +111,7 @@ def read_results(path: Path) -> list[dict[str, Any]] | None:
 
 
 def quality_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
-    """Return these columns of the records, if one judge made them all in the same way.
+    """Return these columns of the records; records that differ in one of `JUDGE_FIELDS` are refused.
 
     A table with a generative perplexity must contain the entropy.
     """
@@ -122,8 +122,8 @@ def quality_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> 
         if len(found) > 1:
             values = sorted(f"{r['judge']} ({v[:8]})" if field == "judge_sha256" else v for v, r in found.items())
             raise ValueError(
-                f"these results have {field.removesuffix('_sha256')} {' and '.join(values)}; results made in different "
-                "ways cannot share a table"
+                f"these results have {field.removesuffix('_sha256')} {' and '.join(values)}; results that differ in it "
+                "cannot share a table"
             )
     return [[record.get(column) for column in columns] for record in records]
 

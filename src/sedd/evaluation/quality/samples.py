@@ -70,10 +70,10 @@ def generate_samples(
     count, length = prompt.given.shape
     steps = len(sampling_run.times) - 1 if len(sampling_run.times) else length
     for first in range(0, count, batch):
-        piece = prompt.rows(slice(first, first + batch)).to(loaded.device)
-        for last in sampling_run.states(piece, first):
-            on_progress(first * steps + len(piece.given) * min(last.step, steps), count * steps)
-        samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.final_sequences(last, piece))
+        part = prompt.rows(slice(first, first + batch)).to(loaded.device)
+        for last in sampling_run.states(part, first):
+            on_progress(first * steps + len(part.given) * min(last.step, steps), count * steps)
+        samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.final_sequences(last, part))
     model = {"model": str(loaded.folder), "model_sha256": checkpoint.sha256(loaded.folder / "ema.safetensors")}
     stats, facts = sampling_run.stats, sampling_run.describe() | {"length": length} | model
     return SampleSet(samples, source, stats.row_calls / count, stats.seconds / count, facts)
@@ -234,11 +234,11 @@ def _check_ids(samples: SampleSet, judge: Judge) -> list[Ids]:
         if not all(0 <= id < judge.vocab_size for id in sample.ids):
             raise ValueError(
                 f"{name} holds id {max(sample.ids)} and judge {judge.name} has {judge.vocab_size:,} tokens: its "
-                "tokenizer is another; give the text"
+                "tokenizer differs; give the text"
             )
         if sample.text is not None and judge.decode(sample.ids) != sample.text:
             raise ValueError(
-                f"the ids of {name} mean another text to judge {judge.name}, whose tokenizer is another; score the "
+                f"the ids of {name} decode to another text with the tokenizer of judge {judge.name}; score the "
                 "text, without --ids"
             )
         rows.append(np.asarray(sample.ids, dtype=np.int64))

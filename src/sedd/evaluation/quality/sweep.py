@@ -44,7 +44,7 @@ def _parse_axis(spec: str) -> tuple[str, list[str]]:
     name, equals, values = spec.partition("=")
     name, words = name.replace("-", "_"), values.split(",")
     if name not in (known := [*SETTINGS, "length", *sorted(set(_sampler_options()))]):
-        raise ValueError(f"sweep is {spec!r}; what can be varied is {', '.join(known)}")
+        raise ValueError(f"sweep is {spec!r}; choose one of {', '.join(known)}")
     if not equals or not all(words):
         raise ValueError(f"sweep is {spec!r}; write it as name=value,value, as in steps=16,32,64")
     return name, words
