@@ -10,7 +10,7 @@ from toys import random_distribution, tensor
 
 from sedd import exact
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.reverse import analytic_table, denoising_table
+from sedd.diffusion.reverse import analytic_weights, denoising_table, normalize_probs
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.exact import Distribution
 from sedd.sampling import Euler, Tweedie
@@ -84,7 +84,8 @@ def late_score(distribution: Distribution, process: Process, schedule: Schedule)
 
     def table(x: torch.Tensor, t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         late_sigma = schedule.sigma((t + s) / 2)
-        return analytic_table(lambda x, _: score(x, late_sigma), process, x, schedule.sigma(t), schedule.sigma(s))
+        log_score = score(x, late_sigma)
+        return normalize_probs(analytic_weights(process, log_score, x, schedule.sigma(t), schedule.sigma(s)))
 
     return table
 

@@ -62,7 +62,6 @@ def test_impossible_noise(process: Process, sigma: float, refuses: object, gener
         lambda: process.transition(X, X, bad[:, None]),
         lambda: process.ratios(X, X, bad),
         lambda: process.log_prior(X, bad[:, None]),
-        lambda: process.sample_prior((2,), bad[0], generator),
         lambda: process.mean_score(torch.zeros(1, 2, 4), X, bad),
         lambda: parameterization.ScoreModel(exact.Table(process.num_states, 2), process)(X, bad),
         lambda: LogLinear().t(bad),

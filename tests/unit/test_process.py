@@ -34,20 +34,6 @@ def test_corrupt_draws_from_the_transition(process: Process, sigma: float, gener
 
 
 @pytest.mark.parametrize("process", [Uniform(5), Absorbing(5)], ids=str)
-def test_the_prior_is_drawn_from_its_distribution(process: Process, generator: torch.Generator) -> None:
-    sigma = torch.tensor(1.2, dtype=torch.float64)
-    x = process.sample_prior((300, 1000), sigma, generator)
-    distribution = process.log_prior(torch.arange(process.num_states), sigma).exp()
-    assert math.isclose(distribution.sum(), 1, rel_tol=1e-12)
-    counts = torch.bincount(x.flatten(), minlength=process.num_states)
-    assert scipy.stats.chisquare(counts.numpy(), (distribution * x.numel()).numpy()).pvalue > 1e-6
-
-
-def test_infinite_noise_is_all_masks(generator: torch.Generator) -> None:
-    assert (Absorbing(5).sample_prior((4, 50), torch.tensor(math.inf), generator) == 5).all()
-
-
-@pytest.mark.parametrize("process", [Uniform(5), Absorbing(5)], ids=str)
 def test_each_row_has_its_own_noise_level(process: Process, generator: torch.Generator) -> None:
     x_0 = torch.randint(5, (2, 500), generator=generator)
     x_t = process.corrupt(x_0, torch.tensor([0.0, 30.0]), generator)

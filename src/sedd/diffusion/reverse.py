@@ -34,17 +34,6 @@ def analytic_weights(
     return process.staggered_score(log_score.exp(), dsigma) * forward_likelihood(process, x, dsigma, log_score.dtype)
 
 
-def analytic_table(
-    model: LogScoreModel,
-    process: Process,
-    x: Int[Tensor, "*b L"],
-    sigma_t: Float[Tensor, "*b"],
-    sigma_s: Float[Tensor, "*b"],
-) -> Float[Tensor, "*b L n"]:
-    """Return the probabilities of the analytic (Tweedie) step, exact for a sequence of one token."""
-    return normalize_probs(analytic_weights(process, model(x, sigma_t), x, sigma_t, sigma_s))
-
-
 def denoised_probs(
     process: Process, log_score: Float[Tensor, "*b L n"], x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*b L N"]:

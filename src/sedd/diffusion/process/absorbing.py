@@ -1,4 +1,4 @@
-"""Absorbing noise: a touched token becomes the mask."""
+"""Absorbing noise: a token is replaced by the mask."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import categorical, validate
+from sedd.diffusion import validate
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.process.base import Process, Ratio, at_token, interpolate_log, log_odds
 from sedd.diffusion.schedule import corruption_probability
@@ -17,10 +17,10 @@ from sedd.diffusion.schedule import corruption_probability
 @final
 @dataclass(frozen=True)
 class Absorbing(Process):
-    """A touched token becomes the mask, state N, and stays it.  [§2]
+    """Noise that replaces a token by the mask, state N, for good.  [§2]
 
-    Only masked positions ever move backwards, so only they count in losses, and the entries of a score at
-    unmasked positions are never read.
+    Only masked positions change in reverse steps, so only they count in losses, and the entries of a score at unmasked
+    positions are never read.
     """
 
     @property
@@ -50,17 +50,8 @@ class Absorbing(Process):
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.full(shape, self.mask, device=generator.device)
 
-    def sample_prior(
-        self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
-    ) -> Int[Tensor, "..."]:
-        """A mask with probability 1 − e^−σ, else a uniform token: all masks for σ = ∞.  [§8]"""
-        validate.sigma(sigma)
-        tokens = torch.randint(self.vocab_size, shape, generator=generator, device=generator.device)
-        masked = categorical.bernoulli(corruption_probability(sigma.double()).expand(shape), generator)
-        return torch.where(masked, self.mask, tokens)
-
     def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        """Masks."""
+        """Return masks."""
         return torch.full(u.shape, self.mask, device=u.device)
 
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
@@ -81,7 +72,7 @@ class Absorbing(Process):
         return Ratio(log_data=log_data, log_rest=None)
 
     def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
-        """Where the mask is."""
+        """Return where the mask is."""
         return x_t == self.mask
 
     @property
@@ -110,21 +101,21 @@ class Absorbing(Process):
         x_t: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """s_y = S·p_y, with S = Σ_y s_y as it was: 1/e for a denoiser, the network's own for a score."""
+        """s_y = S·p_y, where S = Σ_y s_y is that of ``log_score``: 1/e for a denoiser, free for a score model."""
         total = log_score[..., : self.vocab_size].logsumexp(-1, keepdim=True)
         return torch.cat([log_mean + total, log_score[..., self.vocab_size :]], -1)
 
     def mix_log_scores(
         self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float
     ) -> Float[Tensor, "*s n"]:
-        """s_y = S·p_y with p_y ∝ s_y(x)^(1−γ)·s_y(x | label)^γ, and S mixed like s of the two Σ_y s_y.
+        """s_y = S·p_y with p_y ∝ s_y(x)^(1−γ)·s_y(x | label)^γ, and S the same mixture of the two Σ_y s_y.
 
-        Not normalised, Σ_y would be above 1/e for γ > 1: masks would be revealed faster than noise had made them.
+        Not normalised, Σ_y would exceed 1/e for γ > 1: masks would be revealed faster than noise makes them.
         """
         N = self.vocab_size
         free, given_tokens = free[..., :N], given[..., :N]
-        pace = interpolate_log(free.logsumexp(-1, keepdim=True), given_tokens.logsumexp(-1, keepdim=True), weight)
-        return torch.cat([interpolate_log(free, given_tokens, weight).log_softmax(-1) + pace, given[..., N:]], -1)
+        log_sum = interpolate_log(free.logsumexp(-1, keepdim=True), given_tokens.logsumexp(-1, keepdim=True), weight)
+        return torch.cat([interpolate_log(free, given_tokens, weight).log_softmax(-1) + log_sum, given[..., N:]], -1)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """e^Δσ·s_y for tokens; s_M − (e^Δσ − 1)·Σ_y s_y for the mask."""
@@ -152,7 +143,7 @@ class Absorbing(Process):
         )
 
     def reveal(self, sigma_s: Float[Tensor, "*b"], sigma_t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """P(a mask at σ_t is a token at σ_s) = (e^Δσ − 1)/(e^σ_t − 1): the network has no say in it.  [§9]"""
+        """P(a mask at σ_t is a token at σ_s) = (e^Δσ − 1)/(e^σ_t − 1), which does not depend on the network.  [§9]"""
         validate.decreasing_sigma(sigma_s, sigma_t)
         return torch.exp(-sigma_s) * corruption_probability(sigma_t - sigma_s) / corruption_probability(sigma_t)
 

@@ -1,4 +1,4 @@
-"""What all noise processes have in common: the chain, corruption, and sums of divergences against ratios."""
+"""The interface of noise processes: the Markov chain, corruption, ratios, scores and reverse steps.  [§2–§6]"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from sedd.diffusion.schedule import corruption_probability
 
 
 class Ratio(NamedTuple):
-    """The denoising ratios a_y over all y ≠ x_t: one value at y = x_0, one at every other y, as logarithms."""
+    """The denoising ratios a_y of all y ≠ x_t as logarithms: one value at y = x_0, one at every other y."""
 
     log_data: Float[Tensor, "*s"]
     log_rest: Float[Tensor, "*s"] | None
@@ -24,18 +24,18 @@ class Ratio(NamedTuple):
 
 
 def log_odds(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """log(e^σ − 1), the log odds that a token was replaced rather than kept untouched; stable for every σ > 0."""
+    """Return log(e^σ − 1), the log odds that noise has replaced a token; stable for every σ > 0."""
     log_odds = sigma + torch.log(-torch.expm1(-sigma))
-    return log_odds.clamp_min(-70.0)  # σ = 0 is allowed; −∞ would make NaN of what no token can then be
+    return log_odds.clamp_min(-70.0)  # σ = 0 is allowed; −∞ would make NaN of ratios that have probability 0
 
 
 def at_token(x: Float[Tensor, "*b L n"], y: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L"]:
-    """The entry at y of every position."""
+    """Return the entry at y of every position."""
     return x.gather(-1, y[..., None]).squeeze(-1)
 
 
 def interpolate_log(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
-    """(1 − γ)·a + γ·b of logarithms, γ > 0; what b rules out stays ruled out."""
+    """Return (1 − γ)·a + γ·b of log-probabilities, γ > 0; −∞ where b is −∞."""
     return torch.where(b.isneginf(), b, torch.lerp(a, b, weight))
 
 
@@ -54,7 +54,7 @@ class Process(ABC):
     @property
     @abstractmethod
     def num_states(self) -> int:
-        """How many states a token has: with the mask where there is one."""
+        """The number of states of a token, the mask included."""
 
     # The chain ---------------------------------------------------------------------------------------------
 
@@ -107,29 +107,23 @@ class Process(ABC):
         """Draw x_t given x_0 at total noise σ."""
         validate.clean_tokens(x_0, self.vocab_size)
         validate.sigma(sigma)
-        touched = categorical.bernoulli(corruption_probability(sigma.double())[..., None].expand(x_0.shape), generator)
-        return torch.where(touched, self._noise(tuple(x_0.shape), generator), x_0)
+        replaced = categorical.bernoulli(corruption_probability(sigma.double())[..., None].expand(x_0.shape), generator)
+        return torch.where(replaced, self._noise(tuple(x_0.shape), generator), x_0)
 
     def corrupt_by(
         self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], u: Float[Tensor, "*b L 2"]
     ) -> Int[Tensor, "*b L"]:
-        """Make x_t of x_0 from uniforms: the first decides whether a token changes, the second into what."""
+        """Make x_t from x_0 and uniforms: the first decides whether a token is replaced, the second by what."""
         validate.clean_tokens(x_0, self.vocab_size)
         return torch.where(u[..., 0] < corruption_probability(sigma)[..., None], self.prior_sample(u[..., 1]), x_0)
 
     @abstractmethod
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """What touched tokens turn into."""
-
-    @abstractmethod
-    def sample_prior(
-        self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
-    ) -> Int[Tensor, "..."]:
-        """Draw from the prior from which generation starts, for a schedule that ends at noise σ.  [§8]"""
+        """Draw what replaced tokens become."""
 
     @abstractmethod
     def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        """Pure noise, where every sampler starts, as a function of uniforms.
+        """Map uniforms to pure noise, from which every sampler starts.
 
         Under absorbing noise these are masks only: masks carry no information, so starting there is exact,
         while the prior of the bound must also allow tokens.
@@ -141,7 +135,7 @@ class Process(ABC):
 
     @abstractmethod
     def prior_kl(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """KL(P_σ(·|x_0) ‖ base) in nats per token; it is the same for every x_0.  [§8]"""
+        """KL(P_σ(·|x_0) ‖ prior) in nats per token, the same for every x_0; otherwise the largest of them.  [§8]"""
 
     # Scores and ratios -------------------------------------------------------------------------------------
 
@@ -151,22 +145,22 @@ class Process(ABC):
 
     @abstractmethod
     def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
-        """Where noise may have changed the token: the positions that move backwards."""
+        """Return where noise may have changed the token: the positions that reverse steps may change."""
 
     @property
     @abstractmethod
     def incoming_rate(self) -> float:
-        """Q(x_t, y) for every y ≠ x_t that leads to an unknown x_t: one number in both processes."""
+        """Q(x_t, y), the rate from y ≠ x_t into a noisy x_t: the same for all y in a process with closed forms."""
 
     @abstractmethod
     def log_score_shift(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """What `parameterization.ScoreModel` adds to a network's output to make it a log-score.  [§5]"""
+        """Return the term that `ScoreModel` adds to a network's output to make it a log-score.  [§5]"""
 
     @abstractmethod
     def mean_score(
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
-        """The log-score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
+        """Return the log of the score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
 
     @abstractmethod
     def rescore(
@@ -176,29 +170,29 @@ class Process(ABC):
         x_t: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """The log-score of another denoiser, revealing at the pace of ``log_score`` where a mask's pace is free."""
+        """Return the log-score of the denoiser ``log_mean``; masks are revealed at the rate of ``log_score``."""
 
     @abstractmethod
     def mix_log_scores(
         self, free: Float[Tensor, "*s n"], given: Float[Tensor, "*s n"], weight: float
     ) -> Float[Tensor, "*s n"]:
-        """(1 − γ)·log s(x) + γ·log s(x | label), normalised where a mask's pace is not the label's to decide.  [§9]"""
+        """Return (1 − γ)·log s(x) + γ·log s(x | label), normalised where masks are revealed.  [§9]"""
 
     @abstractmethod
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """exp(−Δσ Q) s: ratios at the earlier noise σ − Δσ to the probability at σ.  [§9]"""
+        """exp(−Δσ Q) s: the ratios p_{σ−Δσ}(y)/p_σ(x) of the lower noise level to the present one.  [§9]"""
 
     @abstractmethod
     def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
-        """[exp(−Δσ Q) s]_y · P_Δσ(x, y), of a score with s_x = 1."""
+        """[exp(−Δσ Q) s]_y · P_Δσ(x, y) as an affine function of a score with s_x = 1.  [§9]"""
 
     @abstractmethod
     def denoising_weights(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
-        """The same with Δσ = σ, in which no mask is left."""
+        """The Tweedie weights of the step to σ = 0, after which no mask is left.  [§9]"""
 
     @abstractmethod
     def posterior_weights(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
-        """Σ_{x_0} q(y | x, x_0)·p(x_0 | x), where s is p(· | x) up to a factor; of a mask it is 0."""
+        """Σ_{x_0} q(y | x, x_0)·p(x_0 | x) as an affine function of p(· | x), which is 0 at the mask.  [§6]"""
 
     def score_entropy(
         self,
@@ -218,7 +212,7 @@ class Process(ABC):
         x_0: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L"]:
-        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios, by their two values.  [§4]"""
+        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios a_y, which take two values.  [§4]"""
         validate.sigma(sigma)
         validate.states(x_t, self.num_states)
         validate.clean_tokens(x_0, self.vocab_size)
@@ -235,7 +229,7 @@ class Process(ABC):
         log_ratio: Float[Tensor, "*b L n"],
         x_t: Int[Tensor, "*b L"],
     ) -> Float[Tensor, "*b L"]:
-        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against ratios written out for every y. Dense: for small spaces."""
+        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against ratios given for every y. Dense: for small spaces.  [§6]"""
         validate.states(x_t, self.num_states)
         validate.num_outputs(log_score, self.num_states, "log-score")
         rates = self.rates_into(x_t, log_score.dtype).scatter(-1, x_t[..., None], 0)
@@ -251,7 +245,7 @@ class Process(ABC):
         sigma_s: Float[Tensor, "*b"],
         sigma_t: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t): a denoiser's distribution one step down, σ_s < σ_t.  [§6]"""
+        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t): a denoiser's reverse step from σ_t to σ_s < σ_t.  [§6]"""
 
     @abstractmethod
     def posterior_kl(
@@ -268,7 +262,7 @@ class Process(ABC):
 def sum_by_value(
     divergence: Divergence, log_s: Tensor, x_t: Tensor, x_0: Tensor, ratio: Ratio
 ) -> Float[Tensor, "*b L"]:
-    """Σ_{y≠x_t} D(s_y, a_y), where a_y takes one value at y = x_0 and one at every other y."""
+    """Return Σ_{y≠x_t} D(s_y, a_y), where a_y has one value at y = x_0 and one at every other y."""
     rest = divergence.sum_except(torch.stack([x_t, x_0], -1), log_s, ratio.log_rest)
     data = divergence(at_token(log_s, x_0), ratio.log_data)
     return rest + torch.where(x_t == x_0, 0, data)

@@ -1,4 +1,4 @@
-"""Noise processes given by a rate matrix alone, for small vocabularies: the base class of your own processes.  [§2]"""
+"""Noise processes given by a rate matrix alone: the base class of third-party processes.  [§2]"""
 
 import math
 from abc import ABC
@@ -22,15 +22,16 @@ class DenseProcess(Process, ABC):
     """A process whose transitions, ratios and posteriors are computed from its rate matrix Q by dense linear algebra.
 
     A subclass defines `rate`, and `num_states` where there are states that are not tokens. Q must have one stationary
-    distribution, from which sampling starts. Time and memory grow with num_states² per position, and matrix
-    exponentials in float64 keep it to vocabularies of at most a few hundred.
+    distribution π: sampling starts from it, and it is the prior of the likelihood bound, which is finite only if π has
+    no zeros. Memory grows with num_states² per noise level and time with its cube, so this is for vocabularies of at
+    most a few hundred tokens.
     """
 
     has_closed_forms: ClassVar[bool] = False
 
     @property
     def num_states(self) -> int:
-        """The tokens alone."""
+        """The size of the vocabulary: there is no mask."""
         return self.vocab_size
 
     # Transitions -------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ class DenseProcess(Process, ABC):
         p = _matrix_exp(values[:, None, None] * self._rates.to(sigma.device))[index, y, x]
         return p.clamp(0, 1).to(sigma.dtype)
 
-    def _given(self, sigma: Tensor, x: Tensor) -> Float[Tensor, "*b L n"]:
+    def _likelihood(self, sigma: Tensor, x: Tensor) -> Float[Tensor, "*b L n"]:
         """P_σ(x, ·): the probability of x given each state."""
         p = self._exponential(sigma).clamp_min(0)
         return p.gather(-2, x[..., None].expand(*x.shape, self.num_states))
@@ -90,13 +91,6 @@ class DenseProcess(Process, ABC):
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return self.prior_sample(torch.rand(shape, dtype=torch.float64, generator=generator, device=generator.device))
 
-    def sample_prior(
-        self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
-    ) -> Int[Tensor, "..."]:
-        """Draw from the stationary distribution, at any σ."""
-        validate.sigma(sigma)
-        return self._noise(shape, generator)
-
     def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
         """Draw from the stationary distribution by the inverse of its distribution function."""
         return _inverse_cdf(self._stationary.to(u.device).expand(*u.shape, -1), u)
@@ -108,7 +102,8 @@ class DenseProcess(Process, ABC):
         return self._stationary.log().to(sigma)[x] + torch.zeros_like(sigma)
 
     def prior_kl(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """The largest KL(P_σ(·|x_0) ‖ π) of any token x_0: the bound stays a bound."""
+        """The largest KL(P_σ(·|x_0) ‖ π) of any token x_0, so that the sum of the terms is an upper bound.  [§8]"""
+        validate.sigma(sigma)
         p = self._exponential(sigma).clamp_min(0)[..., : self.vocab_size]
         prior = self._stationary.to(p)[:, None]
         return (torch.xlogy(p, p) - torch.xlogy(p, prior)).sum(-2).amax(-1).to(sigma.dtype)
@@ -133,6 +128,7 @@ class DenseProcess(Process, ABC):
     ) -> Float[Tensor, "*b L"]:
         """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) with the ratios a_y = P_σ(y, x_0)/P_σ(x_t, x_0) of every y.  [§4]"""
         validate.sigma(sigma)
+        validate.clean_tokens(x_0, self.vocab_size)
         columns = self._exponential(sigma).clamp_min(1e-300).log().transpose(-1, -2)
         log_p = columns.gather(-2, x_0[..., None].expand(*x_0.shape, self.num_states))
         log_ratio = log_p - log_p.gather(-1, x_t[..., None])
@@ -152,7 +148,7 @@ class DenseProcess(Process, ABC):
 
     def _weight(self, log_mean: Tensor, x_t: Tensor, sigma: Tensor) -> Float[Tensor, "*b L N"]:
         """p(x_0 | x_t)/P_σ(x_t, x_0)."""
-        return log_mean.double().exp() / self._given(sigma, x_t)[..., : self.vocab_size].clamp_min(1e-300)
+        return log_mean.double().exp() / self._likelihood(sigma, x_t)[..., : self.vocab_size].clamp_min(1e-300)
 
     def rescore(
         self,
@@ -161,7 +157,7 @@ class DenseProcess(Process, ABC):
         x_t: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """The score of the other denoiser, which determines it."""
+        """Return the score of the denoiser, which determines all of it."""
         return self.mean_score(log_mean, x_t, sigma)
 
     def mix_log_scores(
@@ -187,7 +183,7 @@ class DenseProcess(Process, ABC):
         validate.decreasing_sigma(sigma_s, sigma_t)
         weight = self._weight(log_mean, x_t, sigma_t)
         down = weight @ self._exponential(sigma_s)[..., : self.vocab_size].clamp_min(0).transpose(-1, -2)
-        step = self._given(sigma_t - sigma_s, x_t)
+        step = self._likelihood(sigma_t - sigma_s, x_t)
         return (step.log() + down.log()).to(log_mean.dtype)
 
     def posterior_kl(
@@ -205,30 +201,30 @@ class DenseProcess(Process, ABC):
         log_p = self.log_posterior(log_mean, x_t, sigma_s, sigma_t)
         return torch.where(log_q.isneginf(), 0, log_q.exp() * (log_q - log_p)).sum(-1)
 
-    # Closed forms that a dense process does not have ---------------------------------------------------------
+    # Closed forms that a dense process does not have -------------------------------------------------------
 
     def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
-        """Refuse: the ratios take more than two values."""
-        self._refuse()
+        """Raise ValueError: the ratios take more than two values."""
+        self._raise_no_closed_form()
 
     @property
     def incoming_rate(self) -> float:
-        """Refuse: the rates into a state differ."""
-        self._refuse()
+        """Raise ValueError: the rates into a state differ."""
+        self._raise_no_closed_form()
 
     def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
-        """Refuse: the weights are not affine in the score."""
-        self._refuse()
+        """Raise ValueError: the weights are not affine in the score."""
+        self._raise_no_closed_form()
 
     def denoising_weights(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
-        """Refuse: the weights are not affine in the score."""
-        self._refuse()
+        """Raise ValueError: the weights are not affine in the score."""
+        self._raise_no_closed_form()
 
     def posterior_weights(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
-        """Refuse: the weights are not affine in the score."""
-        self._refuse()
+        """Raise ValueError: the weights are not affine in the score."""
+        self._raise_no_closed_form()
 
-    def _refuse(self) -> NoReturn:
+    def _raise_no_closed_form(self) -> NoReturn:
         raise ValueError(
             f"this sampler or objective needs the closed forms of absorbing or uniform noise; {type(self).__name__} "
             "has none, being given by its rate matrix: use ancestral or tweedie, and score-entropy, mean or d3pm"
@@ -257,6 +253,6 @@ def _matrix_exp(A: Float[Tensor, "b n n"]) -> Float[Tensor, "b n n"]:
 
 
 def _inverse_cdf(p: Float[Tensor, "*s n"], u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-    """The first state at which the cumulative probability exceeds u times the total."""
+    """Return the first state at which the cumulative probability exceeds u times the total."""
     total = p.clamp_min(0).cumsum(-1)
     return (total <= u[..., None] * total[..., -1:]).sum(-1).clamp_max(p.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""Uniform noise: a touched token becomes a random one."""
+"""Uniform noise: a token is replaced by a random one."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from sedd.diffusion.schedule import corruption_probability
 @final
 @dataclass(frozen=True)
 class Uniform(Process):
-    """A touched token becomes a uniformly random one, itself included: Q = 11ᵀ/N − I.  [§2]"""
+    """Noise that replaces a token by a uniformly random one, itself included: Q = 11ᵀ/N − I.  [§2]"""
 
     @property
     def num_states(self) -> int:
@@ -41,15 +41,8 @@ class Uniform(Process):
     def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(self.vocab_size, shape, generator=generator, device=generator.device)
 
-    def sample_prior(
-        self, shape: tuple[int, ...], sigma: Float[Tensor, ""], generator: torch.Generator
-    ) -> Int[Tensor, "..."]:
-        """Uniform tokens, whatever σ."""
-        validate.sigma(sigma)
-        return self._noise(shape, generator)
-
     def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        """Uniform tokens."""
+        """Map uniforms to uniform tokens."""
         return (u * self.vocab_size).long()
 
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
@@ -62,9 +55,11 @@ class Uniform(Process):
         """[D(1 + (N−1)e^−σ) + (N−1)·D(1 − e^−σ)]/N with D(u) = u log u − u + 1, which is score entropy at s = 1."""
         validate.sigma(sigma)
         alpha, others = torch.exp(-sigma.double()), self.vocab_size - 1
-        kept, gone = torch.log1p(others * alpha), torch.log1p(-alpha)
-        one = torch.zeros_like(alpha)
-        return ((score_entropy(one, kept) + others * score_entropy(one, gone)) / self.vocab_size).to(sigma.dtype)
+        log_same, log_other = torch.log1p(others * alpha), torch.log1p(-alpha)
+        log_one = torch.zeros_like(alpha)
+        return ((score_entropy(log_one, log_same) + others * score_entropy(log_one, log_other)) / self.vocab_size).to(
+            sigma.dtype
+        )
 
     def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
         """With r = e/(e + N), e = e^σ − 1: all r where x_t = x_0; else 1/r at x_0 and 1 elsewhere.  [§4]"""
@@ -115,7 +110,7 @@ class Uniform(Process):
         x_t: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """The score of the other denoiser, which determines it under uniform noise."""
+        """Return the score of the denoiser, which determines all of it under uniform noise."""
         return self.mean_score(log_mean, x_t, sigma)
 
     def mix_log_scores(
@@ -140,7 +135,7 @@ class Uniform(Process):
         )
 
     def denoising_weights(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
-        """The same, to no noise at all."""
+        """The Tweedie weights of the step to σ = 0."""
         return self.tweedie_weights(sigma)
 
     def posterior_weights(self, sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> AffineWeights:
@@ -194,17 +189,17 @@ class Uniform(Process):
         log_p = self.log_posterior(log_mean, x_t, sigma_s, sigma_t)
         sigma_s, sigma_t = (s.to(log_mean.dtype)[..., None] for s in (sigma_s, sigma_t))
         step, same = sigma_t - sigma_s, x_t == x_0
-        seen = torch.where(same, self._log_stay(sigma_t), self._log_go(sigma_t))  # log P_t(x_t, x_0)
+        log_p_t = torch.where(same, self._log_stay(sigma_t), self._log_go(sigma_t))  # log P_t(x_t, x_0)
         q = Ratio(
-            log_data=self._log_go(step) + self._log_stay(sigma_s) - seen,
-            log_rest=self._log_go(step) + self._log_go(sigma_s) - seen,
+            log_data=self._log_go(step) + self._log_stay(sigma_s) - log_p_t,
+            log_rest=self._log_go(step) + self._log_go(sigma_s) - log_p_t,
         )
         last = torch.where(same, self._log_stay(sigma_s), self._log_go(sigma_s))  # log P_s(x_t, x_0)
-        stay = score_entropy(at_token(log_p, x_t), self._log_stay(step) + last - seen)
+        stay = score_entropy(at_token(log_p, x_t), self._log_stay(step) + last - log_p_t)
         return sum_by_value(score_entropy, log_p, x_t, x_0, q) + stay
 
 
 def _split(log_mean: Tensor, x_t: Tensor) -> tuple[Tensor, Tensor]:
-    """log p_{x_t} and log(1 − p_{x_t}), the second summed and not subtracted: it may be far below rounding."""
+    """Return log p_{x_t} and log(1 − p_{x_t}), the second by a sum: a difference would be lost to rounding."""
     others = log_mean.scatter(-1, x_t[..., None], -math.inf)
     return at_token(log_mean, x_t), others.logsumexp(-1)
