@@ -1,1 +1,1 @@
-"""The mathematics: schedules, processes, divergences, parameterizations, objectives and exact draws. Pure PyTorch."""
+"""Discrete diffusion in pure PyTorch: schedules, processes, divergences, parameterizations, objectives, draws."""

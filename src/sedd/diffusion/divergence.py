@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_ZERO = -70.0  # a ratio of e^−70 or less is 0: far below any rounding, and 0·∞ stays away
+_ZERO = -70.0  # a ratio of e^−70 or less counts as 0: it is far below rounding, and 0·∞ cannot occur
 _FAR = 30.0  # above it e^d may overflow where a·e^d = s does not
 
 
 def K(a: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """K(a) = a(log a − 1), K(0) = 0: what makes the score entropy of s = a zero.  [§4]"""
+    """Return K(a) = a(log a − 1), K(0) = 0: the constant that makes the score entropy 0 at s = a.  [§4]"""
     return torch.xlogy(a, a) - a
 
 
@@ -89,7 +89,7 @@ def _times(slope: Tensor, grad: Tensor) -> Tensor:
 class ScoreEntropy(Divergence):
     """s − a log s + K(a) = a(e^d − 1 − d) with d = log s − log a: never negative, 0 exactly at s = a.  [§4]
 
-    The second form is the one computed: the first cancels to noise in float32 once a model is good.
+    The second form is computed: in float32 the first loses all its digits to cancellation where s is near a.
     """
 
     def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:

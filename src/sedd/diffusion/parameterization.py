@@ -2,9 +2,8 @@
 
 A network maps ``(x, sigma)`` to one output per state, ``(*b, L, num_states)``. A parameterization defines what that
 output means: a log-score (`ScoreModel`), the distribution of the clean token (`MeanModel`), that of the noisy token
-given the others (`ConditionalModel`) or that of the next token (`CausalModel`). All but the last are called for
-log-scores:
-``log_score = model(x_t, sigma)``, with 0 at y = x_t.
+given the others (`ConditionalModel`) or that of the next token (`CausalModel`). Calling any but the last returns
+log-scores, ``log_score = model(x_t, sigma)``, with 0 at y = x_t.
 """
 
 import copy
@@ -176,7 +175,7 @@ class DiscreteModel(nn.Module, ABC):
     valid: Bool[Tensor, "*b L"] | None = None
     """False at padding, which attention leaves out; None: there is none."""
     context: Int[Tensor, " c"] | None = None
-    """Tokens before every sequence: the model is that of what follows them."""
+    """Tokens before every sequence: the model is that of their continuation."""
 
     def __init__(
         self,
@@ -200,9 +199,9 @@ class DiscreteModel(nn.Module, ABC):
     ) -> M:
         """Return this model, given a label, a padding mask or a context; what is None stays as it is.
 
-        Under absorbing noise a model with a context is the model of what follows, given the context: a token that is
-        not masked is known. Under uniform noise no token is known, and a model takes the context for noisy too, so it
-        scores how it would fill in after a fixed context, not the conditional of the distribution it learned.
+        Under absorbing noise a model with a context is the model of what follows, given the context: an unmasked token
+        is known to be clean. Under uniform noise any token may be noise, those of the context included, so the result
+        is not the model's conditional distribution.
         """
         bound = copy.copy(self)
         bound.label = self.label if label is None else label
@@ -252,7 +251,7 @@ class DiscreteModel(nn.Module, ABC):
 
     @final
     def _arguments(self, x: Tensor, sigma: Tensor, valid: Tensor | None) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return the network's arguments: tokens, noise level and, where there are such, padding mask and label."""
+        """Return the network's arguments: tokens, noise level and, if bound, padding mask and label."""
         valid = self.valid if valid is None else valid
         if self.context is not None:
             x = torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
@@ -265,8 +264,9 @@ class DiscreteModel(nn.Module, ABC):
         )
 
     @final
-    def _after_context(self, each: Tensor) -> Tensor:
-        return each if self.context is None else each[..., len(self.context) :, :]
+    def _after_context(self, x: Tensor) -> Tensor:
+        """Drop the positions of the context."""
+        return x if self.context is None else x[..., len(self.context) :, :]
 
     @final
     def _output(self, x: Tensor, sigma: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ class DiffusionModel(DiscreteModel, ABC):
 
     @property
     def depends_on_sigma(self) -> bool:
-        """Whether the output depends on the noise level; True where the network does not say."""
+        """Whether the output depends on the noise level; True for a network without that attribute."""
         if self.time_conditioning != "sigma":
             return False
         return self.network.depends_on_sigma if isinstance(self.network, Backbone) else True
@@ -307,7 +307,7 @@ class DiffusionModel(DiscreteModel, ABC):
 
     @abstractmethod
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """Return the log-score that a network's output stands for."""
+        """Convert the network's output to a log-score."""
 
     @final
     def _inputs(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -322,7 +322,7 @@ class DiffusionModel(DiscreteModel, ABC):
 
 @final
 class ScoreModel(DiffusionModel):
-    """The network's output is the log-score, up to a shift that depends on the noise level alone."""
+    """A score model: the output is the log-score, up to a shift that depends on the noise level alone."""
 
     logits_are_scores = True
 
@@ -366,7 +366,7 @@ class MeanModel(DiffusionModel):
 
 @final
 class ConditionalModel(DiffusionModel):
-    """Softmax of the output is the distribution of the noisy token itself, given the others: ratio matching.  [§6]
+    """A model of ratio matching: softmax of the output is p_t(x_i | x_−i), the noisy token given the others.  [§6]
 
     The network's output at position i must not depend on x_i, or it learns to copy.
     """
@@ -383,7 +383,7 @@ class ConditionalModel(DiffusionModel):
 
 @final
 class CausalModel(DiscreteModel):
-    """Softmax of the output at i is the distribution of token i given those before it: the autoregressive baseline.
+    """The autoregressive baseline: softmax of the output at i is the distribution of token i given those before it.
 
     The network reads the tokens shifted by one position, after a start token with id ``vocab_size``, and has at least
     ``vocab_size`` outputs; its output at i must not depend on tokens after i. There is no noise level.

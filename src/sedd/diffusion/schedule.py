@@ -35,24 +35,24 @@ class Schedule(ABC):
         """Rate of noise σ'(t)."""
 
     def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """The time at which the total noise is ``sigma``."""
+        """Return the time at which the total noise is ``sigma``."""
         validate.sigma(sigma)
         first, last = self.sigma(sigma.new_tensor([0.0, 1.0]))
         validate.in_range("sigma", sigma, first, last)
-        return self._inverse(sigma).clamp(0, 1)  # rounding may step over an end
+        return self._inverse(sigma).clamp(0, 1)  # rounding may pass an end
 
     @abstractmethod
     def _inverse(self, sigma: Tensor) -> Tensor:
-        """σ(t) solved for t."""
+        """Solve σ(t) for t."""
 
     def __call__(self, t: Float[Tensor, "*b"]) -> Noise:
         """Return total noise and rate at time ``t``."""
         return Noise(sigma=self.sigma(t), rate=self.rate(t))
 
 
-def _total(lost: Float[Tensor, "*b"], kept: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """σ = −log(kept), from whichever of kept and lost = 1 − kept is the small, precise one."""
-    return torch.where(lost < 0.5, -torch.log1p(-lost), -torch.log(kept))
+def _sigma(replaced: Float[Tensor, "*b"], unchanged: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return σ = −log(unchanged) from the more precise of two probabilities that sum to 1."""
+    return torch.where(replaced < 0.5, -torch.log1p(-replaced), -torch.log(unchanged))
 
 
 def corruption_probability(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -63,7 +63,10 @@ def corruption_probability(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 @final
 @dataclass(frozen=True)
 class LogLinear(Schedule):
-    """A token survives to time t with probability e^−σ = 1 − (1 − ε)t.  [§2]"""
+    """Log-linear noise: a token is unchanged at time t with probability e^−σ = 1 − (1 − ε)t.  [§2]
+
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution".
+    """
 
     eps: float = 1e-3
 
@@ -73,25 +76,25 @@ class LogLinear(Schedule):
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ = −log(1 − (1 − ε)t)."""
         validate.times(t)
-        return _total(lost=(1 - self.eps) * t, kept=self._kept(t))
+        return _sigma(replaced=(1 - self.eps) * t, unchanged=self._unchanged(t))
 
     def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ' = (1 − ε) / (1 − (1 − ε)t)."""
         validate.times(t)
-        return (1 - self.eps) / self._kept(t)
+        return (1 - self.eps) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
         """t = (1 − e^−σ) / (1 − ε)."""
         return corruption_probability(sigma) / (1 - self.eps)
 
-    def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return (1 - t) + self.eps * t  # 1 − t is exact near t = 1, where 1 − (1 − ε)t would cancel
 
 
 @final
 @dataclass(frozen=True)
 class Geometric(Schedule):
-    """Noise grows by equal factors: σ = lo^(1−t) · hi^t. There is noise ``lo`` even at t = 0.  [§2]"""
+    """Geometric noise: σ = lo^(1−t) · hi^t, which is ``lo`` and not 0 at t = 0.  [§2]"""
 
     lo: float = 1e-4
     hi: float = 20.0
@@ -117,7 +120,7 @@ class Geometric(Schedule):
 @final
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """A token survives with probability e^−σ = ε + (1 − ε)·cos(πt/2): little noise at first, most of it near t = 1."""
+    """Cosine noise: a token is unchanged with probability e^−σ = ε + (1 − ε)·cos(πt/2).  [§2]"""
 
     eps: float = 1e-3
 
@@ -127,25 +130,25 @@ class Cosine(Schedule):
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ = −log(ε + (1 − ε)·cos(πt/2)), where 1 − cos(πt/2) = 2 sin²(πt/4)."""
         validate.times(t)
-        return _total(lost=(1 - self.eps) * 2 * torch.sin(math.pi / 4 * t) ** 2, kept=self._kept(t))
+        return _sigma(replaced=(1 - self.eps) * 2 * torch.sin(math.pi / 4 * t) ** 2, unchanged=self._unchanged(t))
 
     def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ' = (1 − ε)·(π/2)·sin(πt/2) / e^−σ."""
         validate.times(t)
-        return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._kept(t)
+        return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
         """t = (4/π)·asin √((1 − e^−σ) / (2(1 − ε)))."""
         return 4 / math.pi * torch.asin(torch.sqrt(corruption_probability(sigma) / (2 * (1 - self.eps))))
 
-    def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return self.eps + (1 - self.eps) * torch.sin(math.pi / 2 * (1 - t))  # cos(πt/2), precise near t = 1
 
 
 @final
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """A token survives with probability e^−σ = 1 − (1 − ε)·t^power; power 1 is LogLinear."""
+    """Polynomial noise: a token is unchanged with probability e^−σ = 1 − (1 − ε)·t^power; power 1 is `LogLinear`."""
 
     power: float = 2.0
     eps: float = 1e-3
@@ -158,18 +161,18 @@ class Polynomial(Schedule):
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ = −log(1 − (1 − ε)·t^power)."""
         validate.times(t)
-        return _total(lost=(1 - self.eps) * t**self.power, kept=self._kept(t))
+        return _sigma(replaced=(1 - self.eps) * t**self.power, unchanged=self._unchanged(t))
 
     def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """σ' = (1 − ε)·power·t^(power−1) / e^−σ."""
         validate.times(t)
-        return (1 - self.eps) * self.power * t ** (self.power - 1) / self._kept(t)
+        return (1 - self.eps) * self.power * t ** (self.power - 1) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
         """t = ((1 − e^−σ) / (1 − ε))^(1/power)."""
         return (corruption_probability(sigma) / (1 - self.eps)) ** (1 / self.power)
 
-    def _kept(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return -torch.expm1(self.power * torch.log(t)) + self.eps * t**self.power  # 1 − t^power, precise at 1
 
 
@@ -247,7 +250,7 @@ class ImportanceTimes(TimeSampler):
         count = torch.bincount(part, minlength=parts)
         square = torch.bincount(part, losses.detach().double() ** 2, minlength=parts)
         mean = square.sum() / count.sum()
-        root = torch.where(count > 0, square / count.clamp_min(1), mean).sqrt()  # without samples: as the others
+        root = torch.where(count > 0, square / count.clamp_min(1), mean).sqrt()  # parts without samples get the mean
         return cls(root.clamp_min(root.mean() / 10) if mean > 0 else torch.ones_like(root))
 
     def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:

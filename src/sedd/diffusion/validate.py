@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def _visible(x: Tensor) -> bool:
-    """Return whether values can be read for free: not on an accelerator, nor while compiling."""
+def _readable(x: Tensor) -> bool:
+    """Return whether values can be read without synchronization: on a CPU, and not while compiling."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -19,25 +19,25 @@ def _first(x: Tensor, bad: Tensor) -> float | int:
 
 def times(t: Float[Tensor, "*s"]) -> None:
     """Require times in [0, 1]."""
-    if _visible(t) and (bad := ~((t >= 0) & (t <= 1))).any():
+    if _readable(t) and (bad := ~((t >= 0) & (t <= 1))).any():
         raise ValueError(f"t is {_first(t, bad)}; it must lie in [0, 1], where 0 is data and 1 is noise")
 
 
 def sigma(sigma: Float[Tensor, "*s"]) -> None:
     """Require total noise of 0 or more."""
-    if _visible(sigma) and (bad := ~(sigma >= 0)).any():
+    if _readable(sigma) and (bad := ~(sigma >= 0)).any():
         raise ValueError(f"sigma is {_first(sigma, bad)}; total noise must be 0 or more")
 
 
 def in_range(name: str, x: Float[Tensor, "*s"], first: Tensor, last: Tensor) -> None:
     """Require values in [first, last], up to rounding."""
-    if _visible(x) and (bad := ~((x >= first * (1 - 1e-5)) & (x <= last * (1 + 1e-5)))).any():
-        raise ValueError(f"{name} is {_first(x, bad)}; here it lies between {first.item():g} and {last.item():g}")
+    if _readable(x) and (bad := ~((x >= first * (1 - 1e-5)) & (x <= last * (1 + 1e-5)))).any():
+        raise ValueError(f"{name} is {_first(x, bad)}; it must lie between {first.item():g} and {last.item():g}")
 
 
 def clean_tokens(x_0: Int[Tensor, "*s"], vocab_size: int) -> None:
     """Require tokens in 0 … vocab_size − 1."""
-    if _visible(x_0) and (bad := (x_0 < 0) | (x_0 >= vocab_size)).any():
+    if _readable(x_0) and (bad := (x_0 < 0) | (x_0 >= vocab_size)).any():
         token = _first(x_0, bad)
         mask = " (that is the mask, which clean data never holds)" if token == vocab_size else ""
         raise ValueError(f"x_0 holds token {token}{mask}; tokens must lie in 0..{vocab_size - 1}")
@@ -45,13 +45,13 @@ def clean_tokens(x_0: Int[Tensor, "*s"], vocab_size: int) -> None:
 
 def states(x: Int[Tensor, "*s"], num_states: int) -> None:
     """Require states of the process."""
-    if _visible(x) and (bad := (x < 0) | (x >= num_states)).any():
+    if _readable(x) and (bad := (x < 0) | (x >= num_states)).any():
         raise ValueError(f"x holds state {_first(x, bad)}; states must lie in 0..{num_states - 1}")
 
 
 def weights(weights: Float[Tensor, "*s n"]) -> None:
     """Require rows of finite weights of 0 or more, at least one of them above 0."""
-    if not _visible(weights):
+    if not _readable(weights):
         return
     if (bad := ~((weights >= 0) & (weights < math.inf))).any():
         raise ValueError(f"a weight is {_first(weights, bad)}; weights must be finite and 0 or more")
@@ -61,7 +61,7 @@ def weights(weights: Float[Tensor, "*s n"]) -> None:
 
 def probabilities(p: Float[Tensor, "*s n"]) -> None:
     """Require rows of finite probabilities of 0 or more that sum to at most 1."""
-    if not _visible(p):
+    if not _readable(p):
         return
     if (bad := ~((p >= 0) & (p < math.inf))).any():
         raise ValueError(f"a probability is {_first(p, bad)}; probabilities must be finite and 0 or more")
@@ -73,7 +73,7 @@ def decreasing_sigma(sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"])
     """Require a reverse step to go to less noise."""
     sigma(sigma_s)
     sigma(sigma_t)
-    if _visible(sigma_s) and (bad := ~(sigma_s < sigma_t)).any():
+    if _readable(sigma_s) and (bad := ~(sigma_s < sigma_t)).any():
         raise ValueError(
             f"sigma_s is {_first(sigma_s, bad)} and sigma_t is {_first(sigma_t, bad)}; a step needs sigma_s < sigma_t"
         )

@@ -16,13 +16,13 @@ M = TypeVar("M")
 
 
 class Objective(ABC, Generic[M]):
-    """A loss per position, in nats, and how to draw what it is computed on; ``M`` is the kind of model it trains."""
+    """A training loss per position, in nats, with its times and its noise; ``M`` is the kind of model it trains."""
 
     is_bound: ClassVar[bool]
-    """Whether the loss summed over positions bounds −log p(x_0), but for the prior and the reconstruction."""
+    """Whether the expected loss, summed over positions, is the diffusion term of a bound on −log p(x_0).  [§8]"""
 
     needs: ClassVar[type | None] = None
-    """What a model must be able to do beyond giving log-scores."""
+    """The protocol of `parameterization` that the model must have; None: log-scores are enough."""
 
     def __call__(
         self,
@@ -31,50 +31,57 @@ class Objective(ABC, Generic[M]):
         u: Float[Tensor, "*b"],
         generator: torch.Generator,
     ) -> Float[Tensor, "*b L"]:
-        """The loss of every position, at times made of ``u`` in (0, 1) and noise from ``generator``."""
-        validate.clean_tokens(x_0, self._tokens())
-        self._accept(model)
+        """Return the weighted loss of every position.
+
+        Args:
+            model: The model to be trained.
+            x_0: Clean sequences.
+            u: Uniforms in (0, 1), from which times are made.
+            generator: The source of noise.
+        """
+        validate.clean_tokens(x_0, self._vocab_size())
+        self._check_model(model)
         times = self.times(u)
         x_t = self.corrupt(x_0, times.t, generator)
         return weighed(times.weight, self.loss(model, x_t, x_0, times.t))
 
     @abstractmethod
     def times(self, u: Float[Tensor, "*b"]) -> Times:
-        """Times in [0, 1] and 1/density, from uniform ``u``."""
+        """Map uniforms to times in [0, 1] and their weights 1/density."""
 
     @abstractmethod
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
-        """What the model is shown."""
+        """Draw the noisy sequences x_t at times t."""
 
     @abstractmethod
     def loss(
         self, model: M, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
-        """What its answer costs, at every position."""
+        """Return the unweighted loss of the model at every position."""
 
     @abstractmethod
-    def _tokens(self) -> int:
-        """How many tokens there are."""
+    def _vocab_size(self) -> int:
+        """Return the number of tokens."""
 
-    def _accept(self, model: object) -> None:
+    def _check_model(self, model: object) -> None:
         if self.needs is not None and not isinstance(model, self.needs):
             method = next(name for name in vars(self.needs) if name.startswith("log_"))
             raise ValueError(
                 f"{type(self).__name__} needs a model with {method}(), and {type(model).__name__} has none; "
-                "wrap the network in the parameterization that gives it"
+                "choose the parameterization that has it"
             )
 
 
 def weighed(weight: Tensor, loss: Tensor) -> Tensor:
-    """The loss of every position times the weight of its row."""
+    """Multiply the loss of every position by the weight of its row."""
     return weight.to(loss.dtype)[..., None] * loss
 
 
 @dataclass(frozen=True)
 class Noised(Objective[M], ABC):
-    """A loss on sequences that a process and a schedule have noised."""
+    """An objective whose noise is that of a process and a schedule."""
 
     process: Process
     schedule: Schedule
@@ -82,16 +89,16 @@ class Noised(Objective[M], ABC):
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
-        """x_t given x_0."""
+        """Draw x_t given x_0."""
         return self.process.corrupt(x_0, self.schedule.sigma(t), generator)
 
-    def _tokens(self) -> int:
+    def _vocab_size(self) -> int:
         return self.process.vocab_size
 
 
 @dataclass(frozen=True)
 class Integral(Noised[M], ABC):
-    """An integral over t from t_min to 1."""
+    """An objective that is an integral over t from t_min to 1."""
 
     _: KW_ONLY
     t_min: float = 0.0
@@ -102,28 +109,28 @@ class Integral(Noised[M], ABC):
         validate.t_min(self.t_min)
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
-        """Times in [t_min, 1]."""
+        """Map uniforms to times in [t_min, 1]."""
         return self.time_sampler(u, self.t_min)
 
 
 @dataclass(frozen=True)
 class Masked(Objective[M], ABC):
-    """A loss on masked tokens that needs no schedule; the model does not depend on time."""
+    """An objective on masked tokens without a schedule, for models that do not depend on time."""
 
     process: Process
 
     def __post_init__(self) -> None:
-        only_absorbing(self, self.process)
+        check_absorbing_process(self, self.process)
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
-        """``u`` itself, which picks how much is masked."""
+        """Return ``u`` itself, the masked fraction."""
         return UniformTimes()(u)
 
-    def _tokens(self) -> int:
+    def _vocab_size(self) -> int:
         return self.process.vocab_size
 
 
-def only_absorbing(objective: object, process: Process) -> None:
-    """Refuse a process without a mask."""
+def check_absorbing_process(objective: object, process: Process) -> None:
+    """Raise ValueError for a process without a mask."""
     if not isinstance(process, Absorbing):
         raise ValueError(f"{type(objective).__name__} masks tokens, so it needs Absorbing; {process} has no mask")

@@ -1,4 +1,4 @@
-"""Objectives that compare scores with ratios.  [§4, §6]"""
+"""Score-matching objectives: divergences between a model's scores and ratios of probabilities.  [§4, §6]"""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -16,7 +16,10 @@ from sedd.diffusion.process import at_token
 @final
 @dataclass(frozen=True)
 class DenoisingScoreEntropy(Integral[LogScoreModel]):
-    """∫ σ' E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)] dt: the default, and the bound.  [§4]"""
+    """∫ σ' E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)] dt: the bound, and the default.  [§4]
+
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution".
+    """
 
     is_bound: ClassVar[bool] = True
 
@@ -32,7 +35,10 @@ class DenoisingScoreEntropy(Integral[LogScoreModel]):
 @final
 @dataclass(frozen=True)
 class DenoisingConcreteScore(Integral[LogScoreModel]):
-    """The same with ½(s_y − a_y)² in place of score entropy: concrete score matching. No bound.  [§6]"""
+    """Denoising concrete score matching: ½(s_y − a_y)² in place of score entropy. No bound.  [§6]
+
+    Reference: Meng et al. 2022, "Concrete Score Matching: Generalized Score Matching for Discrete Data".
+    """
 
     is_bound: ClassVar[bool] = False
 
@@ -48,11 +54,10 @@ class DenoisingConcreteScore(Integral[LogScoreModel]):
 @final
 @dataclass(frozen=True)
 class SoftmaxLinear(Integral[LogScoreModel]):
-    """A formulation in circulation: s = softmax of the log-scores, and s where score entropy has log s.  [§6]
+    """A faulty loss found in practice: s = softmax of the log-scores, and s where score entropy has log s.  [§6]
 
-    It is linear in s, so it is no score entropy, its minimum is not at the ratios, and it bounds nothing.
-    Kept under its own name so that people can see what it does. The score it trains is
-    ``model(x_t, sigma).softmax(-1)``.
+    It is linear in s, so its minimum is not at the ratios, and it bounds nothing. It is here for comparison. The score
+    it trains is ``model(x_t, sigma).softmax(-1)``.
     """
 
     is_bound: ClassVar[bool] = False
@@ -70,9 +75,9 @@ class SoftmaxLinear(Integral[LogScoreModel]):
 @final
 @dataclass(frozen=True)
 class ImplicitScoreEntropy(Integral[LogScoreModel]):
-    """Score entropy without any ratio, by asking the model at every neighbour of x_t; small spaces only.  [§6]
+    """Score entropy without ratios, from the model's scores at all neighbours of x_t: for small spaces.  [§6]
 
-    It differs from the explicit form by a constant that the model has no part in, so it may be negative.
+    It differs from the explicit form by a constant that does not depend on the model, so it may be negative.
     """
 
     is_bound: ClassVar[bool] = False
@@ -90,9 +95,9 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
         back = model(neighbours, sigma[..., None, None].expand(neighbours.shape[:-1]))  # *b, i, y, L, n
         back = back.gather(-1, x_t[..., None, None, :, None].expand(*neighbours.shape, 1)).squeeze(-1)
         back = back.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)  # *b, i, y: at position i alone
-        own = y == x_t[..., None]
+        is_x_t = y == x_t[..., None]
         into, out = (
-            torch.where(own, 0, rates(x_t, log_score.dtype))
+            torch.where(is_x_t, 0, rates(x_t, log_score.dtype))
             for rates in (self.process.rates_into, self.process.rates_out_of)
         )
         loss = torch.where(into > 0, into * log_score.exp(), 0) - torch.where(out > 0, out * back, 0)
@@ -102,7 +107,7 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
 @final
 @dataclass(frozen=True)
 class RatioMatching(Integral[ConditionalPredictor]):
-    """−log p_t(x_i | x_−i), the noisy token given the others, by maximum likelihood. No bound.  [§6]"""
+    """Ratio matching: −log p_t(x_i | x_−i), the likelihood of each noisy token given the others. No bound.  [§6]"""
 
     is_bound: ClassVar[bool] = False
     needs: ClassVar[type | None] = ConditionalPredictor

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical, validate
-from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, only_absorbing, weighed
+from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, check_absorbing_process, weighed
 from sedd.diffusion.parameterization import Denoiser, NextTokenPredictor
 from sedd.diffusion.process import at_token, log_odds
 from sedd.diffusion.schedule import Times, UniformTimes
@@ -17,7 +17,7 @@ from sedd.diffusion.schedule import Times, UniformTimes
 @final
 @dataclass(frozen=True)
 class MeanCrossEntropy(Integral[Denoiser]):
-    """−log p(x_0 | x_t), every time with the same weight: a good denoiser, no bound.  [§6]"""
+    """Cross entropy −log p(x_0 | x_t) with the same weight at every time: a denoiser, but no bound.  [§6]"""
 
     is_bound: ClassVar[bool] = False
     needs: ClassVar[type | None] = Denoiser
@@ -25,7 +25,7 @@ class MeanCrossEntropy(Integral[Denoiser]):
     def loss(
         self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
-        """Cross entropy, at masked positions alone where there is a mask: the others are known."""
+        """−log p(x_0 | x_t); under absorbing noise at masked positions only, since the others are known."""
         loss = -at_token(model.log_mean(x_t, self.schedule.sigma(t)), x_0)
         return torch.where(self.process.is_noisy(x_t), loss, 0)
 
@@ -33,10 +33,12 @@ class MeanCrossEntropy(Integral[Denoiser]):
 @final
 @dataclass(frozen=True)
 class D3PM(Noised[Denoiser]):
-    """The variational bound of a chain of ``steps`` discrete steps, for a denoiser.  [§6]
+    """The variational bound of a chain of ``steps`` discrete steps, for a denoiser: D3PM.  [§6]
 
     Step k of T goes from t = k/T to (k−1)/T, and p(x_s | x_t) = Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t). As T grows
     it falls to the score entropy of the same denoiser.
+
+    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces".
     """
 
     is_bound: ClassVar[bool] = True
@@ -48,9 +50,9 @@ class D3PM(Noised[Denoiser]):
             raise ValueError(f"steps is {self.steps}; the chain needs a whole number of at least 1 step")
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
-        """The ends k/T of the steps, evenly; each stands for T of them."""
+        """Map uniforms to the ends k/T of the steps, each with weight T."""
         validate.times(u)
-        k = (1 + torch.floor(u * self.steps)).clamp_max(self.steps)  # u = 1 is the last step's
+        k = (1 + torch.floor(u * self.steps)).clamp_max(self.steps)  # u = 1 belongs to the last step
         return Times(t=k / self.steps, weight=torch.full_like(u, self.steps))
 
     def loss(
@@ -72,7 +74,7 @@ class TimeDCE(Integral[Denoiser]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        only_absorbing(self, self.process)
+        check_absorbing_process(self, self.process)
 
     def loss(
         self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
@@ -95,7 +97,7 @@ class LambdaDCE(Masked[Denoiser]):
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
-        """Each position masked with probability λ = t."""
+        """Mask each position with probability λ = t."""
         return self.process.corrupt(x_0, self._sigma(t), generator)
 
     def loss(
@@ -104,7 +106,7 @@ class LambdaDCE(Masked[Denoiser]):
         """1/λ · −log p_{x_0} at masked positions."""
         loss = -at_token(model.log_mean(x_t, self._sigma(t)), x_0)
         loss = torch.where(self.process.is_noisy(x_t), loss, 0)
-        return weighed(1 / t.clamp_min(1e-30), loss)  # λ = 0 masks nothing, and 0·∞ is no loss
+        return weighed(1 / t.clamp_min(1e-30), loss)  # λ = 0 masks nothing: avoid 0·∞
 
     def _sigma(self, masked: Tensor) -> Tensor:
         return -torch.log1p(-masked)
@@ -121,7 +123,7 @@ class AnyOrder(Masked[Denoiser]):
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
-        """k random positions masked; t in (0, 1) picks k."""
+        """Mask k random positions, k = 1 + ⌊tL⌋."""
         order = categorical.uniforms(tuple(x_0.shape), generator).argsort(-1).argsort(-1)
         return torch.where(order < self._count(t, x_0)[..., None], self.process.num_states - 1, x_0)
 
@@ -142,7 +144,7 @@ class AnyOrder(Masked[Denoiser]):
 @final
 @dataclass(frozen=True)
 class Autoregressive(Objective[NextTokenPredictor]):
-    """−log p(x_i | x_1 … x_{i−1}): the baseline. Its sum is no bound but the likelihood itself.  [§6]"""
+    """−log p(x_i | x_1 … x_{i−1}), the autoregressive baseline: the likelihood itself rather than a bound.  [§6]"""
 
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = NextTokenPredictor
@@ -152,20 +154,20 @@ class Autoregressive(Objective[NextTokenPredictor]):
         validate.vocab_size(self.vocab_size)
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
-        """There is no time; any will do."""
+        """Return uniform times, which are not used."""
         return UniformTimes()(u)
 
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
-        """Nothing is hidden."""
+        """Return x_0: there is no noise."""
         return x_0
 
     def loss(
         self, model: NextTokenPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
-        """−log p(x_i | what stands before it)."""
+        """−log p(x_i | x_1 … x_{i−1})."""
         return -at_token(model.log_next(x_0), x_0)
 
-    def _tokens(self) -> int:
+    def _vocab_size(self) -> int:
         return self.vocab_size
