@@ -158,8 +158,8 @@ def lambda_dce(model: Any, p_data: Distribution, process: Process, masked: Scala
     total, length = torch.zeros((), dtype=torch.float64), p_data.length
     for k in range(1, length + 1):
         for hidden in itertools.combinations(range(length), k):
-            chance = masked**k * (1 - masked) ** (length - k)
-            total = total + chance / masked * _masked(model, p_data, process, hidden)
+            probability = masked**k * (1 - masked) ** (length - k)
+            total = total + probability / masked * _masked(model, p_data, process, hidden)
     return total
 
 
