@@ -1,4 +1,4 @@
-"""The likelihood bound in expectation, its three terms by definition.  [§8]"""
+"""The expected likelihood bound: its three terms by their definitions.  [§8]"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ class ExactBound(NamedTuple):
 
 
 def integrate(f: Callable[[Tensor], Tensor], lo: float = 0.0, hi: float = 1.0, nodes: int = 64) -> Tensor:
-    """∫ f(t) dt by Gauss–Legendre quadrature."""
+    """Return ∫ f(t) dt by Gauss–Legendre quadrature."""
     points, weights = np.polynomial.legendre.leggauss(nodes)
     t = torch.as_tensor(lo + (hi - lo) * (points + 1) / 2)
     w = torch.as_tensor((hi - lo) / 2 * weights)
@@ -72,7 +72,7 @@ def _prior(p_data: Distribution, process: Process, sigma: Tensor, true_base: boo
     p_1 = P[x[:, None], p_data.sequences].prod(-1)  # x, x_0
     base = p_data.at(process, sigma) if true_base else process.log_prior(x, sigma).sum(-1).exp()
     joint = p_data.probabilities * p_1
-    ratio = torch.where(joint > 0, p_1 / base[:, None], 1)  # what cannot happen costs nothing
+    ratio = torch.where(joint > 0, p_1 / base[:, None], 1)  # pairs of probability 0 do not count
     return (joint * ratio.log()).sum()
 
 
@@ -83,8 +83,6 @@ def _reconstruction(model: Any, p_data: Distribution, process: Process, sigma: T
     x_t, x_0, weight = pairs(p_data, process, sigma)
     score = model(x_t, sigma.expand(len(x_t))).exp()
     p = (score @ transition_matrix(process, -sigma).T) * transition_matrix(process, sigma)[x_t]
-    p = p[..., : p_data.vocab_size].clamp_min(
-        0
-    )  # a wrong score may give values below 0, which the last step never draws
+    p = p[..., : p_data.vocab_size].clamp_min(0)  # a wrong score may give values below 0: they are never drawn
     p = p / p.sum(-1, keepdim=True)
     return -(weight * at_token(p, x_0).log().sum(-1)).sum()

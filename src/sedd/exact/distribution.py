@@ -13,7 +13,7 @@ from sedd.diffusion.process import Process
 
 
 def every(num_states: int, length: int) -> Int[Tensor, "count length"]:
-    """Every sequence, in the order of their index: the last position varies fastest."""
+    """Return every sequence in the order of `index_of`: the last position varies fastest."""
     return torch.cartesian_prod(*[torch.arange(num_states)] * length).view(-1, length)
 
 
@@ -27,7 +27,7 @@ def index_of(x: Int[Tensor, "*b L"], num_states: int) -> Int[Tensor, "*b"]:
 
 
 def expm(A: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
-    """The matrix exponential by its series, to the last digits of float64: exp(A) = exp(A/2^k)^(2^k).
+    """Return the matrix exponential by its series, to the last digits of float64: exp(A) = exp(A/2^k)^(2^k).
 
     `torch.matrix_exp` stops its series earlier where the norm is near 0.03 and is off by 2e-12 there.
     """
@@ -44,7 +44,7 @@ def expm(A: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
 
 
 def transition_matrix(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b n n"]:
-    """exp(σQ), by the matrix exponential. σ may be negative here: exp(−σQ) undoes noise.  [§1]"""
+    """Return exp(σQ) by the matrix exponential; σ may be negative, since exp(−σQ) undoes noise.  [§1]"""
     if not sigma.isfinite().all():
         raise ValueError(f"sigma is {sigma.flatten().tolist()}; a matrix exponential needs finite noise")
     return expm(sigma.double()[..., None, None] * process.rate_matrix())
@@ -85,7 +85,7 @@ class Distribution:
         return self.probabilities.log()[index_of(x_0, self.vocab_size)]
 
     def draw(self, count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
-        """``count`` independent sequences."""
+        """Draw ``count`` independent sequences."""
         return self.sequences[categorical.sample(self.probabilities.expand(count, -1), generator)]
 
     def at(self, process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b states"]:
@@ -108,7 +108,9 @@ class Distribution:
         agrees = ((fixed < 0) | (self.sequences == fixed)).all(-1)
         p = self.probabilities * agrees
         if not p.sum() > 0:
-            raise ValueError(f"the fixed tokens {fixed.tolist()} have probability 0, so nothing can be given them")
+            raise ValueError(
+                f"the fixed tokens {fixed.tolist()} have probability 0, so there is no conditional distribution"
+            )
         return Distribution((p / p.sum()).view((self.vocab_size,) * self.length))
 
     def _fits(self, process: Process) -> None:
@@ -141,8 +143,8 @@ class Score(nn.Module):
     def _with_context(self, x: Tensor) -> Tensor:
         return x if self.context is None else torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
 
-    def _after_context(self, each: Tensor) -> Tensor:
-        return each if self.context is None else each[..., len(self.context) :, :]
+    def _after_context(self, values: Tensor) -> Tensor:
+        return values if self.context is None else values[..., len(self.context) :, :]
 
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """log p_σ(x_t with position i set to y) − log p_σ(x_t)."""
@@ -152,10 +154,10 @@ class Score(nn.Module):
         n, length = self.process.num_states, self.distribution.length
         levels, row = torch.unique(sigma.double(), return_inverse=True)
         log_p = self.distribution.at(self.process, levels).log()
-        here = index_of(x_t, n)[..., None, None]
-        there = here + (torch.arange(n) - x_t[..., None]) * _strides(n, length)[:, None]
+        index = index_of(x_t, n)[..., None, None]
+        neighbour = index + (torch.arange(n) - x_t[..., None]) * _strides(n, length)[:, None]
         row = row[..., None, None]
-        return self._after_context(log_p[row, there] - log_p[row, here])
+        return self._after_context(log_p[row, neighbour] - log_p[row, index])
 
     @property
     def depends_on_sigma(self) -> bool:
@@ -165,7 +167,7 @@ class Score(nn.Module):
     def hidden(
         self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L n"]:
-        """The log-score: there is no head."""
+        """Return the log-score: there is no head."""
         log_score: Tensor = self(x_t, sigma)
         return log_score
 
@@ -190,8 +192,8 @@ class Score(nn.Module):
         p_data, levels, x_t = self.distribution, sigma.double(), self._with_context(x_t)
         P = transition_matrix(self.process, levels)[..., : p_data.vocab_size]
         rows = P.gather(-2, x_t[..., None].expand(*x_t.shape, p_data.vocab_size))  # P(x_t at i, v), for i and v
-        seen = torch.stack([rows[..., i, p_data.sequences[:, i]] for i in range(p_data.length)]).prod(0)
-        joint = p_data.probabilities * seen
+        likelihood = torch.stack([rows[..., i, p_data.sequences[:, i]] for i in range(p_data.length)]).prod(0)
+        joint = p_data.probabilities * likelihood
         is_token = torch.nn.functional.one_hot(p_data.sequences, p_data.vocab_size).double()  # x_0, i, v
         p = torch.einsum("...a,aiv->...iv", joint, is_token) / joint.sum(-1)[..., None, None]
         return self._after_context(torch.log(p))
@@ -225,7 +227,7 @@ class Table(nn.Module):
         self.weight = nn.Parameter(torch.zeros(num_states**length, length, num_states, dtype=torch.float64))
 
     def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """The entries of ``x``; the noise is ignored."""
+        """Return the entries of ``x``, at any noise level."""
         length = x.shape[-1]
         row = index_of(x, self.num_states)[..., None].expand(x.shape)
         if self.blind:

@@ -1,4 +1,4 @@
-"""Objectives against the true ratios of a distribution that is written down.  [§6]"""
+"""Explicit objectives: losses against the true ratios of a known distribution.  [§6]"""
 
 from abc import ABC
 from dataclasses import dataclass

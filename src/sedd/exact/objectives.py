@@ -1,7 +1,7 @@
-"""Every objective by definition: its expected value, summed over everything that can happen.  [§4, §6]
+"""The expected value of every objective by its definition, as a sum over all data and noise.  [§4, §6]
 
-At one noise level each; `integrate` and a schedule's rate make the integrals of them. ``model`` is called as
-in `objective`, and these sums are what the objectives there are tested against.
+Each is at one noise level; `integrate` and a schedule's rate give the integrals. The training code in `objective` is
+tested against these sums.
 """
 
 import itertools
@@ -26,10 +26,10 @@ def _scores(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -
     return x, p_data.at(process, sigma), model(x, sigma.expand(len(x))), rates[x]
 
 
-def _mean(p: Tensor, each: Tensor) -> Tensor:
-    """Σ_x p(x)·Σ each(x), over what can happen."""
-    each = each.flatten(1).sum(-1)
-    return torch.where(p > 0, p * each, 0).sum()
+def _mean(p: Tensor, values: Tensor) -> Tensor:
+    """Return Σ_x p(x)·Σ values(x) over x of positive probability."""
+    values = values.flatten(1).sum(-1)
+    return torch.where(p > 0, p * values, 0).sum()
 
 
 def _true_ratios(p_data: Distribution, process: Process, sigma: Scalar) -> Tensor:
@@ -62,7 +62,7 @@ def explicit_concrete_score(model: Any, p_data: Distribution, process: Process, 
 
 
 def implicit_score_entropy(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
-    """Σ_x p(x) Σ_i Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]: no ratio in it."""
+    """Σ_x p(x) Σ_i Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}], without ratios."""
     x, p, log_s, rates = _scores(model, p_data, process, sigma)
     Q = process.rate_matrix()
     happens = p > 0

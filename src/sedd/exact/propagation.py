@@ -21,7 +21,7 @@ def expect(
 def pairs(
     p_data: Distribution, process: Process, sigma: Float[Tensor, ""]
 ) -> tuple[Int[Tensor, "p L"], Int[Tensor, "p L"], Float[Tensor, " p"]]:
-    """Every (x_t, x_0) that can happen at noise σ, and its probability."""
+    """Return every pair (x_t, x_0) of positive probability at noise σ, and that probability."""
     x_t = every(process.num_states, p_data.length)
     P = transition_matrix(process, sigma)
     joint = p_data.probabilities * P[x_t[:, None], p_data.sequences].prod(-1)  # x_t, x_0

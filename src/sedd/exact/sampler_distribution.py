@@ -1,7 +1,7 @@
 """The distribution of a sampler's output by enumeration, derived from what the sampler uses to draw.
 
-Nothing is drawn. A distribution is a vector over `every` sequence of states. Of a sampler with factorised steps the
-weights of a step are enough; of the others it is their stages, their rates, their choice of positions or their plan.
+Nothing is drawn. A distribution is a vector over `every` sequence of states. For samplers with factorised
+steps the weights of a step are enough; for the others it takes their stages, rates, choice of positions or plan.
 """
 
 import math
@@ -151,7 +151,7 @@ def _remask(sampler: Remask, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> 
 
 
 def _mask_uncertainty(sampler: ConfidenceSampler, table: Tensor, x: Tensor, blank: Tensor) -> Tensor:
-    """The uncertainty at the masks of every sequence, from the table of p(x_0 | x)."""
+    """Return the uncertainty at the masks of every sequence, from the table of p(x_0 | x)."""
     uncertainty = sampler.uncertainty(table[..., : sampler.process.vocab_size])
     return torch.where(blank & sampler.process.is_noisy(x), uncertainty, math.inf)
 
@@ -191,19 +191,19 @@ def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
     x, groups = every(process.num_states, len(given)), min(len(times) - 1, len(blanks))
     groups = groups if len(times) else len(blanks)
     orders = {"random": list(permutations(blanks)), "forward": [tuple(blanks)], "backward": [tuple(blanks[::-1])]}
-    found = []
+    distributions = []
     for order in orders[sampler.direction]:
         p = initial_distribution(process, given)
         for group in range(groups):
-            now = [i for rank, i in enumerate(order) if rank * groups // len(order) == group]
+            group_positions = [i for rank, i in enumerate(order) if rank * groups // len(order) == group]
             left = sum(rank * groups // len(order) >= group for rank in range(len(order)))
             masked = torch.tensor(left / len(given), dtype=torch.float64)
             sigma = sigma_of_masked_fraction(masked, sampler.schedule)
             table = denoising_table(sampler.model, process, x, sigma.expand(len(x)))
-            free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, torch.tensor(now), True)
+            free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, torch.tensor(group_positions), True)
             p = propagate_free(p, table, x, free & process.is_noisy(x))
-        found.append(p)
-    return torch.stack(found).mean(0)
+        distributions.append(p)
+    return torch.stack(distributions).mean(0)
 
 
 @sample_distribution.register

@@ -31,7 +31,7 @@ def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=u.dtype, device=u.device))
     first, last = ends / (1 + ends)
     share = first + (last - first) * u**3
-    sigma = (share / (1 - share)).clamp(*ends)  # rounding may step over an end
+    sigma = (share / (1 - share)).clamp(*ends)  # rounding may pass an end
     t = schedule.t(sigma)
     return Times(t=t, weight=3 * (last - first) * u**2 * (1 + sigma) ** 2 / schedule.rate(t))
 
@@ -62,9 +62,9 @@ def bound_terms(
     """Estimate the terms of the bound from one noisy copy of each sequence.  [§8]
 
     Args:
-        model: Gives log-scores.
-        process: What noise does to a token.
-        schedule: How much noise there is at each time.
+        model: A model of log-scores.
+        process: Its noise process.
+        schedule: Its noise schedule.
         x_0: The sequences.
         x_t: The sequences with the noise of ``times``, for the diffusion term.
         x_first: The sequences with the schedule's noise at t = 0, for the reconstruction term.

@@ -49,7 +49,7 @@ def estimate_likelihood(
     """Estimate the likelihood of token sequences under a model.
 
     Args:
-        model: What ``estimator`` evaluates.
+        model: The model that ``estimator`` evaluates.
         estimator: How a sequence's likelihood is estimated.
         sequences: Token ids; lengths may differ.
         draws: Monte Carlo draws per sequence; exact estimators ignore it.
@@ -117,20 +117,20 @@ def _summary(found: Float[np.ndarray, "draws 5"], draws: _Draws) -> LikelihoodEs
         raise ValueError("the model gives a loss that is not finite; its weights are damaged, or its training diverged")
     costs, control_variates, tokens = found[:, :3], found[:, 3:], draws.lengths.sum()
     means = np.add.reduceat(costs, draws.starts[:-1]) / np.diff(draws.starts)[:, None]
-    each, variance = means.sum(-1), 0.0
+    nats, variance = means.sum(-1), 0.0
     if isinstance(draws.estimator, MonteCarloEstimator) and draws.times is not None:
         shape = draws.times.strata.shape
         trend = draws.estimator.trend(torch.from_numpy(draws.times.midpoints.ravel())).numpy()
         adjusted = draws.times.adjust(
             costs.sum(-1).reshape(shape), trend.reshape(shape), control_variates.reshape(*shape, -1)
         )
-        each, variance = adjusted.costs.mean(-1), adjusted.variance
-    others = means[:, 1:].sum(0)  # control variates adjust the diffusion term alone
-    terms = np.array([each.sum() - others.sum(), *others]) / tokens
+        nats, variance = adjusted.costs.mean(-1), adjusted.variance
+    other_terms = means[:, 1:].sum(0)  # control variates adjust the diffusion term alone
+    terms = np.array([nats.sum() - other_terms.sum(), *other_terms]) / tokens
     return LikelihoodEstimate(
-        nats=float(each.sum() / tokens),
+        nats=float(nats.sum() / tokens),
         stderr=float(variance**0.5 / tokens),
-        stderr_population=_population_stderr(each, draws.lengths),
+        stderr_population=_population_stderr(nats, draws.lengths),
         terms=tuple(terms.tolist()),
     )
 

@@ -40,13 +40,13 @@ class LeftToRight(Sampler):
         sigma = torch.zeros(len(x), device=x.device)
         yield State(x, reveal_step, 0)
         for i in range(x.shape[-1]):
-            if not (here := blank[:, i]).any():
+            if not (is_open := blank[:, i]).any():
                 continue
             hidden = model.compute_hidden(x[:, : i + 1], sigma)[:, i]
             p = model.log_next_at(hidden).exp()
             x, reveal_step = x.clone(), reveal_step.clone()
-            x[:, i] = torch.where(here, categorical.sample_inverse_cdf(p, u[:, i]), x[:, i])
-            reveal_step[:, i] = torch.where(here, i + 1, 0)
+            x[:, i] = torch.where(is_open, categorical.sample_inverse_cdf(p, u[:, i]), x[:, i])
+            reveal_step[:, i] = torch.where(is_open, i + 1, 0)
             yield State(x, reveal_step, i + 1)
 
     def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:

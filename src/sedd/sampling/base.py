@@ -1,4 +1,4 @@
-"""What samplers share: the prompt, the states on the way, the loop over a time grid and draws of clean tokens.  [§9]"""
+"""The interface of samplers: prompts, states, the loop over a time grid and draws of clean tokens.  [§9]"""
 
 import math
 from abc import ABC, abstractmethod
@@ -56,7 +56,7 @@ def empty(count: int, length: int, device: torch.device | str = "cpu") -> Prompt
 
 
 class State(NamedTuple):
-    """A batch of sequences on the way from noise to data."""
+    """A batch of sequences during a run."""
 
     x: Int[Tensor, "b L"]
     reveal_step: Int[Tensor, "b L"]
@@ -85,7 +85,7 @@ class StepContext(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """A way from noise to data.
+    """A sampler: draws sequences from noise, step by step.
 
     There are three kinds, by what decides when a token is drawn: a time grid (`GridSampler`, which third parties
     subclass), a plan made before the network is called (`first_hitting.PlannedSampler`), or the network's output
@@ -197,9 +197,9 @@ def draw_clean_tokens(
     rows = where.any(-1).nonzero().squeeze(-1)
     if not len(rows):
         return x
-    some = context.rows(rows)
-    hidden = context.model.compute_hidden(x[rows], sigma[rows], some.valid)
-    return x.index_put((rows,), draw_from_hidden(hidden, x[rows], sigma[rows], where[rows], some))
+    row_context = context.rows(rows)
+    hidden = context.model.compute_hidden(x[rows], sigma[rows], row_context.valid)
+    return x.index_put((rows,), draw_from_hidden(hidden, x[rows], sigma[rows], where[rows], row_context))
 
 
 def draw_from_hidden(
@@ -245,7 +245,7 @@ def cosine_grid(steps: int) -> Float[Tensor, " n"]:
 
 
 def given_grid(times: list[float]) -> Float[Tensor, " n"]:
-    """Return a user's own times, from 1 down to 0."""
+    """Return the given times, which must fall from 1 to 0."""
     grid = torch.tensor(times, dtype=torch.float64)
     if len(times) < 2 or times[0] != 1 or times[-1] != 0 or not (grid.diff() < 0).all():
         raise ValueError(f"the grid is {times}; it must fall from 1 to 0, as in 1,0.7,0.3,0")

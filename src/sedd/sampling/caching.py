@@ -190,7 +190,7 @@ class SamplingModel:
         log_score = self._guided_log_score(hidden, x, sigma)
         return denoised_probs(self.process, log_score[:, None], x[:, None], sigma)[:, 0]
 
-    # Distributions at every position: what proofs and demonstrations use ------------------------------------
+    # Distributions at every position, for proofs and demonstrations ----------------------------------------
 
     def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """Return the log-score at every position, guided and warped."""
@@ -215,10 +215,10 @@ class SamplingModel:
     def _is_plain(self) -> bool:
         return self.unconditional is None and self.warping.is_identity
 
-    def _everywhere(self, at: Any, x_t: Tensor, sigma: Tensor) -> Tensor:
+    def _everywhere(self, function_at: Any, x_t: Tensor, sigma: Tensor) -> Tensor:
         rows, length = x_t.reshape(-1, x_t.shape[-1]), x_t.shape[-1]
         hidden = self._compute(rows, sigma.reshape(-1)).flatten(0, 1)
-        found: Tensor = at(hidden, rows.flatten(), sigma.reshape(-1).repeat_interleave(length))
+        found: Tensor = function_at(hidden, rows.flatten(), sigma.reshape(-1).repeat_interleave(length))
         return found.view(*x_t.shape, -1)
 
     # Draws -------------------------------------------------------------------------------------------------

@@ -46,11 +46,11 @@ class ConfidenceSampler(Sampler, ABC):
     ) -> Float[Tensor, "b L"]:
         """Return the uncertainty at masks, and ∞ elsewhere."""
         length, model, states = x.shape[-1], context.model, hidden.flatten(0, 1)
-        found = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
+        uncertainty = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
         for at in model.chunks(context.free & self.process.is_noisy(x)):
             p = model.clean_probs_at(states[at], x.flatten()[at], gather_rows(sigma, length, at))
-            found[at] = self.uncertainty(p).double()
-        return found.view_as(x)
+            uncertainty[at] = self.uncertainty(p).double()
+        return uncertainty.view_as(x)
 
 
 @final
@@ -121,8 +121,8 @@ class EntropyBounded(ConfidenceSampler):
         """Choose the most masks, by increasing entropy, whose sum without the last is within the bound."""
         ordered = uncertainty.sort(dim=-1, stable=True)
         before = torch.nn.functional.pad(ordered.values[:, :-1].cumsum(-1), (1, 0))
-        taken = ordered.values.isfinite() & (before <= self.bound)
-        return torch.zeros_like(taken).scatter(-1, ordered.indices, taken)
+        chosen = ordered.values.isfinite() & (before <= self.bound)
+        return torch.zeros_like(chosen).scatter(-1, ordered.indices, chosen)
 
     def _states(
         self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel

@@ -17,7 +17,7 @@ from sedd.sampling.caching import SamplingModel
 
 
 class Plan(NamedTuple):
-    """When each position is revealed: all of a run but the tokens."""
+    """When each position is revealed: everything about a run but its tokens."""
 
     event: Int[Tensor, "b L"]
     """The event of its row, from 0, that reveals a position; −1: the position is given."""
@@ -95,10 +95,9 @@ class PlannedSampler(Sampler, ABC):
             )
             for start in range(part.start, part.stop, most):
                 some = slice(start, min(start + most, part.stop))
-                here = order.at[some]
-                flat[here] = model.draw_clean(hidden.flatten(0, 1)[here], draws.part(some))
-            now = flat.view_as(x)[order.inverse]
-            yield State(now, torch.where(plan.event <= step, reveal_step, 0), step + 1)
+                at = order.at[some]
+                flat[at] = model.draw_clean(hidden.flatten(0, 1)[at], draws.part(some))
+            yield State(flat.view_as(x)[order.inverse], torch.where(plan.event <= step, reveal_step, 0), step + 1)
 
 
 @final

@@ -58,16 +58,17 @@ class FactorizedSampler(GridSampler, ABC):
         hidden = model.hidden(x, sigma, context.valid).flatten(0, 1)
         u = counter_uniforms(context.rng, length, context.step, STEP).flatten(0, 1)
         for at in model.chunks(context.free & self.process.is_noisy(x)):
-            now, level, after, before = y[at], *(gather_rows(a, length, at) for a in (sigma, t, s))
+            x_at, sigma_at, t_at, s_at = y[at], *(gather_rows(a, length, at) for a in (sigma, t, s))
             if (fused := model.fused_model(x.device)) and fused.logits_are_scores == self.uses_score:
-                shift = fused.logit_shift(level).float()
-                plan = DrawPlan(now, level, u[at], self.affine_weights(after, before), shift)
+                shift = fused.logit_shift(sigma_at).float()
+                plan = DrawPlan(x_at, sigma_at, u[at], self.affine_weights(t_at, s_at), shift)
                 y[at] = model.draw_fused(hidden[at], plan)
                 continue
             if not self.uses_score and not model.is_denoiser:
                 raise ValueError("sampler ancestral needs a denoiser (parameterization mean); use tweedie for a score")
-            output = (model.log_score_at if self.uses_score else model.log_mean_at)(hidden[at], now, level)
-            y[at] = categorical.sample_next(now, model.clamp_weights(self.weights(output, now, after, before)), u[at])
+            output = (model.log_score_at if self.uses_score else model.log_mean_at)(hidden[at], x_at, sigma_at)
+            weights = model.clamp_weights(self.weights(output, x_at, t_at, s_at))
+            y[at] = categorical.sample_next(x_at, weights, u[at])
         return y.view_as(x)
 
 

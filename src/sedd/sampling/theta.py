@@ -77,16 +77,16 @@ class Theta(GridSampler):
         hidden_t = model.hidden(x, sigma_t, context.valid).flatten(0, 1)
         u_first, u_second = (context.rng(length, context.step, stage).flatten(0, 1) for stage in (MIDPOINT, STEP))
         for at in model.chunks(context.free & self.process.is_noisy(x)):
-            level, after, before = (gather_rows(v, length, at) for v in (sigma_t, t, s))
-            log_score = model.log_score_at(hidden_t[at], start[at], level)
-            weights = self.first_stage(log_score[:, None], start[at, None], after, before)[:, 0]
+            sigma_at, t_at, s_at = (gather_rows(v, length, at) for v in (sigma_t, t, s))
+            log_score = model.log_score_at(hidden_t[at], start[at], sigma_at)
+            weights = self.first_stage(log_score[:, None], start[at, None], t_at, s_at)[:, 0]
             y[at] = categorical.sample_next(start[at], model.clamp_weights(weights), u_first[at])
         middle = y.clone()
         hidden_m = model.hidden(middle.view_as(x), sigma_m, context.valid).flatten(0, 1)
         for at in model.chunks(context.free & self.process.is_noisy(middle.view_as(x))):
-            level_t, level_m, after, before = (gather_rows(v, length, at) for v in (sigma_t, sigma_m, t, s))
-            log_score_t = model.log_score_at(hidden_t[at], start[at], level_t)[:, None]
-            log_score_m = model.log_score_at(hidden_m[at], middle[at], level_m)[:, None]
-            weights = self.second_stage(log_score_t, log_score_m, middle[at, None], after, before)[:, 0]
+            sigma_t_at, sigma_m_at, t_at, s_at = (gather_rows(v, length, at) for v in (sigma_t, sigma_m, t, s))
+            log_score_t = model.log_score_at(hidden_t[at], start[at], sigma_t_at)[:, None]
+            log_score_m = model.log_score_at(hidden_m[at], middle[at], sigma_m_at)[:, None]
+            weights = self.second_stage(log_score_t, log_score_m, middle[at, None], t_at, s_at)[:, 0]
             y[at] = categorical.sample_next(middle[at], model.clamp_weights(weights), u_second[at])
         return y.view_as(x)

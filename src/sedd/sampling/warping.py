@@ -11,7 +11,7 @@ from torch import Tensor
 @final
 @dataclass(frozen=True)
 class Warping:
-    """A sharpened distribution over tokens: temperature first, then top-k, then top-p.
+    """A transformation of distributions over tokens: temperature, then top-k, then top-p.
 
     Samples of a warped model do not have the model's distribution. Masks are revealed at the same rate as before.
     """
@@ -22,7 +22,9 @@ class Warping:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < torch.inf:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be above 0 (near 0 it takes the likeliest token)"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it is a share and must lie in (0, 1]")
         if self.top_k is not None and self.top_k < 1:
