@@ -32,16 +32,16 @@ def compare(
     from sedd.evaluation import compare as comparison
     from sedd.runtime import distributed
 
-    chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
+    chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
     with distributed.process_group() as ranks:
         models = [factory.load_model(run, device=str(ranks.device)) for run in runs]
-        texts = [text for model in models for text in corpora(model, data, chosen)]
+        texts = [text for model in models for text in corpora(model, data, chosen_protocol)]
         comparison.require_same_data([str(run) for run in runs], texts)
         for run, model, corpus in zip(runs, models, texts, strict=True):
             with stderr_progress(str(run), shown=ranks.is_main) as on_progress:
                 record = evaluation.evaluate(
-                    model, corpus, chosen, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
+                    model, corpus, chosen_protocol, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
                 )
             rows.append(comparison.run_record(run, model, record))
         first = ranks.is_main

@@ -93,18 +93,18 @@ def evaluate_dataset(
 
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
-    chosen = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
+    chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
         loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
-        published = chosen.published_vocab_size
+        published = chosen_protocol.published_vocab_size
         if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
-            note = f"published numbers of protocol {chosen.name} count tokens of a vocabulary of {published:,}"
+            note = f"published numbers of protocol {chosen_protocol.name} count tokens of a vocabulary of {published:,}"
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char only", file=sys.stderr)
         records = []
-        for corpus in corpora(loaded, data, chosen, suite, dataset, column):
+        for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column):
             with stderr_progress(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
-                records.append(run_evaluation(loaded, corpus, chosen, ranks, on_progress=on_progress))
+                records.append(run_evaluation(loaded, corpus, chosen_protocol, ranks, on_progress=on_progress))
         first = ranks.is_main
     if first:
         if out is not None:

@@ -86,13 +86,13 @@ def infill(
     """
     from sedd.generate import template
 
-    given = [*(templates or []), *(_read_lines(file) if file else [])]
-    if not given:
+    all_templates = [*(templates or []), *(_read_lines(file) if file else [])]
+    if not all_templates:
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
     if count < 1:
         raise ValueError(f"count is {count}; it must be 1 or more")
     loaded, sampling_run = _load(model, device, precision, settings)
-    repeated = [text for text in given for _ in range(count)]
+    repeated = [text for text in all_templates for _ in range(count)]
     prompt = template.template_prompt(repeated, loaded)
     _generate(loaded, sampling_run, prompt, repeated, watch, as_json, out, batch)
 
@@ -140,11 +140,11 @@ def trace(
 def _load(
     model: Path, device: str | None, precision: str | None, settings: dict[str, Any]
 ) -> tuple["LoadedModel", "SamplingRun"]:
-    chosen = sampling_settings(settings)
+    sampling = sampling_settings(settings)
     from sedd import factory, generate
 
     loaded = factory.load_model(model, device=device or default_device(), precision=precision)
-    return loaded, generate.SamplingRun.of(loaded, chosen)
+    return loaded, generate.SamplingRun.of(loaded, sampling)
 
 
 def _read_lines(file: Path) -> list[str]:

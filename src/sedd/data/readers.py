@@ -287,11 +287,13 @@ def _column_of_rows(
         return
     _check_label(source, list(head[0]), label)
     strings = [key for key, value in head[0].items() if isinstance(value, str) and key != label]
-    chosen = _choose_column(source, list(head[0]), strings, column)
+    text_column = _choose_column(source, list(head[0]), strings, column)
     for number, row in enumerate(chain(head, rows), 1):
-        text = row.get(chosen)
+        text = row.get(text_column)
         if text is not None and not isinstance(text, str):
-            raise ValueError(f"record {number} of {source} has a {type(text).__name__} as {chosen!r}; it must be text")
+            raise ValueError(
+                f"record {number} of {source} has a {type(text).__name__} as {text_column!r}; it must be text"
+            )
         yield text, None if label is None else _label(row.get(label), f"record {number} of {source}", label)
 
 
@@ -358,12 +360,14 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label
         schema = parquet_file.schema_arrow
         _check_label(str(file), schema.names, label)
         texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
-        chosen = _choose_column(str(file), schema.names, [name for name in texts if name != label], column)
-        if chosen not in texts:
-            raise ValueError(f"column {chosen!r} of {file} is of type {schema.field(chosen).type}; it must be text")
-        for batch in parquet_file.iter_batches(batch_size=1024, columns=list({chosen, label or chosen})):
+        text_column = _choose_column(str(file), schema.names, [name for name in texts if name != label], column)
+        if text_column not in texts:
+            raise ValueError(
+                f"column {text_column!r} of {file} is of type {schema.field(text_column).type}; it must be text"
+            )
+        for batch in parquet_file.iter_batches(batch_size=1024, columns=list({text_column, label or text_column})):
             for row in batch.to_pylist():
-                yield row[chosen], None if label is None else _label(row[label], str(file), label)
+                yield row[text_column], None if label is None else _label(row[label], str(file), label)
 
 
 def _array_rows(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
