@@ -229,7 +229,7 @@ def test_settings_that_demonstrate_nothing_are_refused(refuses: Callable[..., No
     refuses(lambda: all_masked.check_settings(64, 9), "draws is 9")
     refuses(lambda: next(samplers.sampler_errors(3, 9, "log-linear", 8, 0)), "length 9")
     refuses(lambda: next(samplers.sampler_errors(3, 2, "fast", 8, 0)), "schedule is 'fast'")
-    refuses(lambda: samplers.step_counts(3), "most is 3")
+    refuses(lambda: samplers.step_counts(3), "max_steps is 3")
     refuses(lambda: plot.save_png(plot.figure(1.0, 1.0), Path("/dev/null/x.png")), "cannot be written to")
 
 
