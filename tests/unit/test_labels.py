@@ -210,9 +210,9 @@ def build_trainer(folder: Path) -> Trainer:
 def test_loss_and_validation_bound_depend_on_the_label_of_each_sequence(folder: Path) -> None:
     trainer = build_trainer(folder)
     batch = trainer.dataloader[0]
-    losses = trainer.position_losses(trainer.network, batch).sum(-1)
+    losses = trainer.position_losses(trainer.model, batch).sum(-1)
     other = batch._replace(label=torch.where(torch.arange(8) == 2, (batch.label + 1) % 4, batch.label))
-    changed = trainer.position_losses(trainer.network, other).sum(-1) != losses
+    changed = trainer.position_losses(trainer.model, other).sum(-1) != losses
     assert changed.tolist() == [row == 2 for row in range(8)]
     bound = trainer.validation_bound()["bound"]
     trainer.validation_blocks._labels = np.roll(

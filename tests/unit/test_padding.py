@@ -70,11 +70,11 @@ def check_rows_are_independent(trainer: Trainer, losses: Callable[[torch.nn.Modu
     """Compare each padded sequence with itself alone, and in a batch of other, random sequences."""
     batch = trainer.dataloader[0]
     assert not batch.valid.all()
-    together = losses(trainer.network, batch)
+    together = losses(trainer.model, batch)
     assert (together[~batch.valid] == 0).all()
     generator = torch.Generator().manual_seed(2)
     for row in range(8):
-        single = losses(trainer.network, single_sequence(batch, row)).squeeze(0)
+        single = losses(trainer.model, single_sequence(batch, row)).squeeze(0)
         torch.testing.assert_close(together[row, : len(single)], single, rtol=1e-9, atol=1e-9)
         others = torch.arange(8) != row
         random = torch.randint(4, batch.x_0.shape, generator=generator)
@@ -83,7 +83,7 @@ def check_rows_are_independent(trainer: Trainer, losses: Callable[[torch.nn.Modu
         other = batch._replace(
             x_0=torch.where(where, random, batch.x_0), x_t=torch.where(where, random, batch.x_t), valid=valid
         )
-        torch.testing.assert_close(losses(trainer.network, other)[row], together[row], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(losses(trainer.model, other)[row], together[row], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("architecture", ["reference", "modern"])
@@ -114,7 +114,7 @@ def test_the_gradient_counts_valid_tokens_alone(folder: Path, kind: tuple[str, s
     """It is that of the mean over tokens of single sequences, with gradient accumulation too."""
     trainer = build_trainer(folder, kind, "modern")
     batch = trainer.dataloader[0]
-    single = sum(trainer.position_losses(trainer.network, single_sequence(batch, row)).sum() for row in range(8))
+    single = sum(trainer.position_losses(trainer.model, single_sequence(batch, row)).sum() for row in range(8))
     metrics, whole = gradients(trainer, batch)
     torch.testing.assert_close(metrics.loss.double(), single / batch.valid.sum(), rtol=1e-5, atol=1e-5)
     trainer.config.train.grad_accumulation = 4
@@ -134,9 +134,7 @@ def test_the_validation_bound_is_that_of_single_sequences(folder: Path, kind: tu
         length = int(valid[row].sum())
         x_0, x_t, x_first = (a[row : row + 1, :length] for a in columns[:3])
         t, weight = (a[row : row + 1] for a in columns[3:5])
-        model = trainer.build_model(
-            trainer.ema_network, torch.ones(1, length, dtype=torch.bool), columns[-1][row : row + 1]
-        )
+        model = trainer.bind(trainer.ema_model, torch.ones(1, length, dtype=torch.bool), columns[-1][row : row + 1])
         terms = likelihood.bound_terms(
             model, trainer.setup.process, trainer.setup.schedule, x_0, x_t, x_first, Times(t, weight), model.valid
         )

@@ -81,7 +81,10 @@ class Trainer:
         if ranks.world_size > 1 and not config.train.fsdp:
             self.ddp_model = nn.parallel.DistributedDataParallel(self.network)
         self._enable_optimizations()
-        self.ema_network: nn.Module = _WholeNetwork(ema_network) if config.train.fsdp else ema_network
+        self.model = factory.build_model(config, self.ddp_model, self.setup)
+        self.ema_model = factory.build_model(
+            config, _WholeNetwork(ema_network) if config.train.fsdp else ema_network, self.setup
+        )
         self.state = TrainingState()
         self.pending_step: PendingStep | None = None
 
@@ -120,23 +123,22 @@ class Trainer:
 
         The loss is fused with the head where `loss.has_fused_loss` is true.
         """
-        objective, model = self.setup.objective, self.build_model(self.ddp_model, batch.valid, batch.label)
+        objective, model = self.setup.objective, self.bind(self.model, batch.valid, batch.label)
         if not has_fused_loss(objective, model):
-            losses = self.position_losses(self.ddp_model, batch).sum(-1)
+            losses = self.position_losses(self.model, batch).sum(-1)
             return losses.sum(), losses.detach()
         count = int(batch.noisy_count.sum())
         loss = FusedLoss(objective, model)(batch.x_t, batch.x_0, batch.t, batch.weight, model.valid, count)
         return loss.total, loss.positions.sum(-1)
 
-    def position_losses(self, network: nn.Module, batch: Batch) -> Tensor:
+    def position_losses(self, model: DiscreteModel, batch: Batch) -> Tensor:
         """Return the weighted loss at each position, (b, L), 0 at padding."""
-        model = self.build_model(network, batch.valid, batch.label)
-        loss = self.setup.objective.loss(model, batch.x_t, batch.x_0, batch.t)
+        bound = self.bind(model, batch.valid, batch.label)
+        loss = self.setup.objective.loss(bound, batch.x_t, batch.x_0, batch.t)
         return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
 
-    def build_model(self, network: nn.Module, valid: Tensor, label: Tensor) -> DiscreteModel:
-        """Build the model of a batch: bound to its padding, if that is ignored, and to its labels, if there are any."""
-        model = factory.build_model(self.config, network, self.setup)
+    def bind(self, model: DiscreteModel, valid: Tensor, label: Tensor) -> DiscreteModel:
+        """Bind a model to the padding of a batch, if that is ignored, and to its labels, if there are any."""
         return model.bind(valid=valid if self.ignores_padding else None, label=label if self.blocks.labels else None)
 
     @contextmanager
@@ -154,7 +156,7 @@ class Trainer:
         """Return the bound of the EMA weights on validation data; see `validation.validation_bound`."""
         options = self.config.train
         return validation.validation_bound(
-            partial(self.build_model, self.ema_network),
+            partial(self.bind, self.ema_model),
             self.setup,
             self.validation_blocks,
             self.ranks,
@@ -166,8 +168,7 @@ class Trainer:
     def sample_texts(self, count: int, steps: int = 64) -> list[str]:
         """Sample texts from the EMA weights."""
         settings = generate.SamplingSettings(steps=steps, seed=self.config.seed)
-        model = factory.build_model(self.config, self.ema_network, self.setup)
-        sampling_run = generate.SamplingRun(model, self.setup.process, self.setup.schedule, settings)
+        sampling_run = generate.SamplingRun(self.ema_model, self.setup.process, self.setup.schedule, settings)
         prompt = sampling.empty(count, self.config.model.seq_len, self.ranks.device)
         return [self.blocks.tokenizer.decode(sequence.ids) for sequence in sampling_run.sample(prompt)]
 
