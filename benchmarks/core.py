@@ -58,9 +58,12 @@ def draw_cases() -> dict[str, Callable[[], object]]:
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(ROWS, N, generator=generator).softmax(-1)
     x = torch.zeros(ROWS, dtype=torch.long)
+    stay = (0.01 * p).index_fill(1, torch.tensor([0]), 0.99)
     return {
         "draw": lambda: categorical.sample(p, generator),
-        "jump, one row in a hundred": lambda: categorical.sample_jump(x, 0.01 * p, generator),
+        "step, one row in a hundred moves": lambda: categorical.sample_next(
+            x, stay, categorical.uniforms((ROWS, 2), generator)
+        ),
         "legacy_fp32 (wrong distribution)": lambda: categorical.legacy_fp32(p, generator),
         "torch.multinomial": lambda: torch.multinomial(p, 1, generator=generator),
     }

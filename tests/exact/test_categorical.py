@@ -95,11 +95,12 @@ def legacy_rate() -> float:
     return float(torch.trapezoid(integrand, m))
 
 
-def test_the_step_test_passes_for_sample_jump() -> None:
-    def jump(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return categorical.sample_jump(torch.zeros(len(rows), dtype=torch.long), rows, generator)
+def test_the_step_test_passes_for_sample_next() -> None:
+    def step(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        x, u = torch.zeros(len(rows), dtype=torch.long), categorical.uniforms((len(rows), 2), generator)
+        return categorical.sample_next(x, rows, u)
 
-    assert p_value(reveals(jump, seed=0)) > FALSE_ALARM
+    assert p_value(reveals(step, seed=0)) > FALSE_ALARM
 
 
 def test_the_step_test_catches_legacy_fp32() -> None:
@@ -113,15 +114,15 @@ def test_the_step_test_catches_legacy_fp32() -> None:
     assert scipy.stats.binomtest(count, ROWS, rate).pvalue > FALSE_ALARM  # and it is wrong for the reason given
 
 
-def test_jumps_have_the_given_probabilities(generator: torch.Generator) -> None:
-    """Jumps from x happen with the given probabilities, and the entry at x is not read.
+def test_steps_have_the_given_weights(generator: torch.Generator) -> None:
+    """Steps from x go to each token, x among them, in proportion to unnormalised weights.
 
     Chi-square over 4 outcomes; 10 % too many of the rarest are detected with power > 0.9.
     """
     count = 400_000
-    x = torch.full((count,), 2)
-    p = torch.tensor([0.1, 0.02, 123.0, 0.2, 0.0])
-    counts = torch.bincount(categorical.sample_jump(x, p.expand(count, -1), generator), minlength=5)
+    x, u = torch.full((count,), 2), categorical.uniforms((count, 2), generator)
+    weights = 7 * torch.tensor([0.1, 0.02, 0.68, 0.2, 0.0])
+    counts = torch.bincount(categorical.sample_next(x, weights.expand(count, -1), u), minlength=5)
     assert counts[4] == 0
     assert chi_square(counts[:4], torch.tensor([0.1, 0.02, 0.68, 0.2], dtype=torch.float64)) > FALSE_ALARM
     assert scipy.stats.ncx2.sf(scipy.stats.chi2.isf(FALSE_ALARM, 3), 3, count * 0.02 * 0.1**2) > 0.9
@@ -142,9 +143,6 @@ def test_bad_weights_are_refused(refuses: object, generator: torch.Generator) ->
     refuses(lambda: categorical.sample(torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
     refuses(lambda: categorical.sample(torch.tensor([[0.5, math.nan]]), generator), "nan", "finite")
     refuses(lambda: categorical.sample(torch.tensor([[0.0, 0.0]]), generator), "all 0")
-    x = torch.tensor([0])
-    refuses(lambda: categorical.sample_jump(x, torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
-    refuses(lambda: categorical.sample_jump(x, torch.tensor([[0.5, 1.5]]), generator), "1.5", "stay")
 
 
 def test_uniforms_have_53_bits_and_stay_inside(generator: torch.Generator) -> None:

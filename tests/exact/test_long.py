@@ -97,7 +97,10 @@ def test_moves_at_step_probability_1e_4_and_vocabulary_50257(generator: torch.Ge
     distribution = torch.full((N,), step / (N - 1)).index_fill(0, torch.tensor(0), 1 - step)
     x = torch.zeros(1000, dtype=torch.long)
     moved = torch.cat(
-        [categorical.sample_jump(x, distribution.expand(1000, -1), generator) for _ in range(rows // 1000)]
+        [
+            categorical.sample_next(x, distribution.expand(1000, -1), categorical.uniforms((1000, 2), generator))
+            for _ in range(rows // 1000)
+        ]
     )
     moved = moved[moved > 0]
     rate, even = scipy.stats.binomtest(len(moved), rows, step), scipy.stats.kstest(moved.numpy() / N, "uniform")

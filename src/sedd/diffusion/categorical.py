@@ -94,25 +94,6 @@ def _pieces(rows: Tensor) -> tuple[Tensor, ...]:
     return tuple(rows.split(_at_once(rows)))
 
 
-def sample_jump(
-    x: Int[Tensor, "*s"], probabilities: Float[Tensor, "*s n"], generator: torch.Generator
-) -> Int[Tensor, "*s"]:
-    """Replace each entry of ``x`` by y ≠ x with the probability given for y, else keep it.
-
-    Whether it changes is drawn first, to which token second. The probability of staying is not read, so a step
-    probability of 1e-4 loses no digits to it.
-    """
-    leave = probabilities.scatter(-1, x[..., None], 0)
-    validate.probabilities(leave)
-    rows = leave.reshape(-1, leave.shape[-1])
-    total = torch.cat([piece.sum(-1, dtype=torch.float64) for piece in _pieces(rows)]).view(x.shape)
-    moves = bernoulli(total, generator)
-    y = x.clone()
-    if moves.any():
-        y[moves] = sample(leave[moves], generator)
-    return y
-
-
 def sample_next(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Tensor, "k 2"]) -> Int[Tensor, " k"]:
     """Draw one index per row of unnormalised ``weights``, one of which is that of staying at ``x``.
 

@@ -59,16 +59,6 @@ def weights(weights: Float[Tensor, "*s n"]) -> None:
         raise ValueError("a row of weights is all 0; at least one entry must be above 0 to draw from it")
 
 
-def probabilities(p: Float[Tensor, "*s n"]) -> None:
-    """Require rows of finite probabilities of 0 or more that sum to at most 1."""
-    if not _readable(p):
-        return
-    if (bad := ~((p >= 0) & (p < math.inf))).any():
-        raise ValueError(f"a probability is {_first(p, bad)}; probabilities must be finite and 0 or more")
-    if (bad := (total := p.sum(-1)) > 1 + 1e-5).any():
-        raise ValueError(f"the probabilities of leaving sum to {_first(total, bad)}; they must leave 0 or more to stay")
-
-
 def decreasing_sigma(sigma_s: Float[Tensor, "*s"], sigma_t: Float[Tensor, "*s"]) -> None:
     """Require a reverse step to go to less noise."""
     sigma(sigma_s)
