@@ -41,7 +41,8 @@ def agree(f: object, z: torch.Tensor, atol: float = 1e-30, softmax: float = 0.0)
     """Within 1e-4 of float64; ``atol`` nats for a loss that is next to nothing where it is computed.
 
     The gradient through a softmax is a difference of numbers as large as the loss, so it is known to
-    ``softmax`` times the loss at best.
+    ``softmax`` times the loss at best: a few units in the last place, as many as the CPU's vector width and library of
+    elementary functions make of a sum over 50,257 tokens.
     """
     single, double = (loss_and_gradient(f, z, dtype) for dtype in (torch.float32, torch.float64))
     for a, b in zip(single, double, strict=True):
@@ -79,8 +80,8 @@ def test_score_entropy_of_a_network(process: Process, wrapper: type, kind: str) 
         return process.score_entropy(wrapper(Says(z), process)(x_t, sigma), x_t, x_0, sigma)
 
     mean = wrapper is MeanModel and isinstance(process, Uniform)
-    sure = 1e-5 if mean and kind == "sharp" else 1e-30  # log p of a sure model is known to 1e-6
-    agree(loss, outputs(kind, process), atol=sure, softmax=2e-7 if mean else 0.0)
+    sure = 2e-5 if mean and kind == "sharp" else 1e-30  # log p of a sure model is known to 2e-6
+    agree(loss, outputs(kind, process), atol=sure, softmax=4 * torch.finfo(torch.float32).eps if mean else 0.0)
 
 
 class Says(torch.nn.Module):

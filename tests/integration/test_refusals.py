@@ -63,9 +63,9 @@ def test_options(sedd: Sedd, corpus: Path, tmp_path: Path, words: list[str], sen
         ("picture.txt", b"\x89PNG\r\n\x1a\n\0\0", [], ["picture.txt", "is not text"]),
         ("latin.txt", b"caf\xe9 au lait", [], ["latin.txt is not UTF-8"]),
         ("cut.txt.gz", b"\x1f\x8b\x08", [], ["cut.txt.gz", "damaged"]),
-        ("table.csv", b"left,right\na,b\n", [], ["left, right", "say which"]),
+        ("table.csv", b"left,right\na,b\n", [], ["left, right", "name the one"]),
         ("table.csv", b"left,right\na,b\n", ["middle"], ["'middle'", "left, right"]),
-        ("floats.npy", b"no array", [], ["floats.npy is no .npy"]),
+        ("floats.npy", b"no array", [], ["floats.npy is not an .npy file"]),
     ],
 )
 def test_files(
