@@ -209,7 +209,7 @@ def test_paths_and_options_are_checked(sedd: Sedd, tmp_path: Path, output: Path)
     refused(sedd("import", output, "--out", output / "model"), output, "holds no weights")
     refused(sedd("import", source / "config.json", "--out", output / "model"), output, "'.json'")
     refused(sedd("import", source, "--tokenizer", "bytes", "--out", output / "model"), output, "256 tokens", "11")
-    refused(sedd("import", source, "--tokenizer", "chars", "--out", output / "model"), output, "no texts to fit a tokenizer to")
+    refused(sedd("import", source, "--tokenizer", "chars", "--out", output / "model"), output, "no texts to fit")
     model.mkdir()
     (model / "letter.txt").write_text("mine")
     for words in (["import", source], ["export", source]):
