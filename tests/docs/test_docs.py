@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -65,10 +66,10 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda x: x if isinstance(x, str) else name(x))
-def test_commands_run(page: Path, command: str) -> None:
+def test_commands_run(page: Path, command: str, sedd: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     program, *words = shlex.split(command)
     assert program == "sedd"
-    done = subprocess.run([sys.executable, "-m", "sedd", *words], capture_output=True, text=True, check=False)
+    done = sedd(*words)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

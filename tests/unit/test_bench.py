@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -41,20 +40,15 @@ def test_both_variants_train_alike() -> None:
         torch.testing.assert_close(variants[0](), variants[1](), rtol=1e-4, atol=1e-5)
 
 
-def sedd(*words: str) -> str:
-    small = ["--vocab", "16", "--device", "cpu", "--repeats", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "sedd", "bench", *words, *small], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_commands_print_tables_and_json() -> None:
+def test_commands_print_tables_and_json(sedd: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """A table, or one JSON record with machine, setting, formula and rows."""
-    assert "1.00×" in sedd("loss", "--rows", "32", "--width", "8", "--process", "uniform")
-    float8 = ("--precision", "float8")
-    record = json.loads(sedd("train", "--batch", "2", "--length", "8", "--objective", "lambda-dce", *float8, "--json"))
+    small = ("--vocab", "16", "--device", "cpu", "--repeats", "1")
+    table = sedd("bench", "loss", *small, "--rows", "32", "--width", "8", "--process", "uniform")
+    assert "1.00×" in table.stdout, table.stderr
+    train = ("--batch", "2", "--length", "8", "--objective", "lambda-dce", "--precision", "float8")
+    done = sedd("bench", "train", *small, *train, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
     assert [row["variant"] for row in record["rows"]] == ["fused", "plain"]
     assert record["machine"]["matmul_tflops"] > 0
     assert "width" in record["flops"]

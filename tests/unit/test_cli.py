@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,7 @@ import torch
 
 from sedd import __version__, cli
 
-
-def sedd(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "sedd", *words], capture_output=True, text=True, check=False)
+Sedd = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize(
@@ -43,11 +42,11 @@ def test_help_does_not_import_torch(words: list[str]) -> None:
     assert done.stdout
 
 
-def test_version() -> None:
+def test_version(sedd: Sedd) -> None:
     assert sedd("--version").stdout == f"sedd {__version__}\n"
 
 
-def test_demo_bound_as_json_and_as_a_table() -> None:
+def test_demo_bound_as_json_and_as_a_table(sedd: Sedd) -> None:
     done = sedd("demo", "bound", "--vocab-size", "2", "--length", "2", "--json")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -64,32 +63,23 @@ def test_demo_bound_as_json_and_as_a_table() -> None:
     assert "gap" in table
 
 
-def test_demonstrations_print_data_and_the_path_of_the_picture(tmp_path: Path) -> None:
-    """All in one process, as most of the time is spent importing torch."""
-    small = {
-        "ratios": ["--states", "3", "--steps", "5"],
-        "one-step": ["--steps", "2", "--examples", "3"],
-        "all-masked": ["--steps", "2", "--sampling-steps", "2", "--draws", "100"],
-        "samplers": ["--length", "2", "--max-steps", "8"],
-    }
-    commands = [["demo", name, *words, "--json", "--out", str(tmp_path / "out")] for name, words in small.items()]
-    code = (
-        f"from sedd.cli import app\nfor words in {commands!r}:\n"
-        "    print(words[1])\n    app(words, standalone_mode=False)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+DEMONSTRATIONS = {
+    "ratios": (["--states", "3", "--steps", "5"], 3 * 6),
+    "one-step": (["--steps", "2", "--examples", "3"], 6 * 5 + 3),
+    "all-masked": (["--steps", "2", "--sampling-steps", "2", "--draws", "100"], 3),
+    "samplers": (["--length", "2", "--max-steps", "8"], 2 * 3 * (4 + 1)),
+}
+
+
+@pytest.mark.parametrize("name", DEMONSTRATIONS)
+def test_demonstrations_print_data_and_the_path_of_the_picture(sedd: Sedd, tmp_path: Path, name: str) -> None:
+    words, rows = DEMONSTRATIONS[name]
+    done = sedd("demo", name, *words, "--json", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    counts = {}
-    for line in done.stdout.splitlines():
-        if line in small:
-            name, counts[line] = line, 0
-        else:
-            counts[name] += isinstance(json.loads(line), dict)
-    assert counts == {"ratios": 3 * 6, "one-step": 6 * 5 + 3, "all-masked": 3, "samplers": 2 * 3 * (4 + 1)}
-    for name in small:
-        picture = tmp_path / "out" / f"{name}.png"
-        assert f"picture: {picture}\n" in done.stderr
-        assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [type(json.loads(line)) for line in done.stdout.splitlines()] == [dict] * rows
+    picture = tmp_path / "out" / f"{name}.png"
+    assert f"picture: {picture}\n" in done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +95,7 @@ def test_demonstrations_print_data_and_the_path_of_the_picture(tmp_path: Path) -
         (["demo", "bound", "--vocab-size", "1"], "vocab_size is 1"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(words: list[str], message: str) -> None:
+def test_bad_input_is_one_message_and_exit_code_2(sedd: Sedd, words: list[str], message: str) -> None:
     done = sedd(*words)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -113,7 +103,7 @@ def test_bad_input_is_one_message_and_exit_code_2(words: list[str], message: str
     assert "Traceback" not in done.stderr
 
 
-def test_unknown_options_are_refused() -> None:
+def test_unknown_options_are_refused(sedd: Sedd) -> None:
     done = sedd("demo", "bound", "--size", "3")
     assert done.returncode == 2
     assert "--size" in done.stderr

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -212,10 +211,9 @@ def test_samples_are_drawn_from_the_newest_checkpoint(tmp_path: Path, objective:
     assert all(text in made for text in drawn.texts)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(sedd: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     run, out = write(tmp_path / "run", RECORDS), tmp_path / "deep" / "page.html"
-    command = [sys.executable, "-m", "sedd", "report", str(run), "--out", str(out), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = sedd("report", run, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"report": str(out), "step": 300, "samples": 0}
     assert is_inert(out.read_text())
