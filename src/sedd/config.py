@@ -162,7 +162,7 @@ class BudgetConfig:
     tokens: int | None = None
     """Number of training tokens."""
     minutes: float | None = None
-    """Minutes of training, without validation and checkpoints."""
+    """Minutes of training by the wall clock; evaluation and saving are counted apart."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "minutes"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-TIMING_FIELDS = ("seconds", "tokens_per_second")
+TIMING_FIELDS = ("seconds", "eval_seconds", "save_seconds", "tokens_per_second")
 """Fields of the log that depend on the machine; all others are a function of the configuration."""
 Sedd = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = [

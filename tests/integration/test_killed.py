@@ -32,8 +32,8 @@ save = checkpoint.save
 checkpoint.save = lambda root, *rest, **more: (checkpoint.prune(root, 0, None), save(root, *rest, **more))
 """
 FORGET_MOMENTS = """
-from sedd.training import trainer
-trainer.set_optimizer_state_dict = lambda *given, **more: None
+from torch.distributed.checkpoint import state_dict
+state_dict.set_optimizer_state_dict = lambda *given, **more: None
 """
 
 

@@ -26,15 +26,15 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fsdp", "architecture"),
-    [(False, "modern"), (True, "modern"), (True, "reference")],
-    ids=["DDP", "FSDP2", "reference"],
+    ("fsdp", "architecture", "optimizer"),
+    [(False, "modern", "adamw"), (True, "modern", "adamw"), (True, "reference", "muon")],
+    ids=["DDP", "FSDP2", "reference, Muon"],
 )
 def test_two_processes_compute_what_one_does(
-    sedd: Sedd, corpus: Path, tmp_path: Path, fsdp: bool, architecture: str
+    sedd: Sedd, corpus: Path, tmp_path: Path, fsdp: bool, architecture: str, optimizer: str
 ) -> None:
     words = ["train", corpus, *SMALL, "--steps", 20, "--save-every", 10, "--set", "train.sample_every=15"]
-    words += ["--set", f"model.architecture={architecture}"]
+    words += ["--set", f"model.architecture={architecture}", "--set", f"optim.name={optimizer}"]
     one, two = tmp_path / "one", tmp_path / "two"
     ok(sedd(*words, "--out", one))
     ok(sedd(*words, "--out", two, *(["--fsdp"] if fsdp else []), processes=2))

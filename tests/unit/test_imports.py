@@ -34,6 +34,13 @@ def test_a_loaded_model_imports_no_kernels_and_no_training() -> None:
     assert not {name for name in found if name.startswith(("sedd.training", "sedd.sampling.", "sedd.likelihood"))}
 
 
+def test_training_imports_no_compiler_and_no_sharding() -> None:
+    """Each takes a second; torch's optimizers import the compiler when the first of them is made."""
+    assert not {"torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"} & imported(
+        "import sedd.training"
+    )
+
+
 def test_a_sampler_imports_no_other() -> None:
     found = imported("from sedd import registry\nregistry.SAMPLERS.load('tweedie')")
     others = {path.partition(":")[0] for path in registry.SAMPLERS.built_in.values()} - {"sedd.sampling.grid"}

@@ -47,7 +47,11 @@ Steps = Annotated[
     int | None, typer.Option(help="Number of training steps; without --steps and --minutes, 1000 or the recipe's.")
 ]
 Minutes = Annotated[
-    float | None, typer.Option(help="Training time in minutes; with --steps too, whichever limit is reached first.")
+    float | None,
+    typer.Option(
+        help="Minutes of training by the wall clock, evaluation and saving not counted; with --steps too, whichever "
+        "limit is reached first."
+    ),
 ]
 
 
@@ -114,14 +118,28 @@ def train_model(
         print(f"sedd: stopped by a signal at step {end.state.step} and saved; continue with --resume", file=sys.stderr)
         raise typer.Exit(128 + end.signal)
     if int(os.environ.get("RANK", "0")) == 0:
+        bound, state = end.validation, end.state
+        times = {name: round(getattr(state, name), 3) for name in ("seconds", "eval_seconds", "save_seconds")}
         if as_json:
-            print(json.dumps({"run": str(out), "step": end.state.step, "tokens": end.state.tokens, **end.validation}))
+            print(json.dumps({"run": str(out), "step": state.step, "tokens": state.tokens, **times, **bound}))
         else:
-            bound = end.validation
             print(
-                f"{out}: {end.state.step} steps, validation bound {bound['bound']:.4f} nats per token "
+                f"{out}: {state.step} steps, validation bound {bound['bound']:.4f} nats per token "
                 f"= {bound['bound_bits_per_char']:.4f} bits per character (± {bound['bound_stderr']:.4f} nats)"
             )
+            print(
+                f"time: training {_clock(state.seconds)}, evaluation {_clock(state.eval_seconds)}, "
+                f"saving {_clock(state.save_seconds)}",
+                file=sys.stderr,
+            )
+
+
+def _clock(seconds: float) -> str:
+    """Return a duration as people say it: 41.8 s, 5 min 2 s, 3 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @app.command("plan")

@@ -42,15 +42,11 @@ class Ranks:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Return the sum of ``values`` over all processes."""
+        """Return the sum of ``values`` over all processes; of values on the CPU without waiting for a GPU."""
         if self.world_size > 1:
             values = values.clone()
             dist.all_reduce(values)
         return values
-
-    def any(self, flag: bool) -> bool:
-        """Return whether ``flag`` is true in any process."""
-        return bool(self.all_reduce_sum(torch.tensor(float(flag), device=self.device)) > 0)
 
     def once_per_node(self, function: Callable[[], T]) -> T:
         """Call ``function`` in one process of each node and return its result in all of them."""
@@ -83,7 +79,7 @@ def process_group() -> Iterator[Ranks]:
     if world_size == 1:
         yield Ranks(0, 1, device)
         return
-    dist.init_process_group("nccl" if cuda else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     _GROUPS.append(dist.group.WORLD)
     try:
         yield Ranks(rank, world_size, device)

@@ -4,7 +4,6 @@ import math
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,6 +18,7 @@ from sedd.config import RunConfig, TrainConfig
 from sedd.runtime import distributed, run_log
 from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer
+from sedd.training.clock import Clock
 from sedd.training.datasets import open_datasets
 from sedd.training.state import PendingStep, TrainingState
 from sedd.training.step import StepMetrics, finish_step, train_step
@@ -78,35 +78,56 @@ def _train(
     """Train until the budget is used up or a signal arrives; return the validation bound at the end."""
     config, options, ranks, state = trainer.config, trainer.config.train, trainer.ranks, trainer.state
     on_nonfinite = partial(_handle_nonfinite, trainer, out, on_event)
+    clock, throughput = Clock(state), _Throughput(state)
     validation: dict[str, float] = {}
-    throughput, spent, stopping = _Throughput(state), _budget_used(config, state, ranks), False
-    start = time.perf_counter()
+    unread: Callable[[], Record] | None = None
+    spent, stopping = _agree(config, state, ranks, False)
+
+    def report(record: Record) -> None:
+        write(record)
+        on_event("log", {"spent": spent, **record})
+
     for batch in trainer.dataloader.iterate(state.step):
         if spent >= 1 or stopping:
             break
         lr = config.optim.lr * optimizer.lr_multiplier(config.optim, state.step, spent)
         metrics = train_step(trainer, batch, lr, on_nonfinite)
-        state.seconds += time.perf_counter() - start  # includes the wait for the batch, where a slow GPU shows
-        spent, stopping = _budget_used(config, state, ranks), ranks.any(stop_signal() is not None)
-        if stopping or spent >= 1 or _reads_weights(options, state.step):
+        if unread is not None:  # the record of the step before, for which train_step has waited
+            report(unread())
+            unread = None
+        clock.training()
+        spent, stopping = _agree(config, state, ranks, stop_signal() is not None)
+        is_last = stopping or spent >= 1
+        is_finished = is_last or ranks.device.type == "cpu" or _reads_weights(options, state.step)
+        if is_finished:
             finish_step(trainer, on_nonfinite)  # else during the next step, so that a GPU is not waited for
 
-        validation = trainer.validation_bound() if _is_due(state.step, options.eval_every) else {}
-        is_best = bool(validation) and state.update_best(validation["bound"])
-        record: Record = dict(validation)
+        record: Record = {"step": state.step, "tokens": state.tokens}
         if _is_due(state.step, options.log_every):
-            record = _step_record(trainer, metrics, lr) | throughput.record() | record
+            unread = partial(_step_record, trainer, metrics.start_copy(), record | {"lr": lr} | throughput.record())
+        if is_finished and unread is not None:
+            record, unread = unread(), None
+        validation = {}
+        if _is_due(state.step, options.eval_every):
+            with clock.evaluation():
+                validation = trainer.validation_bound()
         if _is_due(state.step, options.sample_every):
-            record["samples"] = trainer.sample_texts(4)
+            with clock.evaluation():
+                record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
-        if record:
-            write({"step": state.step, "tokens": state.tokens, **record})
-        on_event("log", {"step": state.step, "tokens": state.tokens, "spent": min(spent, 1.0), **record})
-        is_last = stopping or spent >= 1
+        is_best = bool(validation) and state.update_best(validation["bound"])
+        record |= validation
+        if len(record) > 2:
+            report(record)
+        else:
+            on_event("log", {"spent": spent, **record})
         if is_last or _is_due(state.step, options.save_every) or (is_best and options.save_every):
-            trainer.save(out / CHECKPOINTS)
-        start = time.perf_counter()
-    return validation if validation or stopping else trainer.validation_bound()
+            with clock.saving():
+                trainer.save(out / CHECKPOINTS)
+    if not validation and not stopping:
+        with clock.evaluation():
+            validation = trainer.validation_bound()
+    return validation
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -114,26 +135,24 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _reads_weights(options: TrainConfig, step: int) -> bool:
-    """Whether this step is logged, validated, sampled from or saved, so that it must be finished first."""
-    intervals = (options.log_every, options.eval_every, options.sample_every, options.save_every)
+    """Whether the weights are validated, sampled from or saved after this step, so that it must be finished first."""
+    intervals = (options.eval_every, options.sample_every, options.save_every)
     return any(_is_due(step, every) for every in intervals)
 
 
-def _budget_used(config: RunConfig, state: TrainingState, ranks: Ranks) -> float:
-    """Return the fraction of the budget that is used, by the nearest limit; the same in all processes."""
+def _agree(config: RunConfig, state: TrainingState, ranks: Ranks, stop: bool) -> tuple[float, bool]:
+    """Return the fraction of the budget that is used, at most 1, and whether to stop; the same in all processes.
+
+    The fraction is that of the nearest limit. Time is the mean over processes. No GPU is waited for.
+    """
     budget = config.budget
-    fractions = [0.0]
-    if budget.steps:
-        fractions.append(state.step / budget.steps)
-    if budget.tokens:
-        fractions.append(state.tokens / budget.tokens)
-    if budget.minutes:
-        seconds = (
-            ranks.all_reduce_sum(torch.tensor(state.seconds, dtype=torch.float64, device=ranks.device))
-            / ranks.world_size
-        )
-        fractions.append(seconds.item() / 60 / budget.minutes)
-    return max(fractions)
+    seconds, stops = ranks.all_reduce_sum(torch.tensor([state.seconds, float(stop)], dtype=torch.float64)).tolist()
+    fractions = [
+        state.step / budget.steps if budget.steps else 0.0,
+        state.tokens / budget.tokens if budget.tokens else 0.0,
+        seconds / ranks.world_size / 60 / budget.minutes if budget.minutes else 0.0,
+    ]
+    return min(1.0, max(fractions)), stops > 0
 
 
 def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: PendingStep) -> None:
@@ -221,30 +240,31 @@ def _signals() -> Iterator[Callable[[], int | None]]:
 # Logging ---------------------------------------------------------------------------------------------------
 
 
-def _step_record(trainer: Trainer, metrics: StepMetrics, lr: float) -> Record:
-    """Return the log record of a step, which is waited for."""
+def _step_record(trainer: Trainer, read: Callable[[], StepMetrics], record: Record) -> Record:
+    """Return ``record`` with the metrics of its step, which is waited for."""
+    metrics = read()
     loss, loss_by_time = metrics.loss.item(), metrics.by_time[0] / metrics.by_time[1].clamp_min(1)
-    return {
+    return record | {
         "loss": loss,
         "bits_per_char": loss / math.log(2) / trainer.blocks.chars_per_token,
         "grad_norm": metrics.grad_norm.item(),
-        "lr": lr,
         "loss_by_time": [round(value, 6) for value in loss_by_time.tolist()],
         "skipped": trainer.state.skipped or None,
     }
 
 
 class _Throughput:
-    """Meter of the tokens per second since the last record."""
+    """Meter of the training tokens per second of training since the last record; evaluation and saving do not count."""
 
     def __init__(self, state: TrainingState) -> None:
-        self.state, self.since, self.tokens = state, time.perf_counter(), state.tokens
+        self.state, self.seconds, self.tokens = state, state.seconds, state.tokens
 
     def record(self) -> Record:
-        now, tokens = time.perf_counter(), self.state.tokens
-        per_second = (tokens - self.tokens) / (now - self.since)
-        self.since, self.tokens = now, tokens
-        return {"seconds": round(self.state.seconds, 3), "tokens_per_second": round(per_second)}
+        state = self.state
+        per_second = (state.tokens - self.tokens) / max(state.seconds - self.seconds, 1e-9)
+        self.seconds, self.tokens = state.seconds, state.tokens
+        times = {name: round(getattr(state, name), 3) for name in ("seconds", "eval_seconds", "save_seconds")}
+        return times | {"tokens_per_second": round(per_second)}
 
 
 def _ignore_event(kind: str, record: Record) -> None:

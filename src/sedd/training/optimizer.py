@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sedd.config import OptimConfig
+from sedd.training.muon import Muon
 
 _NOT_HIDDEN = ("embed", "head", "output", "linear", "adaLN", "modulation", "sigma", "time")
 """Parts of the names of matrices outside the hidden layers: embeddings, the head, noise conditioning."""
@@ -27,15 +28,7 @@ def build_optimizers(network: nn.Module, config: OptimConfig) -> list[torch.opti
         torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=_all_cuda(rest))
     ]
     if hidden:
-        optimizers.append(
-            torch.optim.Muon(
-                hidden,
-                lr=config.lr,
-                weight_decay=config.weight_decay,
-                momentum=0.95,
-                adjust_lr_fn="match_rms_adamw",  # so that one learning rate serves both
-            )
-        )
+        optimizers.append(Muon(hidden, lr=config.lr, weight_decay=config.weight_decay))
     return optimizers
 
 
@@ -75,10 +68,10 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float) -> Non
 def step_if_finite(optimizers: list[torch.optim.Optimizer], finite: Tensor) -> None:
     """Apply the optimizers unless ``finite`` is false.
 
-    A fused optimizer reads the flag on the device (``found_inf``), so that the host need not wait for it.
+    A fused AdamW and Muon read the flag on the device (``found_inf``), so that the host need not wait for it.
     """
     for optimizer in optimizers:
-        if optimizer.defaults.get("fused"):
+        if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
             optimizer.found_inf = 1 - finite.float()  # type: ignore[attr-defined]
             optimizer.step()
         elif bool(finite):

@@ -17,6 +17,11 @@ class TrainingState:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    """Wall-clock seconds of training; see `clock.Clock`."""
+    eval_seconds: float = 0.0
+    """Wall-clock seconds of validation and of logged samples."""
+    save_seconds: float = 0.0
+    """Wall-clock seconds of saving checkpoints."""
     skipped: int = 0
     """Steps skipped because their loss or gradient was not finite."""
     best: float | None = None

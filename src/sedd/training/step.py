@@ -16,7 +16,7 @@ TIME_BINS = 10
 
 
 class StepMetrics(NamedTuple):
-    """Metrics of a step over all processes, on the device: reading one waits for the step."""
+    """Metrics of a step over all processes, on the device: reading one waits for the step and those queued after it."""
 
     loss: Tensor
     """In nats per token."""
@@ -24,6 +24,22 @@ class StepMetrics(NamedTuple):
     """Before clipping."""
     by_time: Tensor
     """Summed loss and number of tokens in each time bin, (2, TIME_BINS)."""
+
+    def start_copy(self) -> Callable[[], "StepMetrics"]:
+        """Begin to copy the metrics to the host; the function returned waits for this step alone and returns them."""
+        if self.loss.device.type != "cuda":
+            return lambda: self
+        copies = StepMetrics(*(torch.empty(a.shape, dtype=a.dtype, pin_memory=True) for a in self))
+        for copy, value in zip(copies, self, strict=True):
+            copy.copy_(value, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def wait() -> "StepMetrics":
+            copied.synchronize()
+            return copies
+
+        return wait
 
 
 OnNonFinite = Callable[[PendingStep], None]

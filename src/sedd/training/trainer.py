@@ -12,14 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.fsdp import fully_shard
 
 from sedd import checkpoint, data, factory, generate, registry, sampling, tokenizer
 from sedd.config import RunConfig
@@ -32,9 +24,6 @@ from sedd.training.batches import Batch, TrainingDataLoader
 from sedd.training.ema import EMA
 from sedd.training.loss import FusedLoss, has_fused_loss
 from sedd.training.state import PendingStep, TrainingState
-
-_GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_SCATTER = StateDictOptions(full_state_dict=True)
 
 
 class _WholeNetwork(nn.Module):
@@ -94,6 +83,8 @@ class Trainer:
         if self.config.train.fsdp:
             if self.ranks.world_size == 1:
                 raise ValueError("train.fsdp shards the model over processes, and there is one; start it with torchrun")
+            from torch.distributed.fsdp import fully_shard
+
             for block in network.blocks:
                 fully_shard(block)
             fully_shard(network, reshard_after_forward=reshard_after_forward)
@@ -176,11 +167,14 @@ class Trainer:
 
     def save(self, root: Path) -> None:
         """Save everything that the next step depends on, and remove older checkpoints; the first process writes."""
+        from torch.distributed.checkpoint import state_dict  # takes a second to import
+
+        gather = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights: dict[str, Any] = {
-            "model": get_model_state_dict(self.network, options=_GATHER),
-            "ema": get_model_state_dict(self.ema.network, options=_GATHER),
+            "model": state_dict.get_model_state_dict(self.network, options=gather),
+            "ema": state_dict.get_model_state_dict(self.ema.network, options=gather),
         }
-        optimizers: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_GATHER)
+        optimizers: dict[str, Any] = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=gather)
         if self.ranks.is_main:
             moments = {f"{name}|{key}": v for name, values in optimizers["state"].items() for key, v in values.items()}
             dataset = {"vocab_size": self.blocks.vocab_size, "labels": self.blocks.labels}
@@ -198,16 +192,19 @@ class Trainer:
 
     def resume(self, folder: Path) -> None:
         """Load a checkpoint, written by any number of processes."""
+        from torch.distributed.checkpoint import state_dict
+
         self._check_compatible(folder)
+        scatter = state_dict.StateDictOptions(full_state_dict=True)
         for module, stem in ((self.network, "model"), (self.ema.network, "ema")):
             weights: dict[str, Any] = dict(checkpoint.load_tensors(folder, stem))
-            set_model_state_dict(module, weights, options=_SCATTER)
-        stored: dict[str, Any] = get_optimizer_state_dict(self.network, self.optimizers, options=_SCATTER)
+            state_dict.set_model_state_dict(module, weights, options=scatter)
+        stored: dict[str, Any] = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=scatter)
         stored["state"] = {}  # the options of the parameter groups are those of this run's configuration
         for key, value in checkpoint.load_tensors(folder, "optimizer").items():
             name, _, moment = key.rpartition("|")
             stored["state"].setdefault(name, {})[moment] = value
-        set_optimizer_state_dict(self.network, self.optimizers, stored, options=_SCATTER)
+        state_dict.set_optimizer_state_dict(self.network, self.optimizers, stored, options=scatter)
         self.state = TrainingState(**checkpoint.load_json(folder, "state"))
 
     def _check_compatible(self, folder: Path) -> None:

@@ -1,0 +1,104 @@
+"""Muon (Jordan et al., 2024): momentum made nearly orthogonal, for all matrices of one shape in one batched call."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the odd polynomial a·s + b·s³ + c·s⁵; five iterations send [0.002, 1] into [0.68, 1.21]."""
+
+
+def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
+    """Return matrices (k, m, n) with the same singular vectors and singular values near 1, in [0.68, 1.21].
+
+    Newton–Schulz iteration: X ← a·X + b·(XXᵀ)X + c·(XXᵀ)²X. A GPU computes it in bfloat16, which the spread of the
+    singular values leaves room for; a CPU in float32, as many have no instructions for bfloat16.
+    """
+    a, b, c = _COEFFICIENTS
+    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    is_tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if is_tall else x
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)  # the largest singular value is now at most 1
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon with Nesterov momentum and decoupled weight decay, for matrices only.
+
+    Updates have the root mean square of AdamW's, 0.2, so that one learning rate serves both. Like torch's fused
+    optimizers, it reads ``found_inf`` on the device: if that is 1 a step changes nothing, and the host does not wait.
+    """
+
+    def __init__(
+        self, matrices: Iterable[Tensor], lr: float, weight_decay: float = 0.0, momentum: float = 0.95
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update the matrices that have a gradient."""
+        if closure is not None:
+            raise ValueError("Muon takes no closure")
+        for group in self.param_groups:
+            by_shape: defaultdict[tuple[object, ...], list[Tensor]] = defaultdict(list)
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+                    by_shape[matrix.shape, matrix.device, _is_sharded(matrix)].append(matrix)
+            for matrices in by_shape.values():
+                self._update(matrices, group)
+
+    def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        """Update matrices of one shape."""
+        buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        local, gradients, averages = (
+            [_local(a) for a in tensors] for tensors in (matrices, _gradients(matrices), buffers)
+        )
+        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=local[0].device)
+        gradient = torch.where(found_inf.bool(), 0, torch.stack(gradients))
+        weight = (1 - group["momentum"]) * (1 - found_inf)
+        average = torch.stack(averages)
+        average += weight * (gradient - average)
+        torch._foreach_copy_(averages, list(average.unbind()))
+        nesterov = gradient.lerp_(average, group["momentum"])
+        update = self._orthogonalize(nesterov, matrices)
+        rows, columns = matrices[0].shape
+        rate = group["lr"] * (1 - found_inf)
+        torch._foreach_mul_(local, 1 - rate * group["weight_decay"])
+        scaled = -0.2 * math.sqrt(max(rows, columns)) * rate * update.to(local[0].dtype)
+        torch._foreach_add_(local, list(scaled.unbind()))
+
+    def _orthogonalize(self, stacked: Tensor, matrices: list[Tensor]) -> Tensor:
+        """Return orthogonalized matrices; of those that are sharded (FSDP) every process computes the whole."""
+        if not _is_sharded(matrices[0]):
+            return orthogonalize(stacked)
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        mesh, placements = matrices[0].device_mesh, matrices[0].placements  # type: ignore[attr-defined]
+        whole = [
+            DTensor.from_local(a, mesh, placements, shape=m.shape, stride=m.stride()).full_tensor()
+            for a, m in zip(stacked, matrices, strict=True)
+        ]
+        updates = orthogonalize(torch.stack(whole)).contiguous()
+        return torch.stack([_local(distribute_tensor(u, mesh, placements, src_data_rank=None)) for u in updates])
+
+
+def _gradients(matrices: list[Tensor]) -> list[Tensor]:
+    return [matrix.grad for matrix in matrices if matrix.grad is not None]
+
+
+def _is_sharded(a: Tensor) -> bool:
+    return hasattr(a, "to_local")  # a DTensor, whose module takes a second to import
+
+
+def _local(a: Tensor) -> Tensor:
+    """Return the tensor, or this process's part of a sharded one."""
+    return a.to_local() if _is_sharded(a) else a  # type: ignore[attr-defined]
