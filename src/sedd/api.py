@@ -60,12 +60,13 @@ def train(
     folder, paths = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     stored = training.stored_config(folder) if resume else None
     flags = {**options, **({"sources": [str(path) for path in paths]} if paths else {})}
-    config = training.merge_config(flags, stored=stored, recipe=recipe)
     training.check_writable(folder)
     with training.progress_bar() as (show_event, show_preparation):
-        result = training.run(
-            config, lambda: training.prepare_data(config, show_preparation), folder, resume, on_event or show_event
+        report = on_event or show_event
+        config = training.merge_config(
+            flags, stored=stored, recipe=recipe, on_sizing=lambda text: report("note", {"text": text})
         )
+        result = training.run(config, lambda: training.prepare_data(config, show_preparation), folder, resume, report)
     if result.signal == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)
     return load(folder)

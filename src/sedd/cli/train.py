@@ -44,7 +44,8 @@ LabelColumn = Annotated[
     str | None, typer.Option("--label", help="Column of a table that holds the label; with --packing lines.")
 ]
 Steps = Annotated[
-    int | None, typer.Option(help="Number of training steps; without --steps and --minutes, 1000 or the recipe's.")
+    int | None,
+    typer.Option(help="Number of training steps; without --steps and --minutes, the recipe's, or 5 minutes."),
 ]
 Minutes = Annotated[
     float | None,
@@ -62,7 +63,12 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> "RunConfig":
     given = {name: None if options[name] == () else options[name] for name in overrides.PATHS if name in options}
     stored = overrides.stored_config(out) if out else None
     return overrides.merge_config(
-        given, stored=stored, recipe=options["recipe"], file=options["config"], sets=options["sets"] or []
+        given,
+        stored=stored,
+        recipe=options["recipe"],
+        file=options["config"],
+        sets=options["sets"] or [],
+        on_sizing=lambda text: print(f"sedd: {text}", file=sys.stderr),
     )
 
 
@@ -98,7 +104,8 @@ def train_model(
 ) -> None:
     """Train a model, in one process or, under torchrun, in several.
 
-    Options that are not given have the values of the recipe, or else their defaults; all are stored in the run's
+    Options that are not given have the values of the recipe; without one, size, batch, tokenizer, optimizer and
+    precision are chosen for this machine, the data and the budget, and printed. All are stored in the run's
     config.json. Examples:
 
     - `sedd train book.txt --out run --minutes 5`

@@ -6,7 +6,7 @@
 
 from sedd.data.index import Index, Shard, is_prepared
 from sedd.data.packing import TokenBlocks, block_order
-from sedd.data.readers import read_documents
+from sedd.data.readers import expand_sources, read_documents
 from sedd.data.shards import prepare, prepare_cached
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Shard",
     "TokenBlocks",
     "block_order",
+    "expand_sources",
     "is_prepared",
     "prepare",
     "prepare_cached",

@@ -4,7 +4,7 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 import torch
 
@@ -24,6 +24,8 @@ def estimate_cost(config: RunConfig, prepare: Callable[[], Path], steps: int = 2
         parameters = sum(p.numel() for p in trainer.network.parameters())
         cuda = ranks.device.type == "cuda"
         peak = cuda_graphs.peak_memory() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        training_minutes = _training_minutes(config.budget, seconds, tokens)
+        evaluation_minutes = _evaluation_minutes(trainer, steps=training_minutes * 60 / seconds)
         return {
             "parameters": parameters,
             "training_tokens": len(blocks) * config.model.seq_len,
@@ -32,29 +34,44 @@ def estimate_cost(config: RunConfig, prepare: Callable[[], Path], steps: int = 2
             "peak_memory_MiB": peak / 2**20,
             "milliseconds_per_step": seconds * 1e3,
             "tokens_per_second": tokens / seconds,
-            "minutes_to_finish": _minutes_to_finish(config.budget, seconds, tokens),
+            "training_minutes": training_minutes,
+            "evaluation_minutes": evaluation_minutes,
+            "minutes_to_finish": training_minutes + evaluation_minutes,
         }
 
 
 def _time_steps(trainer: Trainer, steps: int) -> tuple[float, int]:
-    """Return the median seconds and tokens of steps at learning rate 0, without the first, which warms up."""
+    """Return the mean seconds and tokens of steps at learning rate 0, without the first, which warms up.
+
+    As in training, a step includes the wait for its batch, and the next batch is built meanwhile.
+    """
     seconds: list[float] = []
     tokens: list[int] = []
+    start = time.perf_counter()
     for _, batch in zip(range(steps + 1), trainer.dataloader.iterate(0), strict=False):
-        start = time.perf_counter()
         train_step(trainer, batch, 0.0, lambda pending: None)
         finish_step(trainer, lambda pending: None)
         if trainer.ranks.device.type == "cuda":
             torch.cuda.synchronize()
             if not seconds:  # memory used while CUDA graphs were captured is counted in their pools from now on
                 torch.cuda.reset_peak_memory_stats()
-        seconds.append(time.perf_counter() - start)
+        now = time.perf_counter()
+        seconds.append(now - start)
+        start = now
         tokens.append(int(batch.tokens))
-    return median(seconds[1:]), int(median(tokens[1:]))
+    return fmean(seconds[1:]), round(fmean(tokens[1:]))
 
 
-def _minutes_to_finish(budget: BudgetConfig, seconds_per_step: float, tokens_per_step: int) -> float:
-    """Return the minutes until the first limit of the budget is reached."""
+def _training_minutes(budget: BudgetConfig, seconds_per_step: float, tokens_per_step: int) -> float:
+    """Return the minutes of training until the first limit of the budget is reached."""
     steps = [budget.steps, None if budget.tokens is None else budget.tokens / tokens_per_step]
     limits = [count * seconds_per_step / 60 for count in steps if count is not None]
     return min([*limits, *([] if budget.minutes is None else [budget.minutes])])
+
+
+def _evaluation_minutes(trainer: Trainer, steps: float) -> float:
+    """Return the minutes of all validations of a run of ``steps``, one of them at its end, from the time of one."""
+    start = time.perf_counter()
+    trainer.validation_bound()
+    every = trainer.config.train.eval_every
+    return (time.perf_counter() - start) / 60 * (1 + (int(steps / every) if every else 0))

@@ -1,7 +1,8 @@
 """Merge defaults, a recipe, a file and flags into the configuration of a run."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from sedd import checkpoint
 from sedd.config import RunConfig
 from sedd.recipes import RECIPES
+from sedd.training import sizing
 
 PATHS = {
     "process": "noise.process",
@@ -39,8 +41,12 @@ def merge_config(
     recipe: str | None = None,
     file: Path | None = None,
     sets: Sequence[str] = (),
+    on_sizing: Callable[[str], None] = lambda text: None,
 ) -> RunConfig:
     """Merge defaults, a stored configuration, a recipe, a file, flags and ``sets``; later ones win.
+
+    With neither a stored configuration nor a recipe nor a file, what decides size and speed is chosen for the machine,
+    the data and the budget (`sizing.choose_sizing`), unless width, depth and length of the network are all given.
 
     Args:
         flags: Values by name: a key of `PATHS`, a configuration key, or a section with a mapping; None is left out.
@@ -48,24 +54,41 @@ def merge_config(
         recipe: A name in `recipes.RECIPES`.
         file: A YAML file.
         sets: Assignments as in ``optim.lr=1e-4``.
+        on_sizing: Called with a line that says what was chosen, if something was.
     """
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
     assignments = [f"{PATHS.get(name, name)}={json.dumps(value)}" for name, value in flags.items() if value is not None]
     try:
-        merged = OmegaConf.merge(
-            OmegaConf.structured(RunConfig),
+        layers: list[Any] = [
             OmegaConf.create(dict(stored or {})),
             OmegaConf.create(RECIPES[recipe] if recipe else {}),
             OmegaConf.load(file) if file else {},
             OmegaConf.from_dotlist(assignments),
             OmegaConf.from_dotlist(list(sets)),
-        )
-        config = OmegaConf.to_object(merged)
+        ]
+        given = OmegaConf.merge(*layers)
+        config = _build(given)
+        if stored or recipe or file or not _needs_sizing(config, given):
+            return config.resolved()
+        config = _build(OmegaConf.merge(OmegaConf.create(sizing.choose_sizing(config)), given))
     except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
         raise ValueError(f"the options do not fit: {str(error).splitlines()[0]}") from None
-    assert isinstance(config, RunConfig)
+    on_sizing(sizing.describe_sizing(config))
     return config.resolved()
+
+
+def _build(given: Any) -> RunConfig:
+    """Return the configuration with these keys, and defaults for the rest."""
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), given))
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def _needs_sizing(config: RunConfig, given: Any) -> bool:
+    """Whether the network's size is open; under torchrun processes could choose differently, so defaults apply."""
+    open_keys = {"width", "depth", "seq_len"} - set(given.get("model") or {})
+    return bool(open_keys and config.data.sources) and int(os.environ.get("WORLD_SIZE", "1")) == 1
 
 
 def stored_config(out: Path) -> dict[str, Any] | None:

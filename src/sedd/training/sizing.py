@@ -1,0 +1,137 @@
+"""Choose a network that fits the device, the data and the budget, for a run without a recipe."""
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sedd import data
+from sedd.config import DataConfig, RunConfig
+
+DEFAULT_MINUTES = 5.0
+"""Budget of a run that has none."""
+SIZES = ((64, 2), (96, 2), (128, 2), (128, 3), (192, 3), (256, 4), (384, 6), (512, 8), (768, 12))
+"""Widths and depths to choose from."""
+TOKENS_PER_WEIGHT = 1
+"""Training tokens that each weight of the blocks should see at least; found on a CPU, see the log."""
+WEIGHTS_PER_BYTE = 7
+"""Weights of the blocks that a byte of data may have at most, so that a fast machine does not learn a short text by
+heart; an estimate."""
+STEPS = 4000
+"""Steps that the budget should last for, as far as batches of 1024 to 65,536 tokens allow."""
+MIN_BPE_BYTES = 200_000
+"""Shorter texts are read as bytes: too few of the pairs that byte-pair encoding joins would occur often enough."""
+
+
+def choose_sizing(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return values of the keys that decide size and speed, for the device, data and budget of ``config``.
+
+    The budget's seconds, times the measured speed of matrix products, give the arithmetic that can be spent: 6
+    operations per weight and token. Of the sizes whose weights then see enough tokens, and are
+    not too many for the data, the largest is taken.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * _matmul_flops(device)
+    most = WEIGHTS_PER_BYTE * _source_bytes(config.data)
+    fitting = [
+        size
+        for size in SIZES
+        if _tokens(size, flops, device) >= TOKENS_PER_WEIGHT * _weights(size) and _weights(size) <= most
+    ]
+    width, depth = fitting[-1] if fitting else SIZES[0]
+    seq_len = config.model.seq_len if config.data.packing == "lines" else 64 if device == "cpu" else 256
+    tokens_per_step = _tokens((width, depth), flops, device) / STEPS
+    sequences = 2 ** round(math.log2(max(1024, min(tokens_per_step, 65_536)) / seq_len))
+    values: dict[str, dict[str, Any]] = {
+        "model": {"width": width, "depth": depth, "heads": max(2, width // 64), "seq_len": seq_len},
+        "optim": {
+            "name": "muon",
+            "lr": 1e-2 if width <= 128 else 5e-3,
+            "warmup_steps": 50,
+            "lr_schedule": "linear",
+            "final_lr_fraction": 0.0,
+            "ema_decay": 0.99,
+        },
+        "train": {"batch_size": max(4, sequences), "precision": "float32" if device == "cpu" else "bfloat16"},
+    }
+    if (tokenizer := _tokenizer(config.data, 2048 if device == "cpu" else 8192)) is not None:
+        values["data"] = {"tokenizer": tokenizer}
+    if config.budget.minutes is config.budget.steps is config.budget.tokens is None:
+        values["budget"] = {"minutes": DEFAULT_MINUTES}
+    return values
+
+
+def describe_sizing(config: RunConfig) -> str:
+    """Return one line that says what a run without a recipe trains, and for what it was chosen."""
+    model, budget = config.model, config.budget
+    limits = {"minutes": budget.minutes, "steps": budget.steps, "tokens": budget.tokens}
+    cuda = torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if cuda else f"a CPU with {torch.get_num_threads()} threads"
+    return (
+        f"without a recipe: {model.depth} blocks of width {model.width}, {config.train.batch_size} sequences of "
+        f"{model.seq_len} tokens per step, tokenizer {config.data.tokenizer}, {config.train.precision}; chosen for "
+        f"{' or '.join(f'{value:g} {name}' for name, value in limits.items() if value)} on {device} and "
+        f"{_source_bytes(config.data) / 1e6:,.1f} MB of data; change it by --recipe, or --set as in model.width=256"
+    )
+
+
+def _weights(size: tuple[int, int]) -> int:
+    """Return the weights of the blocks: 12 matrices of width × width in each."""
+    width, depth = size
+    return 12 * depth * width**2
+
+
+def _tokens(size: tuple[int, int], flops: float, device: str) -> float:
+    """Return the training tokens that ``flops`` at the speed of a matrix product are enough for.
+
+    Narrow networks are far from that speed; the fractions are those of a CPU, on a GPU they are an estimate.
+    """
+    fraction = min(0.45, size[0] / 300) if device == "cpu" else min(0.35, size[0] / 2000)
+    return fraction * flops / 6 / _weights(size)
+
+
+def _matmul_flops(device: str) -> float:
+    """Measure the floating-point operations per second of a matrix product, in a fraction of a second."""
+    size, dtype = (4096, torch.bfloat16) if device == "cuda" else (512, torch.float32)
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        a @ a
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
+
+
+def _source_bytes(options: DataConfig) -> float:
+    """Return about how many bytes the sources hold; a compressed file holds about three times its size."""
+    if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
+        return data.Index.read(Path(options.sources[0])).bytes
+    files = [file for source in data.expand_sources(options.sources) for file in source.files]
+    compressed = (".gz", ".xz", ".bz2", ".zst")
+    return sum(os.path.getsize(file) * (3 if file.suffix.lower() in compressed else 1) for file in files)
+
+
+def _tokenizer(options: DataConfig, most: int) -> str | None:
+    """Return a tokenizer for the text: characters for a small alphabet, BPE for longer texts, else bytes.
+
+    None, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
+    """
+    names = [str(source) for source in options.sources]
+    if data.is_prepared(names[0]) or any(name.startswith("hf:") or ".npy" in name for name in names):
+        return None
+    text = ""
+    for part in data.read_documents(options.sources, options.column, options.packing):
+        text += part[: 2**18]
+        if len(text) > 2**18:
+            break
+    size = _source_bytes(options)
+    if len(set(text)) <= 32:
+        return "chars"
+    if options.packing == "lines" or size < MIN_BPE_BYTES:
+        return "bytes"
+    return f"bpe:{min(most, max(512, 2 ** round(math.log2(size / 500))))}"

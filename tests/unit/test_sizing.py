@@ -1,0 +1,133 @@
+"""What a run without a recipe trains: chosen for machine, data and budget, and changed key by key."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sedd import data, recipes
+from sedd.config import RunConfig
+from sedd.tokenizer import Bytes
+from sedd.training import merge_config, sizing
+
+WORDS = ["The", "cat", "sat", "on", "a", "mat;", "TWO", "birds", "flew", "over", "(old)", "houses,", "0123456789", "!?"]
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of known speed, without a GPU."""
+    monkeypatch.setattr(sizing, "_matmul_flops", lambda device: 1e11)
+    monkeypatch.setattr(sizing.torch.cuda, "is_available", lambda: False)
+
+
+def write(path: Path, size: int, alphabet: str = "") -> str:
+    draw = random.Random(0)
+    text = "".join(draw.choices(alphabet, k=size)) if alphabet else " ".join(draw.choices(WORDS, k=size // 4))[:size]
+    path.write_text(text)
+    return str(path)
+
+
+def weights(config: RunConfig) -> int:
+    return config.model.depth * config.model.width**2
+
+
+def test_more_time_and_faster_machines_train_larger_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never smaller, and from the smallest to the largest; a step never has less than 1024 tokens."""
+    monkeypatch.setattr(sizing, "_source_bytes", lambda options: 1e9)
+    source = write(tmp_path / "a.txt", 1000)
+    found = [merge_config({"sources": [source], "minutes": minutes}) for minutes in (0.1, 1, 5, 60, 1e3, 1e6)]
+    sizes = [weights(config) for config in found]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 2 * 64**2
+    assert sizes[-1] == 12 * 768**2
+    for config in found:
+        assert config.train.batch_size * config.model.seq_len >= 1024
+        assert config.model.width % config.model.heads == 0
+    monkeypatch.setattr(sizing, "_matmul_flops", lambda device: 1e14)
+    assert weights(merge_config({"sources": [source], "minutes": 5})) > sizes[2]
+
+
+def test_a_short_text_gets_a_small_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine that could train a large one."""
+    monkeypatch.setattr(sizing, "_matmul_flops", lambda device: 1e15)
+    sizes = [weights(merge_config({"sources": [write(tmp_path / "a.txt", size)]})) for size in (1000, 10**5, 10**6)]
+    assert sizes == sorted(set(sizes))
+    assert 12 * sizes[1] <= sizing.WEIGHTS_PER_BYTE * 10**5
+
+
+def test_the_network_sees_enough_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the arithmetic of the budget: the size that is chosen does, the next one does not."""
+    monkeypatch.setattr(sizing, "_source_bytes", lambda options: 1e9)
+    config = merge_config({"sources": [write(tmp_path / "a.txt", 1000)], "minutes": 5})
+    chosen = (config.model.width, config.model.depth)
+    larger = sizing.SIZES[sizing.SIZES.index(chosen) + 1]
+    flops = 5 * 60 * 1e11
+    for size, is_enough in ((chosen, True), (larger, False)):
+        seen = sizing._tokens(size, flops, "cpu") / sizing._weights(size)
+        assert (seen >= sizing.TOKENS_PER_WEIGHT) == is_enough
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "alphabet", "packing", "expected"),
+    [
+        ("short.txt", 10_000, "", "packed", "bytes"),
+        ("book.txt", 1_000_000, "", "packed", "bpe:2048"),
+        ("book.txt", 300_000, "", "packed", "bpe:512"),
+        ("dna.txt", 500_000, "ACGT", "packed", "chars"),
+        ("dna.txt", 5_000, "ACGT\n", "lines", "chars"),
+        ("lines.txt", 500_000, "", "lines", "bytes"),
+    ],
+)
+def test_the_tokenizer_fits_the_text(
+    tmp_path: Path, name: str, size: int, alphabet: str, packing: str, expected: str
+) -> None:
+    source = write(tmp_path / name, size, alphabet)
+    assert merge_config({"sources": [source], "packing": packing}).data.tokenizer == expected
+
+
+def test_prepared_data_and_arrays_keep_their_tokenizer(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", 300_000)
+    data.prepare([source], tmp_path / "prepared", Bytes())
+    np.save(tmp_path / "a.npy", np.zeros((4, 8), dtype=np.uint8))
+    for path in ("prepared", "a.npy"):
+        assert merge_config({"sources": [str(tmp_path / path)]}).data.tokenizer == RunConfig().data.tokenizer
+
+
+def test_given_keys_win_one_by_one(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", 300_000)
+    lines: list[str] = []
+
+    def merged(sets: list[str], **options: Any) -> RunConfig:
+        return merge_config({"sources": [source], "minutes": 5, **options}, sets=sets, on_sizing=lines.append)
+
+    chosen = merged([])
+    changed = merged(["model.width=96"], tokenizer="chars")
+    assert (changed.model.width, changed.data.tokenizer) == (96, "chars")
+    changed.model.width, changed.data.tokenizer = chosen.model.width, chosen.data.tokenizer
+    assert changed == chosen
+    assert len(lines) == 2
+    assert "width 96" in lines[1]
+    assert "tokenizer chars" in lines[1]
+    assert "0.3 MB" in lines[1]
+    assert merge_config({"sources": [source]}).budget.minutes == sizing.DEFAULT_MINUTES
+    assert merge_config({"sources": [source], "steps": 3}).budget == merge_config({"steps": 3}).budget
+
+
+def test_nothing_is_chosen_for_what_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a recipe, a stored configuration, a file or hand; nor by one of several processes for itself."""
+    source, lines = write(tmp_path / "a.txt", 300_000), []
+    sizes = ["model.width=32", "model.depth=2", "model.seq_len=16"]
+    (tmp_path / "file.yaml").write_text("seed: 3\n")
+    for options in (
+        {"sets": sizes},
+        {"file": tmp_path / "file.yaml"},
+        {"stored": {"seed": 3}},
+        *({"recipe": recipe} for recipe in recipes.RECIPES),
+    ):
+        config = merge_config({"sources": [source]}, **options, on_sizing=lines.append)
+        assert config.optim.name == RunConfig().optim.name
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert merge_config({"sources": [source]}, on_sizing=lines.append).model == RunConfig().resolved().model
+    assert lines == []
