@@ -62,7 +62,7 @@ def main() -> None:
 
     # the distribution of the samples, step by step from all masks, by enumeration
     sampler = Tweedie(model.requires_grad_(False), process, schedule)
-    x = exact.every(process.num_states, p_data.length)
+    x = exact.all_sequences(process.num_states, p_data.length)
     p = torch.zeros(len(x), dtype=torch.float64)
     p[-1] = 1
     times = torch.linspace(1, 0, SAMPLER_STEPS + 1, dtype=torch.float64)

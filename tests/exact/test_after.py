@@ -41,7 +41,7 @@ def loaded(model: torch.nn.Module, process: Process, schedule: Schedule) -> Load
 def exact_denoiser() -> MeanModel:
     """Return the true posterior of the clean token as a network that does not depend on σ."""
     table = exact.Table(4, 4)
-    x = exact.every(4, 4)
+    x = exact.all_sequences(4, 4)
     log_mean = exact.Score(P_DATA, ABSORBING).log_mean(x, torch.ones(len(x)))
     with torch.no_grad():
         table.weight[..., :3] = log_mean.clamp_min(-1e3)  # −∞ at unmasked tokens
@@ -61,7 +61,7 @@ class Next(torch.nn.Module):
 def test_the_score_of_what_follows_is_the_conditional_score(context: list[int]) -> None:
     """Everywhere and at every noise; so is its bound in expectation, the entropy of what follows."""
     model, truth = exact.Score(P_DATA, ABSORBING).bind(context=torch.tensor(context)), rest_of(context)
-    x = exact.every(4, truth.length)
+    x = exact.all_sequences(4, truth.length)
     masked = ABSORBING.is_noisy(x)
     for sigma in (0.01, 1.0, 5.0):
         level = torch.full((len(x),), sigma, dtype=torch.float64)
@@ -91,8 +91,8 @@ def test_the_estimate_is_the_bound_on_what_follows(process: Process, schedule: S
     model = exact.Score(P_DATA, process)
     truth = bound_of_each(model.bind(context=torch.from_numpy(context)), process, schedule, length=2, nodes=80)
     if process is ABSORBING:  # the exact score: the bound is −log p(rest | context), but for base and reconstruction
-        np.testing.assert_allclose(truth, -rest_of([0, 2]).log_prob(exact.every(3, 2)), atol=0.02)
-    for rest, bound in zip(exact.every(3, 2).numpy(), truth, strict=True):
+        np.testing.assert_allclose(truth, -rest_of([0, 2]).log_prob(exact.all_sequences(3, 2)), atol=0.02)
+    for rest, bound in zip(exact.all_sequences(3, 2).numpy(), truth, strict=True):
         found = evaluation.score_continuation(context, rest, loaded(model, process, schedule), draws=4096, batch=4096)
         assert abs(2 * found.nats - bound) <= 5 * 2 * found.stderr
         assert 5 * 2 * found.stderr < 0.2 * bound + 0.1

@@ -80,7 +80,7 @@ def test_the_practical_base_costs_its_divergence(
     )
     sigma = schedule.sigma(tensor(1.0))
     p_1 = distribution.at(process, sigma)
-    log_base = process.log_prior(exact.every(process.num_states, length), sigma).sum(-1)
+    log_base = process.log_prior(exact.all_sequences(process.num_states, length), sigma).sum(-1)
     assert abs(log_base.exp().sum() - 1) < 1e-12
     excess = (p_1 * (p_1.log() - log_base)).sum()
     torch.testing.assert_close(base.total - true.total, excess, rtol=0, atol=1e-12)

@@ -112,7 +112,7 @@ def test_the_exact_posterior_is_grammatical_but_has_another_distribution() -> No
 def test_nothing_recovers_more_than_the_most_probable_sentence(level: float) -> None:
     """Σ_{x_t} max p(x_t, x_0) is the most that any method can recover; the exact argmax is within 2 % of it."""
     sigma = one_step.sigma_at(level)
-    x, targets = exact.every(len(sentences.WORDS), sentences.LENGTH), sentences.corpus_ids()
+    x, targets = exact.all_sequences(len(sentences.WORDS), sentences.LENGTH), sentences.corpus_ids()
     P = exact.transition_matrix(one_step.PROCESS, sigma)
     most = (sentences.corpus_frequencies() * P[x[:, None], targets].prod(-1)).amax(-1).sum().item()
     table = one_step.posterior(one_step.exact_score(), sigma)

@@ -113,7 +113,7 @@ def test_denoising_losses_are_the_closed_form(process: Process, kind: divergence
     close(losses[0], losses[1])
     close(gradients[0], gradients[1])
     if isinstance(process, Absorbing):
-        tokens = exact.every(N, 1)
+        tokens = exact.all_sequences(N, 1)
         log_score = random_log_probs(N, N + 1)
         assert (dense.denoising(kind, log_score, tokens, tokens, tensor(sigma).expand(N)) == 0).all()
 
@@ -187,7 +187,7 @@ def test_a_walk_agrees_with_enumeration(sigma: float) -> None:
     """Noise, scores, losses and posteriors of the walk, from the definitions in `exact`."""
     process, p_data, noise = BiasedWalk(3), random_distribution(3, 2, 0), tensor(sigma)
     close(process.transition_matrix(noise), exact.transition_matrix(process, noise))
-    score, x = exact.Score(p_data, process), exact.every(3, 2)
+    score, x = exact.Score(p_data, process), exact.all_sequences(3, 2)
     levels = noise.expand(len(x))
     close(process.mean_score(score.log_mean(x, levels), x, levels), score(x, levels))
     close(denoised_probs(process, score(x, levels), x, levels), score.log_mean(x, levels).exp())

@@ -279,7 +279,7 @@ def test_one_order_sums_to_one() -> None:
     """So it is a likelihood: Σ_x p(x) = 1 over all 27 sequences, for a model that is wrong about everything."""
     model, process = random_model(MeanModel, Absorbing(3), 3).requires_grad_(False), Absorbing(3)
     backward = FixedOrderEstimator(process, lambda length: torch.arange(length).flip(0))
-    costs = [3 * found(model, backward, x[None]).nats for x in exact.every(3, 3)]
+    costs = [3 * found(model, backward, x[None]).nats for x in exact.all_sequences(3, 3)]
     assert np.exp(-np.array(costs)).sum() == pytest.approx(1, abs=1e-9)
 
 

@@ -14,7 +14,7 @@ from sedd.diffusion import process, schedule
 from sedd.evaluation import quality
 from sedd.evaluation.quality import Judge, QualityMetrics, compute_metrics, judges, score_samples
 from sedd.evaluation.quality.samples import Sample, SampleSet
-from sedd.exact import every
+from sedd.exact import all_sequences
 
 LENGTH = 4
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(judge: Judge) -> list[np.ndarray]:
-    return list(every(judge.vocab_size, LENGTH).numpy())
+    return list(all_sequences(judge.vocab_size, LENGTH).numpy())
 
 
 def probabilities(judge: Judge) -> np.ndarray:

@@ -129,7 +129,7 @@ def finest(kind: tuple[str, str]) -> tuple[type[Sampler], Tensor]:
 def enumerated(chosen: Sampler, times: Tensor, length: int = LENGTH) -> Tensor:
     """The distribution of the samples, of sequences of tokens alone."""
     found = exact.sample_distribution(chosen, torch.full((length,), -1), times)
-    states = exact.every(chosen.process.num_states, length)
+    states = exact.all_sequences(chosen.process.num_states, length)
     assert found[(states == TOKENS).any(-1)].sum() < 1e-12
     return found[(states < TOKENS).all(-1)]
 
@@ -179,7 +179,7 @@ WEIGHTS = [0.4, 1.0, 2.5]
 def test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture(wrapper: str, weight: float) -> None:
     """s_y = p_γ(y | x)/e by Bayes' rule, at every noise, for score models and for denoisers."""
     model, process = guided_model(("absorbing", wrapper), 1, weight), PROCESSES["absorbing"]
-    x = exact.every(process.num_states, LENGTH)
+    x = exact.all_sequences(process.num_states, LENGTH)
     for noise in (0.02, 0.7, 4.0):
         sigma = tensor(noise).expand(len(x))
         free, given = (exact.Score(distribution(label), process).log_mean(x, sigma).exp() for label in (None, 1))
@@ -195,7 +195,7 @@ def test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture(wrapper: str, we
 def test_a_guided_score_under_uniform_noise_is_the_score_of_the_tilted_noisy_distribution(weight: float) -> None:
     """p_t(x)^(1−γ)·p_t(x | label)^γ, at every noise."""
     model, process = guided_model(("uniform", "score"), 1, weight), PROCESSES["uniform"]
-    x = exact.every(TOKENS, LENGTH)
+    x = exact.all_sequences(TOKENS, LENGTH)
     for noise in (0.02, 0.7, 4.0):
         sigma = tensor(noise)
         p = tilted(*(distribution(label).at(process, sigma) for label in (None, 1)), weight)
@@ -208,7 +208,7 @@ def test_a_guided_score_under_uniform_noise_is_the_score_of_the_tilted_noisy_dis
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_a_guided_denoiser_under_uniform_noise_is_a_normalised_mixture(weight: float) -> None:
     model, process = guided_model(("uniform", "mean"), 1, weight), PROCESSES["uniform"]
-    x = exact.every(TOKENS, LENGTH)
+    x = exact.all_sequences(TOKENS, LENGTH)
     sigma = tensor(0.7).expand(len(x))
     p = torch.lerp(
         *(exact.Score(distribution(label), process).log_mean(x, sigma) for label in (None, 1)), weight
@@ -220,7 +220,7 @@ def test_a_guided_denoiser_under_uniform_noise_is_a_normalised_mixture(weight: f
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_at_weight_1_guidance_is_the_label_and_towards_0_there_is_none(kind: tuple[str, str]) -> None:
     process = PROCESSES[kind[0]]
-    x = exact.every(process.num_states, LENGTH)
+    x = exact.all_sequences(process.num_states, LENGTH)
     sigma, seen = tensor(0.7).expand(len(x)), process.is_noisy(x)
     for weight, label in ((1.0, 1), (1e-9, None)):
         found, right = (model(x, sigma)[seen] for model in (guided_model(kind, 1, weight), labelled(kind, label)))

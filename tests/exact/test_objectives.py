@@ -234,7 +234,7 @@ class ConstantOutput(torch.nn.Module):
 def test_score_entropy_of_a_denoiser_is_time_dce_point_by_point(schedule: Schedule) -> None:
     """§7.4, first half."""
     process, model = Absorbing(3), random_model(MeanModel, Absorbing(3), 3)
-    x_t, x_0 = exact.every(4, 3).repeat_interleave(27, 0), exact.every(3, 3).repeat(64, 1)
+    x_t, x_0 = exact.all_sequences(4, 3).repeat_interleave(27, 0), exact.all_sequences(3, 3).repeat(64, 1)
     for at in (1e-3, 0.5, 1.0):
         t = tensor(at).expand(len(x_t))
         entropy = objectives.DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, t)

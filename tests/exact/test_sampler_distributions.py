@@ -163,7 +163,7 @@ def test_power() -> None:
     assert scipy.stats.ncx2.sf(threshold, 26, 3 * COUNT * 0.05**2) > 0.99
     distribution = torch.full((27,), 1 / 27, dtype=torch.float64)
     off = distribution * (1 + 0.1 * (-1) ** torch.arange(27))
-    x = exact.every(3, 3)[torch.multinomial(off, COUNT, True, generator=torch.Generator().manual_seed(0))]
+    x = exact.all_sequences(3, 3)[torch.multinomial(off, COUNT, True, generator=torch.Generator().manual_seed(0))]
     assert p_value(x, distribution, 3) < FAMILY / (3 * len(CASES))  # and an error of 10 % is detected
 
 
@@ -213,7 +213,7 @@ def mild_distribution(seed: int = 0) -> exact.Distribution:
 
 def error(chosen: GridSampler, distribution: exact.Distribution, steps: int) -> float:
     """Return the total variation to the data of a run from the true distribution at t = 1: the steps' error alone."""
-    times, x = uniform_grid(steps), exact.every(chosen.process.num_states, 3)
+    times, x = uniform_grid(steps), exact.all_sequences(chosen.process.num_states, 3)
     p, blank = distribution.at(chosen.process, chosen.schedule.sigma(times[0])), BLANK < 0
     for t, s in list(pairwise(times))[:-1]:
         p = exact.step_distribution(chosen, p, blank, t.expand(len(x)), s.expand(len(x)))
@@ -372,7 +372,7 @@ def test_remasking_approaches_the_data_as_it_fades() -> None:
 def test_gibbs_corrections_keep_the_distribution_and_reduce_errors(at: int) -> None:
     process, schedule = SETTINGS[at]
     distribution = random_distribution(3, 3, 0)
-    score, x = exact.Score(distribution, process), exact.every(3, 3)
+    score, x = exact.Score(distribution, process), exact.all_sequences(3, 3)
     sigma = schedule.sigma(tensor(0.3))
     right = distribution.at(process, sigma)
     table = reverse.normalize_probs(score(x, sigma.expand(len(x))).exp())
@@ -580,7 +580,7 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     """p(x_0 | x) is p^(1/T) of what it was; masks are revealed at the same rate as before."""
     process, schedule = SETTINGS[at]
     model = models(process)[kind]
-    x = exact.every(process.num_states, 3)
+    x = exact.all_sequences(process.num_states, 3)
     sigma = schedule.sigma(tensor(0.4)).expand(len(x))
     plain = reverse.denoised_probs(process, model(x, sigma), x, sigma)
     sharp = SamplingModel(model, warping=Warping(temperature=0.5))

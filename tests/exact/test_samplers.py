@@ -27,7 +27,7 @@ def distributions_of_steps(
     last: bool = True,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the distribution after each of ``steps`` equal steps and the last to no noise, each with the true one."""
-    x = exact.every(process.num_states, distribution.length)
+    x = exact.all_sequences(process.num_states, distribution.length)
     times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
     p = distribution.at(process, schedule.sigma(times[0]))
     found = []
@@ -129,7 +129,7 @@ def test_a_missing_last_step_is_caught() -> None:
 
 def test_no_mask_survives_the_last_step() -> None:
     distribution, process = random_distribution(3, 2, 0), Absorbing(3)
-    x = exact.every(4, 2)
+    x = exact.all_sequences(4, 2)
     p = denoising_table(exact.Score(distribution, process), process, x, tensor(0.5).expand(len(x)))
     assert (p[..., process.mask] == 0).all()
     torch.testing.assert_close(p.sum(-1), torch.ones(len(x), 2).double())
@@ -141,7 +141,7 @@ def test_no_mask_survives_the_last_step() -> None:
 
 def test_steps_too_long_and_scores_too_wrong_still_give_distributions() -> None:
     """Entries below 0 are clamped, entries above 1 normalised: the rows of a table always sum to 1."""
-    x = exact.every(3, 2)
+    x = exact.all_sequences(3, 2)
     loud = lambda x, sigma: torch.full((*x.shape, 3), 3.0).double().scatter(-1, x[..., None], 0)  # noqa: E731
     quiet = lambda x, sigma: torch.full((*x.shape, 3), -9.0).double().scatter(-1, x[..., None], 0)  # noqa: E731
     t, s = (tensor(v).expand(len(x)) for v in (1.0, 0.0))

@@ -33,7 +33,7 @@ def test_the_transition_of_a_sequence_factorises() -> None:
     joint = (
         torch.kron(torch.kron(Q, eye), eye) + torch.kron(torch.kron(eye, Q), eye) + torch.kron(torch.kron(eye, eye), Q)
     )
-    x = exact.every(4, 3)
+    x = exact.all_sequences(4, 3)
     product = process.transition(x[:, None], x[None], sigma).prod(-1)
     torch.testing.assert_close(exact.expm(sigma * joint), product, rtol=0, atol=1e-14)
 

@@ -14,7 +14,7 @@ from sedd import factory
 from sedd.evaluation import quality
 from sedd.evaluation.quality import judges, samples, score_samples
 from sedd.evaluation.quality.judge import extract_features
-from sedd.exact import every
+from sedd.exact import all_sequences
 from sedd.extras import install_hint
 
 SMALL = [
@@ -216,7 +216,7 @@ def test_missing_packages_are_reported(sedd: Sedd, models: Callable[[str], Path]
 def test_the_scores_of_a_sedd_judge_are_a_distribution(models: Callable[[str], Path]) -> None:
     """Σ e^(−nats) = 1 over all texts of two letters; if the first is skipped, over the second given the first."""
     run, letters = models("ar"), factory.load_model(models("ar")).tokenizer.vocab_size
-    rows = list(every(letters, 2).numpy())
+    rows = list(all_sequences(letters, 2).numpy())
     scored, skipped = (
         np.exp(
             [-found.nats for found in score_samples(judges.load_judge(str(run), first_token=first), rows, batch=512)]

@@ -21,10 +21,10 @@ def test_entropy_and_log_prob() -> None:
 
 
 def test_index_and_order_agree() -> None:
-    x = exact.every(3, 4)
+    x = exact.all_sequences(3, 4)
     assert torch.equal(exact.index_of(x, 3), torch.arange(81))
     assert x[1].tolist() == [0, 0, 0, 1]
-    assert exact.every(5, 1).shape == (5, 1)
+    assert exact.all_sequences(5, 1).shape == (5, 1)
 
 
 @pytest.mark.parametrize("process", [Uniform(2), Absorbing(2)], ids=str)
@@ -80,7 +80,7 @@ def test_propagate_is_a_sum_over_paths() -> None:
     table = torch.rand(9, 2, 3, generator=generator, dtype=torch.float64)
     table /= table.sum(-1, keepdim=True)
     p = torch.rand(9, generator=generator, dtype=torch.float64)
-    x = exact.every(3, 2)
+    x = exact.all_sequences(3, 2)
     by_hand = [sum(p[a] * table[a, 0, y[0]] * table[a, 1, y[1]] for a in range(9)) for y in x]
     torch.testing.assert_close(exact.propagate(p, table), torch.stack(by_hand))
 

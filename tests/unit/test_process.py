@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_noise() -> None:
 @pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
 def test_positions_that_cannot_change_are_never_read(process: Process) -> None:
     """Entries at x_t, and under absorbing noise whole unmasked positions, do not enter the loss or its gradient."""
-    x_0 = exact.every(3, 2)
+    x_0 = exact.all_sequences(3, 2)
     x_t = process.corrupt(x_0, torch.full((9,), 0.8), torch.Generator().manual_seed(0))
     log_score = torch.randn(9, 2, process.num_states, dtype=torch.float64, requires_grad=True)
     loss = process.score_entropy(log_score, x_t, x_0, torch.full((9,), 0.8))

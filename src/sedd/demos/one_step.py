@@ -67,7 +67,7 @@ def exact_score() -> exact.Score:
 @torch.no_grad()
 def posterior(model: Denoiser, sigma: Float[Tensor, ""]) -> Float[Tensor, "x L n"]:
     """Return p(x_0 at i | x_t) for every sequence x_t."""
-    x = exact.every(PROCESS.num_states, sentences.LENGTH)
+    x = exact.all_sequences(PROCESS.num_states, sentences.LENGTH)
     parts = [model.log_mean(part, sigma.expand(len(part))).exp().double() for part in x.split(256)]
     return torch.cat(parts)
 
@@ -79,7 +79,7 @@ def argmax_table(table: Float[Tensor, "x L n"]) -> Float[Tensor, "x L n"]:
 
 def evaluate_reconstruction(table: Float[Tensor, "x L n"], noise_level: float, method: str) -> Reconstruction:
     """Evaluate reconstruction by ``table``, summed over all sentences and noisy sequences."""
-    x, targets = exact.every(PROCESS.num_states, sentences.LENGTH), sentences.corpus_ids()
+    x, targets = exact.all_sequences(PROCESS.num_states, sentences.LENGTH), sentences.corpus_ids()
     P = exact.transition_matrix(PROCESS, sigma_at(noise_level))
     joint = sentences.corpus_frequencies() * P[x[:, None], targets].prod(-1)  # p(x_t, x_0), x_0 a sentence
     tables = table[:, None].expand(-1, len(targets), -1, -1)
@@ -103,7 +103,7 @@ def sigma_at(noise_level: float) -> Float[Tensor, ""]:
 
 def evaluate_reconstructions(model: Denoiser, levels: Sequence[float] = NOISE_LEVELS) -> Iterator[Reconstruction]:
     """Evaluate the noisy input, the model and the exact posterior: one row per noise level and method."""
-    identity = torch.nn.functional.one_hot(exact.every(PROCESS.num_states, sentences.LENGTH)).double()
+    identity = torch.nn.functional.one_hot(exact.all_sequences(PROCESS.num_states, sentences.LENGTH)).double()
     for noise_level in levels:
         sigma = sigma_at(noise_level)
         yield evaluate_reconstruction(identity, noise_level, "noisy input")

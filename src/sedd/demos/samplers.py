@@ -70,7 +70,7 @@ def sampler_errors(
 
 def _error(p_data: exact.Distribution, process_name: str, schedule_name: str, name: str, steps: int) -> float:
     process, schedule = factory.build_process(process_name, p_data.vocab_size), factory.build_schedule(schedule_name)
-    score, x = exact.Score(p_data, process), exact.every(process.num_states, p_data.length)
+    score, x = exact.Score(p_data, process), exact.all_sequences(process.num_states, p_data.length)
     sampler, blank = SAMPLERS[name](score, process, schedule), torch.ones(p_data.length, dtype=torch.bool)
     times = sampling.uniform_grid(steps)
     p = p_data.at(process, schedule.sigma(times[0]))

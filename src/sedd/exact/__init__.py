@@ -6,7 +6,7 @@ All of it is float64, from matrix exponentials and Bayes' rule; none of it uses 
 """
 
 from sedd.exact.bound import ExactBound, bound, integrate
-from sedd.exact.distribution import Distribution, Score, Table, every, expm, index_of, transition_matrix
+from sedd.exact.distribution import Distribution, Score, Table, all_sequences, expm, index_of, transition_matrix
 from sedd.exact.propagation import expect, propagate
 from sedd.exact.sampler_distribution import sample_distribution, step_distribution, transition_table
 
@@ -15,8 +15,8 @@ __all__ = [
     "ExactBound",
     "Score",
     "Table",
+    "all_sequences",
     "bound",
-    "every",
     "expect",
     "expm",
     "index_of",

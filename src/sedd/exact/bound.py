@@ -12,7 +12,7 @@ from sedd.diffusion import validate
 from sedd.diffusion.process import Process, at_token
 from sedd.diffusion.schedule import Schedule
 from sedd.exact import objectives
-from sedd.exact.distribution import Distribution, every, transition_matrix
+from sedd.exact.distribution import Distribution, all_sequences, transition_matrix
 from sedd.exact.propagation import pairs
 
 
@@ -68,7 +68,7 @@ def bound(
 
 def _prior(p_data: Distribution, process: Process, sigma: Tensor, true_base: bool) -> Tensor:
     """E KL(p_{1|0}(·|x_0) ‖ base)."""
-    x, P = every(process.num_states, p_data.length), transition_matrix(process, sigma)
+    x, P = all_sequences(process.num_states, p_data.length), transition_matrix(process, sigma)
     p_1 = P[x[:, None], p_data.sequences].prod(-1)  # x, x_0
     base = p_data.at(process, sigma) if true_base else process.log_prior(x, sigma).sum(-1).exp()
     joint = p_data.probabilities * p_1

@@ -12,7 +12,7 @@ from sedd.diffusion import categorical, validate
 from sedd.diffusion.process import Process
 
 
-def every(num_states: int, length: int) -> Int[Tensor, "count length"]:
+def all_sequences(num_states: int, length: int) -> Int[Tensor, "count length"]:
     """Return every sequence in the order of `index_of`: the last position varies fastest."""
     return torch.cartesian_prod(*[torch.arange(num_states)] * length).view(-1, length)
 
@@ -67,7 +67,7 @@ class Distribution:
                              "probabilities must be 0 or more and sum to 1")  # fmt: skip
         self.probabilities = probabilities.double().flatten() / probabilities.double().sum()
         self.vocab_size, self.length = shape[0], len(shape)
-        self.sequences = every(self.vocab_size, self.length)
+        self.sequences = all_sequences(self.vocab_size, self.length)
 
     @classmethod
     def random(cls, vocab_size: int, length: int, generator: torch.Generator) -> "Distribution":

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import divergence
-from sedd.diffusion.objective.base import Integral, weighed
+from sedd.diffusion.objective.base import Integral, weighted
 from sedd.diffusion.parameterization import LogScoreModel
 from sedd.exact.distribution import Distribution, Score
 
@@ -41,7 +41,7 @@ class ExplicitScoreEntropy(ExplicitObjective):
         sigma, rate = self.schedule(t)
         log_ratio = self._log_ratio(x_t, sigma)
         loss = self.process.explicit(divergence.score_entropy, model(x_t, sigma), log_ratio, x_t)
-        return weighed(rate, loss)
+        return weighted(rate, loss)
 
 
 @final
@@ -56,4 +56,4 @@ class ExplicitConcreteScore(ExplicitObjective):
         sigma, rate = self.schedule(t)
         log_ratio = self._log_ratio(x_t, sigma)
         loss = self.process.explicit(divergence.square, model(x_t, sigma), log_ratio, x_t)
-        return weighed(rate, loss)
+        return weighted(rate, loss)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sedd.diffusion.process import Process, at_token
-from sedd.exact.distribution import Distribution, every, index_of, transition_matrix
+from sedd.exact.distribution import Distribution, all_sequences, index_of, transition_matrix
 from sedd.exact.propagation import pairs
 
 Scalar = Float[Tensor, ""]
@@ -20,7 +20,7 @@ Scalar = Float[Tensor, ""]
 
 def _scores(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x, p_σ(x), log s(x) and Q(x_i, y) without its diagonal, for every noisy sequence x."""
-    x = every(process.num_states, p_data.length)
+    x = all_sequences(process.num_states, p_data.length)
     rates = process.rate_matrix()
     rates = rates - rates.diagonal().diag()
     return x, p_data.at(process, sigma), model(x, sigma.expand(len(x))), rates[x]
@@ -34,7 +34,7 @@ def _mean(p: Tensor, values: Tensor) -> Tensor:
 
 def _true_ratios(p_data: Distribution, process: Process, sigma: Scalar) -> Tensor:
     """p_σ(x with x_i → y) / p_σ(x), for every x, i, y."""
-    x, p = every(process.num_states, p_data.length), p_data.at(process, sigma)
+    x, p = all_sequences(process.num_states, p_data.length), p_data.at(process, sigma)
     ratios = torch.empty(len(x), p_data.length, process.num_states, dtype=torch.float64)
     for i, y in itertools.product(range(p_data.length), range(process.num_states)):
         neighbour = x.clone()
@@ -107,7 +107,7 @@ def softmax_linear(model: Any, p_data: Distribution, process: Process, sigma: Sc
 
 def ratio_matching(model: Any, p_data: Distribution, process: Process, sigma: Scalar) -> Scalar:
     """−Σ_x p(x) Σ_i log p(x_i | x_−i)."""
-    x, p = every(process.num_states, p_data.length), p_data.at(process, sigma)
+    x, p = all_sequences(process.num_states, p_data.length), p_data.at(process, sigma)
     log_c = at_token(model.log_conditional(x, sigma.expand(len(x))), x)
     return -_mean(p, log_c)
 

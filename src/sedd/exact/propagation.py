@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion.process import Process
-from sedd.exact.distribution import Distribution, every, transition_matrix
+from sedd.exact.distribution import Distribution, all_sequences, transition_matrix
 
 
 def expect(
@@ -22,7 +22,7 @@ def pairs(
     p_data: Distribution, process: Process, sigma: Float[Tensor, ""]
 ) -> tuple[Int[Tensor, "p L"], Int[Tensor, "p L"], Float[Tensor, " p"]]:
     """Return every pair (x_t, x_0) of positive probability at noise σ, and that probability."""
-    x_t = every(process.num_states, p_data.length)
+    x_t = all_sequences(process.num_states, p_data.length)
     P = transition_matrix(process, sigma)
     joint = p_data.probabilities * P[x_t[:, None], p_data.sequences].prod(-1)  # x_t, x_0
     t, zero = torch.nonzero(joint > 0, as_tuple=True)
@@ -33,7 +33,7 @@ def propagate(p: Float[Tensor, " n"], table: Float[Tensor, "n L states"]) -> Flo
     """Return the distribution after one step of a sampler: Σ_x p(x) Π_i table[x, i, y_i], for every y.
 
     Args:
-        p: Probabilities of `every` sequence of states, or of anything else that determines the step.
+        p: Probabilities of `all_sequences` of states, or of anything else that determines the step.
         table: For each of these, the distribution of each position after the step.
     """
     _, length, num_states = table.shape

@@ -1,6 +1,6 @@
 """The distribution of a sampler's output by enumeration, derived from what the sampler uses to draw.
 
-Nothing is drawn. A distribution is a vector over `every` sequence of states. For samplers with factorised
+Nothing is drawn. A distribution is a vector over `all_sequences` of states. For samplers with factorised
 steps the weights of a step are enough; for the others it takes their stages, rates, choice of positions or plan.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sedd.diffusion.process import Process, at_token
 from sedd.diffusion.reverse import denoised_probs, denoising_table, normalize_probs
-from sedd.exact.distribution import every
+from sedd.exact.distribution import all_sequences
 from sedd.exact.propagation import propagate
 from sedd.sampling.autoregressive import LeftToRight
 from sedd.sampling.base import GridSampler, Sampler, sigma_of_masked_fraction
@@ -57,7 +57,11 @@ def step_distribution(
 @sample_distribution.register
 def _grid(sampler: GridSampler, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
     """All steps of a grid, the last of which draws from p(x_0 | x)."""
-    p, x, blank = initial_distribution(sampler.process, given), every(sampler.process.num_states, len(given)), given < 0
+    p, x, blank = (
+        initial_distribution(sampler.process, given),
+        all_sequences(sampler.process.num_states, len(given)),
+        given < 0,
+    )
     grid = sampler.grid(times)
     for t, s in list(pairwise(grid))[:-1]:
         p = step_distribution(sampler, p, blank, t.expand(len(x)), s.expand(len(x)))
@@ -66,7 +70,7 @@ def _grid(sampler: GridSampler, given: Int[Tensor, " L"], times: Float[Tensor, "
 
 def initial_distribution(process: Process, given: Int[Tensor, " L"]) -> Float[Tensor, " states"]:
     """Return the distribution a sampler starts from: noise at −1, and the given tokens."""
-    x = every(process.num_states, len(given))
+    x = all_sequences(process.num_states, len(given))
     noise = process.log_prior(x, torch.tensor(torch.inf, dtype=torch.float64).expand(x.shape)).exp()
     return torch.where(given < 0, noise, (x == given).double()).prod(-1)
 
@@ -80,7 +84,7 @@ def propagate_free(
 
 
 def _last_step(sampler: Sampler, p: Tensor, blank: Tensor, t: Tensor) -> Tensor:
-    x = every(sampler.process.num_states, len(blank))
+    x = all_sequences(sampler.process.num_states, len(blank))
     table = denoising_table(sampler.model, sampler.process, x, sampler.schedule.sigma(t).expand(len(x)))
     return propagate_free(p, table, x, blank & sampler.process.is_noisy(x))
 
@@ -104,14 +108,14 @@ def transition_table(
 
 @step_distribution.register
 def _factorized(sampler: FactorizedSampler, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    x = every(sampler.process.num_states, len(blank))
+    x = all_sequences(sampler.process.num_states, len(blank))
     return propagate_free(p, transition_table(sampler, x, t, s), x, blank.expand(x.shape))
 
 
 @step_distribution.register
 def _theta(sampler: Theta, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Every start and every midpoint: the second stage depends on both."""
-    model, schedule, x = sampler.model, sampler.schedule, every(sampler.process.num_states, len(blank))
+    model, schedule, x = sampler.model, sampler.schedule, all_sequences(sampler.process.num_states, len(blank))
     free = blank & sampler.process.is_noisy(x)
     log_score_t = model(x, schedule.sigma(t))
     log_score_m = model(x, schedule.sigma(sampler.midpoint(t, s)))
@@ -128,7 +132,7 @@ def _theta(sampler: Theta, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Te
 @step_distribution.register
 def _gibbs(sampler: Gibbs, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """The predictor, then the mean over positions, ``sites`` times."""
-    x = every(sampler.process.num_states, len(blank))
+    x = all_sequences(sampler.process.num_states, len(blank))
     p = step_distribution(sampler.predictor, p, blank, t, s)
     table = normalize_probs(sampler.model(x, sampler.schedule.sigma(s)).exp())
     site = torch.eye(len(blank), dtype=torch.bool)[blank]
@@ -139,7 +143,7 @@ def _gibbs(sampler: Gibbs, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Te
 
 @step_distribution.register
 def _remask(sampler: Remask, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    process, x = sampler.process, every(sampler.process.num_states, len(blank))
+    process, x = sampler.process, all_sequences(sampler.process.num_states, len(blank))
     remasked, revealed = (a[..., None, None] for a in sampler.rates(t, s))
     sigma = sampler.schedule.sigma(t)
     clean = denoised_probs(process, sampler.model(x, sigma), x, sigma)
@@ -159,7 +163,7 @@ def _mask_uncertainty(sampler: ConfidenceSampler, table: Tensor, x: Tensor, blan
 @step_distribution.register
 def _confident(sampler: Confident, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Every sequence has its own choice of positions."""
-    x = every(sampler.process.num_states, len(blank))
+    x = all_sequences(sampler.process.num_states, len(blank))
     table = denoising_table(sampler.model, sampler.process, x, sampler.schedule.sigma(t))
     left = sampler.masks_left(blank.sum().expand(len(x)), s)
     return propagate_free(p, table, x, sampler.choose(_mask_uncertainty(sampler, table, x, blank), left))
@@ -174,7 +178,7 @@ def _first_hitting(sampler: FirstHitting, given: Tensor, times: Tensor) -> Tenso
     process, schedule = sampler.process, sampler.schedule
     if not len(times):
         return sample_distribution(Ordered(sampler.model, process, schedule), given, times)
-    p, x, blank = initial_distribution(process, given), every(process.num_states, len(given)), given < 0
+    p, x, blank = initial_distribution(process, given), all_sequences(process.num_states, len(given)), given < 0
     masked = sampler.reveal_probabilities(times).flip(0).cumsum(0).flip(0)  # the masked share at the start of a step
     for k, t in enumerate(times[:-2]):
         revealed = 1 - masked[k + 1] / masked[k]
@@ -188,7 +192,7 @@ def _first_hitting(sampler: FirstHitting, given: Tensor, times: Tensor) -> Tenso
 def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
     """The mean over all orders of positions."""
     process, blanks = sampler.process, (given < 0).nonzero().squeeze(-1).tolist()
-    x, groups = every(process.num_states, len(given)), min(len(times) - 1, len(blanks))
+    x, groups = all_sequences(process.num_states, len(given)), min(len(times) - 1, len(blanks))
     groups = groups if len(times) else len(blanks)
     orders = {"random": list(permutations(blanks)), "forward": [tuple(blanks)], "backward": [tuple(blanks[::-1])]}
     distributions = []
@@ -210,7 +214,7 @@ def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
 def _entropy_bounded(sampler: EntropyBounded, given: Tensor, times: Tensor) -> Tensor:
     """As many calls as open positions are always enough."""
     process, blank = sampler.process, given < 0
-    p, x = initial_distribution(process, given), every(process.num_states, len(given))
+    p, x = initial_distribution(process, given), all_sequences(process.num_states, len(given))
     masks = blank & process.is_noisy(x)
     sigma = sigma_of_masked_fraction(masks.sum(-1) / len(given), sampler.schedule)
     table = denoising_table(sampler.model, process, x, sigma)
@@ -224,6 +228,6 @@ def _entropy_bounded(sampler: EntropyBounded, given: Tensor, times: Tensor) -> T
 def _left_to_right(sampler: LeftToRight, given: Tensor, times: Tensor) -> Tensor:
     """Π p(x_i | x_1 … x_{i−1}) over the tokens that are not given, over sequences of tokens."""
     model: Any = sampler.model
-    x = every(sampler.process.vocab_size, len(given))
+    x = all_sequences(sampler.process.vocab_size, len(given))
     p = at_token(model.log_next(x).exp(), x)
     return torch.where(given < 0, p, (x == given).to(p.dtype)).prod(-1)

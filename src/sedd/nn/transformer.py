@@ -79,7 +79,7 @@ class Transformer(nn.Module, ABC):
         self.vocab_embed = Embedding(states, width)
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last row: no label
         self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
-        self.place = self._build_position_embedding(shape)
+        self.position_embedding = self._build_position_embedding(shape)
         self.rotary_emb = RotaryEmbedding(shape.head_dim)
         self.blocks = nn.ModuleList(self._build_block(shape) for _ in range(depth))
         self.output_layer = self._build_final_layer(shape, outputs)
@@ -180,7 +180,7 @@ class Transformer(nn.Module, ABC):
         """
         context = attention_context(rotation, valid, self.causal)
         c = self._noise_embedding(sigma)
-        h = h if self.place is None else h + self.place(h.shape[1])
+        h = h if self.position_embedding is None else h + self.position_embedding(h.shape[1])
         h = h.to(compute_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
         use_graphs = self.graphed_blocks is not None and self.training and torch.is_grad_enabled() and h.is_cuda
         first_blocks = self._graphed_first_blocks if use_graphs else self._first_blocks

@@ -43,7 +43,7 @@ class Objective(ABC, Generic[M]):
         self._check_model(model)
         times = self.times(u)
         x_t = self.corrupt(x_0, times.t, generator)
-        return weighed(times.weight, self.loss(model, x_t, x_0, times.t))
+        return weighted(times.weight, self.loss(model, x_t, x_0, times.t))
 
     @abstractmethod
     def times(self, u: Float[Tensor, "*b"]) -> Times:
@@ -74,7 +74,7 @@ class Objective(ABC, Generic[M]):
             )
 
 
-def weighed(weight: Tensor, loss: Tensor) -> Tensor:
+def weighted(weight: Tensor, loss: Tensor) -> Tensor:
     """Multiply the loss of every position by the weight of its row."""
     return weight.to(loss.dtype)[..., None] * loss
 

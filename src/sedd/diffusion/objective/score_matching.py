@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import divergence
-from sedd.diffusion.objective.base import Integral, weighed
+from sedd.diffusion.objective.base import Integral, weighted
 from sedd.diffusion.parameterization import ConditionalPredictor, LogScoreModel
 from sedd.diffusion.process import at_token
 
@@ -29,7 +29,7 @@ class DenoisingScoreEntropy(Integral[LogScoreModel]):
         """σ'·(score entropy against the denoising ratios)."""
         sigma, rate = self.schedule(t)
         loss = self.process.score_entropy(model(x_t, sigma), x_t, x_0, sigma)
-        return weighed(rate, loss)
+        return weighted(rate, loss)
 
 
 @final
@@ -48,7 +48,7 @@ class DenoisingConcreteScore(Integral[LogScoreModel]):
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²."""
         sigma, rate = self.schedule(t)
         loss = self.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
-        return weighed(rate, loss)
+        return weighted(rate, loss)
 
 
 @final
@@ -69,7 +69,7 @@ class SoftmaxLinear(Integral[LogScoreModel]):
         sigma, rate = self.schedule(t)
         log_s = model(x_t, sigma).log_softmax(-1)
         loss = self.process.denoising(divergence.linear, log_s, x_t, x_0, sigma)
-        return weighed(rate, loss)
+        return weighted(rate, loss)
 
 
 @final
@@ -101,7 +101,7 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
             for rates in (self.process.rates_into, self.process.rates_out_of)
         )
         loss = torch.where(into > 0, into * log_score.exp(), 0) - torch.where(out > 0, out * back, 0)
-        return weighed(rate, loss.sum(-1))
+        return weighted(rate, loss.sum(-1))
 
 
 @final

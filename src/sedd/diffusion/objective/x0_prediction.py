@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical, validate
-from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, check_absorbing_process, weighed
+from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, check_absorbing_process, weighted
 from sedd.diffusion.parameterization import Denoiser, NextTokenPredictor
 from sedd.diffusion.process import at_token, log_odds
 from sedd.diffusion.schedule import Times, UniformTimes
@@ -83,7 +83,7 @@ class TimeDCE(Integral[Denoiser]):
         sigma, rate = self.schedule(t)
         loss = -at_token(model.log_mean(x_t, sigma), x_0)
         loss = torch.where(self.process.is_noisy(x_t), loss, 0)
-        return weighed(rate * torch.exp(-log_odds(sigma)), loss)
+        return weighted(rate * torch.exp(-log_odds(sigma)), loss)
 
 
 @final
@@ -106,7 +106,7 @@ class LambdaDCE(Masked[Denoiser]):
         """1/λ · −log p_{x_0} at masked positions."""
         loss = -at_token(model.log_mean(x_t, self._sigma(t)), x_0)
         loss = torch.where(self.process.is_noisy(x_t), loss, 0)
-        return weighed(1 / t.clamp_min(1e-30), loss)  # λ = 0 masks nothing: avoid 0·∞
+        return weighted(1 / t.clamp_min(1e-30), loss)  # λ = 0 masks nothing: avoid 0·∞
 
     def _sigma(self, masked: Tensor) -> Tensor:
         return -torch.log1p(-masked)
@@ -134,7 +134,7 @@ class AnyOrder(Masked[Denoiser]):
         length, k = x_0.shape[-1], self._count(t, x_0)
         sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
         loss = -at_token(model.log_mean(x_t, sigma), x_0)
-        return weighed(length / k, torch.where(self.process.is_noisy(x_t), loss, 0))
+        return weighted(length / k, torch.where(self.process.is_noisy(x_t), loss, 0))
 
     def _count(self, t: Tensor, x_0: Tensor) -> Tensor:
         length = x_0.shape[-1]
