@@ -32,7 +32,7 @@ def run(folder: Path, on_event: OnEvent, optimizer: str = "adamw", **parts: dict
     return training.run(config, lambda: training.prepare_data(config), folder / "run", False, on_event)
 
 
-def test_minutes_are_the_wall_clocks(tmp_path: Path) -> None:
+def test_budget_minutes_are_wall_clock_minutes(tmp_path: Path) -> None:
     """Half a minute of training takes half a minute; with evaluation and saving it takes all the time there was."""
     seen: list[float] = []
 

@@ -14,17 +14,18 @@ from sedd.training.state import TrainingState
 
 
 def test_every_second_is_counted_once() -> None:
-    """Each look at the clock is a second after the last; resumed runs go on counting."""
-    state, looks = TrainingState(seconds=10, eval_seconds=20, save_seconds=30), itertools.count(0.0)
-    clock = Clock(state, now=lambda: next(looks))
-    assert clock.training() == 11
-    with clock.evaluation():
+    """Each reading of the clock is a second after the last; resumed runs go on counting."""
+    state, ticks = TrainingState(seconds=10.0, eval_seconds=20.0, save_seconds=30.0), itertools.count(0.0)
+    clock = Clock(state, now=lambda: next(ticks))
+    clock.count_training()
+    assert state.seconds == 11
+    with clock.count_evaluation():
         pass
-    with pytest.raises(OSError, match="full"), clock.saving():
+    with pytest.raises(OSError, match="full"), clock.count_saving():
         raise OSError("the disk is full")
-    clock.training()
+    clock.count_training()
     assert (state.seconds, state.eval_seconds, state.save_seconds) == (14, 21, 31)
-    assert state.seconds + state.eval_seconds + state.save_seconds - 60 == next(looks) - 1
+    assert state.seconds + state.eval_seconds + state.save_seconds - 60 == next(ticks) - 1
 
 
 Records = list[tuple[float, dict[str, Any]]]
@@ -60,7 +61,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, minutes: float) -> tuple[
     return training.run(config, lambda: training.prepare_data(config), folder / "run", False, on_event), records
 
 
-def test_minutes_are_the_wall_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_minutes_are_wall_clock_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training takes the budget and at most a step more; with evaluation and saving it takes all the time there was."""
     minutes = 1 / 60
     start = time.perf_counter()
@@ -69,7 +70,7 @@ def test_minutes_are_the_wall_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     state = result.state
     assert 60 * minutes <= state.seconds
     logged = [record["seconds"] for _, record in records]
-    assert logged[-2] < 60 * minutes  # the step before the last was not yet at the end
+    assert logged[-2] <= 60 * minutes  # the step before the last was not yet at the end
     assert logged == sorted(logged)
     assert state.eval_seconds >= 0.05 * (state.step // 4)
     assert state.save_seconds >= 0.03 * (state.step // 8)
@@ -77,7 +78,7 @@ def test_minutes_are_the_wall_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert records[-1][0] - records[0][0] <= total <= wall
 
 
-def test_the_rate_shown_is_the_rate_that_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_per_second_exclude_evaluation_and_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of a step over its seconds of training, without the slow evaluation and saving."""
     _, records = run(tmp_path, monkeypatch, 0.4 / 60)
     for (_, a), (_, b) in itertools.pairwise(records):

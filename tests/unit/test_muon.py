@@ -41,7 +41,7 @@ def train(optimizer: torch.optim.Optimizer, weights: list[Tensor], steps: list[l
         optimizer.step()
 
 
-def defined(weights: list[Tensor], steps: list[list[Tensor]], lr: float, decay: float) -> list[Tensor]:
+def reference_steps(weights: list[Tensor], steps: list[list[Tensor]], lr: float, decay: float) -> list[Tensor]:
     """Each matrix by itself, in float64, from the definition."""
     means = [torch.zeros_like(w).double() for w in weights]
     weights = [w.double() for w in weights]
@@ -58,7 +58,7 @@ def test_steps_follow_the_definition(generator: torch.Generator) -> None:
     first, *steps = gradients(generator, 6)
     weights, others = [w.clone() for w in first], [w.clone() for w in first]
     train(Muon(weights, lr=0.1, weight_decay=0.3), weights, steps)
-    for found, expected in zip(weights, defined(first, steps, 0.1, 0.3), strict=True):
+    for found, expected in zip(weights, reference_steps(first, steps, 0.1, 0.3), strict=True):
         torch.testing.assert_close(found, expected)
     train(torch.optim.Muon(others, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"), others, steps)
     for found, other, start in zip(weights, others, first, strict=True):
@@ -72,7 +72,7 @@ def test_the_test_of_steps_catches_mutants(generator: torch.Generator, monkeypat
         monkeypatch.setattr(muon, "orthogonalize", orthogonal)
         weights = [w.clone() for w in first]
         train(Muon(weights, lr=0.1), weights, steps)
-        return all(map(torch.allclose, weights, defined(first, steps, 0.1, 0.0)))
+        return all(map(torch.allclose, weights, reference_steps(first, steps, 0.1, 0.0)))
 
     assert is_right(orthogonalize)
     assert not is_right(lambda x: orthogonalize(x, iterations=4))

@@ -95,6 +95,12 @@ def test_prepared_data_and_arrays_keep_their_tokenizer(tmp_path: Path) -> None:
         assert merge_config({"sources": [str(tmp_path / path)]}).data.tokenizer == RunConfig().data.tokenizer
 
 
+def test_data_of_unknown_size_is_taken_as_large() -> None:
+    config = RunConfig.from_dict({"data": {"sources": ["hf:someone/something"]}})
+    assert sizing.choose_sizing(config, {})["model"]["width"] > 64
+    assert "data of unknown size" in sizing.describe_sizing(config)
+
+
 def test_given_keys_win_one_by_one(tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", 300_000)
     lines: list[str] = []
@@ -103,14 +109,17 @@ def test_given_keys_win_one_by_one(tmp_path: Path) -> None:
         return merge_config({"sources": [source], "minutes": 5, **options}, sets=sets, on_sizing=lines.append)
 
     chosen = merged([])
-    changed = merged(["model.width=96"], tokenizer="chars")
-    assert (changed.model.width, changed.data.tokenizer) == (96, "chars")
-    changed.model.width, changed.data.tokenizer = chosen.model.width, chosen.data.tokenizer
+    changed = merged(["train.batch_size=24"], tokenizer="chars")
+    assert (changed.train.batch_size, changed.data.tokenizer) == (24, "chars")
+    changed.train.batch_size, changed.data.tokenizer = chosen.train.batch_size, chosen.data.tokenizer
     assert changed == chosen
-    assert len(lines) == 2
-    assert "width 96" in lines[1]
-    assert "tokenizer chars" in lines[1]
-    assert "0.3 MB" in lines[1]
+    wide = merged(["model.width=256", "model.seq_len=512"])
+    assert (wide.model.width, wide.model.depth, wide.model.seq_len) == (256, chosen.model.depth, 512)
+    assert wide.model.width % (2 * wide.model.heads) == 0  # heads and batch fit what is given
+    assert 1024 <= wide.train.batch_size * wide.model.seq_len < chosen.train.batch_size * 512
+    assert len(lines) == 3
+    for words in ("24 sequences", "tokenizer chars", "0.3 MB", "5 minutes"):
+        assert words in lines[1]
     assert merge_config({"sources": [source]}).budget.minutes == sizing.DEFAULT_MINUTES
     assert merge_config({"sources": [source], "steps": 3}).budget == merge_config({"steps": 3}).budget
 

@@ -135,14 +135,14 @@ def train_model(
                 f"= {bound['bound_bits_per_char']:.4f} bits per character (± {bound['bound_stderr']:.4f} nats)"
             )
             print(
-                f"time: training {_clock(state.seconds)}, evaluation {_clock(state.eval_seconds)}, "
-                f"saving {_clock(state.save_seconds)}",
+                f"time: training {_format_duration(state.seconds)}, evaluation {_format_duration(state.eval_seconds)}, "
+                f"saving {_format_duration(state.save_seconds)}",
                 file=sys.stderr,
             )
 
 
-def _clock(seconds: float) -> str:
-    """Return a duration as people say it: 41.8 s, 5 min 2 s, 3 h 20 min."""
+def _format_duration(seconds: float) -> str:
+    """Format a duration: 41.8 s, 5 min 2 s, 3 h 20 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

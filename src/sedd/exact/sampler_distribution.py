@@ -56,7 +56,7 @@ def step_distribution(
 
 @sample_distribution.register
 def _grid(sampler: GridSampler, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
-    """All steps of a grid, the last of which draws from p(x_0 | x)."""
+    """Propagate through all steps of a grid, the last of which draws from p(x_0 | x)."""
     p, x, blank = (
         initial_distribution(sampler.process, given),
         all_sequences(sampler.process.num_states, len(given)),
@@ -114,7 +114,7 @@ def _factorized(sampler: FactorizedSampler, p: Tensor, blank: Tensor, t: Tensor,
 
 @step_distribution.register
 def _theta(sampler: Theta, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    """Every start and every midpoint: the second stage depends on both."""
+    """Enumerate starts and midpoints: the second stage depends on both."""
     model, schedule, x = sampler.model, sampler.schedule, all_sequences(sampler.process.num_states, len(blank))
     free = blank & sampler.process.is_noisy(x)
     log_score_t = model(x, schedule.sigma(t))
@@ -131,7 +131,7 @@ def _theta(sampler: Theta, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Te
 
 @step_distribution.register
 def _gibbs(sampler: Gibbs, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    """The predictor, then the mean over positions, ``sites`` times."""
+    """Apply the predictor, then ``sites`` times the mean over positions of one Gibbs update."""
     x = all_sequences(sampler.process.num_states, len(blank))
     p = step_distribution(sampler.predictor, p, blank, t, s)
     table = normalize_probs(sampler.model(x, sampler.schedule.sigma(s)).exp())
@@ -162,7 +162,7 @@ def _mask_uncertainty(sampler: ConfidenceSampler, table: Tensor, x: Tensor, blan
 
 @step_distribution.register
 def _confident(sampler: Confident, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    """Every sequence has its own choice of positions."""
+    """Enumerate sequences, each with the positions that it would choose."""
     x = all_sequences(sampler.process.num_states, len(blank))
     table = denoising_table(sampler.model, sampler.process, x, sampler.schedule.sigma(t))
     left = sampler.masks_left(blank.sum().expand(len(x)), s)
@@ -190,7 +190,7 @@ def _first_hitting(sampler: FirstHitting, given: Tensor, times: Tensor) -> Tenso
 
 @sample_distribution.register
 def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
-    """The mean over all orders of positions."""
+    """Average over all orders of positions."""
     process, blanks = sampler.process, (given < 0).nonzero().squeeze(-1).tolist()
     x, groups = all_sequences(process.num_states, len(given)), min(len(times) - 1, len(blanks))
     groups = groups if len(times) else len(blanks)
@@ -212,7 +212,7 @@ def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
 
 @sample_distribution.register
 def _entropy_bounded(sampler: EntropyBounded, given: Tensor, times: Tensor) -> Tensor:
-    """As many calls as open positions are always enough."""
+    """Enumerate entropy-bounded sampling; one call per open position always suffices."""
     process, blank = sampler.process, given < 0
     p, x = initial_distribution(process, given), all_sequences(process.num_states, len(given))
     masks = blank & process.is_noisy(x)

@@ -96,14 +96,14 @@ class _Draws:
         return int(self.starts[-1])
 
     def batches(self, size: int) -> Iterator[Int[np.ndarray, " draws"]]:
-        """The numbers of all draws; sequences of one length come together, so that nothing is padded."""
+        """Yield the numbers of all draws; sequences of one length come together, so that nothing is padded."""
         for length in np.unique(self.lengths):
             rows = np.flatnonzero(self.lengths == length)
             numbers = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
             yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
 
     def inputs(self, numbers: Int[np.ndarray, " draws"]) -> tuple[Tensor, ...]:
-        """The sequences of these draws, and the estimator's inputs: made on the CPU, so identical on every device."""
+        """Return the sequences of these draws and the estimator's inputs, made on the CPU: the same on every device."""
         rows = np.searchsorted(self.starts, numbers, side="right") - 1
         index = numbers - self.starts[rows]
         x_0 = torch.from_numpy(np.stack([self.sequences[row] for row in rows]))
@@ -112,7 +112,7 @@ class _Draws:
 
 
 def _summary(found: Float[np.ndarray, "draws 5"], draws: _Draws) -> LikelihoodEstimate:
-    """Means over draws and sums over sequences, in the order of their numbers."""
+    """Average over draws and sum over sequences, in the order of their numbers."""
     if not np.isfinite(found).all():
         raise ValueError("the model gives a loss that is not finite; its weights are damaged, or its training diverged")
     costs, control_variates, tokens = found[:, :3], found[:, 3:], draws.lengths.sum()

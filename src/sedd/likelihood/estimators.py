@@ -58,7 +58,7 @@ class MonteCarloEstimator(Estimator, ABC):
     is_exact: ClassVar[bool] = False
 
     def draws_of(self, length: int, draws: int) -> int:
-        """As many as were requested."""
+        """Return the number of draws: as many as were requested."""
         return draws
 
     @abstractmethod
@@ -111,7 +111,7 @@ class BoundEstimator(MonteCarloEstimator):
         return _change_rate(times_by_noise(u, self.schedule), self.schedule)
 
     def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
-        """How many more tokens of x_t were changed than expected."""
+        """Return the number of changed tokens of x_t minus its expectation."""
         x_t, _, t, weight = inputs
         return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight))
 
@@ -151,7 +151,7 @@ class DiffusionTermEstimator(MonteCarloEstimator):
         return _change_rate(times_by_noise(u, self.schedule, self.t_min), self.schedule)
 
     def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
-        """How many more tokens of x_t were changed than expected."""
+        """Return the number of changed tokens of x_t minus its expectation."""
         x_t, t, weight = inputs
         return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight))
 
@@ -221,7 +221,7 @@ class FixedOrderEstimator(Estimator):
     """The positions of a sequence of this length, in the order in which they are revealed."""
 
     def draws_of(self, length: int, draws: int) -> int:
-        """One per token."""
+        """Return the number of draws: one per token."""
         return length
 
     def inputs(
@@ -250,7 +250,7 @@ class AutoregressiveEstimator(Estimator):
     included: ClassVar[tuple[str, ...]] = BoundEstimator.included
 
     def draws_of(self, length: int, draws: int) -> int:
-        """One."""
+        """Return the number of draws: one."""
         return 1
 
     def inputs(

@@ -8,7 +8,7 @@ from sedd.training.state import TrainingState
 
 
 class Clock:
-    """Divides all time since it was started between ``seconds``, ``eval_seconds`` and ``save_seconds`` of a run.
+    """Divides wall-clock time between ``seconds``, ``eval_seconds`` and ``save_seconds`` of a run's state.
 
     What is not evaluation or saving is training: also the wait for data, for the device and for log files. On a GPU the
     host queues at most one step ahead, so its clock is the device's up to one step.
@@ -22,24 +22,23 @@ class Clock:
         before, self._since = self._since, self._now()
         return self._since - before
 
-    def training(self) -> float:
-        """Count the time until now as training, and return the seconds of training so far."""
+    def count_training(self) -> None:
+        """Count the time until now as training."""
         self.state.seconds += self._elapsed()
-        return self.state.seconds
 
     @contextmanager
-    def evaluation(self) -> Iterator[None]:
+    def count_evaluation(self) -> Iterator[None]:
         """Count the time inside as evaluation; queued training steps must have ended before."""
-        self.training()
+        self.count_training()
         try:
             yield
         finally:
             self.state.eval_seconds += self._elapsed()
 
     @contextmanager
-    def saving(self) -> Iterator[None]:
+    def count_saving(self) -> Iterator[None]:
         """Count the time inside as saving; queued training steps must have ended before."""
-        self.training()
+        self.count_training()
         try:
             yield
         finally:

@@ -4,7 +4,6 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 
 import torch
 
@@ -30,7 +29,7 @@ def estimate_cost(config: RunConfig, prepare: Callable[[], Path], steps: int = 2
             "parameters": parameters,
             "training_tokens": len(blocks) * config.model.seq_len,
             "tokens_per_step": tokens,
-            "weights_and_optimizer_MiB": parameters * 4 * 5 / 2**20,  # weights, gradients, two moments, EMA
+            "weights_and_optimizer_MiB": parameters * 4 * 5 / 2**20,  # weights, gradients, EMA, AdamW's moments
             "peak_memory_MiB": peak / 2**20,
             "milliseconds_per_step": seconds * 1e3,
             "tokens_per_second": tokens / seconds,
@@ -41,25 +40,29 @@ def estimate_cost(config: RunConfig, prepare: Callable[[], Path], steps: int = 2
 
 
 def _time_steps(trainer: Trainer, steps: int) -> tuple[float, int]:
-    """Return the mean seconds and tokens of steps at learning rate 0, without the first, which warms up.
+    """Return the mean seconds and tokens of steps at learning rate 0, after one that warms up.
 
-    As in training, a step includes the wait for its batch, and the next batch is built meanwhile.
+    As in training, steps are queued without waiting for the device, and the next batch is built meanwhile.
     """
-    seconds: list[float] = []
-    tokens: list[int] = []
-    start = time.perf_counter()
-    for _, batch in zip(range(steps + 1), trainer.dataloader.iterate(0), strict=False):
+    tokens, start = 0, 0.0
+    for i, batch in zip(range(steps + 1), trainer.dataloader.iterate(0), strict=False):
         train_step(trainer, batch, 0.0, lambda pending: None)
-        finish_step(trainer, lambda pending: None)
-        if trainer.ranks.device.type == "cuda":
-            torch.cuda.synchronize()
-            if not seconds:  # memory used while CUDA graphs were captured is counted in their pools from now on
+        if i in (0, steps):
+            finish_step(trainer, lambda pending: None)
+            _synchronize(trainer)
+        if i == 0:
+            if trainer.ranks.device.type == "cuda":  # what CUDA graphs were captured with is in their pools from now on
                 torch.cuda.reset_peak_memory_stats()
-        now = time.perf_counter()
-        seconds.append(now - start)
-        start = now
-        tokens.append(int(batch.tokens))
-    return fmean(seconds[1:]), round(fmean(tokens[1:]))
+            start = time.perf_counter()
+        else:
+            tokens += int(batch.tokens)
+    return (time.perf_counter() - start) / steps, round(tokens / steps)
+
+
+def _synchronize(trainer: Trainer) -> None:
+    """Wait until all queued work is done."""
+    if trainer.ranks.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _training_minutes(budget: BudgetConfig, seconds_per_step: float, tokens_per_step: int) -> float:

@@ -30,7 +30,8 @@ Record = dict[str, Any]
 OnEvent = Callable[[str, Record], None]
 """Progress callback, called in the first process: ("log", record) after each step, ("note", {"text": …}) for messages.
 
-The record of a step has ``spent``, the fraction of the budget that is used, and what was measured at that step.
+The record of a step has ``spent``, the fraction of the budget that is used, and what was measured at that step; on a
+GPU the metrics of a logged step come in a second record, one step later.
 """
 
 
@@ -95,7 +96,7 @@ def _train(
         if unread is not None:  # the record of the step before, for which train_step has waited
             report(unread())
             unread = None
-        clock.training()
+        clock.count_training()
         spent, stopping = _agree(config, state, ranks, stop_signal() is not None)
         is_last = stopping or spent >= 1
         is_finished = is_last or ranks.device.type == "cpu" or _reads_weights(options, state.step)
@@ -109,10 +110,10 @@ def _train(
             record, unread = unread(), None
         validation = {}
         if _is_due(state.step, options.eval_every):
-            with clock.evaluation():
+            with clock.count_evaluation():
                 validation = trainer.validation_bound()
         if _is_due(state.step, options.sample_every):
-            with clock.evaluation():
+            with clock.count_evaluation():
                 record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
         is_best = bool(validation) and state.update_best(validation["bound"])
@@ -122,10 +123,10 @@ def _train(
         else:
             on_event("log", {"spent": spent, **record})
         if is_last or _is_due(state.step, options.save_every) or (is_best and options.save_every):
-            with clock.saving():
+            with clock.count_saving():
                 trainer.save(out / CHECKPOINTS)
     if not validation and not stopping:
-        with clock.evaluation():
+        with clock.count_evaluation():
             validation = trainer.validation_bound()
     return validation
 

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the odd polynomial a·s + b·s³ + c·s⁵; five iterations send [0.002, 1] into [0.68, 1.21]."""
+"""Coefficients a, b, c of a·s + b·s³ + c·s⁵, five iterations of which map [0.002, 1] into [0.68, 1.21]."""
 
 
 def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
-    """Return matrices (k, m, n) with the same singular vectors and singular values near 1, in [0.68, 1.21].
+    """Return matrices (k, m, n) with the same singular vectors and singular values in [0.68, 1.21].
+
+    Singular values below 0.002 of the Frobenius norm stay smaller than that.
 
     Newton–Schulz iteration: X ← a·X + b·(XXᵀ)X + c·(XXᵀ)²X. A GPU computes it in bfloat16, which the spread of the
     singular values leaves room for; a CPU in float32, as many have no instructions for bfloat16.
@@ -51,7 +53,8 @@ class Muon(torch.optim.Optimizer):
             by_shape: defaultdict[tuple[object, ...], list[Tensor]] = defaultdict(list)
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+                    if "momentum_buffer" not in self.state[matrix]:
+                        self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
                     by_shape[matrix.shape, matrix.device, _is_sharded(matrix)].append(matrix)
             for matrices in by_shape.values():
                 self._update(matrices, group)

@@ -67,20 +67,27 @@ def merge_config(
             OmegaConf.from_dotlist(assignments),
             OmegaConf.from_dotlist(list(sets)),
         ]
-        given = OmegaConf.merge(*layers)
-        config = _build(given)
-        if stored or recipe or file or not _needs_sizing(config, given):
-            return config.resolved()
-        config = _build(OmegaConf.merge(OmegaConf.create(sizing.choose_sizing(config)), given))
+        given: Any = OmegaConf.merge(*layers)
     except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
-        raise ValueError(f"the options do not fit: {str(error).splitlines()[0]}") from None
-    on_sizing(sizing.describe_sizing(config))
+        raise _misfit(error) from None
+    config = _build(given)
+    if not (stored or recipe or file) and _needs_sizing(config, given):
+        chosen = sizing.choose_sizing(config, given.get("model") or {})
+        config = _build(OmegaConf.merge(OmegaConf.create(chosen), given))
+        on_sizing(sizing.describe_sizing(config))
     return config.resolved()
+
+
+def _misfit(error: Exception) -> ValueError:
+    return ValueError(f"the options do not fit: {str(error).splitlines()[0]}")
 
 
 def _build(given: Any) -> RunConfig:
     """Return the configuration with these keys, and defaults for the rest."""
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), given))
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), given))
+    except (OmegaConfBaseException, TypeError) as error:
+        raise _misfit(error) from None
     assert isinstance(config, RunConfig)
     return config
 

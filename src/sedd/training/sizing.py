@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,25 @@ DEFAULT_MINUTES = 5.0
 SIZES = ((64, 2), (96, 2), (128, 2), (128, 3), (192, 3), (256, 4), (384, 6), (512, 8), (768, 12))
 """Widths and depths to choose from."""
 TOKENS_PER_WEIGHT = 1
-"""Training tokens that each weight of the blocks should see at least; found on a CPU, see the log."""
+"""Minimum of training tokens per weight of the blocks; measured on a CPU, see the log."""
 WEIGHTS_PER_BYTE = 7
-"""Weights of the blocks that a byte of data may have at most, so that a fast machine does not learn a short text by
-heart; an estimate."""
+"""Maximum of weights of the blocks per byte of data, against memorizing short texts; an estimate."""
 STEPS = 4000
 """Steps that the budget should last for, as far as batches of 1024 to 65,536 tokens allow."""
 MIN_BPE_BYTES = 200_000
 """Shorter texts are read as bytes: too few of the pairs that byte-pair encoding joins would occur often enough."""
 
 
-def choose_sizing(config: RunConfig) -> dict[str, dict[str, Any]]:
+def choose_sizing(config: RunConfig, given_model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return values of the keys that decide size and speed, for the device, data and budget of ``config``.
 
     The budget's seconds, times the measured speed of matrix products, give the arithmetic that can be spent: 6
-    operations per weight and token. Of the sizes whose weights then see enough tokens, and are
-    not too many for the data, the largest is taken.
+    operations per weight and token. Of the sizes that can then be trained on enough tokens, and have not too many
+    weights for the data, the largest is taken.
+
+    Args:
+        config: The run, with defaults for the values that are to be chosen.
+        given_model: The keys of ``model`` that were given; heads and batch fit them.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * _matmul_flops(device)
@@ -42,11 +46,14 @@ def choose_sizing(config: RunConfig) -> dict[str, dict[str, Any]]:
         if _tokens(size, flops, device) >= TOKENS_PER_WEIGHT * _weights(size) and _weights(size) <= most
     ]
     width, depth = fitting[-1] if fitting else SIZES[0]
-    seq_len = config.model.seq_len if config.data.packing == "lines" else 64 if device == "cpu" else 256
+    width, depth = given_model.get("width", width), given_model.get("depth", depth)
+    heads = next((n for n in range(max(2, width // 64), 0, -1) if width % (2 * n) == 0), 1)
+    is_fixed = "seq_len" in given_model or config.data.packing == "lines"
+    seq_len = config.model.seq_len if is_fixed else 64 if device == "cpu" else 256
     tokens_per_step = _tokens((width, depth), flops, device) / STEPS
     sequences = 2 ** round(math.log2(max(1024, min(tokens_per_step, 65_536)) / seq_len))
     values: dict[str, dict[str, Any]] = {
-        "model": {"width": width, "depth": depth, "heads": max(2, width // 64), "seq_len": seq_len},
+        "model": {"width": width, "depth": depth, "heads": heads, "seq_len": seq_len},
         "optim": {
             "name": "muon",
             "lr": 1e-2 if width <= 128 else 5e-3,
@@ -67,14 +74,14 @@ def choose_sizing(config: RunConfig) -> dict[str, dict[str, Any]]:
 def describe_sizing(config: RunConfig) -> str:
     """Return one line that says what a run without a recipe trains, and for what it was chosen."""
     model, budget = config.model, config.budget
-    limits = {"minutes": budget.minutes, "steps": budget.steps, "tokens": budget.tokens}
-    cuda = torch.cuda.is_available()
+    cuda, size = torch.cuda.is_available(), _source_bytes(config.data)
     device = torch.cuda.get_device_name() if cuda else f"a CPU with {torch.get_num_threads()} threads"
     return (
         f"without a recipe: {model.depth} blocks of width {model.width}, {config.train.batch_size} sequences of "
         f"{model.seq_len} tokens per step, tokenizer {config.data.tokenizer}, {config.train.precision}; chosen for "
-        f"{' or '.join(f'{value:g} {name}' for name, value in limits.items() if value)} on {device} and "
-        f"{_source_bytes(config.data) / 1e6:,.1f} MB of data; change it by --recipe, or --set as in model.width=256"
+        f"{budget.minutes or DEFAULT_MINUTES:g} minutes on {device} and "
+        f"{f'{size / 1e6:,.1f} MB of data' if size < math.inf else 'data of unknown size'}; change it by --recipe, or "
+        "--set as in model.width=256"
     )
 
 
@@ -108,12 +115,14 @@ def _matmul_flops(device: str) -> float:
 
 
 def _source_bytes(options: DataConfig) -> float:
-    """Return about how many bytes the sources hold; a compressed file holds about three times its size."""
+    """Return about how many bytes the sources hold, of a compressed file three times its size; infinity if unknown."""
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
-        return data.Index.read(Path(options.sources[0])).bytes
+        return float(data.Index.read(Path(options.sources[0])).bytes)
+    if any(source.startswith("hf:") for source in options.sources):
+        return math.inf
     files = [file for source in data.expand_sources(options.sources) for file in source.files]
     compressed = (".gz", ".xz", ".bz2", ".zst")
-    return sum(os.path.getsize(file) * (3 if file.suffix.lower() in compressed else 1) for file in files)
+    return sum(os.path.getsize(file) * (3.0 if file.suffix.lower() in compressed else 1.0) for file in files)
 
 
 def _tokenizer(options: DataConfig, most: int) -> str | None:

@@ -50,7 +50,8 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
     """Train on one batch.
 
     The weights are updated only if loss and gradient are finite. On a GPU the optimizer reads that flag on the device;
-    the host reads it one step later, in `finish_step`, and so never waits.
+    the host reads it one step later, in `finish_step`, when the next forward and backward pass are queued, so that the
+    device is never idle.
 
     Args:
         trainer: Network, EMA and optimizers; its counters advance by one step.

@@ -111,7 +111,7 @@ class DenseProcess(Process, ABC):
     # Scores and ratios -------------------------------------------------------------------------------------
 
     def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
-        """Everywhere."""
+        """Return True everywhere: noise may have changed any token."""
         return torch.ones_like(x_t, dtype=torch.bool)
 
     def log_score_shift(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:

@@ -72,7 +72,7 @@ class Uniform(Process):
         return torch.nn.functional.logsigmoid(log_odds(sigma) - math.log(self.vocab_size))
 
     def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
-        """Everywhere."""
+        """Return True everywhere: noise may have changed any token."""
         return torch.ones_like(x_t, dtype=torch.bool)
 
     @property
