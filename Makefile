@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
 export MALLOC_TRIM_THRESHOLD_ ?= 4294967296
 
-pytest := $(bin)/pytest -n 2
+pytest := $(bin)/pytest -n 2 --dist worksteal
 # shapes are checked at every call: of the unit tests always, of the exact ones, which that makes half as fast, by verify
 checked := --jaxtyping-packages=sedd,beartype.beartype
 
@@ -35,7 +35,7 @@ demo: .venv/ready  ## train on sentences of known entropy, sample, fill gaps (ab
 
 test: .venv/ready  ## run the tests
 	$(pytest) -m "not verify" tests/unit $(checked)
-	$(pytest) -m "not verify" tests/exact tests/integration tests/docs
+	$(pytest) -m "not verify" tests/docs tests/integration tests/exact
 	$(pytest) tests/compile tests/ops
 
 lint: .venv/ready  ## check style, types and imports

@@ -27,8 +27,12 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 @pytest.mark.parametrize(
     ("fsdp", "architecture", "optimizer"),
-    [(False, "modern", "adamw"), (True, "modern", "adamw"), (True, "reference", "muon")],
-    ids=["DDP", "FSDP2", "reference, Muon"],
+    [
+        (False, "modern", "adamw"),
+        pytest.param(True, "modern", "adamw", marks=pytest.mark.verify),
+        (True, "reference", "muon"),
+    ],
+    ids=["DDP", "FSDP2", "FSDP2, reference, Muon"],
 )
 def test_two_processes_compute_what_one_does(
     sedd: Sedd, corpus: Path, tmp_path: Path, fsdp: bool, architecture: str, optimizer: str
