@@ -19,9 +19,9 @@ def test_every_second_is_counted_once() -> None:
     clock = Clock(state, now=lambda: next(ticks))
     clock.count_training()
     assert state.seconds == 11
-    with clock.count_evaluation():
+    with clock.count_apart("eval_seconds"):
         pass
-    with pytest.raises(OSError, match="full"), clock.count_saving():
+    with pytest.raises(OSError, match="full"), clock.count_apart("save_seconds"):
         raise OSError("the disk is full")
     clock.count_training()
     assert (state.seconds, state.eval_seconds, state.save_seconds) == (14, 21, 31)

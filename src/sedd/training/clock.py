@@ -27,19 +27,10 @@ class Clock:
         self.state.seconds += self._elapsed()
 
     @contextmanager
-    def count_evaluation(self) -> Iterator[None]:
-        """Count the time inside as evaluation; queued training steps must have ended before."""
+    def count_apart(self, counter: str) -> Iterator[None]:
+        """Count the time inside as ``eval_seconds`` or ``save_seconds``; queued steps must have ended before."""
         self.count_training()
         try:
             yield
         finally:
-            self.state.eval_seconds += self._elapsed()
-
-    @contextmanager
-    def count_saving(self) -> Iterator[None]:
-        """Count the time inside as saving; queued training steps must have ended before."""
-        self.count_training()
-        try:
-            yield
-        finally:
-            self.state.save_seconds += self._elapsed()
+            setattr(self.state, counter, getattr(self.state, counter) + self._elapsed())

@@ -110,10 +110,10 @@ def _train(
             record, unread = unread(), None
         validation = {}
         if _is_due(state.step, options.eval_every):
-            with clock.count_evaluation():
+            with clock.count_apart("eval_seconds"):
                 validation = trainer.validation_bound()
         if _is_due(state.step, options.sample_every):
-            with clock.count_evaluation():
+            with clock.count_apart("eval_seconds"):
                 record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
         is_best = bool(validation) and state.update_best(validation["bound"])
@@ -123,10 +123,10 @@ def _train(
         else:
             on_event("log", {"spent": spent, **record})
         if is_last or _is_due(state.step, options.save_every) or (is_best and options.save_every):
-            with clock.count_saving():
+            with clock.count_apart("save_seconds"):
                 trainer.save(out / CHECKPOINTS)
     if not validation and not stopping:
-        with clock.count_evaluation():
+        with clock.count_apart("eval_seconds"):
             validation = trainer.validation_bound()
     return validation
 
