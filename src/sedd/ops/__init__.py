@@ -5,6 +5,7 @@
 - `linear_loss`: the loss of a linear head and its gradients, without materializing the logits.
 - `fp8`: float8 matrix products with one scale per row.
 - `categorical`: one draw per row from weights that are affine in the scores.
+- `momentum`: the elementwise halves of a Muon step.
 - `packed_tokens`: the positions that count in a loss, packed together.
 
 A module ``x_triton`` holds the kernels for ``x`` and is imported only where they run.

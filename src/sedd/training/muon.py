@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sedd.ops.momentum import apply_updates, nesterov_momentum
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients a, b, c of a·s + b·s³ + c·s⁵, five iterations of which map [0.002, 1] into [0.68, 1.21]."""
 
@@ -17,11 +19,10 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
 
     Singular values below 0.002 of the Frobenius norm stay smaller than that.
 
-    Newton–Schulz iteration: X ← a·X + b·(XXᵀ)X + c·(XXᵀ)²X. A GPU computes it in bfloat16, which the spread of the
-    singular values leaves room for; a CPU in float32, as many have no instructions for bfloat16.
+    Newton–Schulz iteration: X ← a·X + b·(XXᵀ)X + c·(XXᵀ)²X.
     """
     a, b, c = _COEFFICIENTS
-    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    x = matrices
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)  # the largest singular value is now at most 1
@@ -66,18 +67,12 @@ class Muon(torch.optim.Optimizer):
             [_local(a) for a in tensors] for tensors in (matrices, _gradients(matrices), buffers)
         )
         found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=local[0].device)
-        gradient = torch.where(found_inf.bool(), 0, torch.stack(gradients))
-        weight = (1 - group["momentum"]) * (1 - found_inf)
-        average = torch.stack(averages)
-        average += weight * (gradient - average)
-        torch._foreach_copy_(averages, list(average.unbind()))
-        nesterov = gradient.lerp_(average, group["momentum"])
-        update = self._orthogonalize(nesterov, matrices)
-        rows, columns = matrices[0].shape
-        rate = group["lr"] * (1 - found_inf)
-        torch._foreach_mul_(local, 1 - rate * group["weight_decay"])
-        scaled = -0.2 * math.sqrt(max(rows, columns)) * rate * update.to(local[0].dtype)
-        torch._foreach_add_(local, list(scaled.unbind()))
+        # the spread of the singular values leaves room for bfloat16, for which many CPUs have no instructions
+        dtype = torch.bfloat16 if local[0].is_cuda else torch.float32
+        nesterov = nesterov_momentum(gradients, averages, group["momentum"], found_inf, dtype)
+        updates = self._orthogonalize(nesterov, matrices)
+        rate = 0.2 * math.sqrt(max(matrices[0].shape)) * group["lr"]
+        apply_updates(local, updates, rate, group["lr"] * group["weight_decay"], found_inf)
 
     def _orthogonalize(self, stacked: Tensor, matrices: list[Tensor]) -> Tensor:
         """Return orthogonalized matrices; of those that are sharded (FSDP) every process computes the whole."""
