@@ -100,6 +100,8 @@ class ModelConfig:
     """Width of the noise-level embedding that conditions the blocks (adaLN)."""
     dropout: float = 0.0
     """Dropout probability of the residual branches."""
+    ngrams: int = 0
+    """Length of the longest n-grams before and after a token whose embeddings are added to its own; 0: none."""
     seq_len: int = 256
     """Tokens per training sequence."""
     parameterization: str | None = None
@@ -111,6 +113,13 @@ class ModelConfig:
         _check_choice("model.architecture", self.architecture, ("modern", "reference"))
         for name in ("width", "depth", "heads", "seq_len", "cond_dim"):
             _check_at_least(f"model.{name}", getattr(self, name), 1)
+        if not 0 <= self.ngrams <= 4:
+            raise ValueError(f"model.ngrams is {self.ngrams}; it must lie in 0..4")
+        if self.ngrams and self.architecture == "reference":
+            raise ValueError(
+                f"model.ngrams is {self.ngrams}, and the published network has no such embeddings; "
+                "set model.architecture=modern, or leave it out"
+            )
         if self.parameterization is not None:
             _check_choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
         if self.time_conditioning is not None:
@@ -137,6 +146,8 @@ class OptimConfig:
     """Learning-rate schedule after warmup: constant, linear or cosine."""
     final_lr_fraction: float = 0.1
     """Fraction of the learning rate that is left at the end of the schedule."""
+    decay_fraction: float = 1.0
+    """Fraction of the budget, at its end, over which the learning rate decays; before that it is constant."""
     grad_clip: float = 1.0
     """Largest norm of the gradient; larger gradients are scaled down to it."""
     ema_decay: float = 0.999
@@ -151,6 +162,11 @@ class OptimConfig:
         for name in ("beta1", "beta2", "ema_decay", "final_lr_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optim.{name} is {getattr(self, name)}; it must lie in [0, 1]")
+        if not 0 < self.decay_fraction <= 1:
+            raise ValueError(
+                f"optim.decay_fraction is {self.decay_fraction}; it must lie in (0, 1]: "
+                "for no decay, set optim.lr_schedule=constant"
+            )
 
 
 @dataclass
@@ -179,7 +195,7 @@ class TrainConfig:
     grad_accumulation: int = 1
     """Equal parts into which each process splits its sequences to save memory."""
     time_sampling: str = "uniform"
-    """Distribution of training times: uniform, or low-noise (t = u², with importance weights)."""
+    """Distribution of training times: uniform; with importance weights, low-noise (t = u²) or bell (around 1/2)."""
     precision: str = "float32"
     """Precision of matrix products: float32, bfloat16 (mixed precision), or float8 in the blocks where it pays."""
     compile: bool = False
@@ -211,7 +227,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_choice("train.precision", self.precision, ("float32", "bfloat16", "float8"))
-        _check_choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise"))
+        _check_choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise", "bell"))
         _check_choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
         _check_choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
         for name in ("batch_size", "grad_accumulation", "log_every", "keep_checkpoints", "eval_sequences"):

@@ -3,6 +3,7 @@
 `registry` lists the names; the modules of samplers, objectives and estimators are imported when they are built.
 """
 
+import copy
 import functools
 import inspect
 import math
@@ -204,8 +205,12 @@ def build_setup(config: RunConfig, vocab_size: int) -> DiffusionSetup:
     process = build_process(config.noise.process, vocab_size)
     schedule = build_schedule(config.noise.schedule or "log-linear", **config.noise.options)
     options: dict[str, Any] = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
-    if config.train.time_sampling != "uniform":  # every objective's default; not all have another
-        options["time_sampler"] = registry.TIME_SAMPLERS.load(config.train.time_sampling)()
+    if (name := config.train.time_sampling) != "uniform":  # every objective's default; not all have another
+        if "time_sampler" not in inspect.signature(registry.OBJECTIVES.load(config.objective)).parameters:
+            raise ValueError(
+                f"train.time_sampling is {name!r}; objective {config.objective} has uniform times only: leave it out"
+            )
+        options["time_sampler"] = registry.TIME_SAMPLERS.load(name)()
     return DiffusionSetup(process, schedule, build_objective(config.objective, process, schedule, **options))
 
 
@@ -224,6 +229,7 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
         dropout=m.dropout,
         time_conditioning=config.time_conditioning != "none",
         causal=causal,
+        ngrams=m.ngrams,
         labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
     )
@@ -322,6 +328,15 @@ def load_model(
     network = prepare_for_inference(network, device, precision or default_precision)
     model = build_model(config, network, setup, cuda_graphs=True)
     return LoadedModel(model, network, *setup, load_tokenizer(path), config, path, tuple(labels))
+
+
+def convert_precision(loaded: LoadedModel, precision: str) -> LoadedModel:
+    """Return a copy of a model, which is in float32, in another precision, conditioned on the same label."""
+    assert isinstance(loaded.network, Transformer)
+    network = prepare_for_inference(copy.deepcopy(loaded.network), str(loaded.device), precision)
+    setup = DiffusionSetup(loaded.process, loaded.schedule, loaded.objective)
+    model = build_model(loaded.config, network, setup, cuda_graphs=True)
+    return condition_on_label(loaded._replace(model=model, network=network, label=None), loaded.label)
 
 
 def condition_on_label(loaded: LoadedModel, label: str | None) -> LoadedModel:

@@ -163,6 +163,7 @@ TIME_SAMPLERS = Registry(
     {
         "uniform": "sedd.diffusion.schedule:UniformTimes",
         "low-noise": "sedd.diffusion.schedule:LowNoiseTimes",
+        "bell": "sedd.diffusion.schedule:bell_times",
     },
 )
 GRIDS = Registry(

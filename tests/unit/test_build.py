@@ -66,18 +66,18 @@ def test_options_reach_what_is_built() -> None:
 
 def test_the_time_sampling_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
     u = torch.tensor([0.5], dtype=torch.float64)
-    for time_sampler, t, weight in (("uniform", 0.5, 1.0), ("low-noise", 0.25, 1.0)):
-        times = factory.build_setup(
-            RunConfig(train=TrainConfig(time_sampling=time_sampler)).resolved(), 4
-        ).objective.times(u)
-        assert (times.t.item(), times.weight.item()) == (t, weight)
+    for name in ("score-entropy", "lambda-dce"):
+        for time_sampler, t, weight in (("uniform", 0.5, 1.0), ("low-noise", 0.25, 1.0)):
+            config = RunConfig(objective=name, train=TrainConfig(time_sampling=time_sampler)).resolved()
+            times = factory.build_setup(config, 4).objective.times(u)
+            assert (times.t.item(), times.weight.item()) == (t, weight)
     refuses(
         lambda: factory.build_setup(
-            RunConfig(objective="lambda-dce", train=TrainConfig(time_sampling="low-noise")).resolved(), 4
+            RunConfig(objective="d3pm", train=TrainConfig(time_sampling="low-noise")).resolved(), 4
         ),
-        "no option time_sampler",
+        "train.time_sampling is 'low-noise'; objective d3pm has uniform times only",
     )
-    refuses(lambda: TrainConfig(time_sampling="late"), "'late'", "uniform, low-noise")
+    refuses(lambda: TrainConfig(time_sampling="late"), "'late'", "uniform, low-noise, bell")
 
 
 def test_a_zero_network_makes_every_token_equally_likely() -> None:

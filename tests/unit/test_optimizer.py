@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sedd.config import OptimConfig
 from sedd.training import optimizer
 from sedd.training.ema import EMA
+from sedd.training.optimizer import lr_multiplier
 
 STEPS = 5
 SHAPES = [(37, 29), (1, 1), (64, 3), (7,), (1,), (130,)]
@@ -117,3 +118,22 @@ def test_buffers_are_copied_to_the_ema() -> None:
     training.network.set_gradients(0)
     training.step(0)
     assert (training.ema.network.table == 2).all()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_learning_rate_rises_stays_and_decays(schedule: str) -> None:
+    config = OptimConfig(lr_schedule=schedule, warmup_steps=10, decay_fraction=0.25, final_lr_fraction=0.2)
+    factors = [lr_multiplier(config, step, step / 1000) for step in range(1001)]
+    assert factors[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert set(factors[10:751]) == {1.0}
+    assert factors[-1] == pytest.approx(1.0 if schedule == "constant" else 0.2)
+    assert factors[875] == pytest.approx(1.0 if schedule == "constant" else 0.6)  # half way
+    assert factors[750:] == sorted(factors[750:], reverse=True)
+
+
+def test_decay_over_all_of_the_budget() -> None:
+    linear = OptimConfig(lr_schedule="linear", warmup_steps=0, final_lr_fraction=0.0)
+    assert [lr_multiplier(linear, 5, used) for used in (0.0, 0.25, 1.0, 1.5)] == [1.0, 0.75, 0.0, 0.0]
+    for fraction in (0.0, 1.1):
+        with pytest.raises(ValueError, match="decay_fraction"):
+            OptimConfig(decay_fraction=fraction)

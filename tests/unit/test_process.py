@@ -17,6 +17,7 @@ from sedd.diffusion.schedule import (
     Polynomial,
     Schedule,
     UniformTimes,
+    bell_times,
     stratified,
 )
 
@@ -105,7 +106,11 @@ def test_weights_of_sampled_times_keep_integrals() -> None:
         assert even.t.max() > 1 - 1e-4
         time_sampler = ImportanceTimes.fit(even.t, 1 / even.t, parts=8, t_min=t_min)
         early, fitted = LowNoiseTimes()(u, t_min), time_sampler(u, t_min)
-        for times in (even, early, fitted):  # ∫ 3t² dt = 1 − t_min³
+        bell = bell_times()(u, t_min)
+        assert bell.weight.max() < 3.3
+        middle = (bell.t - t_min) / (1 - t_min)
+        assert ((middle > 0.25) & (middle < 0.75)).double().mean() > 0.6
+        for times in (even, early, fitted, bell):  # ∫ 3t² dt = 1 − t_min³
             assert math.isclose((times.weight * 3 * times.t**2).mean(), 1 - t_min**3, rel_tol=1e-4)
         for times in (early, fitted):  # more than its eighth: the loss is largest there
             assert (times.t < t_min + (1 - t_min) / 8).double().mean() > 0.15

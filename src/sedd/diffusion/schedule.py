@@ -262,3 +262,12 @@ class ImportanceTimes(TimeSampler):
         inside = (u - (ends[part] - masses[part])) / masses[part]
         share = (part + inside.clamp(0, 1)) / len(masses)  # rounding may step over an end
         return Times(t=t_min + (1 - t_min) * share, weight=(1 - t_min) / (masses[part] * len(masses)))
+
+
+def bell_times(parts: int = 64) -> ImportanceTimes:
+    """Return times of density proportional to 0.3 + 4t(1 − t), constant on each of ``parts`` equal parts.
+
+    Half-masked sequences, which teach most, are more frequent, and no weight is above 3.3.
+    """
+    t = (torch.arange(parts, dtype=torch.float64) + 0.5) / parts
+    return ImportanceTimes(0.3 + 4 * t * (1 - t))

@@ -44,16 +44,17 @@ def lr_multiplier(config: OptimConfig, step: int, budget_used: float) -> float:
     """Return the learning-rate schedule's factor: linear warmup, then constant, linear or cosine decay.
 
     Args:
-        config: ``warmup_steps``, ``lr_schedule`` and ``final_lr_fraction`` are read.
+        config: ``warmup_steps``, ``lr_schedule``, ``decay_fraction`` and ``final_lr_fraction`` are read.
         step: Steps done so far; warmup counts these.
         budget_used: Fraction of the training budget used so far; decay follows it.
     """
     warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    used, final_fraction = min(max(budget_used, 0.0), 1.0), config.final_lr_fraction
+    progress = 1 - min(1.0, (1 - min(max(budget_used, 0.0), 1.0)) / config.decay_fraction)
+    final_fraction = config.final_lr_fraction
     decay = {
         "constant": 1.0,
-        "linear": 1 - (1 - final_fraction) * used,
-        "cosine": final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * used)) / 2,
+        "linear": 1 - (1 - final_fraction) * progress,
+        "cosine": final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * progress)) / 2,
     }
     return warmup * decay[config.lr_schedule]
 

@@ -118,13 +118,16 @@ class Masked(Objective[M], ABC):
     """An objective on masked tokens without a schedule, for models that do not depend on time."""
 
     process: Process
+    _: KW_ONLY
+    time_sampler: TimeSampler = field(default_factory=UniformTimes)
+    """The distribution of the masked fraction, which stands for the time."""
 
     def __post_init__(self) -> None:
         check_absorbing_process(self, self.process)
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
-        """Return ``u`` itself, the masked fraction."""
-        return UniformTimes()(u)
+        """Map uniforms to masked fractions."""
+        return self.time_sampler(u)
 
     def _vocab_size(self) -> int:
         return self.process.vocab_size
