@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,16 +11,17 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from sedd import factory, registry
+from sedd.config import ModelConfig
 from sedd.diffusion.objective import DenoisingScoreEntropy, LambdaDCE
 from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, corruption_probability
 from sedd.nn.attention import attention_context
-from sedd.nn.embeddings import RotaryEmbedding
+from sedd.nn.embeddings import NgramEmbedding, RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
-from sedd.ops.block_ops import apply_rotary
+from sedd.ops.block_ops import TORCH, apply_rotary
 
-ARCHITECTURES = [Reference, Modern]
+ARCHITECTURES = [Reference, Modern, pytest.param(partial(Modern, ngrams=3), id="ngrams")]
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
@@ -477,7 +479,10 @@ def test_invalid_inputs_are_refused(refuses: Callable[..., None], architecture: 
 
 def test_architectures_have_names(refuses: Callable[..., None]) -> None:
     sizes = {"states": 7, "width": 24, "depth": 2, "heads": 3}
-    assert [type(factory.build_transformer(name, **sizes)) for name in registry.ARCHITECTURES.names] == ARCHITECTURES
+    assert [type(factory.build_transformer(name, **sizes)) for name in registry.ARCHITECTURES.names] == [
+        Reference,
+        Modern,
+    ]
     refuses(lambda: factory.build_transformer("ancient", **sizes), "network is 'ancient'", "reference, modern")
     refuses(lambda: factory.build_transformer("modern", length=8, **sizes), "no option length")
     refuses(lambda: factory.build_transformer("modern"), "needs states, width, depth, heads")
@@ -497,3 +502,55 @@ def test_only_modern_distinguishes_positions_of_masks(conditioned: bool) -> None
         output = network(masks, torch.ones(1))
         spread = (output - output[:, :1]).abs().max() / output.abs().max()
         assert (spread > 1e-2) == distinguishes
+
+
+# n-grams ---------------------------------------------------------------------------------------------------
+
+
+def ngram_embedding(**options: Any) -> NgramEmbedding:
+    made = NgramEmbedding(**({"states": 4, "width": 3, "longest": 3, "causal": False} | options))
+    with torch.no_grad():
+        for i, table in enumerate(made.tables):
+            table.normal_(generator=torch.Generator().manual_seed(i))
+    return made
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_ngram_embeddings_follow_their_definition(causal: bool) -> None:
+    """Written out: the tokens before and after, nearest first, 4 beyond the ends and at padding."""
+    made, x = ngram_embedding(causal=causal), ids(2, 6, states=4)
+    valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    found = made(x, valid, TORCH)
+    tables = iter(made.tables)
+    expected = torch.zeros(2, 6, 3)
+    for n in (1, 2, 3):
+        for side in (-1,) if causal else (-1, 1):
+            table = next(tables)
+            for row in range(2):
+                for i in range(6):
+                    places = [i + side * j for j in range(1, n + 1)]
+                    tokens = [int(x[row, k]) if 0 <= k < 6 and valid[row, k] else 4 for k in places]
+                    key = 0
+                    for token in tokens:
+                        key = key * 5 + token
+                    expected[row, i] += table[key]
+    torch.testing.assert_close(found, expected)
+    reversed_sides = made(x.flip(-1), valid.flip(-1), TORCH).flip(-2)
+    assert not torch.allclose(reversed_sides, expected)  # the mutant: sides exchanged
+
+
+def test_many_ngrams_are_hashed() -> None:
+    """Into all rows, about evenly, and equal n-grams into equal rows."""
+    made = NgramEmbedding(states=1000, width=1, longest=2, causal=False)
+    assert [len(table) for table in made.tables] == [1001, 1001, 2**16, 2**16]
+    x = ids(100, 1000, states=1000)
+    keys = made.keys(torch.cat([x, x]), None)[2]
+    assert torch.equal(keys[:100], keys[100:])
+    assert (keys.min() >= 0) & (keys.max() < 2**16)
+    counts = torch.bincount(keys[:100].flatten(), minlength=2**16)
+    assert counts.double().var() < 1.3 * counts.double().mean()  # of a random function: 1.0
+
+
+def test_ngrams_of_the_published_network_are_refused(refuses: Callable[..., None]) -> None:
+    refuses(lambda: ModelConfig(architecture="reference", ngrams=2), "model.ngrams is 2", "model.architecture=modern")
+    refuses(lambda: ModelConfig(ngrams=5), "model.ngrams is 5", "0..4")

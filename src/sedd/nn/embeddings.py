@@ -4,12 +4,13 @@ import math
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion.precision import upcast, upcast_dtype
 from sedd.nn.layers import Layer
-from sedd.ops.block_ops import Rotation
+from sedd.ops.block_ops import BlockOps, Rotation
 
 
 @final
@@ -29,6 +30,64 @@ class Embedding(Layer):
     def forward(self) -> Float[Tensor, "states width"]:
         """Return the table, for `ops.block_ops.embedding`."""
         return self.embedding
+
+
+@final
+class NgramEmbedding(Layer):
+    """Embedding of what surrounds a token: the sum of those of the n tokens before it and after it, n = 1 … longest.
+
+    The first block then reads local context, which attention would first have to learn to find. Each n and side has a
+    table of its own, with a row for every n-gram if that takes no more than 2^16 rows, else n-grams are hashed. Beyond
+    the ends of a sequence, and in place of padding, stands one more token. Tables are initialised to 0.
+
+    Args:
+        states: Number of states of a token.
+        width: Width of the network.
+        longest: The largest n.
+        causal: Whether only tokens before count.
+    """
+
+    MAX_ROWS = 2**16
+
+    def __init__(self, states: int, width: int, longest: int, causal: bool) -> None:
+        super().__init__()
+        self.states, self.longest = states, longest
+        self.sides = (-1,) if causal else (-1, 1)
+        rows = [min((states + 1) ** n, self.MAX_ROWS) for n in range(1, longest + 1)]
+        self.tables = nn.ParameterList(nn.Parameter(torch.empty(r, width)) for r in rows for _ in self.sides)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None) -> None:
+        """Set the tables to 0."""
+        for table in self.tables:
+            table.zero_()
+
+    def keys(self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None) -> list[Int[Tensor, "b L"]]:
+        """Return the row of every table that each position reads."""
+        x = x if valid is None else torch.where(valid, x, self.states)
+        padded, length = F.pad(x, (self.longest, self.longest), value=self.states), x.shape[-1]
+        found, key = [], [torch.zeros_like(x) for _ in self.sides]
+        for n in range(1, self.longest + 1):
+            for i, side in enumerate(self.sides):
+                start = self.longest + side * n
+                key[i] = key[i] * (self.states + 1) + padded[:, start : start + length]
+                found.append(key[i] if (self.states + 1) ** n <= self.MAX_ROWS else _hash16(key[i]))
+        return found
+
+    def forward(
+        self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None, backend: BlockOps
+    ) -> Float[Tensor, "b L width"]:
+        """Return the embeddings, in float32 or better."""
+        keys = self.keys(x, valid)
+        return sum(
+            (upcast(backend.embedding(key, table)) for key, table in zip(keys, self.tables, strict=True)),
+            torch.zeros((), device=x.device),
+        )
+
+
+def _hash16(key: Tensor) -> Tensor:
+    """Map integers to 0 … 2^16 − 1: the upper bits of a product with an odd number near 2^64/φ, which wraps around."""
+    return (key * -0x61C8864680B583EB >> 48) & 0xFFFF
 
 
 @final

@@ -18,7 +18,7 @@ from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
 from sedd.nn.attention import AttentionContext, attention_context
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
 from sedd.nn.conditioning import NoiseEmbedding
-from sedd.nn.embeddings import Embedding, PositionEmbedding, RotaryEmbedding
+from sedd.nn.embeddings import Embedding, NgramEmbedding, PositionEmbedding, RotaryEmbedding
 from sedd.nn.layers import Layer, Linear, TransformerShape
 from sedd.ops import block_ops, fp8
 from sedd.ops.block_ops import ResidualBranch, Rotation
@@ -41,6 +41,7 @@ class Transformer(nn.Module, ABC):
         dropout: Dropout probability of the residual branches.
         time_conditioning: Whether the network depends on σ.
         causal: Whether the output at i depends on x up to i alone.
+        ngrams: Length of the longest n-grams whose embeddings are added; see `embeddings.NgramEmbedding`. 0: none.
         labels: Number of labels. The embedding of a sequence's label, or of no label, is added to that of its tokens.
         generator: Source of the initial weights; torch's global one if None.
     """
@@ -60,6 +61,7 @@ class Transformer(nn.Module, ABC):
         dropout: float = 0.0,
         time_conditioning: bool = True,
         causal: bool = False,
+        ngrams: int = 0,
         labels: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -78,6 +80,7 @@ class Transformer(nn.Module, ABC):
         # the names of these modules are those of the weights in checkpoints
         self.vocab_embed = Embedding(states, width)
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last row: no label
+        self.ngram_embed = NgramEmbedding(states, width, ngrams, causal) if ngrams else None
         self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
         self.position_embedding = self._build_position_embedding(shape)
         self.rotary_emb = RotaryEmbedding(shape.head_dim)
@@ -155,10 +158,12 @@ class Transformer(nn.Module, ABC):
         b, length = sigma.numel(), x.shape[-1]
         backend = block_ops.select_backend(x.device.type, compute_dtype(self.head.weight))
         h = upcast(backend.embedding(x.reshape(b, length), self.vocab_embed()))
+        valid = None if valid is None else valid.reshape(b, length)
+        if self.ngram_embed is not None:
+            h = h + self.ngram_embed(x.reshape(b, length), valid, backend)
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
             h = h + upcast(backend.embedding(label[:, None], self.label_embed()))
-        valid = None if valid is None else valid.reshape(b, length)
         # a compiled trunk computes all positions: their number would be a shape that triggers recompilation
         packed_in_trunk, packed_after = (None, packed) if self.compiled else (packed, None)
         hidden = self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), packed_in_trunk)
