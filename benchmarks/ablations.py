@@ -1,0 +1,400 @@
+"""Ablations: variants of a recipe, trained for equal wall-clock time and compared on the same noise.
+
+python benchmarks/ablations.py FILE                                on a GPU: all variants, 30 seconds and 2 seeds each
+python benchmarks/ablations.py FILE --only muon,conv --seconds 60 --seeds 0,1,2
+python benchmarks/ablations.py FILE --set model.width=64 --set train.batch_size=8 --seconds 5     anywhere
+python benchmarks/ablations.py --table FILE.jsonl …                the table of earlier results
+
+FILE is a text in which the last 5/69 are held out, as in text8p: the first 69M characters of text8. Every run is a
+training run as by `sedd train`, in this process so that starting Python is not part of it. The bound on held-out text
+has the same sequences, times and noise in every run, so a difference of two runs has a smaller error than either.
+Variants of the network that lost exist only here.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
+
+from sedd import factory, training
+from sedd.bench.measure import free_memory
+from sedd.config import RunConfig
+from sedd.nn.attention import AttentionContext, attention, attention_context
+from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer
+from sedd.nn.embeddings import PositionEmbedding
+from sedd.nn.layers import TransformerShape
+from sedd.nn.transformer import Transformer
+from sedd.ops import block_ops
+from sedd.ops.block_ops import ResidualBranch, Rotation
+from sedd.ops.packed_tokens import PackedTokens, gather
+from sedd.runtime import distributed
+from sedd.training import loop, validation
+from sedd.training.trainer import Trainer
+
+BASE: dict[str, Any] = {
+    "objective": "lambda-dce",
+    "data.tokenizer": "chars",
+    "data.val_fraction": 5 / 69,
+    "model.width": 768,
+    "model.depth": 8,
+    "model.heads": 6,
+    "model.seq_len": 256,
+    "model.ngrams": 3,
+    "optim.name": "muon",
+    "optim.lr": 2e-3,
+    "optim.warmup_steps": 50,
+    "optim.lr_schedule": "linear",
+    "optim.final_lr_fraction": 0.0,
+    "optim.ema_decay": 0.99,
+    "train.batch_size": 256,
+    "train.precision": "float8",
+    "train.eval_every": 0,
+    "train.save_every": 0,
+    "train.log_every": 50,
+}
+"""The configuration that variants differ from."""
+UNIFORM = {"objective": "score-entropy", "noise.process": "uniform"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "bfloat16": {"train.precision": "bfloat16"},
+    "head dim 64": {"model.heads": 12},
+    "score": {"objective": "score-entropy"},
+    "mean, with time": {"objective": "mean"},
+    "adamw 6e-4": {"optim.name": "adamw", "optim.lr": 6e-4},
+    "adamw 1.5e-3": {"optim.name": "adamw", "optim.lr": 1.5e-3},
+    "adamw 3e-3": {"optim.name": "adamw", "optim.lr": 3e-3},
+    "lr 5e-4": {"optim.lr": 5e-4},
+    "lr 1e-3": {"optim.lr": 1e-3},
+    "lr 4e-3": {"optim.lr": 4e-3},
+    "lr 8e-3": {"optim.lr": 8e-3},
+    "batch 64": {"train.batch_size": 64},
+    "batch 128": {"train.batch_size": 128},
+    "batch 512": {"train.batch_size": 512},
+    "width 512": {"model.width": 512, "model.heads": 4},
+    "width 1024": {"model.width": 1024, "model.heads": 8},
+    "depth 4": {"model.depth": 4},
+    "depth 12": {"model.depth": 12},
+    "no n-grams": {"model.ngrams": 0},
+    "bigrams": {"model.ngrams": 2},
+    "no ema": {"optim.ema_decay": 0.0},
+    "ema, no decay": {"optim.lr_schedule": "constant"},
+    "ema 0.998": {"optim.ema_decay": 0.998},
+    "cosine": {"optim.lr_schedule": "cosine"},
+    "decay half": {"optim.decay_fraction": 0.5},
+    "warmup 10": {"optim.warmup_steps": 10},
+    "warmup 300": {"optim.warmup_steps": 300},
+    "low-noise": {"train.time_sampling": "low-noise"},
+    "bell": {"train.time_sampling": "bell"},
+    "weight decay": {"optim.weight_decay": 0.1},
+    "beta2 0.95": {"optim.beta2": 0.95},
+    "clip 10": {"optim.grad_clip": 10.0},
+    "plain": {"network": {"plain": True}},
+    "zero init": {"network": {"zero_init": True}},
+    "x0": {"network": {"x0": True}},
+    "u-net": {"network": {"unet": True}},
+    "value embeddings": {"network": {"value_embeddings": True}},
+    "conv input": {"network": {"conv": "input"}},
+    "conv": {"network": {"conv": "all"}},
+    "uniform": UNIFORM,
+    "uniform, geometric": {**UNIFORM, "noise.schedule": "geometric"},
+    "uniform, low-noise": {**UNIFORM, "train.time_sampling": "low-noise"},
+    "uniform, bell": {**UNIFORM, "train.time_sampling": "bell"},
+    "uniform, mean": {"objective": "score-entropy", "noise.process": "uniform", "model.parameterization": "mean"},
+    "uniform, mean, log-linear": {
+        "objective": "score-entropy",
+        "noise.process": "uniform",
+        "model.parameterization": "mean",
+        "noise.schedule": "log-linear",
+    },
+}
+
+
+# Variants of the network -----------------------------------------------------------------------------------
+
+
+class ShiftedSum(nn.Module):
+    """A depthwise convolution over positions, as a sum of shifted copies; initialised to the identity."""
+
+    def __init__(self, width: int, reach: int = 2) -> None:
+        super().__init__()
+        self.reach = reach
+        self.taps_embed = nn.Parameter(torch.zeros(2 * reach + 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x + Σ_j tap_j · x shifted by j."""
+        taps, length = self.taps_embed.to(x.dtype), x.shape[1]
+        padded = F.pad(x, (0, 0, self.reach, self.reach))
+        return x + sum(taps[j] * padded[:, j : j + length] for j in range(2 * self.reach + 1))
+
+
+class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the package
+    """A block with value embeddings and a convolution."""
+
+    def __init__(self, shape: TransformerShape, states: int, value_embeddings: bool, conv: bool) -> None:
+        super().__init__(shape)
+        self.value_embed = nn.Parameter(torch.zeros(states, shape.width)) if value_embeddings else None
+        self.conv = ShiftedSum(shape.width) if conv else None
+        self.ids: Tensor | None = None
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        branch: ResidualBranch | None,
+        c: Tensor | None,
+        context: AttentionContext,
+        packed: PackedTokens | None = None,
+    ) -> tuple[Tensor, ResidualBranch]:
+        """Compute a block without noise conditioning."""
+        w = self.block_weights()
+        dtype = block_ops_dtype(w.qkv.weight)
+        backend = block_ops.select_backend(x.device.type, dtype)
+        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[0], None, dtype, None, self.use_fp8)
+        if self.conv is not None:
+            n, n_fp8 = self.conv(n), None
+        q, k, v = backend.qkv_rotary(n, w.qkv.weight, self.heads, context.rotation, w.qk_scale, n_fp8)
+        if self.value_embed is not None:
+            v = v + F.embedding(self.ids, self.value_embed.to(v.dtype)).view_as(v)
+        attended = attention(q, k, v, context)
+        x, attended = gather(x, packed), gather(attended, packed)
+        branch = ResidualBranch.with_dropout(backend.linear(attended, w.out.weight), None, 0.0)
+        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[1], None, dtype, packed, self.use_fp8)
+        y = backend.mlp(n, (w.up.weight, w.up.bias), w.down.weight, w.activation, n_fp8)
+        return x, ResidualBranch.with_dropout(y, None, 0.0, None)
+
+
+def block_ops_dtype(weight: Tensor) -> torch.dtype:
+    """Return the dtype of matrix products."""
+    from sedd.diffusion.precision import compute_dtype
+
+    return compute_dtype(weight)
+
+
+class Variant(Transformer):
+    """The modern network without noise conditioning, with variants."""
+
+    features: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        self.variant_states = options["states"]
+        super().__init__(**options)
+        depth, width = options["depth"], options["width"]
+        if self.features.get("x0"):
+            self.stream_gain = nn.Parameter(torch.ones(depth))
+            self.x0_gain = nn.Parameter(torch.zeros(depth))
+        if self.features.get("unet"):
+            self.skip_gain = nn.Parameter(torch.full((depth,), 0.2))
+        self.input_conv = ShiftedSum(width) if self.features.get("conv") == "input" else None
+        if self.features.get("zero_init"):
+            for block in self.blocks:
+                nn.init.zeros_(block.out.weight)
+                nn.init.zeros_(block.down.weight)
+
+    def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
+        return PositionEmbedding(shape.width)
+
+    def _build_block(self, shape: TransformerShape) -> Block:
+        return VariantBlock(
+            shape,
+            self.variant_states,
+            bool(self.features.get("value_embeddings")),
+            self.features.get("conv") == "all",
+        )
+
+    def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
+        return ModernFinalLayer(shape, outputs)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Store the ids for value embeddings; cap the logits."""
+        for block in self.blocks:
+            block.ids = x.reshape(-1, x.shape[-1])
+        out: Tensor = super().forward(x, *args, **kwargs)
+        return out
+
+    def trunk(
+        self,
+        h: Tensor,
+        sigma: Tensor,
+        valid: Tensor | None,
+        rotation: Rotation,
+        packed: PackedTokens | None = None,
+    ) -> Tensor:
+        """Compute the hidden states from the token embeddings."""
+        context = attention_context(rotation, valid, False)
+        assert self.position_embedding is not None
+        h = h + self.position_embedding(h.shape[1])
+        h = h.to(block_ops_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
+        h = h if self.input_conv is None else self.input_conv(h)
+        x0, branch, skips, depth = h, None, [], len(self.blocks)
+        for i, block in enumerate(self.blocks):
+            if i and (self.features.get("x0") or self.features.get("unet")):
+                h, branch = h + branch.y, None  # type: ignore[union-attr]
+            if self.features.get("x0") and i:
+                h = self.stream_gain[i].to(h.dtype) * h + self.x0_gain[i].to(h.dtype) * x0
+            if self.features.get("unet") and i:
+                if i < depth // 2:
+                    skips.append(h)
+                elif skips:
+                    h = h + self.skip_gain[i].to(h.dtype) * skips.pop()
+            h, branch = block(h, branch, None, context, packed if i == depth - 1 else None)
+        hidden: Tensor = self.output_layer(h, branch, None, packed)
+        return hidden
+
+
+@contextmanager
+def network_features(features: dict[str, Any] | None) -> Iterator[None]:
+    """Build the network with these features, if there are any."""
+    if features is None:
+        yield
+        return
+    before = factory.build_transformer
+    Variant.features = features
+    factory.build_transformer = lambda architecture, **options: Variant(**options)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        factory.build_transformer = before
+
+
+# Runs ------------------------------------------------------------------------------------------------------
+
+
+def merged(
+    variant: dict[str, Any], options: dict[str, Any], file: str, seed: int, seconds: float, steps: int | None
+) -> RunConfig:
+    """Return the configuration of a run."""
+    values = {**BASE, **options, **{k: v for k, v in variant.items() if k != "network"}}
+    sets = [f"{name}={value}" for name, value in values.items()]
+    if "network" in variant:
+        sets.append("train.cuda_graphs=false")
+    config = training.merge_config({"sources": [file], "seed": seed}, recipe="tiny", sets=sets)
+    config.budget.steps, config.budget.minutes = steps, None if steps else seconds / 60
+    return config
+
+
+def train(config: RunConfig, features: dict[str, Any] | None, sequences: int) -> dict[str, Any]:
+    """Train once; return bounds in bits per character and counts."""
+    config.train.eval_sequences = 1
+    rates: list[float] = []
+
+    def on_event(kind: str, record: dict[str, Any]) -> None:
+        if "tokens_per_second" in record:
+            rates.append(record["tokens_per_second"])
+
+    with distributed.process_group() as ranks, network_features(features), tempfile.TemporaryDirectory() as folder:
+        prepared = training.prepare_data(config)
+        trainer = Trainer(config, *training.datasets.open_datasets(config, lambda: prepared, ranks), ranks)
+        started = time.perf_counter()
+        loop._train(trainer, Path(folder), lambda: None, lambda record: None, on_event)
+        wall = time.perf_counter() - started
+        bounds = {}
+        for name, model in (("ema", trainer.ema_model), ("last", trainer.model)):
+            trainer.network.eval()
+            bounds[name] = validation.validation_bound(
+                lambda valid, label, model=model: trainer.bind(model, valid, label),
+                trainer.setup,
+                trainer.validation_blocks,
+                ranks,
+                count=sequences,
+                batch_size=config.train.batch_size,
+                seed=0,
+            )
+    state = trainer.state
+    return {
+        "bits": bounds["ema"]["bound_bits_per_char"],
+        "bits_last_weights": bounds["last"]["bound_bits_per_char"],
+        "stderr": bounds["ema"]["bound_stderr"] / math.log(2),
+        "steps": state.step,
+        "tokens": state.tokens,
+        "seconds": state.seconds,
+        "wall": wall,
+        "tokens_per_second": statistics.median(rates) if rates else None,
+        "parameters": sum(p.numel() for p in trainer.network.parameters()),
+    }
+
+
+def table(results: list[dict[str, Any]]) -> None:
+    """Print the mean of every variant and its difference from the base over seeds."""
+    base = {r["seed"]: r["bits"] for r in results if r["variant"] == "base"}
+    print(f"{'variant':26s} {'bits/char':>9s} {'last':>7s} {'M chars':>8s} {'M/s':>6s}   difference from base, by seed")
+    for name, group in itertools.groupby(sorted(results, key=lambda r: r["variant"]), key=lambda r: r["variant"]):
+        runs = list(group)
+        bits, last, tokens = (statistics.mean(r[k] for r in runs) for k in ("bits", "bits_last_weights", "tokens"))
+        rate = statistics.mean(r["tokens_per_second"] or 0 for r in runs)
+        differences = [r["bits"] - base[r["seed"]] for r in runs if r["seed"] in base and name != "base"]
+        text = " ".join(f"{d:+.4f}" for d in differences)
+        if len(differences) > 1:
+            error = statistics.stdev(differences) / math.sqrt(len(differences))
+            text += f"   mean {statistics.mean(differences):+.4f} ± {error:.4f}"
+        print(f"{name:26s} {bits:9.4f} {last:7.4f} {tokens / 1e6:8.1f} {rate / 1e6:6.3f}   {text}", flush=True)
+
+
+def main() -> None:
+    """Train all variants and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="+", help="the text; with --table, files of results")
+    parser.add_argument("--table", action="store_true", help="print the table of earlier results")
+    parser.add_argument("--only", help="names of variants, with commas between them; +name joins two, as in a+b")
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--steps", type=int, help="steps per run, instead of seconds")
+    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--sequences", type=int, default=4096, help="held-out sequences")
+    parser.add_argument("--set", action="append", default=[], help="configuration of all variants, as in optim.lr=1e-3")
+    parser.add_argument("--json", type=Path, help="append a record of each run to this file")
+    parser.add_argument("--until", type=float, default=math.inf, help="start no run later than this many seconds")
+    args = parser.parse_args()
+    if args.table:
+        table([json.loads(line) for file in args.file for line in Path(file).read_text().splitlines()])
+        return
+    options = dict(item.split("=", 1) for item in args.set)
+    names = args.only.split(";") if args.only else list(VARIANTS)
+    results, started = [], time.perf_counter()
+    for seed, name in itertools.product(map(int, args.seeds.split(",")), names):
+        if time.perf_counter() - started + args.seconds > args.until:
+            print("no time for", seed, name, file=sys.stderr)
+            continue
+        parts = [VARIANTS[part] for part in name.split(" + ")]
+        variant: dict[str, Any] = {k: v for part in parts for k, v in part.items() if k != "network"}
+        features = {k: v for part in parts for k, v in part.get("network", {}).items()}
+        if any("network" in part for part in parts):
+            variant["network"] = features
+        config = merged(variant, options, args.file[0], seed, args.seconds, args.steps)
+        free_memory(config_device())
+        try:
+            result = train(config, variant.get("network"), args.sequences)
+        except (ValueError, RuntimeError) as error:
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            continue
+        record = {"variant": name, "seed": seed, "options": options, **result}
+        results.append(record)
+        print(
+            f"{name:26s} seed {seed}: {result['bits']:.4f} ± {result['stderr']:.4f} (last weights "
+            f"{result['bits_last_weights']:.4f}), {result['tokens'] / 1e6:.1f}M in {result['seconds']:.1f} s "
+            f"({result['wall']:.1f}), {(result['tokens_per_second'] or 0) / 1e6:.3f}M/s",
+            file=sys.stderr,
+            flush=True,
+        )
+        if args.json:
+            with args.json.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+    table(results)
+
+
+def config_device() -> str:
+    """Return the device of runs."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    main()
