@@ -33,7 +33,18 @@ Draws = Annotated[
     ),
 ]
 Batch = Annotated[
-    int, typer.Option(help="Sequences evaluated at a time on each process; affects speed and memory only.")
+    int | None,
+    typer.Option(
+        help="Sequences evaluated at a time on each process, by default as many as suit the device; affects speed and "
+        "memory only."
+    ),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        help="Precision of matrix products: float32 or bfloat16. By default float32; on a GPU bfloat16 if the measured "
+        "difference is below a tenth of the standard error."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of times and noise.")]
 EstimatorName = Annotated[
@@ -70,7 +81,8 @@ def evaluate_dataset(
     ] = None,
     estimator: EstimatorName = None,
     draws: Draws = None,
-    batch: Batch = 16,
+    batch: Batch = None,
+    precision: Precision = None,
     seed: Seed = 0,
     label: LabelName = None,
     column: Annotated[
@@ -101,10 +113,13 @@ def evaluate_dataset(
         if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
             note = f"published numbers of protocol {chosen_protocol.name} count tokens of a vocabulary of {published:,}"
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char only", file=sys.stderr)
+        models = evaluation.models_by_precision(loaded, precision)
         records = []
         for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column):
             with stderr_progress(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
-                records.append(run_evaluation(loaded, corpus, chosen_protocol, ranks, on_progress=on_progress))
+                records.append(
+                    run_evaluation(loaded, corpus, chosen_protocol, ranks, models=models, on_progress=on_progress)
+                )
         first = ranks.is_main
     if first:
         if out is not None:
@@ -148,7 +163,7 @@ def corpora(
 
 RECORD_FIELDS = (
     *("bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound", "stderr_population_nats_per_token"),
-    *("tokens", "sequences", "draws", "seed", "protocol", "split", "data"),
+    *("tokens", "sequences", "draws", "seed", "precision", "protocol", "split", "data"),
 )
 TABLE_COLUMNS = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_nats_per_token", "bits_per_char")
 
@@ -178,6 +193,9 @@ def _describe(record: dict[str, Any]) -> None:
     print(f"{kind} {record['nats_per_token']:.5f}{error} nats per token")
     for name in RECORD_FIELDS:
         print(f"{name.replace('_', ' '):34s} {record[name]}")
+    if difference := record["bfloat16_difference"]:
+        about = f"{difference['nats_per_token']:.6f} ± {difference['stderr']:.6f} nats per token"
+        print(f"{'bfloat16 − float32':34s} {about}, on {difference['draws']} draws")
     for name, value in record["terms"].items():
         print(f"{name:34s} {'not counted' if value is None else value}")
 
@@ -189,7 +207,8 @@ def score_texts(
     file: Annotated[Path | None, typer.Option(help="File of texts, one per line.")] = None,
     estimator: EstimatorName = None,
     draws: Draws = None,
-    batch: Batch = 16,
+    batch: Batch = None,
+    precision: Precision = None,
     seed: Seed = 0,
     label: LabelName = None,
     as_json: AsJson = False,
@@ -207,8 +226,9 @@ def score_texts(
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
         loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
+        models = evaluation.models_by_precision(loaded, precision)
         for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):
-            record = run_evaluation(loaded, corpus, evaluation.SINGLE_TEXT, ranks)
+            record = run_evaluation(loaded, corpus, evaluation.SINGLE_TEXT, ranks, models=models)
             if ranks.is_main:
                 _print_score({"text": text, **record}, as_json)
 

@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
     from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
     from sedd.evaluation.protocols import DATASETS, PROTOCOLS, SINGLE_TEXT, Protocol, get_protocol, suite_datasets
-    from sedd.evaluation.results import evaluate, likelihood_table
+    from sedd.evaluation.results import ModelsByPrecision, evaluate, likelihood_table, models_by_precision
 
 __all__ = [
     "DATASETS",
     "PROTOCOLS",
     "SINGLE_TEXT",
     "Corpus",
+    "ModelsByPrecision",
     "Protocol",
     "encode_continuation",
     "evaluate",
     "get_protocol",
     "likelihood_table",
+    "models_by_precision",
     "read_corpus",
     "require_packed_text",
     "score_continuation",
@@ -39,6 +41,6 @@ __getattr__ = lazy_names(
         "continuation": ["encode_continuation", "require_packed_text", "score_continuation"],
         "corpus": ["Corpus", "read_corpus", "text_corpora", "validation_corpus"],
         "protocols": ["DATASETS", "PROTOCOLS", "SINGLE_TEXT", "Protocol", "get_protocol", "suite_datasets"],
-        "results": ["evaluate", "likelihood_table"],
+        "results": ["ModelsByPrecision", "evaluate", "likelihood_table", "models_by_precision"],
     },
 )

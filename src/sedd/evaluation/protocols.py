@@ -89,7 +89,6 @@ class Protocol:
     """Smallest time of the diffusion term; published tables integrate from here to 1."""
     draws: int = 8
     """Default number of Monte Carlo draws per sequence; it affects the standard error, not the expected value."""
-    precision: str = "float32"
     benchmarks: tuple[str, ...] = ()
     """Data sets it can detokenize; if there are none, text is used unchanged."""
     splits: Mapping[str, str] = field(default_factory=dict)
@@ -109,7 +108,6 @@ class Protocol:
             "eos": str(self.eos),
             "packing": str(self.packing),
             "t_min": self.t_min,
-            "precision": self.precision,
         }
 
     def split_for(self, dataset: str | None) -> str:

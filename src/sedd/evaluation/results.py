@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sedd import checkpoint, factory
+from sedd.diffusion.parameterization import DiscreteModel
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol
 from sedd.factory import LoadedModel
@@ -15,7 +16,7 @@ from sedd.runtime.distributed import Ranks
 
 DIGITS = 5
 """Digits of nats and bits in results; differences between batch sizes and numbers of processes are far smaller."""
-COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "label")
+COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "label")
 """Fields that results must share to be compared in one table."""
 _sha256 = cache(checkpoint.sha256)  # `sedd score` evaluates many texts with the same weights
 
@@ -28,8 +29,9 @@ def evaluate(
     *,
     estimator: str | None = None,
     draws: int | None = None,
-    batch: int = 16,
+    batch: int | None = None,
     seed: int = 0,
+    models: "ModelsByPrecision | None" = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Estimate the likelihood of ``corpus`` under ``protocol``.
@@ -41,8 +43,10 @@ def evaluate(
         ranks: The processes that share the work.
         estimator: Name of the estimator; by default the first that fits the model.
         draws: Monte Carlo draws per sequence; by default the protocol's.
-        batch: Draws per batch on each process; affects speed only.
+        batch: Draws per batch on each process; affects speed only. None: chosen for the device.
         seed: Seed of times and noise.
+        models: The model in each precision, for several calls; by default bfloat16 on a GPU if the difference is
+            negligible, else float32.
         on_progress: Called with the number of draws done and their total.
 
     Returns:
@@ -51,11 +55,21 @@ def evaluate(
     """
     by = factory.build_estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
+    models = models or models_by_precision(loaded)
     found = estimate_likelihood(
-        loaded.model, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
+        models.model,
+        by,
+        corpus.sequences,
+        draws=draws,
+        seed=seed,
+        batch=default_batch(loaded, max(map(len, corpus.sequences))) if batch is None else batch,
+        ranks=ranks,
+        low_precision_model=models.low_precision_model,
+        on_progress=on_progress,
     )
     return {
         **_numbers(found, corpus, by),
+        **_precision_fields(found, models),
         "tokens": corpus.tokens,
         "sequences": len(corpus),
         "draws": 0 if by.is_exact else draws,
@@ -89,6 +103,45 @@ def _numbers(found: LikelihoodEstimate, corpus: Corpus, by: Estimator) -> dict[s
         "estimator": type(by).__name__,
         "is_exact": by.is_exact,
     }
+
+
+class ModelsByPrecision(NamedTuple):
+    """A model in the precision of its weights and, to be tried first, in a faster one."""
+
+    model: DiscreteModel
+    precision: str
+    low_precision_model: DiscreteModel | None
+
+
+def models_by_precision(loaded: LoadedModel, precision: str | None = None) -> ModelsByPrecision:
+    """Return the models to evaluate with: ``precision`` alone or, if it is None, on a GPU bfloat16 before float32.
+
+    The weights are in float32, as `factory.load_model` loads them by default.
+    """
+    if precision is None and loaded.device.type == "cuda":
+        return ModelsByPrecision(loaded.model, "float32", factory.convert_precision(loaded, "bfloat16").model)
+    model = loaded.model if precision in (None, "float32") else factory.convert_precision(loaded, precision).model
+    return ModelsByPrecision(model, precision or "float32", None)
+
+
+def _precision_fields(found: LikelihoodEstimate, models: ModelsByPrecision) -> dict[str, Any]:
+    """Return the precision of a value, and what was measured to choose it."""
+    check = found.precision_check
+    if check is None:
+        return {"precision": models.precision, "bfloat16_difference": None}
+    difference = {
+        "nats_per_token": round(check.difference, DIGITS + 3),
+        "stderr": round(check.stderr, DIGITS + 3),
+        "draws": check.compared,
+    }
+    return {"precision": "bfloat16" if check.is_negligible else "float32", "bfloat16_difference": difference}
+
+
+def default_batch(loaded: LoadedModel, length: int) -> int:
+    """Return the draws to evaluate at a time: 16 on a CPU; on a GPU 2^16 tokens, or 2^30 logits if that is less."""
+    if loaded.device.type == "cpu":
+        return 16
+    return max(1, min(2**16, 2**30 // loaded.process.num_states) // length)
 
 
 def _per_unit(value: float | None, units_per_token: float | None, digits: int = DIGITS) -> float | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         FixedOrderEstimator,
         MonteCarloEstimator,
     )
+    from sedd.likelihood.precision_check import PrecisionCheck, check_precision
     from sedd.likelihood.variance_reduction import StratifiedTimes
 
 __all__ = [
@@ -32,8 +33,10 @@ __all__ = [
     "FixedOrderEstimator",
     "LikelihoodEstimate",
     "MonteCarloEstimator",
+    "PrecisionCheck",
     "StratifiedTimes",
     "bound_terms",
+    "check_precision",
     "estimate_likelihood",
     "times_by_noise",
 ]
@@ -43,6 +46,7 @@ __getattr__ = lazy_names(
     {
         "bound": ["BoundTerms", "bound_terms", "times_by_noise"],
         "estimate": ["LikelihoodEstimate", "estimate_likelihood"],
+        "precision_check": ["PrecisionCheck", "check_precision"],
         "estimators": [
             "AnyOrderEstimator",
             "AutoregressiveEstimator",

@@ -5,6 +5,7 @@ on the number of processes, up to the rounding of the network's own arithmetic.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from sedd.diffusion.rng import CounterRNG
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator
+from sedd.likelihood.precision_check import PrecisionCheck, check_precision
 from sedd.likelihood.variance_reduction import StratifiedTimes
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
@@ -33,6 +35,8 @@ class LikelihoodEstimate(NamedTuple):
     single sequence."""
     terms: tuple[float, ...]
     """Diffusion, prior and reconstruction term; their sum is ``nats``."""
+    precision_check: PrecisionCheck | None = None
+    """What low precision would change, or does change if that is negligible; None if it was not tried."""
 
 
 def estimate_likelihood(
@@ -44,9 +48,14 @@ def estimate_likelihood(
     seed: int,
     batch: int,
     ranks: Ranks,
+    low_precision_model: Any = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> LikelihoodEstimate:
     """Estimate the likelihood of token sequences under a model.
+
+    With ``low_precision_model`` all draws are evaluated by that model, and some by ``model`` too. The value is that of
+    low precision if the difference is negligible, that is, small beside the standard error; else all draws are
+    evaluated by ``model``. So an exact estimator, which has no standard error, uses ``model`` alone.
 
     Args:
         model: The model that ``estimator`` evaluates.
@@ -56,6 +65,7 @@ def estimate_likelihood(
         seed: Decides times and noise.
         batch: How many draws are evaluated at once on each process; it does not change the result.
         ranks: The processes that share the work, and their device.
+        low_precision_model: The same model in a faster precision; None: there is none.
         on_progress: Called after each batch.
     """
     if batch < 1:
@@ -64,18 +74,53 @@ def estimate_likelihood(
         raise ValueError(f"of {len(sequences)} sequences some or all are empty; there is nothing to score in them")
     times = StratifiedTimes(len(sequences), draws, seed) if isinstance(estimator, MonteCarloEstimator) else None
     all_draws = _Draws(estimator, sequences, times, seed)
-    found = torch.zeros(len(all_draws), 5, dtype=torch.float64)
-    mine = list(all_draws.batches(batch))[ranks.rank :: ranks.world_size]
+    evaluate = partial(_evaluate, draws=all_draws, batch=batch, ranks=ranks)
+    numbers = np.arange(len(all_draws))
+    if low_precision_model is None or times is None:
+        return _summary(evaluate(model, numbers, on_progress=on_progress), all_draws)
+    low = evaluate(low_precision_model, numbers, on_progress=on_progress)
+    estimate = _summary(low, all_draws)
+    per_draw = len(all_draws) / (all_draws.lengths * np.diff(all_draws.starts)).sum()  # the mean is in nats per token
+    check = check_precision(
+        low[:, :3].sum(-1) * per_draw,
+        lambda chosen: evaluate(model, chosen)[:, :3].sum(-1) * per_draw,
+        estimate.stderr,
+        first=batch,
+        seed=seed,
+    )
+    if not check.is_negligible:
+        estimate = _summary(evaluate(model, numbers, on_progress=on_progress), all_draws)
+    return estimate._replace(precision_check=check)
+
+
+def _evaluate(
+    model: Any,
+    numbers: Int[np.ndarray, " n"],
+    *,
+    draws: "_Draws",
+    batch: int,
+    ranks: Ranks,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Float[np.ndarray, "n 5"]:
+    """Return the three terms and two control variates of the draws with these numbers, from all processes."""
+    found = torch.zeros(len(numbers), 5, dtype=torch.float64, device=ranks.device)
+    mine = list(draws.batches(numbers, batch))[ranks.rank :: ranks.world_size]
     done, total = 0, sum(map(len, mine))
-    for numbers in mine:
-        x_0, *inputs = (column.to(ranks.device) for column in all_draws.inputs(numbers))
+    finished = torch.cuda.Event() if found.is_cuda else None
+    for places in mine:  # a GPU computes one batch while the next one is prepared
+        x_0, *inputs = draws.inputs(numbers[places], ranks.device)
+        rows = torch.from_numpy(places).to(ranks.device)
         with torch.no_grad():
-            terms = estimator.nats(model, x_0, *inputs)
-        found[torch.from_numpy(numbers), :3] = torch.stack(terms, -1).double().cpu()
-        if isinstance(estimator, MonteCarloEstimator):
-            found[torch.from_numpy(numbers), 3:] = estimator.control_variates(x_0, *inputs).cpu()
-        on_progress(done := done + len(numbers), total)
-    return _summary(ranks.all_reduce_sum(found.to(ranks.device)).cpu().numpy(), all_draws)
+            found[rows, :3] = torch.stack(draws.estimator.nats(model, x_0, *inputs), -1).double()
+        if isinstance(draws.estimator, MonteCarloEstimator):
+            found[rows, 3:] = draws.estimator.control_variates(x_0, *inputs).double()
+        if finished is not None:
+            previous, finished = finished, torch.cuda.Event()
+            finished.record()
+            previous.synchronize()
+        on_progress(done := done + len(places), total)
+    values: np.ndarray = ranks.all_reduce_sum(found).cpu().numpy()
+    return values
 
 
 @final
@@ -95,20 +140,22 @@ class _Draws:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def batches(self, size: int) -> Iterator[Int[np.ndarray, " draws"]]:
-        """Yield the numbers of all draws; sequences of one length come together, so that nothing is padded."""
-        for length in np.unique(self.lengths):
-            rows = np.flatnonzero(self.lengths == length)
-            numbers = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
-            yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
+    def batches(self, numbers: Int[np.ndarray, " n"], size: int) -> Iterator[Int[np.ndarray, " b"]]:
+        """Yield places in ``numbers``; sequences of one length come together, so that nothing is padded."""
+        lengths = self.lengths[self._sequence_of(numbers)]
+        for length in np.unique(lengths):
+            places = np.flatnonzero(lengths == length)
+            yield from (places[i : i + size] for i in range(0, len(places), size))
 
-    def inputs(self, numbers: Int[np.ndarray, " draws"]) -> tuple[Tensor, ...]:
-        """Return the sequences of these draws and the estimator's inputs, made on the CPU: the same on every device."""
-        rows = np.searchsorted(self.starts, numbers, side="right") - 1
-        index = numbers - self.starts[rows]
-        x_0 = torch.from_numpy(np.stack([self.sequences[row] for row in rows]))
-        rng = CounterRNG(self.seed, torch.from_numpy(numbers))
-        return x_0, *self.estimator.inputs(x_0, torch.from_numpy(index), torch.from_numpy(self.u[numbers]), rng)
+    def inputs(self, numbers: Int[np.ndarray, " b"], device: torch.device) -> tuple[Tensor, ...]:
+        """Return the sequences of these draws and the estimator's inputs, made on the device, as integers decide."""
+        rows = self._sequence_of(numbers)
+        columns = np.stack([self.sequences[row] for row in rows]), numbers, numbers - self.starts[rows], self.u[numbers]
+        x_0, number, index, u = (torch.from_numpy(column).to(device) for column in columns)
+        return x_0, *self.estimator.inputs(x_0, index, u, CounterRNG(self.seed, number))
+
+    def _sequence_of(self, numbers: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        return np.searchsorted(self.starts, numbers, side="right") - 1
 
 
 def _summary(found: Float[np.ndarray, "draws 5"], draws: _Draws) -> LikelihoodEstimate:

@@ -228,7 +228,7 @@ class FixedOrderEstimator(Estimator):
         self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
     ) -> tuple[Tensor, ...]:
         """The sequence with the later tokens of the order masked, and the position to predict."""
-        order = self.order(x_0.shape[-1])
+        order = self.order(x_0.shape[-1]).to(x_0.device)
         masked = order.argsort() >= index[:, None]
         return torch.where(masked, self.process.mask, x_0), order[index]
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from sedd.likelihood import PrecisionCheck, check_precision
 from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]
@@ -23,6 +24,8 @@ class Judge(ABC):
     sha256: str
     """Hash of its weights and vocabulary: judges of the same name may differ."""
     precision: str
+    low_precision: "Judge | None" = None
+    """The same judge in a faster precision, to be tried first; see `score_in_low_precision`."""
     vocab_size: int
     context_length: int | None
     """Longest sequence it reads, in tokens; None: unlimited."""
@@ -70,6 +73,33 @@ def score_samples(
         nats[indices] = nll.cpu().numpy()
         on_progress(done := done + len(indices), len(rows))
     return [SampleScore(row, float(n), len(row) - judge.skips_first_token) for row, n in zip(rows, nats, strict=True)]
+
+
+def score_in_low_precision(
+    judge: Judge, rows: Sequence[Ids], batch: int, on_progress: OnProgress
+) -> tuple[list[SampleScore], PrecisionCheck | None]:
+    """Return −log p of each row in low precision if the difference is negligible, else as `score_samples` does.
+
+    Negligible is less than a tenth of the standard error of the mean over samples, in nats per token.
+    """
+    if judge.low_precision is None or len(rows) < 2:
+        return score_samples(judge, rows, batch, on_progress), None
+    scores = score_samples(judge.low_precision, rows, batch, on_progress)
+    tokens = np.array([score.scored_tokens for score in scores])
+    per_row = len(rows) / tokens.sum()  # the mean over rows is then in nats per token
+
+    def nats(found: Sequence[SampleScore]) -> Float[np.ndarray, " n"]:
+        values: np.ndarray = np.array([score.nats for score in found]) * per_row
+        return values
+
+    low = nats(scores)
+    residuals = low - low.mean() * tokens / tokens.mean()
+    check = check_precision(
+        low,
+        lambda chosen: nats(score_samples(judge, [rows[index] for index in chosen], batch)),
+        float(residuals.std(ddof=1) / len(rows) ** 0.5),
+    )
+    return scores if check.is_negligible else score_samples(judge, rows, batch, on_progress), check
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sedd.evaluation.quality.judge import Judge, OnProgress, score_samples
+from sedd.evaluation.quality.judge import Judge, OnProgress, score_in_low_precision
 from sedd.evaluation.quality.mauve import MauveReference
 from sedd.evaluation.quality.metrics import (
     NGRAM_SIZES,
@@ -14,6 +14,7 @@ from sedd.evaluation.quality.metrics import (
     compute_metrics,
 )
 from sedd.evaluation.quality.samples import SAMPLING_FIELDS, SampleSet, encode_for_judge, read_json_records
+from sedd.likelihood import PrecisionCheck
 
 JUDGE_FIELDS = ("judge_sha256", "judge_precision", "first_token", "scored")
 """Fields that results must share to be compared in one table."""
@@ -52,7 +53,8 @@ def evaluate_samples(
     if batch < 1:
         raise ValueError(f"judge-batch is {batch}; it must be 1 or more")
     encoded = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)
-    metrics = compute_metrics(score_samples(judge, encoded.ids, batch, on_progress))
+    scores, check = score_in_low_precision(judge, encoded.ids, batch, on_progress)
+    metrics = compute_metrics(scores)
     return {
         "source": samples.source,
         **_metric_fields(metrics),
@@ -61,6 +63,7 @@ def evaluate_samples(
         "seconds_per_sample": _round(samples.seconds),
         **{name: samples.facts.get(name) for name in SAMPLING_FIELDS},
         **judge_record(judge),
+        **_precision_fields(judge, check),
         "scored": encoded.source,
         "truncated": encoded.truncated,
     }
@@ -74,6 +77,15 @@ def judge_record(judge: Judge) -> dict[str, Any]:
         "judge_precision": judge.precision,
         "first_token": "skipped" if judge.skips_first_token else "scored",
     }
+
+
+def _precision_fields(judge: Judge, check: PrecisionCheck | None) -> dict[str, Any]:
+    """Return the precision in which samples were scored and, if another was tried, the difference that was measured."""
+    if check is None or judge.low_precision is None:
+        return {"judge_precision": judge.precision, "judge_precision_difference": None}
+    difference = {"nats_per_token": _round(check.difference), "stderr": _round(check.stderr), "samples": check.compared}
+    precision = judge.low_precision.precision if check.is_negligible else judge.precision
+    return {"judge_precision": precision, "judge_precision_difference": difference}
 
 
 def _metric_fields(metrics: QualityMetrics) -> dict[str, Any]:
@@ -110,6 +122,12 @@ def read_results(path: Path) -> list[dict[str, Any]] | None:
     return records
 
 
+def _comparable(record: dict[str, Any], field: str) -> Any:
+    """Return a field; a precision that was chosen since it makes no difference counts as float32."""
+    is_chosen = field == "judge_precision" and record.get("judge_precision_difference") is not None
+    return "float32" if is_chosen else record[field]
+
+
 def quality_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
     """Return these columns of the records; records that differ in one of `JUDGE_FIELDS` are refused.
 
@@ -118,7 +136,7 @@ def quality_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> 
     if any(name.startswith("gen_ppl") for name in columns) and "entropy_nats" not in columns:
         raise ValueError("a table with a generative perplexity must contain entropy_nats too")
     for field in (*JUDGE_FIELDS, "mauve_reference"):
-        found = {str(record[field]): record for record in records if record.get(field) is not None}
+        found = {str(_comparable(record, field)): record for record in records if record.get(field) is not None}
         if len(found) > 1:
             values = sorted(f"{r['judge']} ({v[:8]})" if field == "judge_sha256" else v for v, r in found.items())
             raise ValueError(

@@ -1,0 +1,51 @@
+"""Whether low precision changes a mean by less than it is uncertain anyway."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+class PrecisionCheck(NamedTuple):
+    """The mean of some values in low precision minus that in full precision."""
+
+    difference: float
+    stderr: float
+    """Standard error of the difference."""
+    compared: int
+    """Number of values that were computed in both."""
+    is_negligible: bool
+    """Whether the difference, plus two of its standard errors, is below a tenth of the standard error of the mean."""
+
+
+def check_precision(
+    low: Float[np.ndarray, " n"],
+    compute: Callable[[Int[np.ndarray, " k"]], Float[np.ndarray, " k"]],
+    stderr: float,
+    *,
+    first: int = 16,
+    seed: int = 0,
+) -> PrecisionCheck:
+    """Compare low with full precision on more and more values, until it is clear whether the difference is negligible.
+
+    If a quarter of the values does not show it, the difference counts as not negligible.
+
+    Args:
+        low: All values in low precision.
+        compute: Returns the values of these indices in full precision.
+        stderr: Standard error of the mean of the values.
+        first: Number of values to begin with, at least 16.
+        seed: Decides which values are compared.
+    """
+    order = np.random.default_rng(seed).permutation(len(low))
+    differences, size = np.zeros(0), min(max(first, 16), len(low))
+    while True:
+        chosen = order[len(differences) : size]
+        differences = np.concatenate([differences, low[chosen] - compute(chosen)])
+        mean, error = float(differences.mean()), float(differences.std() / max(len(differences) - 1, 1) ** 0.5)
+        is_negligible = abs(mean) + 2 * error < stderr / 10
+        is_large = abs(mean) - 2 * error > stderr / 10
+        if is_negligible or is_large or 4 * size > len(low):
+            return PrecisionCheck(mean, error, len(differences), is_negligible)
+        size *= 2

@@ -1,0 +1,172 @@
+"""Low precision is used where it changes a result by less than a tenth of its standard error, and only there."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sedd import factory, likelihood
+from sedd.config import RunConfig
+from sedd.diffusion.parameterization import ScoreModel
+from sedd.diffusion.process import Absorbing
+from sedd.diffusion.schedule import LogLinear
+from sedd.evaluation import results
+from sedd.evaluation.quality.judge import Judge, score_in_low_precision
+from sedd.likelihood import BoundEstimator, PrecisionCheck, check_precision, estimate_likelihood
+from sedd.nn.transformer import Modern
+from sedd.runtime.distributed import Ranks
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def check(bias: float, spread: float, count: int = 4000, seed: int = 0) -> tuple[PrecisionCheck, float]:
+    """Check values of standard deviation 1 to which low precision adds noise; also return the true mean difference."""
+    rng = np.random.default_rng(seed)
+    values, noise = rng.normal(size=count), bias + spread * rng.normal(size=count)
+    found = check_precision(values + noise, lambda chosen: values[chosen], 1 / math.sqrt(count), seed=seed)
+    return found, float(noise.mean())
+
+
+def test_a_small_difference_is_negligible_and_a_large_one_is_not() -> None:
+    limit = 0.1 / math.sqrt(4000)
+    small, _ = check(bias=limit / 20, spread=0.001)
+    assert small.is_negligible
+    assert small.compared < 500  # most values were not computed twice
+    large, _ = check(bias=5 * limit, spread=0.001)
+    assert not large.is_negligible
+    assert large.compared < 500
+    unclear, _ = check(bias=0.0, spread=10.0)
+    assert not unclear.is_negligible
+    assert 4 * unclear.compared > 4000
+    assert abs(large.difference - 5 * limit) <= 4 * large.stderr + 1e-12
+
+
+def test_what_counts_as_negligible_is_so() -> None:
+    """Near the limit, where errors are likeliest: fewer than 1 in 20 of 400."""
+    limit = 0.1 / math.sqrt(4000)
+    found = [check(bias=limit, spread=0.005, seed=seed) for seed in range(400)]
+    wrong = sum(result.is_negligible and abs(truth) > limit for result, truth in found)
+    assert wrong < 20
+    careless = sum(abs(result.difference) < limit and abs(truth) > limit for result, truth in found)
+    assert careless > 20  # the mutant: without two standard errors
+
+
+def network(seed: int = 0) -> Modern:
+    generator = torch.Generator().manual_seed(seed)
+    net = Modern(states=6, width=16, depth=2, heads=2, generator=generator)
+    with torch.no_grad():
+        net.head.weight.normal_(0, 0.5, generator=generator)
+    return net.eval().requires_grad_(False)
+
+
+class Shifted(torch.nn.Module):
+    """A model whose log-scores are off by a constant."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.model, self.shift = ScoreModel(network(), Absorbing(5)), shift
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        log_score: torch.Tensor = self.model(x, sigma)
+        return log_score + self.shift
+
+
+@pytest.mark.parametrize(("shift", "is_negligible"), [(1e-6, True), (0.5, False)])
+def test_an_estimate_is_of_low_precision_only_if_that_is_negligible(shift: float, is_negligible: bool) -> None:
+    process, schedule = Absorbing(5), LogLinear()
+    full, low = Shifted(0.0), Shifted(shift)
+    rows = [np.random.default_rng(i).integers(0, 5, 7 + i % 3) for i in range(60)]
+    options = {"draws": 8, "seed": 3, "batch": 32, "ranks": ALONE}
+    by = BoundEstimator(process, schedule)
+    found = estimate_likelihood(full, by, rows, low_precision_model=low, **options)
+    expected = estimate_likelihood(low if is_negligible else full, by, rows, **options)
+    assert found.precision_check is not None
+    assert found.precision_check.is_negligible == is_negligible
+    assert found._replace(precision_check=None) == expected
+    both = [estimate_likelihood(model, by, rows, **options).nats for model in (low, full)]
+    if not is_negligible:
+        error = 5 * found.precision_check.stderr + 5 * expected.stderr
+        assert abs(found.precision_check.difference - (both[0] - both[1])) <= error
+
+
+def test_an_exact_likelihood_never_uses_low_precision() -> None:
+    process = Absorbing(5)
+    full = factory.build_parameterization("mean", network(), process)
+    by = likelihood.FixedOrderEstimator(process, torch.arange)
+    rows = [np.arange(5)] * 3
+    options = {"draws": 8, "seed": 3, "batch": 32, "ranks": ALONE}
+    found = estimate_likelihood(full, by, rows, low_precision_model=None, **options)
+    assert estimate_likelihood(full, by, rows, low_precision_model=object(), **options) == found
+
+
+def loaded(tmp_path: Path) -> factory.LoadedModel:
+    config = RunConfig.from_dict({"model": {"width": 16, "depth": 2, "heads": 2, "seq_len": 8}}).resolved()
+    setup = factory.build_setup(config, 5)
+    net = network()
+    model = factory.build_model(config, net, setup)
+    return factory.LoadedModel(model, net, *setup, factory.build_tokenizer("bytes", lambda: []), config, tmp_path)
+
+
+def test_models_by_precision(tmp_path: Path) -> None:
+    given = loaded(tmp_path)
+    only = results.models_by_precision(given)
+    assert (only.model is given.model, only.precision, only.low_precision_model) == (True, "float32", None)
+    half = results.models_by_precision(given, "bfloat16")
+    assert (half.precision, half.low_precision_model) == ("bfloat16", None)
+    assert {p.dtype for p in given.network.parameters()} == {torch.float32}  # a copy was converted
+    x = torch.randint(6, (4, 8), generator=torch.Generator().manual_seed(1))
+    sigma = torch.full((4,), 0.7)
+    exact, rounded = given.model(x, sigma), half.model(x, sigma)
+    assert not torch.equal(exact, rounded)
+    torch.testing.assert_close(rounded, exact, rtol=0.1, atol=0.1)
+    with pytest.raises(ValueError, match="choose one of float32, bfloat16"):
+        results.models_by_precision(given, "float16")
+
+
+def test_the_batch_of_a_gpu_is_limited_by_tokens_and_logits(tmp_path: Path) -> None:
+    given = loaded(tmp_path)
+    assert results.default_batch(given, 8) == 16
+    on_gpu = given._replace(network=network().to("meta"))
+    assert results.default_batch(on_gpu, 256) == 256
+    large = on_gpu._replace(process=Absorbing(50_257))
+    assert results.default_batch(large, 1024) == 20
+
+
+class RowJudge(Judge):
+    """A judge for which token i costs i nats times a factor."""
+
+    skips_first_token = False
+
+    def __init__(self, factor: float, low_precision: "RowJudge | None" = None) -> None:
+        self.factor, self.low_precision, self.calls = factor, low_precision, 0
+
+    def token_nll(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        self.calls += len(x)
+        return x.double() * self.factor
+
+    def encode(self, texts: object) -> list[np.ndarray]:
+        raise NotImplementedError
+
+    def decode(self, ids: object) -> str:
+        raise NotImplementedError
+
+    def features(self, x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("factor", "is_negligible"), [(1 + 1e-6, True), (1.5, False)])
+def test_a_judge_uses_low_precision_only_if_that_is_negligible(factor: float, is_negligible: bool) -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 100, int(n)) for n in rng.integers(3, 9, 200)]
+    judge = RowJudge(1.0, RowJudge(factor))
+    scores, found = score_in_low_precision(judge, rows, 8, lambda done, total: None)
+    assert found is not None
+    assert found.is_negligible == is_negligible
+    expected = [row.sum() * (factor if is_negligible else 1.0) for row in rows]
+    np.testing.assert_allclose([score.nats for score in scores], expected)
+    assert (judge.calls < 60) == is_negligible
+    alone = RowJudge(1.0)
+    scores, found = score_in_low_precision(alone, rows, 8, lambda done, total: None)
+    assert (found, alone.calls) == (None, 200)
