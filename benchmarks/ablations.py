@@ -102,6 +102,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clip 10": {"optim.grad_clip": 10.0},
     "plain": {"network": {"plain": True}},
     "zero init": {"network": {"zero_init": True}},
+    "embedding norm": {"network": {"norm": True}},
     "x0": {"network": {"x0": True}},
     "u-net": {"network": {"unet": True}},
     "value embeddings": {"network": {"value_embeddings": True}},
@@ -234,6 +235,7 @@ class Variant(Transformer):
         context = attention_context(rotation, valid, False)
         assert self.position_embedding is not None
         h = h + self.position_embedding(h.shape[1])
+        h = F.rms_norm(h, h.shape[-1:]) if self.features.get("norm") else h
         h = h.to(block_ops_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
         h = h if self.input_conv is None else self.input_conv(h)
         x0, branch, skips, depth = h, None, [], len(self.blocks)

@@ -1,4 +1,4 @@
-"""Benchmark of a training step: forward, backward, gradient clipping, AdamW and EMA."""
+"""Benchmark of a training step: forward, backward, gradient clipping, optimizer and EMA."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from sedd import factory, registry
 from sedd.bench.measure import Machine, Measurement, free_memory, time_variant
 from sedd.config import RunConfig
 from sedd.diffusion.schedule import stratified
-from sedd.recipes import RECIPES
 from sedd.training import optimizer
 from sedd.training.ema import EMA
 from sedd.training.loss import FusedLoss
+from sedd.training.overrides import merge_config
 
 TRAIN_FLOPS = (
     "per token, with f the fraction of tokens in the loss: 72 · (depth − ¾ · (1 − f)) · width² "
@@ -40,15 +40,18 @@ class TrainSetting:
     cuda_graphs: bool = True
     activation_checkpointing: str = "none"
     repeats: int = 20
+    sets: tuple[str, ...] = ()
+    """Other configuration keys, as in ``optim.name=muon``."""
 
     def run(self) -> RunConfig:
         """Return the run configuration."""
-        if self.recipe not in RECIPES:
-            raise ValueError(f"recipe is {self.recipe!r}; choose one of {', '.join(RECIPES)}")
-        run = RunConfig.from_dict(RECIPES[self.recipe] | {"objective": self.objective})
-        run.noise.process, run.model.parameterization = self.process, self.parameterization
-        run.model.seq_len = self.length or run.model.seq_len
-        return run.resolved()
+        flags = {
+            "process": self.process,
+            "objective": self.objective,
+            "parameterization": self.parameterization,
+            "model.seq_len": self.length,
+        }
+        return merge_config(flags, recipe=self.recipe, sets=self.sets)
 
 
 class NoisyBatch(NamedTuple):

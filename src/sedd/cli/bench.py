@@ -83,11 +83,15 @@ def bench_train(
     activation_checkpointing: Annotated[
         str, typer.Option(help="Activation checkpointing: none, selective or full.")
     ] = "none",
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Set any configuration key, as in --set optim.name=muon. Repeatable."),
+    ] = None,
     device: Device = None,
     repeats: Repeats = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a training step: forward, backward, gradient clipping, AdamW and EMA."""
+    """Measure a training step: forward, backward, gradient clipping, optimizer and EMA."""
     from sedd import bench as benches
 
     defaults = benches.device_defaults(device)
@@ -105,6 +109,7 @@ def bench_train(
         cuda_graphs=cuda_graphs,
         activation_checkpointing=activation_checkpointing,
         repeats=repeats,
+        sets=tuple(sets or ()),
     )
     machine = benches.describe_machine(setting.device, setting.precision)
     _print(setting.__dict__, machine, benches.TRAIN_FLOPS, benches.measure_training(setting, machine), as_json)
