@@ -16,7 +16,6 @@ from sedd.likelihood import AnyOrderEstimator, BoundEstimator, Estimator, Strati
 from sedd.likelihood.estimate import _Draws
 from sedd.runtime.distributed import Ranks
 
-
 pytestmark = pytest.mark.gpu
 ROWS = [np.random.default_rng(i).integers(0, 27, 128) for i in range(64)]
 
