@@ -31,8 +31,10 @@ from torch.nn import functional as F  # noqa: N812  (the conventional name)
 from sedd import factory, training
 from sedd.bench.measure import free_memory
 from sedd.config import RunConfig
-from sedd.nn.attention import AttentionContext, attention, attention_context
+from sedd.diffusion.precision import compute_dtype
+from sedd.nn.attention import AttentionContext, attention
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer
+from sedd.nn.conditioning import block_modulations
 from sedd.nn.embeddings import PositionEmbedding
 from sedd.nn.layers import TransformerShape
 from sedd.nn.transformer import Transformer
@@ -144,13 +146,19 @@ class ShiftedSum(nn.Module):
 
 
 class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the package
-    """A block with value embeddings and a convolution."""
+    """A block that also reads the embeddings x0 and the stream of an earlier block."""
 
-    def __init__(self, shape: TransformerShape, states: int, value_embeddings: bool, conv: bool) -> None:
+    def __init__(self, shape: TransformerShape, features: dict[str, Any]) -> None:
         super().__init__(shape)
-        self.value_embed = nn.Parameter(torch.zeros(states, shape.width)) if value_embeddings else None
-        self.conv = ShiftedSum(shape.width) if conv else None
-        self.ids: Tensor | None = None
+        self.x0: Tensor | None = None
+        self.skip: Tensor | None = None
+        self.stream: Tensor | None = None
+        self.gains = nn.Parameter(torch.tensor([1.0, 0.0])) if features.get("x0") else None
+        self.skip_gain = nn.Parameter(torch.tensor(0.2)) if features.get("unet") else None
+        self.value_gain = nn.Parameter(torch.zeros(shape.width)) if features.get("value_embeddings") else None
+        self.conv = ShiftedSum(shape.width) if features.get("conv") == "all" else None
+        if features.get("zero_init"):
+            self.out.bound = self.down.bound = 0.0
 
     def forward(  # type: ignore[override]
         self,
@@ -160,71 +168,66 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
         context: AttentionContext,
         packed: PackedTokens | None = None,
     ) -> tuple[Tensor, ResidualBranch]:
-        """Compute a block without noise conditioning."""
+        """Compute the block as `Block.forward` does, without dropout."""
         w = self.block_weights()
-        dtype = block_ops_dtype(w.qkv.weight)
+        dtype = compute_dtype(w.qkv.weight)
         backend = block_ops.select_backend(x.device.type, dtype)
-        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[0], None, dtype, None, self.use_fp8)
+        attention_half, mlp_half = block_modulations(w.modulation, c)
+        if branch is not None and (self.gains is not None or self.skip_gain is not None):
+            y = branch.y if branch.gate is None else branch.gate[:, None].to(branch.y.dtype) * branch.y
+            x, branch = x + y, None
+            if self.gains is not None and self.x0 is not None:
+                gains = self.gains.to(x.dtype)
+                x = gains[0] * x + gains[1] * self.x0
+            self.stream = x
+            if self.skip_gain is not None and self.skip is not None:
+                x = x + self.skip_gain.to(x.dtype) * self.skip
+        x, n, n_fp8 = backend.residual_norm_modulate(
+            x, branch, w.norms[0], attention_half.modulation, dtype, None, self.use_fp8
+        )
         if self.conv is not None:
             n, n_fp8 = self.conv(n), None
         q, k, v = backend.qkv_rotary(n, w.qkv.weight, self.heads, context.rotation, w.qk_scale, n_fp8)
-        if self.value_embed is not None:
-            v = v + F.embedding(self.ids, self.value_embed.to(v.dtype)).view_as(v)
+        if self.value_gain is not None and self.x0 is not None:
+            v = v + (self.value_gain * self.x0).to(v.dtype).view_as(v)
         attended = attention(q, k, v, context)
         x, attended = gather(x, packed), gather(attended, packed)
-        branch = ResidualBranch.with_dropout(backend.linear(attended, w.out.weight), None, 0.0)
-        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[1], None, dtype, packed, self.use_fp8)
+        branch = ResidualBranch.with_dropout(backend.linear(attended, w.out.weight), attention_half.gate, 0.0)
+        x, n, n_fp8 = backend.residual_norm_modulate(
+            x, branch, w.norms[1], mlp_half.modulation, dtype, packed, self.use_fp8
+        )
         y = backend.mlp(n, (w.up.weight, w.up.bias), w.down.weight, w.activation, n_fp8)
-        return x, ResidualBranch.with_dropout(y, None, 0.0, None)
-
-
-def block_ops_dtype(weight: Tensor) -> torch.dtype:
-    """Return the dtype of matrix products."""
-    from sedd.diffusion.precision import compute_dtype
-
-    return compute_dtype(weight)
+        return x, ResidualBranch.with_dropout(y, mlp_half.gate, 0.0, None)
 
 
 class Variant(Transformer):
-    """The modern network without noise conditioning, with variants."""
+    """The modern network with variants; all blocks but the last run as CUDA graphs, as they do without."""
 
     features: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, **options: Any) -> None:
-        self.variant_states = options["states"]
         super().__init__(**options)
-        depth, width = options["depth"], options["width"]
-        if self.features.get("x0"):
-            self.stream_gain = nn.Parameter(torch.ones(depth))
-            self.x0_gain = nn.Parameter(torch.zeros(depth))
-        if self.features.get("unet"):
-            self.skip_gain = nn.Parameter(torch.full((depth,), 0.2))
-        self.input_conv = ShiftedSum(width) if self.features.get("conv") == "input" else None
-        if self.features.get("zero_init"):
-            for block in self.blocks:
-                nn.init.zeros_(block.out.weight)
-                nn.init.zeros_(block.down.weight)
+        self.input_conv = ShiftedSum(options["width"]) if self.features.get("conv") == "input" else None
 
     def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
         return PositionEmbedding(shape.width)
 
     def _build_block(self, shape: TransformerShape) -> Block:
-        return VariantBlock(
-            shape,
-            self.variant_states,
-            bool(self.features.get("value_embeddings")),
-            self.features.get("conv") == "all",
-        )
+        return VariantBlock(shape, self.features)
 
     def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
         return ModernFinalLayer(shape, outputs)
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Store the ids for value embeddings; cap the logits."""
-        for block in self.blocks:
-            block.ids = x.reshape(-1, x.shape[-1])
-        out: Tensor = super().forward(x, *args, **kwargs)
-        return out
+    def _first_blocks(
+        self, h: Tensor, c: Tensor | None, context: AttentionContext
+    ) -> tuple[Tensor, ResidualBranch | None]:
+        """Run all blocks but the last, those in the second half with the stream of their counterpart."""
+        x0, depth = h, len(self.blocks)
+        c, branch = None if c is None else c.view_as(c), None
+        for i, block in enumerate(self.blocks[:-1]):
+            block.x0, block.skip = x0, self.blocks[depth - 1 - i].stream if i >= depth / 2 else None
+            h, branch = block(h, branch, c, context)
+        return h, branch
 
     def trunk(
         self,
@@ -235,26 +238,16 @@ class Variant(Transformer):
         packed: PackedTokens | None = None,
     ) -> Tensor:
         """Compute the hidden states from the token embeddings."""
-        context = attention_context(rotation, valid, False)
         assert self.position_embedding is not None
         h = h + self.position_embedding(h.shape[1])
         h = F.rms_norm(h, h.shape[-1:]) if self.features.get("norm") else h
-        h = h.to(block_ops_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
         h = h if self.input_conv is None else self.input_conv(h)
-        x0, branch, skips, depth = h, None, [], len(self.blocks)
-        for i, block in enumerate(self.blocks):
-            if i and (self.features.get("x0") or self.features.get("unet")):
-                h, branch = h + branch.y, None  # type: ignore[union-attr]
-            if self.features.get("x0") and i:
-                h = self.stream_gain[i].to(h.dtype) * h + self.x0_gain[i].to(h.dtype) * x0
-            if self.features.get("unet") and i:
-                if i < depth // 2:
-                    skips.append(h)
-                elif skips:
-                    h = h + self.skip_gain[i].to(h.dtype) * skips.pop()
-            h, branch = block(h, branch, None, context, packed if i == depth - 1 else None)
-        hidden: Tensor = self.output_layer(h, branch, None, packed)
-        return hidden
+        self.blocks[-1].x0 = h.to(compute_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
+        before, self.position_embedding = self.position_embedding, None
+        try:
+            return super().trunk(h, sigma, valid, rotation, packed)
+        finally:
+            self.position_embedding = before
 
 
 @contextmanager
@@ -281,8 +274,6 @@ def merged(
     """Return the configuration of a run."""
     values = {**BASE, **options, **{k: v for k, v in variant.items() if k != "network"}}
     sets = [f"{name}={value}" for name, value in values.items()]
-    if "network" in variant:
-        sets.append("train.cuda_graphs=false")
     config = training.merge_config({"sources": [file], "seed": seed}, recipe="tiny", sets=sets)
     config.budget.steps, config.budget.minutes = steps, None if steps else seconds / 60
     return config
