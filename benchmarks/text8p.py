@@ -147,7 +147,7 @@ def print_table(record: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run what was asked for, store every result at once, and print the table."""
+    """Run everything in ``--only``, store each result at once, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text8", type=Path, help="text8, also compressed; with --table, a file of results")
     parser.add_argument("--table", action="store_true", help="print the table of earlier results")
