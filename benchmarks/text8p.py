@@ -138,7 +138,7 @@ def print_table(record: dict[str, Any]) -> None:
         training = run["training"]
         print(
             f"{name:12s} {run['seconds']:6.0f} s: {bits:.4f} ± {error:.4f} bits/char (reference {run['reference']}, "
-            f"goal {run['goal']}), {training['tokens'] / 1e6:.0f}M characters in {training['seconds']:.1f} s of training, "
+            f"goal {run['goal']}), {training['tokens'] / 1e6:.0f}M characters in {training['seconds']:.1f} s, "
             f"{run['wall_seconds']:.0f} s in all; evaluation {run['eval_wall_seconds']:.0f} s in "
             f"{run['evaluation']['precision']}"
         )

@@ -49,6 +49,8 @@ class DataConfig:
     """Padding of lines. model: a token that is learned. ignore: excluded from noise, loss, attention and counts."""
     column: str | None = None
     """Column of a table that holds the text; by default the one that is obvious from its name."""
+    encoding: str = "utf-8"
+    """Encoding of text files, such as latin-1; the tokenizer of bytes reads what is not UTF-8 as it is."""
     label: str | None = None
     """Column of a table that holds the label of each record; for lines."""
     label_dropout: float = 0.1

@@ -54,6 +54,25 @@ def test_options(sedd: Sedd, corpus: Path, tmp_path: Path, words: list[str], sen
     refused(sedd("train", *words, *out, "--steps", 1), sentence)
 
 
+@pytest.mark.parametrize("command", [["train", "--steps", "1"], ["data", "prepare"]], ids=" ".join)
+def test_text_in_another_encoding(sedd: Sedd, tmp_path: Path, command: list[str]) -> None:
+    """The message names the byte and its place, and what it advises works."""
+    (tmp_path / "latin.txt").write_bytes(b"un deux trois\n" * 500 + b"caf\xe9 au lait\n" + b"un deux trois\n" * 500)
+    words = [*command, tmp_path / "latin.txt", "--out", tmp_path / "out"]
+    refused(
+        sedd(*words, "--tokenizer", "chars"),
+        "latin.txt is not UTF-8",
+        "0xe9 at offset 7,003, in line 501",
+        "--encoding latin-1",
+        "--tokenizer bytes",
+    )
+    refused(sedd(*words, "--encoding", "klingon"), "encoding is 'klingon'", "latin-1")
+    for i, advice in enumerate((["--tokenizer", "chars", "--encoding", "latin-1"], ["--tokenizer", "bytes"])):
+        words[-1] = tmp_path / f"out{i}"
+        done = sedd(*words, *advice, *(["--recipe", "tiny"] if command[0] == "train" else []))
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("command", [["train"], ["data", "prepare"]], ids=" ".join)
 @pytest.mark.parametrize(
     ("name", "content", "words", "sentences"),
@@ -61,7 +80,6 @@ def test_options(sedd: Sedd, corpus: Path, tmp_path: Path, words: list[str], sen
         ("empty.txt", b"", [], ["empty.txt holds no text"]),
         ("empty.csv", b"text\n", [], ["empty.csv holds no text"]),
         ("picture.txt", b"\x89PNG\r\n\x1a\n\0\0", [], ["picture.txt", "is not text"]),
-        ("latin.txt", b"caf\xe9 au lait", [], ["latin.txt is not UTF-8"]),
         ("cut.txt.gz", b"\x1f\x8b\x08", [], ["cut.txt.gz", "damaged"]),
         ("table.csv", b"left,right\na,b\n", [], ["left, right", "name the one"]),
         ("table.csv", b"left,right\na,b\n", ["middle"], ["'middle'", "left, right"]),
@@ -73,9 +91,8 @@ def test_files(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     place = tmp_path / "place"
-    flag = (["--column"] if command[0] == "data" else ["--set"]) if words else []
-    value = [word if command[0] == "data" else f"data.column={word}" for word in words]
-    refused(sedd(*command, tmp_path / name, "--out", place / "out", *flag, *value), *sentences)
+    column = ["--column", *words] if words else []
+    refused(sedd(*command, tmp_path / name, "--out", place / "out", *column), *sentences)
     assert list(place.glob("*/*")) == []
 
 

@@ -88,6 +88,17 @@ def test_a_signal_finishes_the_step_and_saves(
     assert checkpoint.corruption(newest) is None
 
 
+def test_common_keys_have_flags(sedd: Sedd, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("left,right\n" + "one two buckle my shoe,0\n" * 40)
+    flags = ["--column", "left", "--seq-len", 12, "--batch-size", 6, "--lr", 3e-4, "--encoding", "ascii"]
+    tiny = ["--recipe", "tiny", "--set", "model.width=32", "--set", "train.eval_sequences=4"]
+    ok(sedd("train", tmp_path / "table.csv", *tiny, "--out", tmp_path / "run", "--steps", 1, *flags))
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    found = config["model"]["seq_len"], config["train"]["batch_size"], config["optim"]["lr"]
+    assert found == (12, 6, 3e-4)
+    assert (config["data"]["column"], config["data"]["encoding"]) == ("left", "ascii")
+
+
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_a_loss_that_is_not_finite(sedd: Sedd, corpus: Path, tmp_path: Path, policy: str) -> None:
     """With a learning rate at which weights diverge; the saved weights are those from before the step."""

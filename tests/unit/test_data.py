@@ -106,6 +106,45 @@ def test_pieces_join_to_arbitrary_unicode(tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.usefixtures("small")
+@given(st.binary(min_size=1, max_size=600).map(lambda content: content.replace(b"\0", b"\n")))
+def test_a_tokenizer_of_bytes_reads_any_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    index = prepare([write(folder / "a.txt", content + b"a")], folder / "out", Bytes())
+    found = TokenBlocks.open(folder / "out", index.tokens, "all").read(np.array([0]))[0][0]
+    assert bytes(found.tolist()) == (content + b"a").removeprefix(b"\xef\xbb\xbf")
+    assert index.bytes == index.tokens
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("before", [0, 1, 5, 700])
+def test_bytes_that_are_not_utf8_are_located(tmp_path: Path, before: int, refuses: Callable[..., None]) -> None:
+    """However the file is cut into pieces; with a byte order mark, which counts, and a character before."""
+    lines = "".join(f"é{i}\n" for i in range(before)).encode()
+    for mark in (b"", b"\xef\xbb\xbf"):
+        file = write(tmp_path / "a.txt", mark + lines + b"ab\xe9cd")
+        offset = len(mark) + len(lines) + 2
+        refuses(lambda file=file: list(read_documents([file])), f"offset {offset:,}, in line {before + 1:,}", "0xe9")
+    half = write(tmp_path / "b.txt", lines + "漢".encode()[:2])
+    refuses(
+        lambda: list(read_documents([half])), f"offset {len(lines):,}, in line {before + 1:,}", "--encoding latin-1"
+    )
+
+
+@pytest.mark.parametrize(("name", "codec"), [("latin-1", "latin-1"), ("cp1252", "cp1252"), ("UTF-16", "utf-16")])
+def test_other_encodings(tmp_path: Path, name: str, codec: str, refuses: Callable[..., None]) -> None:
+    text = "café au lait\n" * 50
+    file = write(tmp_path / "a.txt", text.encode(codec))
+    encoding = readers.TextEncoding.for_tokenizer("chars", name)
+    assert "".join(read_documents([file], encoding=encoding)) == text
+    index = prepare([file], tmp_path / "out", Bytes(), encoding=name)
+    assert index.bytes == len(text.encode())
+    refuses(lambda: readers.TextEncoding.for_tokenizer("chars", "klingon"), "'klingon'", "latin-1")
+    utf16 = readers.TextEncoding.for_tokenizer("chars", "utf-16")
+    short = write(tmp_path / "short.txt", b"abc")
+    refuses(lambda: list(read_documents([short], encoding=utf16)), "short.txt is not UTF-16", "--encoding")
+
+
+@pytest.mark.usefixtures("small")
 def test_cuts_do_not_change_the_tokens_of_a_byte_level_bpe(tmp_path: Path) -> None:
     text = "".join(f"line {i} of it\n" for i in range(300))
     made = BPE.train(iter([text]), 300)
@@ -342,7 +381,7 @@ def test_failed_preparation_leaves_no_files(tmp_path: Path, refuses: Refuses) ->
     refused(file, Bytes(), "record 2 of", "8 tokens", "length is 4", "choose 8", packing="lines", length=4)
     refused(file, Characters.fit(["AC"]), "a.txt", "'G'", "position 2")
     refused(file, Characters.fit(["ACG"]), "a.txt, from record 1 on", "'T'", packing="lines")
-    refused(bad, Bytes(), "b.txt", "not UTF-8")
+    refused(bad, Characters.fit(["ACGT"]), "b.txt", "not UTF-8")
     refused(tmp_path / "in" / "c.npy", Bytes(), "c.npy", "choose ints")
     refused(tmp_path / "in" / "c.npy", Integers(size=5), "c.npy", "0..4")
     refused(file, Bytes(), "'rows'", "packed, lines", packing="rows")

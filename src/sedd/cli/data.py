@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, AsJson, app
+from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, AsJson, Column, Encoding, app
 
 data = typer.Typer(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
@@ -36,9 +36,8 @@ def data_prepare(
             "(left out of the loss)."
         ),
     ] = None,
-    column: Annotated[
-        str | None, typer.Option(help="Column of a table that holds the text; by default recognized by its name.")
-    ] = None,
+    column: Column = None,
+    encoding: Encoding = None,
     label: Annotated[
         str | None, typer.Option(help="Column of a table that holds the label; with --packing lines.")
     ] = None,
@@ -46,15 +45,16 @@ def data_prepare(
     as_json: AsJson = False,
 ) -> None:
     """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer."""
-    from sedd.data import prepare, read_documents
+    from sedd.data import TextEncoding, prepare, read_documents
     from sedd.tokenizer import build_tokenizer
 
+    text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding or "utf-8")
     console = Console(stderr=True)
     with Progress(
         *Progress.get_default_columns(), console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("fitting the tokenizer", total=None)
-        built = build_tokenizer(tokenizer, lambda: read_documents(sources, column, packing))
+        built = build_tokenizer(tokenizer, lambda: read_documents(sources, column, packing, text_encoding))
         if not built.is_lossless:
             console.print(f"note: {tokenizer} is not lossless; decoded text may differ from the text encoded")
         bar.update(task, description="encoding")
@@ -67,6 +67,7 @@ def data_prepare(
             pad=pad,
             column=column,
             label=label,
+            encoding=encoding or "utf-8",
             workers=workers,
             on_progress=lambda done, total: bar.update(task, completed=done, total=total or None),
         )

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sedd.cli.root import AsJson, ModelFolder, app, stderr_progress
+from sedd.cli.root import AsJson, Column, ModelFolder, app, stderr_progress
 
 if TYPE_CHECKING:
     from sedd.evaluation import Corpus, Protocol
@@ -85,8 +85,9 @@ def evaluate_dataset(
     precision: Precision = None,
     seed: Seed = 0,
     label: LabelName = None,
-    column: Annotated[
-        str | None, typer.Option(help="Column of a table that holds the text; by default recognized by its name.")
+    column: Column = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of the text, such as latin-1; by default that of the training data.")
     ] = None,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="File for the results, one JSON record per line.")] = None,
@@ -115,7 +116,7 @@ def evaluate_dataset(
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char only", file=sys.stderr)
         models = evaluation.models_by_precision(loaded, precision)
         records = []
-        for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column):
+        for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column, encoding):
             with stderr_progress(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
                 records.append(
                     run_evaluation(loaded, corpus, chosen_protocol, ranks, models=models, on_progress=on_progress)
@@ -134,6 +135,7 @@ def corpora(
     suite: str | None = None,
     dataset: list[str] | None = None,
     column: str | None = None,
+    encoding: str | None = None,
 ) -> "Iterator[Corpus]":
     """Yield the texts to evaluate; all files of a suite are found before the first is read."""
     from sedd import evaluation
@@ -143,7 +145,7 @@ def corpora(
         names = evaluation.suite_datasets(suite, protocol, dataset)
         paths = [protocol.find_file(Path(data or "."), name) for name in names]
         for path, name in zip(paths, names, strict=True):
-            yield evaluation.read_corpus(str(path), protocol, loaded, name, column)
+            yield evaluation.read_corpus(str(path), protocol, loaded, name, column, encoding)
     elif dataset and len(dataset) > 1:
         raise ValueError(f"dataset is {' and '.join(dataset)}; name one for a file, several only with --suite")
     elif protocol.uses_validation_split:
@@ -158,7 +160,7 @@ def corpora(
             "split of the run's own data"
         )
     else:
-        yield evaluation.read_corpus(data, protocol, loaded, dataset[0] if dataset else None, column)
+        yield evaluation.read_corpus(data, protocol, loaded, dataset[0] if dataset else None, column, encoding)
 
 
 RECORD_FIELDS = (

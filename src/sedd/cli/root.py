@@ -66,6 +66,15 @@ ModelFolder = Annotated[
     Path,
     typer.Argument(help="Folder of a run, of one of its checkpoints, or of an imported model.", show_default=False),
 ]
+Column = Annotated[
+    str | None, typer.Option(help="Column of a table that holds the text; by default recognized by its name.")
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        help="Encoding of text files, such as latin-1; by default utf-8. The tokenizer of bytes reads all bytes as is."
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")]
 
 

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sedd import recipes, registry
-from sedd.cli.root import OBJECTIVE_NOTES, PACKING_HELP, TOKENIZER_HELP, AsJson, app, list_names, print_record
+from sedd.cli.root import (
+    OBJECTIVE_NOTES,
+    PACKING_HELP,
+    TOKENIZER_HELP,
+    AsJson,
+    Column,
+    Encoding,
+    app,
+    list_names,
+    print_record,
+)
 
 if TYPE_CHECKING:
     from sedd.config import RunConfig
@@ -43,6 +53,9 @@ Packing = Annotated[str | None, typer.Option(help=PACKING_HELP)]
 LabelColumn = Annotated[
     str | None, typer.Option("--label", help="Column of a table that holds the label; with --packing lines.")
 ]
+SeqLen = Annotated[int | None, typer.Option(help="Tokens per training sequence.")]
+BatchSize = Annotated[int | None, typer.Option(help="Sequences per step, over all processes.")]
+LearningRate = Annotated[float | None, typer.Option(help="Peak learning rate.")]
 Steps = Annotated[
     int | None,
     typer.Option(help="Number of training steps; without --steps and --minutes, the recipe's, or 5 minutes."),
@@ -84,6 +97,11 @@ def train_model(
     tokenizer: TokenizerSpec = None,
     packing: Packing = None,
     label: LabelColumn = None,
+    column: Column = None,
+    encoding: Encoding = None,
+    seq_len: SeqLen = None,
+    batch_size: BatchSize = None,
+    lr: LearningRate = None,
     steps: Steps = None,
     minutes: Minutes = None,
     save_every: Annotated[int | None, typer.Option(help="Training steps between checkpoints.")] = None,
@@ -160,6 +178,11 @@ def plan_run(
     tokenizer: TokenizerSpec = None,
     packing: Packing = None,
     label: LabelColumn = None,
+    column: Column = None,
+    encoding: Encoding = None,
+    seq_len: SeqLen = None,
+    batch_size: BatchSize = None,
+    lr: LearningRate = None,
     steps: Steps = None,
     minutes: Minutes = None,
     config: ConfigFile = None,

@@ -29,12 +29,35 @@ Row = tuple[str | None, str | None]  # a text and its label
 
 
 @final
+class TextEncoding(NamedTuple):
+    """How the bytes of a file become text."""
+
+    name: str = "utf-8"
+    keeps_bytes: bool = False
+    """Whether bytes that are not UTF-8 are kept, as Python's ``surrogateescape`` does, for a tokenizer of bytes."""
+
+    @classmethod
+    def for_tokenizer(cls, kind: str, name: str = "utf-8") -> "TextEncoding":
+        """Return the encoding called ``name``, for a tokenizer of this kind; an unknown one is refused."""
+        try:
+            known = codecs.lookup(name).name
+        except LookupError:
+            raise ValueError(
+                f"encoding is {name!r}; name one that Python reads, such as utf-8, latin-1, cp1252 or utf-16"
+            ) from None
+        return cls(known, keeps_bytes=kind == "bytes" and known == "utf-8")
+
+
+@final
 class Group(NamedTuple):
     """Consecutive texts of a file, as a format-specific reader yields them."""
 
     texts: Sequence[TextOrIds]
     continues: bool = False  # the first text continues the previous document
     labels: Sequence[str | None] = ()  # empty without a label column
+
+
+UTF8 = TextEncoding()
 
 
 @final
@@ -62,9 +85,14 @@ class Chunk(NamedTuple):
     labels: Sequence[str | None] = ()  # one per text; empty without a label column
 
 
-def read_documents(sources: Sequence[str | Path], column: str | None = None, packing: str = "packed") -> Iterator[str]:
+def read_documents(
+    sources: Sequence[str | Path],
+    column: str | None = None,
+    packing: str = "packed",
+    encoding: TextEncoding = UTF8,
+) -> Iterator[str]:
     """Yield the texts of ``sources`` in order, long files in pieces. Tokenizers are fitted to them."""
-    for chunk in read_chunks(expand_sources(sources), column, packing):
+    for chunk in read_chunks(expand_sources(sources), column, packing, encoding=encoding):
         for text in chunk.texts:
             yield text if isinstance(text, str) else " ".join(map(str, text.tolist()))
 
@@ -83,7 +111,11 @@ def has_several_documents(sources: Sequence[Source]) -> bool:
 
 
 def read_chunks(
-    sources: Sequence[Source], column: str | None, packing: str, label: str | None = None
+    sources: Sequence[Source],
+    column: str | None,
+    packing: str,
+    label: str | None = None,
+    encoding: TextEncoding = UTF8,
 ) -> Iterator[Chunk]:
     """Yield the texts of ``sources`` in order, a chunk at a time.
 
@@ -92,12 +124,17 @@ def read_chunks(
         column: The column of a table that holds the text; by default one of `TEXT_COLUMNS`, or the only one of strings.
         packing: Text files are read line by line (``lines``) or as one document in pieces (``packed``).
         label: The column of a table that holds the labels.
+        encoding: The encoding of text files, JSON lines and CSV.
     """
     done = 0
     for source in sources:
         empty = True
         hub = source.name.startswith("hf:")
-        chunks = _hub_chunks(source.name, column, label) if hub else _file_chunks(source.files, column, packing, label)
+        chunks = (
+            _hub_chunks(source.name, column, label)
+            if hub
+            else _file_chunks(source.files, column, packing, label, encoding)
+        )
         for chunk in chunks:
             empty = False
             yield chunk._replace(done=done + chunk.done)
@@ -130,12 +167,14 @@ def _file_kind(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
 
 
-def _file_chunks(files: Sequence[Path], column: str | None, packing: str, label: str | None) -> Iterator[Chunk]:
+def _file_chunks(
+    files: Sequence[Path], column: str | None, packing: str, label: str | None, encoding: TextEncoding
+) -> Iterator[Chunk]:
     done = 0
     for file in files:
         with _named_errors(file), file.open("rb") as raw, open_decompressed(file, raw) as stream:
             first = 1
-            for texts, continues, labels in _read_groups(file, stream, column, packing, label):
+            for texts, continues, labels in _read_groups(_File(file, stream, encoding), column, packing, label):
                 yield Chunk(str(file), first, texts, continues, done + raw.tell(), labels)
                 first += len(texts)
         done += file.stat().st_size
@@ -162,32 +201,34 @@ def _named_errors(file: Path) -> Iterator[None]:
     """Turn decoding and decompression errors into a ValueError that names the file."""
     try:
         yield
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ValueError(
-            f"{file} is not UTF-8 text (it holds the byte 0x{byte:02x}); convert it, or name a text file"
-        ) from None
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         raise ValueError(f"{file} could not be read: {error}; it may be damaged") from None
 
 
-def _read_groups(
-    file: Path, stream: BufferedIOBase, column: str | None, packing: str, label: str | None
-) -> Iterator[Group]:
-    kind = _file_kind(file)
+class _File(NamedTuple):
+    """An open file."""
+
+    path: Path
+    stream: BufferedIOBase
+    encoding: TextEncoding
+
+
+def _read_groups(file: _File, column: str | None, packing: str, label: str | None) -> Iterator[Group]:
+    path, stream, _ = file
+    kind = _file_kind(path)
     for name, wanted in (("column", column), ("label", label)):
         if kind not in TABLES and wanted is not None:
-            raise ValueError(f"{name} is {wanted!r}, but {file} has no columns; leave it out, or name a table")
+            raise ValueError(f"{name} is {wanted!r}, but {path} has no columns; leave it out, or name a table")
     match kind:
         case ".jsonl":
-            return _group_rows(_column_of_rows(str(file), _json_rows(file, stream), column, label), label)
+            return _group_rows(_column_of_rows(str(path), _json_rows(file), column, label), label)
         case ".csv":
-            return _group_rows(_csv_texts(file, stream, column, label), label)
+            return _group_rows(_csv_texts(file, column, label), label)
         case ".parquet":
-            return _group_rows(_parquet_texts(file, stream, column, label), label)
+            return _group_rows(_parquet_texts(path, stream, column, label), label)
         case ".npy":
-            return _array_rows(file, stream)
-    return _line_records(file, stream) if packing == "lines" else _document_pieces(file, stream)
+            return _array_rows(path, stream)
+    return _line_records(file) if packing == "lines" else _document_pieces(file)
 
 
 def _group_rows(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
@@ -207,21 +248,63 @@ def _group_rows(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
         yield Group(group, labels=labels)
 
 
-def _decode(file: Path, stream: BufferedIOBase) -> Iterator[str]:
-    """Decode UTF-8 piece by piece without cutting a character."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    while block := stream.read(PIECE):
-        if 0 in block:
-            raise ValueError(f"{file} holds zero bytes and is not text; name a text file, or .npy for integers")
-        if text := decoder.decode(block):
+def _decode(file: _File) -> Iterator[str]:
+    """Decode a file piece by piece without cutting a character; a byte order mark is dropped."""
+    name, keeps_bytes = file.encoding
+    decoder = codecs.getincrementaldecoder(name)("surrogateescape" if keeps_bytes else "strict")
+    read, waiting, lines = 0, 0, 0  # bytes read, bytes of them that begin a character, line ends decoded
+    is_first = True
+    while block := file.stream.read(PIECE):
+        if name == "utf-8" and 0 in block:
+            raise ValueError(
+                f"{file.path} holds zero bytes and is not text; name a text file, .npy for integers, or its encoding, "
+                "as in --encoding utf-16"
+            )
+        try:
+            text = decoder.decode(block)
+        except UnicodeError as error:
+            raise _wrong_encoding(file, error, read - waiting, lines) from None
+        read, waiting, lines = read + len(block), len(decoder.getstate()[0]), lines + text.count("\n")
+        text = text.removeprefix("\ufeff") if is_first else text
+        is_first = False
+        if text:
             yield text
-    decoder.decode(b"", final=True)  # raises if the file ends inside a character
+    try:
+        text = decoder.decode(b"", final=True)
+    except UnicodeError as error:  # the file ends inside a character
+        raise _wrong_encoding(file, error, read - waiting, lines) from None
+    if text:
+        yield text
 
 
-def _document_pieces(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
+def _wrong_encoding(file: _File, error: UnicodeError, offset: int, lines: int) -> ValueError:
+    """Return the error of a file that has another encoding.
+
+    Args:
+        file: The file.
+        error: The decoder's error.
+        offset: Offset in the file of the bytes that were decoded.
+        lines: Line ends before them.
+    """
+    name = file.encoding.name
+    where = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        line = lines + 1 + error.object[: error.start].count(b"\n")
+        where = (
+            f"it has the byte 0x{error.object[error.start]:02x} at offset {offset + error.start:,}, in line {line:,}"
+        )
+    advice = (
+        "name its encoding, as in --encoding latin-1, or use --tokenizer bytes, which reads all bytes as they are"
+        if name == "utf-8"
+        else "name the encoding that it has with --encoding"
+    )
+    return ValueError(f"{file.path} is not {name.upper()}: {where}; {advice}")
+
+
+def _document_pieces(file: _File) -> Iterator[Group]:
     """Yield one document in pieces whose concatenation is the document."""
     rest, continues = "", False
-    for text in _decode(file, stream):
+    for text in _decode(file):
         if rest:
             cut = _cut_position(rest)
             yield Group([rest[:cut]], continues)
@@ -245,37 +328,37 @@ def _cut_position(text: str) -> int:
     return cut if cut > 0 else len(text)
 
 
-def _line_records(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
+def _line_records(file: _File) -> Iterator[Group]:
     """Yield one record per line; empty lines are skipped."""
-    for group in _whole_lines(file, stream):
+    for group in _whole_lines(file):
         if records := [text for line in group if (text := line.removesuffix("\n").removesuffix("\r"))]:
             yield Group(records)
 
 
-def _whole_lines(file: Path, stream: BufferedIOBase) -> Iterator[list[str]]:
+def _whole_lines(file: _File) -> Iterator[list[str]]:
     """Yield all lines with their line ends, a piece at a time."""
     rest = ""
-    for text in _decode(file, stream):
+    for text in _decode(file):
         *whole, rest = (rest + text).split("\n")
         if len(rest) > LONGEST_LINE:
             raise ValueError(
-                f"{file} has a line of more than {LONGEST_LINE} characters; rename it to .txt and use packing packed"
+                f"{file.path} has a line of more than {LONGEST_LINE} characters; rename it to .txt, with packing packed"
             )
         yield [line + "\n" for line in whole]
     if rest:
         yield [rest]
 
 
-def _json_rows(file: Path, stream: BufferedIOBase) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(chain.from_iterable(_whole_lines(file, stream)), 1):
+def _json_rows(file: _File) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(chain.from_iterable(_whole_lines(file)), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} of {file} is not JSON: {error}") from None
+            raise ValueError(f"line {number} of {file.path} is not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"line {number} of {file} is a {type(row).__name__}; each line must be an object")
+            raise ValueError(f"line {number} of {file.path} is a {type(row).__name__}; each line must be an object")
         yield row
 
 
@@ -297,24 +380,24 @@ def _column_of_rows(
         yield text, None if label is None else _label(row.get(label), f"record {number} of {source}", label)
 
 
-def _csv_texts(file: Path, stream: BufferedIOBase, column: str | None, label: str | None) -> Iterator[Row]:
+def _csv_texts(file: _File, column: str | None, label: str | None) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # Python's default is 128 KiB, less than a long document
     try:
-        rows = csv.reader(chain.from_iterable(_whole_lines(file, stream)), strict=True)
+        rows = csv.reader(chain.from_iterable(_whole_lines(file)), strict=True)
         header = next(rows, [])
         head = list(islice(rows, 1))
         if not head:
             return
-        _check_label(str(file), header, label)
+        _check_label(str(file.path), header, label)
         cells = zip(header, head[0], strict=False)
         strings = [name for name, value in cells if name != label and not _is_number(value)]
-        text_index = header.index(_choose_column(str(file), header, strings, column))
+        text_index = header.index(_choose_column(str(file.path), header, strings, column))
         label_index = len(header) if label is None else header.index(label)
         for row in chain(head, rows):
             text = row[text_index] if text_index < len(row) else None
             yield text, (row[label_index] or None) if label_index < len(row) else None
     except csv.Error as error:
-        raise ValueError(f"{file} is not CSV: {error}") from None
+        raise ValueError(f"{file.path} is not CSV: {error}") from None
 
 
 def _is_number(value: str) -> bool:

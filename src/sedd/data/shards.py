@@ -19,8 +19,9 @@ import numpy as np
 from jaxtyping import UInt
 
 from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, is_prepared
-from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
+from sedd.data.readers import Chunk, Source, TextEncoding, TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.tokenizer import Ids, Integers, Tokenizer
+from sedd.tokenizer.base import utf8
 
 SHARD = 1 << 27  # tokens per file
 PACKING = ("packed", "lines")
@@ -40,6 +41,7 @@ def prepare(
     pad: str | None = None,
     column: str | None = None,
     label: str | None = None,
+    encoding: str = "utf-8",
     workers: int | None = None,
     on_progress: OnBytesRead | None = None,
 ) -> Index:
@@ -55,11 +57,12 @@ def prepare(
         pad: Padding of shorter records: ``model``, a token that the model learns, or ``ignore``, left out of the loss.
         column: The column of a table that holds the text.
         label: The column of a table that holds the label; a record in which it is empty has none.
+        encoding: The encoding of text files; a tokenizer of bytes reads what is not UTF-8 as it is.
         workers: Chunks encoded in parallel, by default one per core; the result does not depend on it.
         on_progress: Called with the bytes read so far and in total.
     """
     _check(packing, length, pad, label, workers)
-    expanded = expand_sources(sources)
+    expanded, text_encoding = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer.kind, encoding)
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists already; remove it or choose another folder")
@@ -72,7 +75,7 @@ def prepare(
     )
     try:
         with _temporary_folder(out) as folder, contextlib.closing(_DatasetWriter(folder, encoder)) as writer:
-            chunks = enumerate(read_chunks(expanded, column, packing, label))
+            chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding))
             for encoded in _in_order(encoder, chunks, workers or _cores()):
                 writer.add(encoded)
                 if on_progress is not None:
@@ -97,6 +100,7 @@ def prepare_cached(
     pad: str | None = None,
     column: str | None = None,
     label: str | None = None,
+    encoding: str = "utf-8",
     workers: int | None = None,
     on_progress: OnBytesRead | None = None,
 ) -> Path:
@@ -112,10 +116,18 @@ def prepare_cached(
     names = [source.name for source in used if not source.files]
     name = spec if tokenizer_files is None else ""  # files are identified by their content
     settings = [FORMAT, name, packing, length, pad, column, *([label] if label else [])]
+    settings += [f"encoding {encoding}"] if encoding != "utf-8" else []
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
     if not is_prepared(folder):
-        options = {"packing": packing, "length": length, "pad": pad, "column": column, "label": label}
+        options = {
+            "packing": packing,
+            "length": length,
+            "pad": pad,
+            "column": column,
+            "label": label,
+            "encoding": encoding,
+        }
         try:
             prepare(sources, folder, make(), **options, workers=workers, on_progress=on_progress)  # type: ignore[arg-type]
         except ValueError:
@@ -256,7 +268,8 @@ class _Encoder:
 def _sizes(texts: Sequence[TextOrIds]) -> tuple[int, int]:
     """Count characters and bytes; an integer counts as one of each."""
     return sum(map(len, texts)), sum(
-        len(text) if not isinstance(text, str) or text.isascii() else len(text.encode()) for text in texts
+        len(text) if not isinstance(text, str) or text.isascii() else len(utf8(text, keeps_bytes=True))
+        for text in texts
     )
 
 

@@ -8,11 +8,12 @@ from typing import final
 
 import numpy as np
 
-from sedd.data import Index, TokenBlocks, is_prepared
+from sedd.data import Index, TextEncoding, TokenBlocks, is_prepared
 from sedd.data.readers import TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.evaluation.protocols import DATASETS, Eos, Protocol
 from sedd.factory import LoadedModel
 from sedd.tokenizer import Ids, Integers, Tokenizer
+from sedd.tokenizer.base import utf8
 
 
 @final
@@ -44,7 +45,12 @@ class Corpus:
 
 
 def read_corpus(
-    source: str, protocol: Protocol, loaded: LoadedModel, dataset: str | None = None, column: str | None = None
+    source: str,
+    protocol: Protocol,
+    loaded: LoadedModel,
+    dataset: str | None = None,
+    column: str | None = None,
+    encoding: str | None = None,
 ) -> Corpus:
     """Read a file, a folder or prepared data as ``protocol`` prescribes.
 
@@ -54,13 +60,15 @@ def read_corpus(
         loaded: The model, whose tokenizer and sequence length are used.
         dataset: The benchmark the source belongs to; by default it is identified by the file name.
         column: The column of a table that holds the text.
+        encoding: The encoding of the text; by default that of the training data.
     """
     if is_prepared(source):
         return _prepared_corpus(Path(source), protocol, loaded)
     dataset = _benchmark(source, protocol, dataset)
+    text_encoding = TextEncoding.for_tokenizer(loaded.tokenizer.kind, encoding or loaded.config.data.encoding)
     if loaded.config.data.packing == "lines":
-        return _line_corpus(source, protocol, loaded, column)
-    texts = _read_texts(source, column, "packed")
+        return _line_corpus(source, protocol, loaded, column, text_encoding)
+    texts = _read_texts(source, column, "packed", text_encoding)
     if dataset is not None:
         texts = _detokenized_rows(source, texts, dataset)
     if protocol.char_range is not None:
@@ -92,13 +100,15 @@ def _benchmark(source: str, protocol: Protocol, dataset: str | None) -> str | No
     return dataset
 
 
-def _line_corpus(source: str, protocol: Protocol, loaded: LoadedModel, column: str | None) -> Corpus:
+def _line_corpus(
+    source: str, protocol: Protocol, loaded: LoadedModel, column: str | None, encoding: TextEncoding
+) -> Corpus:
     """Read one record per line, for a model trained on such records."""
     if protocol.length or protocol.benchmarks:
         raise ValueError(
             f"this model reads records, one per line, and protocol {protocol.name} packs text; use protocol strict"
         )
-    texts = _read_texts(source, column, "lines")
+    texts = _read_texts(source, column, "lines", encoding)
     rows = _pad_records(_encode(source, texts, loaded.tokenizer), loaded)
     sizes = _text_per_token(texts, sum(map(len, rows)), loaded.tokenizer)
     return Corpus(rows, *sizes, source, protocol.split, _hash(texts))
@@ -188,10 +198,10 @@ def _block_sizes(blocks: TokenBlocks, loaded: LoadedModel) -> tuple[float | None
     return blocks.chars_per_token, blocks.bytes_per_token
 
 
-def _read_texts(source: str, column: str | None, packing: str) -> list[TextOrIds]:
+def _read_texts(source: str, column: str | None, packing: str, encoding: TextEncoding) -> list[TextOrIds]:
     """Read the documents of a source, or its lines for a model trained on lines."""
     documents: list[list[TextOrIds]] = []
-    for chunk in read_chunks(expand_sources([source]), column, packing):
+    for chunk in read_chunks(expand_sources([source]), column, packing, encoding=encoding):
         pieces = [[text] for text in chunk.texts]
         if chunk.continues:
             documents[-1] += pieces.pop(0)
@@ -268,7 +278,7 @@ def _text_per_token(texts: Sequence[TextOrIds], tokens: int, tokenizer: Tokenize
     strings = [text for text in texts if isinstance(text, str)]
     if isinstance(tokenizer, Integers) or not tokens:
         return None, None
-    return sum(map(len, strings)) / tokens, sum(len(text.encode()) for text in strings) / tokens
+    return sum(map(len, strings)) / tokens, sum(len(utf8(text, keeps_bytes=True)) for text in strings) / tokens
 
 
 def _hash(texts: Sequence[TextOrIds]) -> str:

@@ -128,10 +128,13 @@ class Tokenizer(ABC):
                 raise ValueError(f"{name} is {id}; special ids must lie in 0..{self.vocab_size - 1}")
 
 
-def utf8(text: str) -> bytes:
-    """Encode as UTF-8; raise ValueError at half of a surrogate pair."""
+def utf8(text: str, keeps_bytes: bool = False) -> bytes:
+    """Encode as UTF-8; raise ValueError at half of a surrogate pair.
+
+    With ``keeps_bytes``, bytes that were not UTF-8 when they were decoded with ``surrogateescape`` are restored.
+    """
     try:
-        return text.encode()
+        return text.encode(errors="surrogateescape" if keeps_bytes else "strict")
     except UnicodeEncodeError as error:
         raise ValueError(
             f"the text holds {text[error.start]!r} at position {error.start}, half of a surrogate pair, which UTF-8 "

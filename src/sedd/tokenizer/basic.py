@@ -17,7 +17,7 @@ from sedd.tokenizer.base import Ids, Tokenizer, utf8
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bytes(Tokenizer):
-    """One token per UTF-8 byte: 256 ids, any text, nothing to fit."""
+    """One token per UTF-8 byte: 256 ids, any text, nothing to fit. Bytes that are not UTF-8 are tokens too."""
 
     kind = "bytes"
     is_lossless = True
@@ -29,7 +29,7 @@ class Bytes(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Return one id per byte."""
-        return [np.frombuffer(utf8(text), np.uint8).astype(np.int64) for text in texts]
+        return [np.frombuffer(utf8(text, keeps_bytes=True), np.uint8).astype(np.int64) for text in texts]
 
     def settings(self) -> dict[str, Any]:
         """Return no further settings."""

@@ -26,11 +26,12 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
                 f"label is {options.label!r}, and {folder} was prepared without labels; prepare it with --label"
             )
         return folder
+    encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)
     return data.prepare_cached(
         options.sources,
         options.tokenizer,
         lambda: factory.build_tokenizer(
-            options.tokenizer, lambda: data.read_documents(options.sources, options.column, options.packing)
+            options.tokenizer, lambda: data.read_documents(options.sources, options.column, options.packing, encoding)
         ),
         cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",
         packing=options.packing,
@@ -38,6 +39,7 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
         pad=options.pad if options.packing == "lines" else None,
         column=options.column,
         label=options.label,
+        encoding=options.encoding,
         on_progress=on_progress,
     )
 

@@ -133,12 +133,14 @@ def _tokenizer(options: DataConfig, most: int) -> str | None:
     names = [str(source) for source in options.sources]
     if data.is_prepared(names[0]) or any(name.startswith("hf:") or ".npy" in name for name in names):
         return None
-    text = ""
-    for part in data.read_documents(options.sources, options.column, options.packing):
+    text, encoding = "", data.TextEncoding.for_tokenizer("bytes", options.encoding)
+    for part in data.read_documents(options.sources, options.column, options.packing, encoding):
         text += part[: 2**18]
         if len(text) > 2**18:
             break
     size = _source_bytes(options)
+    if any("\udc80" <= character <= "\udcff" for character in set(text)):  # bytes that are not UTF-8
+        return "bytes"
     if len(set(text)) <= 32:
         return "chars"
     if options.packing == "lines" or size < MIN_BPE_BYTES:
