@@ -118,12 +118,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "uniform, low-noise": {**UNIFORM, "train.time_sampling": "low-noise"},
     "uniform, bell": {**UNIFORM, "train.time_sampling": "bell"},
     "uniform, mean": {"objective": "score-entropy", "noise.process": "uniform", "model.parameterization": "mean"},
-    "uniform, mean, log-linear": {
-        "objective": "score-entropy",
-        "noise.process": "uniform",
-        "model.parameterization": "mean",
-        "noise.schedule": "log-linear",
-    },
 }
 
 

@@ -19,6 +19,16 @@ REQUIRED_PARAMETERIZATION = {
 TIME_FREE_OBJECTIVES = ("lambda-dce", "any-order", "autoregressive")
 """Objectives of networks that do not depend on the noise level."""
 
+NOT_FOR_TRAINING = {
+    "explicit-score-entropy": "it needs the probability of every sequence",
+    "explicit-concrete-score": "it needs the probability of every sequence",
+    "implicit-score-entropy": "it calls the network for every token that could replace another: length × vocabulary "
+    "calls for each sequence",
+}
+"""Objectives that are for small spaces, from Python, and why a run cannot have them."""
+STARTS_WITHOUT_NOISE = ("log-linear", "cosine", "polynomial")
+"""Schedules with σ(0) = 0."""
+
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
@@ -276,8 +286,27 @@ class RunConfig:
         if self.noise.schedule is None:
             denoiser = self.noise.process == "uniform" and self.model.parameterization == "mean"
             self.noise.schedule = "geometric" if denoiser else "log-linear"
+        elif (
+            self.noise.process == "uniform"
+            and self.model.parameterization == "mean"
+            and self.noise.schedule in STARTS_WITHOUT_NOISE
+        ):
+            raise ValueError(
+                f"noise.schedule is {self.noise.schedule}, which starts without noise, where the bound of a denoiser "
+                "under uniform noise is infinite; leave it out, or set geometric"
+            )
         if self.budget.steps is self.budget.tokens is self.budget.minutes is None:
             self.budget.steps = 1000
+        return self
+
+    def check_trainable(self) -> "RunConfig":
+        """Refuse an objective that is unknown or that no run can have, and return this."""
+        registry.OBJECTIVES.check(self.objective, "objective")
+        if reason := NOT_FOR_TRAINING.get(self.objective):
+            raise ValueError(
+                f"objective {self.objective} is for spaces small enough to enumerate, from Python: {reason}. Choose "
+                "score-entropy, which has the same minimum"
+            )
         return self
 
     def as_dict(self) -> dict[str, Any]:

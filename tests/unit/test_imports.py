@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from sedd import registry
 
@@ -37,7 +40,7 @@ def test_a_loaded_model_imports_no_kernels_and_no_training() -> None:
 def test_training_imports_no_compiler_and_no_sharding() -> None:
     """Each takes a second; torch's optimizers import the compiler when the first of them is made."""
     assert not {"torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"} & imported(
-        "import sedd.training"
+        "import sedd.training.loop"
     )
 
 
@@ -52,3 +55,32 @@ def test_every_built_in_name_can_be_imported() -> None:
         if isinstance(names, registry.Registry):
             for name in names.built_in:
                 assert callable(names.load(name))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        (["--objective", "scor-entropy"], ["objective is 'scor-entropy'", "choose one of score-entropy"]),
+        (["--objective", "explicit-score-entropy"], ["small enough to enumerate", "the probability of every sequence"]),
+        (["--objective", "implicit-score-entropy"], ["length × vocabulary calls"]),
+        (["--process", "foggy"], ["noise.process is 'foggy'"]),
+        (["--recipe", "huge"], ["recipe is 'huge'"]),
+        (["--set", "optim.learning=1"], ["learning"]),
+        (["--objective", "mean", "--process", "uniform", "--set", "noise.schedule=cosine"], ["infinite", "geometric"]),
+        (["--out", "old"], ["old holds a run already", "--resume"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_train_refuses_before_torch_is_imported(tmp_path: Path, words: list[str], sentences: list[str]) -> None:
+    (tmp_path / "old" / "checkpoints" / "step-1").mkdir(parents=True)
+    (tmp_path / "book.txt").write_text("one two buckle my shoe")
+    command = ["train", "book.txt", *([] if "--recipe" in words else ["--recipe", "tiny"]), *words]
+    code = (
+        f"import sys; sys.modules['torch'] = None; sys.argv = ['sedd', *{command!r}]; from sedd import cli; cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    for sentence in sentences:
+        assert sentence in " ".join(done.stderr.split())

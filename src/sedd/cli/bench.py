@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sedd import recipes, registry
 from sedd.cli.root import AsJson, Device, app, list_names
+from sedd.config import NOT_FOR_TRAINING
 
 if TYPE_CHECKING:
     from sedd.bench import Machine, Measurement
@@ -23,7 +24,9 @@ RecipeName = Annotated[
     typer.Option("--recipe", help=f"Network: {', '.join(recipes.RECIPES)}; by default small, on a CPU tiny."),
 ]
 Process = Annotated[str, typer.Option(help=f"Noise process: {list_names(registry.PROCESSES)}.")]
-Objective = Annotated[str, typer.Option(help=f"Training objective: {list_names(registry.OBJECTIVES)}.")]
+Objective = Annotated[
+    str, typer.Option(help=f"Training objective: {list_names(registry.OBJECTIVES, hidden=NOT_FOR_TRAINING)}.")
+]
 VocabSize = Annotated[int | None, typer.Option("--vocab", help="Vocabulary size; by default 50257, on a CPU 4096.")]
 Length = Annotated[int | None, typer.Option(help="Tokens per sequence; by default the recipe's.")]
 Precision = Annotated[

@@ -1,7 +1,7 @@
 """The Typer application, and what its commands share: common options, output and progress bars."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,15 +42,23 @@ OBJECTIVE_NOTES = {
     "mean": "cross-entropy of the clean token",
     "concrete-score": "ℓ2 concrete score matching",
     "d3pm": "discrete-time bound",
+    "ratio-matching": "each noisy token given the others; for comparison only",
     "softmax-linear": "for comparison only; does not learn the ratios",
     "autoregressive": "left to right, as a baseline",
 }
 
 
-def list_names(names: registry.Registry, default: str | None = None, notes: dict[str, str] | None = None) -> str:
-    """List the names of a registry for a help text; other packages may have added some."""
+def list_names(
+    names: registry.Registry,
+    default: str | None = None,
+    notes: dict[str, str] | None = None,
+    hidden: Collection[str] = (),
+) -> str:
+    """List the names of a registry for a help text, but not ``hidden``; other packages may have added some."""
     described = []
     for name in names.names:
+        if name in hidden:
+            continue
         remarks = [*(["default"] if name == default else []), *([notes[name]] if notes and name in notes else [])]
         described.append(f"{name} ({'; '.join(remarks)})" if remarks else name)
     return ", ".join(described)

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,9 +20,7 @@ from sedd.cli.root import (
     list_names,
     print_record,
 )
-
-if TYPE_CHECKING:
-    from sedd.config import RunConfig
+from sedd.config import NOT_FOR_TRAINING, RunConfig
 
 Sources = Annotated[
     list[str] | None,
@@ -46,7 +44,10 @@ Parameterization = Annotated[
 ]
 Objective = Annotated[
     str | None,
-    typer.Option(help=f"Training objective: {list_names(registry.OBJECTIVES, 'score-entropy', OBJECTIVE_NOTES)}."),
+    typer.Option(
+        help="Training objective: "
+        f"{list_names(registry.OBJECTIVES, 'score-entropy', OBJECTIVE_NOTES, NOT_FOR_TRAINING)}."
+    ),
 ]
 TokenizerSpec = Annotated[str | None, typer.Option("--tokenizer", help=TOKENIZER_HELP)]
 Packing = Annotated[str | None, typer.Option(help=PACKING_HELP)]
@@ -69,7 +70,7 @@ Minutes = Annotated[
 ]
 
 
-def _configure(options: dict[str, Any], out: Path | None = None) -> "RunConfig":
+def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
     """Build the configuration from a command's options; with ``out``, continue from the one stored there."""
     from sedd.training import overrides
 
@@ -129,9 +130,11 @@ def train_model(
     - `sedd train book.txt --out run --minutes 5`
     - `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`
     """
+    if not resume and (out / "checkpoints").is_dir() and any((out / "checkpoints").iterdir()):
+        raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
+    run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
     from sedd import training
 
-    run_config = _configure(context.params, out if resume else None)
     training.check_writable(out)
     with training.progress_bar() as (on_event, preparing):
         try:

@@ -4,15 +4,20 @@ The order of the data, times, noise and dropout are functions of the configurati
 that was stopped and resumed computes exactly what an uninterrupted one does, and two processes compute what one does.
 """
 
-from sedd.training.batches import Batch, TrainingDataLoader
-from sedd.training.datasets import prepare_data
-from sedd.training.dry_run import estimate_cost
-from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, check_writable, run
-from sedd.training.overrides import merge_config, stored_config
-from sedd.training.progress import progress_bar
-from sedd.training.state import PendingStep, TrainingState
-from sedd.training.step import StepMetrics, finish_step, train_step
-from sedd.training.trainer import Trainer
+from typing import TYPE_CHECKING
+
+from sedd.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from sedd.training.batches import Batch, TrainingDataLoader
+    from sedd.training.datasets import prepare_data
+    from sedd.training.dry_run import estimate_cost
+    from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, check_writable, run
+    from sedd.training.overrides import merge_config, stored_config
+    from sedd.training.progress import progress_bar
+    from sedd.training.state import PendingStep, TrainingState
+    from sedd.training.step import StepMetrics, finish_step, train_step
+    from sedd.training.trainer import Trainer
 
 __all__ = [
     "Batch",
@@ -34,3 +39,18 @@ __all__ = [
     "stored_config",
     "train_step",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "batches": ["Batch", "TrainingDataLoader"],
+        "datasets": ["prepare_data"],
+        "dry_run": ["estimate_cost"],
+        "loop": ["NonFiniteError", "OnEvent", "TrainingResult", "check_writable", "run"],
+        "overrides": ["merge_config", "stored_config"],
+        "progress": ["progress_bar"],
+        "state": ["PendingStep", "TrainingState"],
+        "step": ["StepMetrics", "finish_step", "train_step"],
+        "trainer": ["Trainer"],
+    },
+)

@@ -10,10 +10,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from sedd import checkpoint
 from sedd.config import RunConfig
 from sedd.recipes import RECIPES
-from sedd.training import sizing
 
 PATHS = {
     "process": "noise.process",
@@ -75,8 +73,10 @@ def merge_config(
         given: Any = OmegaConf.merge(*layers)
     except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
         raise _misfit(error) from None
-    config = _build(given)
+    config = _build(given).check_trainable()
     if not (stored or recipe or file) and _needs_sizing(config, given):
+        from sedd.training import sizing  # imports torch, which takes seconds: not before an error
+
         chosen = sizing.choose_sizing(config, given.get("model") or {})
         config = _build(OmegaConf.merge(OmegaConf.create(chosen), given))
         on_sizing(sizing.describe_sizing(config))
@@ -105,4 +105,6 @@ def _needs_sizing(config: RunConfig, given: Any) -> bool:
 
 def stored_config(out: Path) -> dict[str, Any] | None:
     """Return the stored configuration of the run in ``out``, if there is one."""
+    from sedd import checkpoint  # imports torch
+
     return checkpoint.load_json(out, "config") if (out / "config.json").is_file() else None
