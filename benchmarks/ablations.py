@@ -1,7 +1,7 @@
 """Ablations: variants of a recipe, trained for equal wall-clock time and compared on the same noise.
 
 python benchmarks/ablations.py FILE                                on a GPU: all variants, 30 seconds and 2 seeds each
-python benchmarks/ablations.py FILE --only muon,conv --seconds 60 --seeds 0,1,2
+python benchmarks/ablations.py FILE --only "base;zero init;zero init + x0" --seconds 60 --seeds 0,1,2
 python benchmarks/ablations.py FILE --set model.width=64 --set train.batch_size=8 --seconds 5     anywhere
 python benchmarks/ablations.py --table FILE.jsonl …                the table of earlier results
 
@@ -315,7 +315,17 @@ def train(config: RunConfig, features: dict[str, Any] | None, sequences: int) ->
 
 
 def table(results: list[dict[str, Any]]) -> None:
-    """Print the mean of every variant and its difference from the base over seeds."""
+    """Print, for each set of common options, the mean of every variant and its difference from the base over seeds."""
+
+    def common(record: dict[str, Any]) -> str:
+        return " ".join([*(f"{k}={v}" for k, v in record["options"].items()), record.get("commit", "")]).strip()
+
+    for options, group in itertools.groupby(sorted(results, key=common), key=common):
+        print(f"\n{options}" if options else "")
+        _group_table(list(group))
+
+
+def _group_table(results: list[dict[str, Any]]) -> None:
     base = {r["seed"]: r["bits"] for r in results if r["variant"] == "base"}
     print(f"{'variant':26s} {'bits/char':>9s} {'last':>7s} {'M chars':>8s} {'M/s':>6s}   difference from base, by seed")
     for name, group in itertools.groupby(sorted(results, key=lambda r: r["variant"]), key=lambda r: r["variant"]):
@@ -335,7 +345,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="+", help="the text; with --table, files of results")
     parser.add_argument("--table", action="store_true", help="print the table of earlier results")
-    parser.add_argument("--only", help="names of variants, with commas between them; +name joins two, as in a+b")
+    parser.add_argument("--only", help="names of variants, with ; between them; a + b joins two")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--steps", type=int, help="steps per run, instead of seconds")
     parser.add_argument("--seeds", default="0,1")

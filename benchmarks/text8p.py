@@ -14,6 +14,7 @@ with so many seconds of training by the wall clock, and then `sedd eval --protoc
 import argparse
 import json
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -56,7 +57,7 @@ def run_command(*words: object, stop_after: float | None = None) -> tuple[int, s
 
 
 def measure_run(name: str, args: argparse.Namespace, data: Path) -> dict[str, Any] | None:
-    """Train and evaluate; None if it was stopped and can be continued."""
+    """Train and evaluate; None if it was stopped and can be continued. Wall time is summed over the parts."""
     options, seconds, reference, goal = RUNS[name]
     seconds, folder = args.seconds or seconds, args.out / name
     share = VALIDATION_CHARACTERS / (TRAIN_CHARACTERS + VALIDATION_CHARACTERS)
@@ -65,6 +66,9 @@ def measure_run(name: str, args: argparse.Namespace, data: Path) -> dict[str, An
     words += [word for assignment in sets for word in ("--set", assignment)]
     words += ["--resume"] if (folder / "checkpoints").is_dir() else []
     code, output, wall = run_command(*words, "--json", stop_after=args.stop_after)
+    parts = args.out / f"{name}-parts.json"
+    seconds_of_parts = [*(json.loads(parts.read_text()) if parts.exists() else []), round(wall, 1)]
+    parts.write_text(json.dumps(seconds_of_parts))
     if code == 128 + signal.SIGTERM:
         return None
     if code:
@@ -76,7 +80,8 @@ def measure_run(name: str, args: argparse.Namespace, data: Path) -> dict[str, An
     return {
         "command": _shell(words),
         "seconds": seconds,
-        "wall_seconds": round(wall, 1),
+        "wall_seconds": sum(seconds_of_parts),
+        "parts": seconds_of_parts,
         "training": json.loads(output),
         "config": json.loads((folder / "config.json").read_text()),
         "eval_command": _shell(evaluation),
@@ -89,23 +94,27 @@ def measure_run(name: str, args: argparse.Namespace, data: Path) -> dict[str, An
 
 def measure_speed(name: str, args: argparse.Namespace, data: Path) -> dict[str, Any]:
     """Measure tokens per second of ``sedd train`` and of ``sedd bench train`` with the same settings."""
-    options = [*SPEED[name], *(word for assignment in args.set for word in ("--set", assignment))]
-    is_text8 = "text8" in options
-    batch = ["--batch", "256"] if is_text8 else ["--batch", "64"]
-    vocab = ["--vocab", "27" if is_text8 else "50257"]
-    objective = ["--objective", args.objective]
-    *_, bench_output, _ = run_command("bench", "train", *options, *batch, *vocab, *objective, "--json")
+    is_text8 = "text8" in SPEED[name]
+    batch, vocab = ("256", "27") if is_text8 else ("64", "50257")
+    common = [*SPEED[name], "--objective", args.objective]
+    bench = ["bench", "train", *common, "--batch", batch, "--vocab", vocab, "--precision", args.precision, "--json"]
     folder = args.out / f"speed-{name.replace(' ', '').replace(',', '-')}"
+    shutil.rmtree(folder, ignore_errors=True)
     source = [data] if is_text8 else [_random_tokens(args.out), "--tokenizer", "ints"]
-    sets = [f"train.batch_size={batch[1]}", "train.grad_accumulation=1", "train.eval_every=0", "train.save_every=0"]
-    words = ["train", *source, *options, *objective, "--steps", args.speed_steps, "--out", folder]
+    sets = [f"train.precision={args.precision}", "train.grad_accumulation=1", "train.eval_every=0"]
+    words = ["train", *source, *common, "--batch-size", batch, "--steps", args.speed_steps, "--out", folder]
     words += [word for assignment in sets for word in ("--set", assignment)]
-    _, _, wall = run_command(*words, "--json")
+    outputs = []
+    for command in (bench, [*words, "--json"]):
+        code, output, wall = run_command(*command)
+        if code:
+            raise SystemExit(f"{_shell(command)} ended with code {code}")
+        outputs.append(output)
     records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     rates = [record["tokens_per_second"] for record in records if "tokens_per_second" in record][3:]
-    bench = json.loads(bench_output)
-    fused = bench["rows"][0]["tokens_per_second"]
+    fused = json.loads(outputs[0])["rows"][0]["tokens_per_second"]
     return {
+        "bench_command": _shell(bench),
         "command": _shell(words),
         "bench": fused,
         "train": statistics.median(rates),
@@ -159,8 +168,9 @@ def main() -> None:
     )
     parser.add_argument("--draws", type=int, default=8, help="draws per sequence of the evaluation")
     parser.add_argument("--objective", default="lambda-dce", help="objective of the rows of speed")
-    parser.add_argument("--speed-steps", type=int, default=150)
-    parser.add_argument("--set", action="append", default=[], help="configuration of all runs, as in optim.lr=1e-3")
+    parser.add_argument("--precision", default="bfloat16", help="precision of the rows of speed")
+    parser.add_argument("--speed-steps", type=int, default=150, help="steps of the rows of speed")
+    parser.add_argument("--set", action="append", default=[], help="configuration of all runs but the rows of speed")
     args = parser.parse_args()
     if args.table:
         print_table(json.loads(args.text8.read_text()))

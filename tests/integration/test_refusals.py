@@ -64,7 +64,7 @@ def test_text_in_another_encoding(sedd: Sedd, tmp_path: Path, command: list[str]
         "latin.txt is not UTF-8",
         "0xe9 at offset 7,003, in line 501",
         "--encoding latin-1",
-        "--tokenizer bytes",
+        "a tokenizer of bytes",
     )
     refused(sedd(*words, "--encoding", "klingon"), "encoding is 'klingon'", "latin-1")
     for i, advice in enumerate((["--tokenizer", "chars", "--encoding", "latin-1"], ["--tokenizer", "bytes"])):

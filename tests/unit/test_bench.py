@@ -60,3 +60,5 @@ def test_refusals(refuses: Callable[..., None]) -> None:
     refuses(lambda: bench.LossSetting(masked=1.5), "1.5")
     refuses(lambda: bench.LossSetting(precision="float8"), "float8", "bfloat16")
     refuses(lambda: bench.TrainSetting(recipe="huge").run(), "huge", "small")
+    refuses(lambda: bench.TrainSetting(sets=("train.precision=float8",)).run(), "train.precision", "--precision")
+    assert bench.TrainSetting(sets=("optim.name=muon",)).run().optim.name == "muon"

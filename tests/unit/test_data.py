@@ -138,7 +138,8 @@ def test_other_encodings(tmp_path: Path, name: str, codec: str, refuses: Callabl
     assert "".join(read_documents([file], encoding=encoding)) == text
     index = prepare([file], tmp_path / "out", Bytes(), encoding=name)
     assert index.bytes == len(text.encode())
-    refuses(lambda: readers.TextEncoding.for_tokenizer("chars", "klingon"), "'klingon'", "latin-1")
+    for unknown in ("klingon", "base64", "rot13"):
+        refuses(lambda name=unknown: readers.TextEncoding.for_tokenizer("chars", name), f"'{unknown}'", "latin-1")
     utf16 = readers.TextEncoding.for_tokenizer("chars", "utf-16")
     short = write(tmp_path / "short.txt", b"abc")
     refuses(lambda: list(read_documents([short], encoding=utf16)), "short.txt is not UTF-16", "--encoding")
@@ -181,6 +182,8 @@ def test_missing_texts_are_skipped_and_other_values_refused(tmp_path: Path, refu
     )
     refuses(lambda: list(read_documents([write(tmp_path / "c.jsonl", b'{"text": "a"}\n{"te')])), "line 2", "not JSON")
     refuses(lambda: list(read_documents([write(tmp_path / "d.jsonl", b"[1]")])), "line 1", "list")
+    surrogate = write(tmp_path / "g.jsonl", b'{"text": "a"}\n{"text": "\\udc80"}')
+    refuses(lambda: list(read_documents([surrogate])), "line 2", "surrogates")
     refuses(lambda: list(read_documents([write(tmp_path / "e.csv", b'text\n"a" b\n')])), "e.csv", "not CSV")
     refuses(lambda: list(read_documents([write(tmp_path / "f.parquet", b"PAR1 not")])), "f.parquet", "Parquet")
     numbers = write(tmp_path / "g.jsonl", b'{"text": "a", "n": 1}')

@@ -299,6 +299,11 @@ def test_results_of_different_protocols_cannot_share_a_table(refuses: Callable[.
     refuses(
         lambda: evaluation.likelihood_table([sedd, mdlm], ["nats_per_token"]), "mdlm and sedd", "cannot share a table"
     )
+    half = {**sedd, "precision": "bfloat16", "bfloat16_difference": None}
+    full = {**sedd, "precision": "float32"}
+    refuses(lambda: evaluation.likelihood_table([full, half], ["nats_per_token"]), "precision bfloat16 and float32")
+    chosen = {**half, "bfloat16_difference": {"nats_per_token": 1e-6}}
+    assert len(evaluation.likelihood_table([full, chosen], ["nats_per_token"])) == 2
     whole = {**sedd, "terms_included": ["diffusion", "prior", "reconstruction"]}
     refuses(lambda: evaluation.likelihood_table([sedd, whole], ["nats_per_token"]), "terms_included")
     assert (

@@ -25,7 +25,8 @@ def check(bias: float, spread: float, count: int = 4000, seed: int = 0) -> tuple
     """Check values of standard deviation 1 to which low precision adds noise; also return the true mean difference."""
     rng = np.random.default_rng(seed)
     values, noise = rng.normal(size=count), bias + spread * rng.normal(size=count)
-    found = check_precision(values + noise, lambda chosen: values[chosen], 1 / math.sqrt(count), seed=seed)
+    found = check_precision(values + noise, lambda chosen: values[chosen], 1 / math.sqrt(count), seed)
+    assert found is not None
     return found, float(noise.mean())
 
 
@@ -39,8 +40,15 @@ def test_a_small_difference_is_negligible_and_a_large_one_is_not() -> None:
     assert large.compared < 500
     unclear, _ = check(bias=0.0, spread=10.0)
     assert not unclear.is_negligible
-    assert 4 * unclear.compared > 4000
+    assert 500 <= unclear.compared <= 1000
     assert abs(large.difference - 5 * limit) <= 4 * large.stderr + 1e-12
+
+
+def test_few_values_and_values_that_are_not_finite_are_not_compared() -> None:
+    assert check_precision(np.zeros(63), lambda chosen: np.zeros(len(chosen)), 1.0) is None
+    assert check_precision(np.array([*[0.0] * 99, math.nan]), lambda chosen: np.zeros(len(chosen)), 1.0) is None
+    found = check_precision(np.zeros(64), lambda chosen: np.zeros(len(chosen)), 1.0)
+    assert found == PrecisionCheck(0.0, 0.0, 16, True)
 
 
 def test_what_counts_as_negligible_is_so() -> None:
@@ -81,6 +89,9 @@ def test_an_estimate_is_of_low_precision_only_if_that_is_negligible(shift: float
     options = {"draws": 8, "seed": 3, "batch": 32, "ranks": ALONE}
     by = BoundEstimator(process, schedule)
     found = estimate_likelihood(full, by, rows, low_precision_model=low, **options)
+    again = estimate_likelihood(full, by, rows, low_precision_model=low, **{**options, "batch": 7})
+    assert again.nats == pytest.approx(found.nats, rel=1e-6)
+    assert again.precision_check.compared == found.precision_check.compared
     expected = estimate_likelihood(low if is_negligible else full, by, rows, **options)
     assert found.precision_check is not None
     assert found.precision_check.is_negligible == is_negligible
@@ -89,6 +100,13 @@ def test_an_estimate_is_of_low_precision_only_if_that_is_negligible(shift: float
     if not is_negligible:
         error = 5 * found.precision_check.stderr + 5 * expected.stderr
         assert abs(found.precision_check.difference - (both[0] - both[1])) <= error
+
+
+def test_a_low_precision_that_overflows_is_not_used() -> None:
+    process, options = Absorbing(5), {"draws": 8, "seed": 3, "batch": 32, "ranks": ALONE}
+    by, rows = BoundEstimator(process, LogLinear()), [np.arange(5)] * 20
+    found = estimate_likelihood(Shifted(0.0), by, rows, low_precision_model=Shifted(math.nan), **options)
+    assert found == estimate_likelihood(Shifted(0.0), by, rows, **options)
 
 
 def test_an_exact_likelihood_never_uses_low_precision() -> None:

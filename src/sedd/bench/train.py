@@ -22,6 +22,20 @@ TRAIN_FLOPS = (
 )
 
 
+FLAGS = {
+    "objective": "objective",
+    "noise.process": "process",
+    "model.parameterization": "parameterization",
+    "model.seq_len": "length",
+    "train.batch_size": "batch",
+    "train.precision": "precision",
+    "train.compile": "compile",
+    "train.cuda_graphs": "cuda-graphs",
+    "train.activation_checkpointing": "activation-checkpointing",
+}
+"""Configuration keys that are flags of ``sedd bench train``."""
+
+
 @dataclass(frozen=True)
 class TrainSetting:
     """The model and the training step to measure."""
@@ -45,6 +59,9 @@ class TrainSetting:
 
     def run(self) -> RunConfig:
         """Return the run configuration."""
+        for assignment in self.sets:
+            if (key := assignment.partition("=")[0]) in FLAGS:
+                raise ValueError(f"{key} was set; give it as --{FLAGS[key]}")
         flags = {
             "process": self.process,
             "objective": self.objective,

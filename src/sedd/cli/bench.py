@@ -88,7 +88,7 @@ def bench_train(
     ] = "none",
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Set any configuration key, as in --set optim.name=muon. Repeatable."),
+        typer.Option("--set", help="Set another configuration key, as in --set optim.name=muon. Repeatable."),
     ] = None,
     device: Device = None,
     repeats: Repeats = 20,

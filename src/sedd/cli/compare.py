@@ -19,7 +19,7 @@ def compare(
     ] = None,
     protocol: ProtocolName = None,
     draws: Draws = None,
-    batch: Batch = 16,
+    batch: Batch = None,
     seed: Seed = 0,
     plot: Annotated[Path, typer.Option(help="Plot to write: .png, or .html for a page.")] = Path("compare.png"),
     as_json: AsJson = False,

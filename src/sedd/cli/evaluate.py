@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sedd.cli.root import AsJson, Column, ModelFolder, app, stderr_progress
+from sedd.cli.root import AsJson, Column, Encoding, ModelFolder, app, stderr_progress
 
 if TYPE_CHECKING:
     from sedd.evaluation import Corpus, Protocol
@@ -86,9 +86,7 @@ def evaluate_dataset(
     seed: Seed = 0,
     label: LabelName = None,
     column: Column = None,
-    encoding: Annotated[
-        str | None, typer.Option(help="Encoding of the text, such as latin-1; by default that of the training data.")
-    ] = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="File for the results, one JSON record per line.")] = None,
 ) -> None:
@@ -116,7 +114,7 @@ def evaluate_dataset(
             print(f"sedd: {note}; this model has {size:,}: compare bits_per_char only", file=sys.stderr)
         models = evaluation.models_by_precision(loaded, precision)
         records = []
-        for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column, encoding):
+        for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column, encoding or "utf-8"):
             with stderr_progress(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
                 records.append(
                     run_evaluation(loaded, corpus, chosen_protocol, ranks, models=models, on_progress=on_progress)
@@ -135,7 +133,7 @@ def corpora(
     suite: str | None = None,
     dataset: list[str] | None = None,
     column: str | None = None,
-    encoding: str | None = None,
+    encoding: str = "utf-8",
 ) -> "Iterator[Corpus]":
     """Yield the texts to evaluate; all files of a suite are found before the first is read."""
     from sedd import evaluation

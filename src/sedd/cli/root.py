@@ -79,9 +79,7 @@ Column = Annotated[
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option(
-        help="Encoding of text files, such as latin-1; by default utf-8. The tokenizer of bytes reads all bytes as is."
-    ),
+    typer.Option(help="Encoding of text files, such as latin-1; by default utf-8; a tokenizer of bytes needs none."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")]
 

@@ -130,7 +130,7 @@ def train_model(
     - `sedd train book.txt --out run --minutes 5`
     - `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`
     """
-    if not resume and (out / "checkpoints").is_dir() and any((out / "checkpoints").iterdir()):
+    if not resume and any((out / "checkpoints").glob("step-*")):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
     run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
     from sedd import training

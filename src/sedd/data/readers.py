@@ -41,6 +41,7 @@ class TextEncoding(NamedTuple):
         """Return the encoding called ``name``, for a tokenizer of this kind; an unknown one is refused."""
         try:
             known = codecs.lookup(name).name
+            b"aaaa".decode(name, "ignore")  # raises for a codec that is no encoding of text, such as base64
         except LookupError:
             raise ValueError(
                 f"encoding is {name!r}; name one that Python reads, such as utf-8, latin-1, cp1252 or utf-16"
@@ -289,12 +290,12 @@ def _wrong_encoding(file: _File, error: UnicodeError, offset: int, lines: int) -
     name = file.encoding.name
     where = str(error)
     if isinstance(error, UnicodeDecodeError):
-        line = lines + 1 + error.object[: error.start].count(b"\n")
+        line = lines + 1 + error.object[: error.start].decode(name, "ignore").count("\n")
         where = (
             f"it has the byte 0x{error.object[error.start]:02x} at offset {offset + error.start:,}, in line {line:,}"
         )
     advice = (
-        "name its encoding, as in --encoding latin-1, or use --tokenizer bytes, which reads all bytes as they are"
+        "name its encoding, as in --encoding latin-1; a tokenizer of bytes reads such bytes as they are"
         if name == "utf-8"
         else "name the encoding that it has with --encoding"
     )
@@ -355,7 +356,9 @@ def _json_rows(file: _File) -> Iterator[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+            if "\\ud" in line.lower():
+                json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+        except (json.JSONDecodeError, UnicodeEncodeError) as error:
             raise ValueError(f"line {number} of {file.path} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ValueError(f"line {number} of {file.path} is a {type(row).__name__}; each line must be an object")

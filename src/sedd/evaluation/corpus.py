@@ -50,7 +50,7 @@ def read_corpus(
     loaded: LoadedModel,
     dataset: str | None = None,
     column: str | None = None,
-    encoding: str | None = None,
+    encoding: str = "utf-8",
 ) -> Corpus:
     """Read a file, a folder or prepared data as ``protocol`` prescribes.
 
@@ -60,12 +60,12 @@ def read_corpus(
         loaded: The model, whose tokenizer and sequence length are used.
         dataset: The benchmark the source belongs to; by default it is identified by the file name.
         column: The column of a table that holds the text.
-        encoding: The encoding of the text; by default that of the training data.
+        encoding: The encoding of the text.
     """
     if is_prepared(source):
         return _prepared_corpus(Path(source), protocol, loaded)
     dataset = _benchmark(source, protocol, dataset)
-    text_encoding = TextEncoding.for_tokenizer(loaded.tokenizer.kind, encoding or loaded.config.data.encoding)
+    text_encoding = TextEncoding.for_tokenizer(loaded.tokenizer.kind, encoding)
     if loaded.config.data.packing == "lines":
         return _line_corpus(source, protocol, loaded, column, text_encoding)
     texts = _read_texts(source, column, "packed", text_encoding)

@@ -16,7 +16,7 @@ from sedd.runtime.distributed import Ranks
 
 DIGITS = 5
 """Digits of nats and bits in results; differences between batch sizes and numbers of processes are far smaller."""
-COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "label")
+COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "label")
 """Fields that results must share to be compared in one table."""
 _sha256 = cache(checkpoint.sha256)  # `sedd score` evaluates many texts with the same weights
 
@@ -141,18 +141,25 @@ def default_batch(loaded: LoadedModel, length: int) -> int:
     """Return the draws to evaluate at a time: 16 on a CPU; on a GPU 2^16 tokens, or 2^30 logits if that is less."""
     if loaded.device.type == "cpu":
         return 16
-    return max(1, min(2**16, 2**30 // loaded.process.num_states) // length)
+    return max(1, min(2**16, 2**30 // loaded.process.num_states) // max(1, length))
 
 
 def _per_unit(value: float | None, units_per_token: float | None, digits: int = DIGITS) -> float | None:
     return None if value is None or units_per_token is None else round(value / units_per_token, digits)
 
 
+def _comparable(record: dict[str, Any], field: str) -> Any:
+    """Return a field; a precision that was chosen since it makes no difference counts as float32."""
+    is_chosen = field == "precision" and record.get("bfloat16_difference") is not None
+    return "float32" if is_chosen else record.get(field)
+
+
 def likelihood_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
     """Return these columns of the records; records of different protocols are refused."""
     for field in COMPARABLE_FIELDS:
         # an exact likelihood has no terms left out, so it can be compared with any bound
-        values = sorted({str(r.get(field)) for r in records if not (field == "terms_included" and r["is_exact"])})
+        compared = (r for r in records if not (field == "terms_included" and r["is_exact"]))
+        values = sorted({str(_comparable(record, field)) for record in compared})
         if len(values) > 1:
             raise ValueError(
                 f"these results have {field} {' and '.join(values)}; results of different protocols cannot share a "

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sedd.diffusion.rng import CounterRNG
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator
-from sedd.likelihood.precision_check import PrecisionCheck, check_precision
+from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.likelihood.variance_reduction import StratifiedTimes
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
@@ -55,7 +55,8 @@ def estimate_likelihood(
 
     With ``low_precision_model`` all draws are evaluated by that model, and some by ``model`` too. The value is that of
     low precision if the difference is negligible, that is, small beside the standard error; else all draws are
-    evaluated by ``model``. So an exact estimator, which has no standard error, uses ``model`` alone.
+    evaluated by ``model``. So an exact estimator, which has no standard error, uses ``model`` alone, and so do fewer
+    than 64 draws.
 
     Args:
         model: The model that ``estimator`` evaluates.
@@ -76,20 +77,22 @@ def estimate_likelihood(
     all_draws = _Draws(estimator, sequences, times, seed)
     evaluate = partial(_evaluate, draws=all_draws, batch=batch, ranks=ranks)
     numbers = np.arange(len(all_draws))
-    if low_precision_model is None or times is None:
-        return _summary(evaluate(model, numbers, on_progress=on_progress), all_draws)
+    full = partial(evaluate, model, on_progress=on_progress)
+    if low_precision_model is None or times is None or len(all_draws) < 4 * FIRST:
+        return _summary(full(numbers), all_draws)
     low = evaluate(low_precision_model, numbers, on_progress=on_progress)
+    if not np.isfinite(low).all():
+        return _summary(full(numbers), all_draws)
     estimate = _summary(low, all_draws)
     per_draw = len(all_draws) / (all_draws.lengths * np.diff(all_draws.starts)).sum()  # the mean is in nats per token
     check = check_precision(
         low[:, :3].sum(-1) * per_draw,
         lambda chosen: evaluate(model, chosen)[:, :3].sum(-1) * per_draw,
         estimate.stderr,
-        first=batch,
-        seed=seed,
+        seed,
     )
-    if not check.is_negligible:
-        estimate = _summary(evaluate(model, numbers, on_progress=on_progress), all_draws)
+    if check is None or not check.is_negligible:
+        estimate = _summary(full(numbers), all_draws)
     return estimate._replace(precision_check=check)
 
 

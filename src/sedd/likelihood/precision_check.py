@@ -19,14 +19,16 @@ class PrecisionCheck(NamedTuple):
     """Whether the difference, plus two of its standard errors, is below a tenth of the standard error of the mean."""
 
 
+FIRST = 16
+"""Number of values to begin a comparison with."""
+
+
 def check_precision(
     low: Float[np.ndarray, " n"],
     compute: Callable[[Int[np.ndarray, " k"]], Float[np.ndarray, " k"]],
     stderr: float,
-    *,
-    first: int = 16,
     seed: int = 0,
-) -> PrecisionCheck:
+) -> PrecisionCheck | None:
     """Compare low with full precision on more and more values, until it is clear whether the difference is negligible.
 
     If a quarter of the values does not show it, the difference counts as not negligible.
@@ -35,17 +37,22 @@ def check_precision(
         low: All values in low precision.
         compute: Returns the values of these indices in full precision.
         stderr: Standard error of the mean of the values.
-        first: Number of values to begin with, at least 16.
         seed: Decides which values are compared.
+
+    Returns:
+        The comparison; None if there are fewer than 64 values or one is not finite, so that low precision is out of
+        the question.
     """
+    if len(low) < 4 * FIRST or not np.isfinite(low).all():
+        return None
     order = np.random.default_rng(seed).permutation(len(low))
-    differences, size = np.zeros(0), min(max(first, 16), len(low))
+    differences, size = np.zeros(0), FIRST
     while True:
         chosen = order[len(differences) : size]
         differences = np.concatenate([differences, low[chosen] - compute(chosen)])
-        mean, error = float(differences.mean()), float(differences.std() / max(len(differences) - 1, 1) ** 0.5)
+        mean, error = float(differences.mean()), float(differences.std(ddof=1) / len(differences) ** 0.5)
         is_negligible = abs(mean) + 2 * error < stderr / 10
         is_large = abs(mean) - 2 * error > stderr / 10
-        if is_negligible or is_large or 4 * size > len(low):
+        if is_negligible or is_large or 2 * size > len(low) // 4:
             return PrecisionCheck(mean, error, len(differences), is_negligible)
         size *= 2

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sedd.likelihood import PrecisionCheck, check_precision
+from sedd.likelihood.precision_check import FIRST
 from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]
@@ -82,7 +83,7 @@ def score_in_low_precision(
 
     Negligible is less than a tenth of the standard error of the mean over samples, in nats per token.
     """
-    if judge.low_precision is None or len(rows) < 2:
+    if judge.low_precision is None or len(rows) < 4 * FIRST:
         return score_samples(judge, rows, batch, on_progress), None
     scores = score_samples(judge.low_precision, rows, batch, on_progress)
     tokens = np.array([score.scored_tokens for score in scores])
@@ -99,7 +100,8 @@ def score_in_low_precision(
         lambda chosen: nats(score_samples(judge, [rows[index] for index in chosen], batch)),
         float(residuals.std(ddof=1) / len(rows) ** 0.5),
     )
-    return scores if check.is_negligible else score_samples(judge, rows, batch, on_progress), check
+    is_negligible = check is not None and check.is_negligible
+    return scores if is_negligible else score_samples(judge, rows, batch, on_progress), check
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ class SeddJudge(Judge):
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self._device = loaded.device
         self.name, self.skips_first_token = name, skips_first_token
-        self.precision = str(next(loaded.network.blocks.parameters()).dtype).removeprefix("torch.")  # type: ignore[union-attr]
+        self.precision = str(loaded.network.head.weight.dtype).removeprefix("torch.")  # type: ignore[union-attr]
         self.vocab_size, self._length = loaded.tokenizer.vocab_size, loaded.config.model.seq_len
         self.context_length = self._length
         weights, tokens = checkpoint.sha256(loaded.folder / "ema.safetensors"), loaded.tokenizer.fingerprint()
