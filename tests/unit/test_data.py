@@ -105,6 +105,32 @@ def test_pieces_join_to_arbitrary_unicode(tmp_path_factory: pytest.TempPathFacto
     assert "".join(read_documents([file])) == text
 
 
+def test_molecules_and_sequences(tmp_path: Path) -> None:
+    """With names and headers, blank lines, and a file that ends without a line end."""
+    smiles = write(tmp_path / "a.smi", b"smiles id\nCCO ethanol\n\nc1ccccc1\tbenzene\r\nC")
+    assert list(read_documents([smiles])) == ["CCO", "c1ccccc1", "C"]
+    packed = write(tmp_path / "a.smiles.gz", gzip.compress(b"CCO\nCC\n"))
+    assert list(read_documents([packed], packing="lines")) == ["CCO", "CC"]
+    fasta = write(tmp_path / "a.fasta", b">one\nACGT\nAC GT\n\n>none\n>two; again\nTTT\r\nA")
+    assert list(read_documents([fasta])) == ["ACGTACGT", "TTTA"]
+    made = factory.build_tokenizer("chars", lambda: read_documents([fasta]))
+    index = prepare([fasta], tmp_path / "out", made, packing="lines", pad="model")
+    assert (index.records, index.length) == (2, 8)
+
+
+def test_json_arrays(tmp_path: Path, refuses: Callable[..., None]) -> None:
+    assert list(read_documents([write(tmp_path / "a.json", b'["one", "two"]')])) == ["one", "two"]
+    table = write(tmp_path / "b.json", b'[{"text": "one", "n": 1}, {"text": "two"}]')
+    assert list(read_documents([table])) == ["one", "two"]
+    refuses(lambda: list(read_documents([table], "words")), "'words'", "text, n")
+    for name, content in (("c", b'{"text": "one"}'), ("d", b'["one", 2]'), ("e", b'["one", {"text": "two"}]')):
+        file = write(tmp_path / f"{name}.json", content)
+        refuses(lambda file=file: list(read_documents([file])), "an array of texts")
+    lines = write(tmp_path / "f.json", b'{"text": "a"}\n{"text": "b"}')
+    refuses(lambda: list(read_documents([lines])), "f.json is not JSON", "name it .jsonl")
+    refuses(lambda: list(read_documents([tmp_path / "a.json"], "text")), "column is 'text'", "holds texts")
+
+
 @pytest.mark.usefixtures("small")
 @given(st.binary(min_size=1, max_size=600).map(lambda content: content.replace(b"\0", b"\n")))
 def test_a_tokenizer_of_bytes_reads_any_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:

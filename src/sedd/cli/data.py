@@ -19,7 +19,8 @@ def data_prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Files or folders (.txt .jsonl .csv .parquet .npy, also compressed), or hf:NAME[:SPLIT] (a Hugging "
+            help="Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy, also compressed), "
+            "or hf:NAME[:SPLIT] (a Hugging "
             "Face dataset)."
         ),
     ],

@@ -25,7 +25,8 @@ from sedd.config import NOT_FOR_TRAINING, RunConfig
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Files or folders (.txt .jsonl .csv .parquet .npy, also compressed), hf:NAME[:SPLIT] (a Hugging Face "
+        help="Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy, also compressed), "
+        "hf:NAME[:SPLIT] (a Hugging Face "
         "dataset), or a folder written by sedd data prepare."
     ),
 ]

@@ -20,8 +20,10 @@ from sedd.tokenizer import Ids
 PIECE = 1 << 18  # bytes read, and characters encoded, at a time; at four times as many a BPE needs twice the memory
 LONGEST_LINE = 1 << 26
 
-KINDS = (".txt", ".tokens", ".jsonl", ".csv", ".parquet", ".npy")
-TABLES = (".jsonl", ".csv", ".parquet")
+TABLES = (".jsonl", ".json", ".csv", ".parquet")
+SMILES = (".smi", ".smiles")
+FASTA = (".fa", ".fasta", ".fna", ".faa")
+KINDS = (".txt", ".tokens", *TABLES, *SMILES, *FASTA, ".npy")
 TEXT_COLUMNS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")
 
 TextOrIds = str | Ids
@@ -108,7 +110,7 @@ def expand_sources(sources: Sequence[str | Path]) -> list[Source]:
 def has_several_documents(sources: Sequence[Source]) -> bool:
     """Return whether the sources may hold more than one document."""
     files = [file for source in sources for file in source.files]
-    return len(files) != 1 or _file_kind(files[0]) in TABLES
+    return len(files) != 1 or _file_kind(files[0]) in (*TABLES, *SMILES, *FASTA)
 
 
 def read_chunks(
@@ -149,7 +151,8 @@ def _files(source: str | Path) -> list[Path]:
         return []
     path = Path(source)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _file_kind(file) in KINDS)
+        kinds = set(KINDS) - {".json"}  # in a folder of data these mostly describe it
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _file_kind(file) in kinds)
         if not files:
             raise ValueError(f"the folder {path} holds no file that ends in {', '.join(KINDS)}; name one that does")
         return files
@@ -223,6 +226,12 @@ def _read_groups(file: _File, column: str | None, packing: str, label: str | Non
     match kind:
         case ".jsonl":
             return _group_rows(_column_of_rows(str(path), _json_rows(file), column, label), label)
+        case ".json":
+            return _group_rows(_json_document(file, column, label), label)
+        case ".smi" | ".smiles":
+            return _group_rows(_smiles_rows(file), None)
+        case ".fa" | ".fasta" | ".fna" | ".faa":
+            return _group_rows(_fasta_rows(file), None)
         case ".csv":
             return _group_rows(_csv_texts(file, column, label), label)
         case ".parquet":
@@ -363,6 +372,43 @@ def _json_rows(file: _File) -> Iterator[dict[str, Any]]:
         if not isinstance(row, dict):
             raise ValueError(f"line {number} of {file.path} is a {type(row).__name__}; each line must be an object")
         yield row
+
+
+def _json_document(file: _File, column: str | None, label: str | None) -> Iterator[Row]:
+    """Yield the texts of a JSON array of strings, or of objects as in JSON lines; it is read as a whole."""
+    try:
+        found = json.loads("".join(_decode(file)))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file.path} is not JSON: {error}; for one object per line, name it .jsonl") from None
+    rows: list[Any] = found if isinstance(found, list) else [None]
+    if all(isinstance(row, dict) for row in rows):
+        yield from _column_of_rows(str(file.path), iter(rows), column, label)
+        return
+    if not all(isinstance(row, str) for row in rows):
+        raise ValueError(f"{file.path} must hold an array of texts or of objects; one per line is .jsonl")
+    if column is not None or label is not None:
+        raise ValueError(f"column is {column!r}, but {file.path} holds texts; leave it out, or name a table")
+    yield from ((row, None) for row in rows)
+
+
+def _smiles_rows(file: _File) -> Iterator[Row]:
+    """Yield the first word of every line, a molecule, which its name may follow; "smiles" is the head of a column."""
+    for line in chain.from_iterable(_whole_lines(file)):
+        word = line.split(maxsplit=1)[:1]
+        if word and word[0].lower() != "smiles":
+            yield word[0], None
+
+
+def _fasta_rows(file: _File) -> Iterator[Row]:
+    """Yield the sequences of a FASTA file: the lines after each line that begins with ">", joined."""
+    parts: list[str] = []
+    for line in chain.from_iterable(_whole_lines(file)):
+        if line.startswith((">", ";")):
+            yield "".join(parts), None
+            parts = []
+        else:
+            parts.append("".join(line.split()))
+    yield "".join(parts), None
 
 
 def _column_of_rows(
