@@ -21,7 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sedd import data, factory
-from sedd.data import Index, TokenBlocks, block_order, prepare, prepare_cached, read_documents, readers, shards
+from sedd.data import (
+    Index,
+    TextEncoding,
+    TokenBlocks,
+    block_order,
+    prepare,
+    prepare_cached,
+    read_documents,
+    readers,
+    shards,
+)
 from sedd.extras import install_hint
 from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load_tokenizer
 
@@ -160,13 +170,13 @@ def test_bytes_that_are_not_utf8_are_located(tmp_path: Path, before: int, refuse
 def test_other_encodings(tmp_path: Path, name: str, codec: str, refuses: Callable[..., None]) -> None:
     text = "café au lait\n" * 50
     file = write(tmp_path / "a.txt", text.encode(codec))
-    encoding = readers.TextEncoding.for_tokenizer("chars", name)
+    encoding = TextEncoding.for_tokenizer("chars", name)
     assert "".join(read_documents([file], encoding=encoding)) == text
     index = prepare([file], tmp_path / "out", Bytes(), encoding=name)
     assert index.bytes == len(text.encode())
     for unknown in ("klingon", "base64", "rot13"):
-        refuses(lambda name=unknown: readers.TextEncoding.for_tokenizer("chars", name), f"'{unknown}'", "latin-1")
-    utf16 = readers.TextEncoding.for_tokenizer("chars", "utf-16")
+        refuses(lambda name=unknown: TextEncoding.for_tokenizer("chars", name), f"'{unknown}'", "latin-1")
+    utf16 = TextEncoding.for_tokenizer("chars", "utf-16")
     short = write(tmp_path / "short.txt", b"abc")
     refuses(lambda: list(read_documents([short], encoding=utf16)), "short.txt is not UTF-16", "--encoding")
 

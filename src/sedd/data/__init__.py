@@ -6,8 +6,9 @@
 
 from sedd.data.index import Index, Shard, is_prepared
 from sedd.data.packing import TokenBlocks, block_order
-from sedd.data.readers import TextEncoding, expand_sources, read_documents
+from sedd.data.readers import expand_sources, read_documents
 from sedd.data.shards import prepare, prepare_cached
+from sedd.data.text_file import TextEncoding
 
 __all__ = [
     "Index",

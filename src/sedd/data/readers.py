@@ -1,6 +1,5 @@
 """Read texts from files, folders and Hugging Face datasets, a chunk at a time."""
 
-import codecs
 import contextlib
 import csv
 import json
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from sedd.data.compression import COMPRESSED, import_optional, make_seekable, open_decompressed
+from sedd.data.text_file import UTF8, TextEncoding, TextFile
 from sedd.tokenizer import Ids
 
 PIECE = 1 << 18  # bytes read, and characters encoded, at a time; at four times as many a BPE needs twice the memory
@@ -31,36 +31,12 @@ Row = tuple[str | None, str | None]  # a text and its label
 
 
 @final
-class TextEncoding(NamedTuple):
-    """How the bytes of a file become text."""
-
-    name: str = "utf-8"
-    keeps_bytes: bool = False
-    """Whether bytes that are not UTF-8 are kept, as Python's ``surrogateescape`` does, for a tokenizer of bytes."""
-
-    @classmethod
-    def for_tokenizer(cls, kind: str, name: str = "utf-8") -> "TextEncoding":
-        """Return the encoding called ``name``, for a tokenizer of this kind; an unknown one is refused."""
-        try:
-            known = codecs.lookup(name).name
-            b"aaaa".decode(name, "ignore")  # raises for a codec that is no encoding of text, such as base64
-        except LookupError:
-            raise ValueError(
-                f"encoding is {name!r}; name one that Python reads, such as utf-8, latin-1, cp1252 or utf-16"
-            ) from None
-        return cls(known, keeps_bytes=kind == "bytes" and known == "utf-8")
-
-
-@final
 class Group(NamedTuple):
     """Consecutive texts of a file, as a format-specific reader yields them."""
 
     texts: Sequence[TextOrIds]
     continues: bool = False  # the first text continues the previous document
     labels: Sequence[str | None] = ()  # empty without a label column
-
-
-UTF8 = TextEncoding()
 
 
 @final
@@ -178,7 +154,7 @@ def _file_chunks(
     for file in files:
         with _named_errors(file), file.open("rb") as raw, open_decompressed(file, raw) as stream:
             first = 1
-            for texts, continues, labels in _read_groups(_File(file, stream, encoding), column, packing, label):
+            for texts, continues, labels in _read_groups(TextFile(file, stream, encoding), column, packing, label):
                 yield Chunk(str(file), first, texts, continues, done + raw.tell(), labels)
                 first += len(texts)
         done += file.stat().st_size
@@ -209,15 +185,7 @@ def _named_errors(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} could not be read: {error}; it may be damaged") from None
 
 
-class _File(NamedTuple):
-    """An open file."""
-
-    path: Path
-    stream: BufferedIOBase
-    encoding: TextEncoding
-
-
-def _read_groups(file: _File, column: str | None, packing: str, label: str | None) -> Iterator[Group]:
+def _read_groups(file: TextFile, column: str | None, packing: str, label: str | None) -> Iterator[Group]:
     path, stream, _ = file
     kind = _file_kind(path)
     for name, wanted in (("column", column), ("label", label)):
@@ -258,63 +226,10 @@ def _group_rows(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
         yield Group(group, labels=labels)
 
 
-def _decode(file: _File) -> Iterator[str]:
-    """Decode a file piece by piece without cutting a character; a byte order mark is dropped."""
-    name, keeps_bytes = file.encoding
-    decoder = codecs.getincrementaldecoder(name)("surrogateescape" if keeps_bytes else "strict")
-    read, waiting, lines = 0, 0, 0  # bytes read, bytes of them that begin a character, line ends decoded
-    is_first = True
-    while block := file.stream.read(PIECE):
-        if name == "utf-8" and 0 in block:
-            raise ValueError(
-                f"{file.path} holds zero bytes and is not text; name a text file, .npy for integers, or its encoding, "
-                "as in --encoding utf-16"
-            )
-        try:
-            text = decoder.decode(block)
-        except UnicodeError as error:
-            raise _wrong_encoding(file, error, read - waiting, lines) from None
-        read, waiting, lines = read + len(block), len(decoder.getstate()[0]), lines + text.count("\n")
-        text = text.removeprefix("\ufeff") if is_first else text
-        is_first = False
-        if text:
-            yield text
-    try:
-        text = decoder.decode(b"", final=True)
-    except UnicodeError as error:  # the file ends inside a character
-        raise _wrong_encoding(file, error, read - waiting, lines) from None
-    if text:
-        yield text
-
-
-def _wrong_encoding(file: _File, error: UnicodeError, offset: int, lines: int) -> ValueError:
-    """Return the error of a file that has another encoding.
-
-    Args:
-        file: The file.
-        error: The decoder's error.
-        offset: Offset in the file of the bytes that were decoded.
-        lines: Line ends before them.
-    """
-    name = file.encoding.name
-    where = str(error)
-    if isinstance(error, UnicodeDecodeError):
-        line = lines + 1 + error.object[: error.start].decode(name, "ignore").count("\n")
-        where = (
-            f"it has the byte 0x{error.object[error.start]:02x} at offset {offset + error.start:,}, in line {line:,}"
-        )
-    advice = (
-        "name its encoding, as in --encoding latin-1; a tokenizer of bytes reads such bytes as they are"
-        if name == "utf-8"
-        else "name the encoding that it has with --encoding"
-    )
-    return ValueError(f"{file.path} is not {name.upper()}: {where}; {advice}")
-
-
-def _document_pieces(file: _File) -> Iterator[Group]:
+def _document_pieces(file: TextFile) -> Iterator[Group]:
     """Yield one document in pieces whose concatenation is the document."""
     rest, continues = "", False
-    for text in _decode(file):
+    for text in file.decode(PIECE):
         if rest:
             cut = _cut_position(rest)
             yield Group([rest[:cut]], continues)
@@ -338,17 +253,17 @@ def _cut_position(text: str) -> int:
     return cut if cut > 0 else len(text)
 
 
-def _line_records(file: _File) -> Iterator[Group]:
+def _line_records(file: TextFile) -> Iterator[Group]:
     """Yield one record per line; empty lines are skipped."""
     for group in _whole_lines(file):
         if records := [text for line in group if (text := line.removesuffix("\n").removesuffix("\r"))]:
             yield Group(records)
 
 
-def _whole_lines(file: _File) -> Iterator[list[str]]:
+def _whole_lines(file: TextFile) -> Iterator[list[str]]:
     """Yield all lines with their line ends, a piece at a time."""
     rest = ""
-    for text in _decode(file):
+    for text in file.decode(PIECE):
         *whole, rest = (rest + text).split("\n")
         if len(rest) > LONGEST_LINE:
             raise ValueError(
@@ -359,7 +274,7 @@ def _whole_lines(file: _File) -> Iterator[list[str]]:
         yield [rest]
 
 
-def _json_rows(file: _File) -> Iterator[dict[str, Any]]:
+def _json_rows(file: TextFile) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(chain.from_iterable(_whole_lines(file)), 1):
         if not line.strip():
             continue
@@ -374,10 +289,10 @@ def _json_rows(file: _File) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _json_document(file: _File, column: str | None, label: str | None) -> Iterator[Row]:
+def _json_document(file: TextFile, column: str | None, label: str | None) -> Iterator[Row]:
     """Yield the texts of a JSON array of strings, or of objects as in JSON lines; it is read as a whole."""
     try:
-        found = json.loads("".join(_decode(file)))
+        found = json.loads("".join(file.decode(PIECE)))
     except json.JSONDecodeError as error:
         raise ValueError(f"{file.path} is not JSON: {error}; for one object per line, name it .jsonl") from None
     rows: list[Any] = found if isinstance(found, list) else [None]
@@ -391,7 +306,7 @@ def _json_document(file: _File, column: str | None, label: str | None) -> Iterat
     yield from ((row, None) for row in rows)
 
 
-def _smiles_rows(file: _File) -> Iterator[Row]:
+def _smiles_rows(file: TextFile) -> Iterator[Row]:
     """Yield the first word of every line, a molecule, which its name may follow; "smiles" is the head of a column."""
     for line in chain.from_iterable(_whole_lines(file)):
         word = line.split(maxsplit=1)[:1]
@@ -399,7 +314,7 @@ def _smiles_rows(file: _File) -> Iterator[Row]:
             yield word[0], None
 
 
-def _fasta_rows(file: _File) -> Iterator[Row]:
+def _fasta_rows(file: TextFile) -> Iterator[Row]:
     """Yield the sequences of a FASTA file: the lines after each line that begins with ">", joined."""
     parts: list[str] = []
     for line in chain.from_iterable(_whole_lines(file)):
@@ -429,7 +344,7 @@ def _column_of_rows(
         yield text, None if label is None else _label(row.get(label), f"record {number} of {source}", label)
 
 
-def _csv_texts(file: _File, column: str | None, label: str | None) -> Iterator[Row]:
+def _csv_texts(file: TextFile, column: str | None, label: str | None) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # Python's default is 128 KiB, less than a long document
     try:
         rows = csv.reader(chain.from_iterable(_whole_lines(file)), strict=True)

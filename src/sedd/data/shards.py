@@ -19,7 +19,8 @@ import numpy as np
 from jaxtyping import UInt
 
 from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, is_prepared
-from sedd.data.readers import Chunk, Source, TextEncoding, TextOrIds, expand_sources, has_several_documents, read_chunks
+from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
+from sedd.data.text_file import TextEncoding
 from sedd.tokenizer import Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
 
