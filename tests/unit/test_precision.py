@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import factory, likelihood
+from sedd import factory, likelihood, training
 from sedd.config import RunConfig
 from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Absorbing
@@ -17,6 +17,8 @@ from sedd.evaluation.quality.judge import Judge, score_in_low_precision
 from sedd.likelihood import BoundEstimator, PrecisionCheck, check_precision, estimate_likelihood
 from sedd.nn.transformer import Modern
 from sedd.runtime.distributed import Ranks
+from sedd.training.datasets import open_datasets
+from sedd.training.trainer import Trainer
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -188,3 +190,45 @@ def test_a_judge_uses_low_precision_only_if_that_is_negligible(factor: float, is
     alone = RowJudge(1.0)
     scores, found = score_in_low_precision(alone, rows, 8, lambda done, total: None)
     assert (found, alone.calls) == (None, 200)
+
+
+def trainer(folder: Path, precision: str) -> Trainer:
+    (folder / "text.txt").write_text("one two buckle my shoe\n" * 60)
+    config = RunConfig.from_dict(
+        {
+            "data": {"sources": [str(folder / "text.txt")], "tokenizer": "chars"},
+            "model": {"width": 16, "depth": 2, "heads": 2, "seq_len": 12},
+            "train": {"batch_size": 8, "eval_sequences": 24, "precision": precision},
+        }
+    ).resolved()
+    shards = training.prepare_data(config)
+    made = Trainer(config, *open_datasets(config, lambda: shards, ALONE), ALONE)
+    with torch.no_grad():
+        made.ema.network.head.weight.normal_(0, 0.5, generator=torch.Generator().manual_seed(0))
+    return made
+
+
+def test_the_first_validation_states_what_bfloat16_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
+    exact = trainer(tmp_path, "float32").validation_bound()
+    assert "bound_bfloat16_difference" not in exact
+    mixed = trainer(tmp_path, "bfloat16")
+    first, later = mixed.validation_bound(), mixed.validation_bound()
+    difference = first.pop("bound_bfloat16_difference")
+    assert first == later
+    assert difference == pytest.approx(first["bound"] - exact["bound"], abs=1e-6)
+    assert 0 < abs(difference) < exact["bound_stderr"] / 10
+
+
+def test_validation_is_in_float32_where_bfloat16_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the standard error were a thousandth of what it is."""
+    monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
+    exact, mixed = trainer(tmp_path, "float32").validation_bound(), trainer(tmp_path, "bfloat16")
+    bound_of = mixed._bound_of
+    monkeypatch.setattr(
+        mixed, "_bound_of", lambda model: bound_of(model) | {"bound_stderr": 1e-3 * exact["bound_stderr"]}
+    )
+    first, later = mixed.validation_bound(), mixed.validation_bound()
+    assert abs(first.pop("bound_bfloat16_difference")) > 1e-4 * exact["bound_stderr"]
+    assert first == later
+    assert later["bound"] == pytest.approx(exact["bound"], abs=1e-6)

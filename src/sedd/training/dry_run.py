@@ -74,7 +74,10 @@ def _training_minutes(budget: BudgetConfig, seconds_per_step: float, tokens_per_
 
 def _evaluation_minutes(trainer: Trainer, steps: float) -> float:
     """Return the minutes of all validations of a run of ``steps``, one of them at its end, from the time of one."""
-    start = time.perf_counter()
-    trainer.validation_bound()
     every = trainer.config.train.eval_every
-    return (time.perf_counter() - start) / 60 * (1 + (int(steps / every) if every else 0))
+    seconds = []
+    for _ in range(1 if trainer.config.train.precision == "float32" else 2):  # else the first is in both precisions
+        start = time.perf_counter()
+        trainer.validation_bound()
+        seconds.append(time.perf_counter() - start)
+    return (seconds[0] + seconds[-1] * (int(steps / every) if every else 0)) / 60

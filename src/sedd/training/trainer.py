@@ -38,6 +38,18 @@ class _WholeNetwork(nn.Module):
         return output
 
 
+class _Float32Network(nn.Module):
+    """A network for inference without the autocast that `Trainer` gives it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        output: Tensor = type(self.network).forward(self.network, *args, **kwargs)
+        return output
+
+
 class Trainer:
     """The network, EMA, optimizers, data and counters of a run; `step.train_step` advances them by a step."""
 
@@ -74,6 +86,10 @@ class Trainer:
         self.ema_model = factory.build_model(
             config, _WholeNetwork(ema_network) if config.train.fsdp else ema_network, self.setup
         )
+        self.validation_model = self.ema_model
+        self._float32_model: DiscreteModel | None = None  # until it was compared with mixed precision
+        if config.train.precision != "float32" and not config.train.fsdp:
+            self._float32_model = factory.build_model(config, _Float32Network(ema_network), self.setup)
         self.state = TrainingState()
         self.pending_step: PendingStep | None = None
 
@@ -144,10 +160,26 @@ class Trainer:
     # Validation and samples --------------------------------------------------------------------------------
 
     def validation_bound(self) -> dict[str, float]:
-        """Return the bound of the EMA weights on validation data; see `validation.validation_bound`."""
+        """Return the bound of the EMA weights on validation data; see `validation.validation_bound`.
+
+        With mixed precision the first bound is computed in float32 too, and ``bound_bfloat16_difference`` is how much
+        they differ. If that is a tenth of the standard error or more, this bound and all later ones are in float32.
+        """
+        bound = self._bound_of(self.validation_model)
+        if self._float32_model is None:
+            return bound
+        in_float32 = self._bound_of(self._float32_model)
+        difference = bound["bound"] - in_float32["bound"]
+        if abs(difference) >= in_float32["bound_stderr"] / 10:
+            bound, self.validation_model = in_float32, self._float32_model
+        self._float32_model = None
+        return bound | {"bound_bfloat16_difference": difference}
+
+    def _bound_of(self, model: DiscreteModel) -> dict[str, float]:
+        """Return the bound of a model on validation data."""
         options = self.config.train
         return validation.validation_bound(
-            partial(self.bind, self.ema_model),
+            partial(self.bind, model),
             self.setup,
             self.validation_blocks,
             self.ranks,
