@@ -12,6 +12,7 @@ Variants of the network that lost exist only here.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -42,9 +43,13 @@ from sedd.ops import block_ops
 from sedd.ops.block_ops import ResidualBranch, Rotation
 from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.runtime import distributed
-from sedd.training import loop, validation
+from sedd.training import loop, optimizer, validation
+from sedd.training import trainer as trainer_module
+from sedd.training.batches import Batch, TrainingDataLoader
 from sedd.training.trainer import Trainer
 
+FEATURES = ("network", "training")
+"""Entries of a variant that are no configuration: code of this file."""
 BASE: dict[str, Any] = {
     "objective": "lambda-dce",
     "data.tokenizer": "chars",
@@ -113,6 +118,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "value embeddings": {"network": {"value_embeddings": True}},
     "conv input": {"network": {"conv": "input"}},
     "conv": {"network": {"conv": "all"}},
+    "soft-cap 15": {"network": {"soft_cap": 15.0}, "training": {"soft_cap": 15.0}},
+    "not fused": {"network": {}, "training": {"soft_cap": 0.0}},
+    "weights t^-1/2": {"training": {"weight_power": 0.5}},
+    "weights 1": {"training": {"weight_power": 0.0}},
+    "complementary masks": {"training": {"complementary": True}},
+    "adamw lr x 4": {"training": {"adamw_lr": 4.0}},
+    "adamw lr x 1/4": {"training": {"adamw_lr": 0.25}},
+    "adamw lr x 16": {"training": {"adamw_lr": 16.0}},
     "uniform": UNIFORM,
     "uniform, geometric": {**UNIFORM, "noise.schedule": "geometric"},
     "uniform, low-noise": {**UNIFORM, "train.time_sampling": "low-noise"},
@@ -203,6 +216,11 @@ class Variant(Transformer):
         super().__init__(**options)
         self.input_conv = ShiftedSum(options["width"]) if self.features.get("conv") == "input" else None
 
+    def forward(self, *args: Any, **options: Any) -> Tensor:
+        """Return the network's output, its logits capped by cap·tanh(·/cap) if there is a cap."""
+        output, cap = super().forward(*args, **options), self.features.get("soft_cap")
+        return output if cap is None else cap * torch.tanh(output / cap)
+
     def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
         return PositionEmbedding(shape.width)
 
@@ -259,6 +277,55 @@ def network_features(features: dict[str, Any] | None) -> Iterator[None]:
         factory.build_transformer = before
 
 
+# Variants of training --------------------------------------------------------------------------------------
+
+
+class VariantDataLoader(TrainingDataLoader):
+    """Batches with other weights or masks than the bound has."""
+
+    features: ClassVar[dict[str, Any]] = {}
+
+    def __getitem__(self, step: int) -> Batch:
+        """Build the batch of a step."""
+        batch = self._complementary(step) if self.features.get("complementary") else super().__getitem__(step)
+        if (power := self.features.get("weight_power")) is None:
+            return batch
+        # λ-DCE weights by 1/t; times t^(1 − power) that is t^−power. A denoiser's minimum is the same with any weight.
+        return batch._replace(weight=batch.weight * batch.t ** (1 - power) * (2 - power))
+
+    def _complementary(self, step: int) -> Batch:
+        """Return half as many sequences, each twice: what is masked in one copy is visible in the other."""
+        half = TrainingDataLoader(**{**vars(self), "batch_size": self.batch_size // 2})[step]
+        other = torch.where(half.x_t == self.process.vocab_size, half.x_0, self.process.vocab_size)
+        columns = (half.x_0, other, 1 - half.t, half.weight, half.valid, half.label)
+        joined = (torch.cat(pair) for pair in zip(half[:-2], columns, strict=True))
+        counts = torch.cat([half.noisy_count, half.x_0.shape[1] - half.noisy_count])
+        return Batch._make((*joined, counts, 2 * half.tokens))
+
+
+def _set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float, factor: float) -> None:
+    for each in optimizers:
+        for group in each.param_groups:
+            group["lr"] = lr * (factor if isinstance(each, torch.optim.AdamW) else 1)
+
+
+@contextmanager
+def training_features(features: dict[str, Any]) -> Iterator[None]:
+    """Train with these features, if there are any."""
+    before = optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.has_fused_loss
+    if factor := features.get("adamw_lr"):
+        optimizer.set_learning_rate = functools.partial(_set_learning_rate, factor=factor)
+    if features.keys() & {"complementary", "weight_power"}:
+        VariantDataLoader.features = features
+        trainer_module.TrainingDataLoader = VariantDataLoader  # type: ignore[misc]
+    if "soft_cap" in features:
+        trainer_module.has_fused_loss = lambda objective, model: False
+    try:
+        yield
+    finally:
+        optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.has_fused_loss = before
+
+
 # Runs ------------------------------------------------------------------------------------------------------
 
 
@@ -266,14 +333,14 @@ def merged(
     variant: dict[str, Any], options: dict[str, Any], file: str, seed: int, seconds: float, steps: int | None
 ) -> RunConfig:
     """Return the configuration of a run."""
-    values = {**BASE, **options, **{k: v for k, v in variant.items() if k != "network"}}
+    values = {**BASE, **options, **{k: v for k, v in variant.items() if k not in FEATURES}}
     sets = [f"{name}={value}" for name, value in values.items()]
     config = training.merge_config({"sources": [file], "seed": seed}, recipe="tiny", sets=sets)
     config.budget.steps, config.budget.minutes = steps, None if steps else seconds / 60
     return config
 
 
-def train(config: RunConfig, features: dict[str, Any] | None, sequences: int) -> dict[str, Any]:
+def train(config: RunConfig, variant: dict[str, Any], sequences: int) -> dict[str, Any]:
     """Train once; return bounds in bits per character and counts."""
     config.train.eval_sequences = 1
     rates: list[float] = []
@@ -282,7 +349,12 @@ def train(config: RunConfig, features: dict[str, Any] | None, sequences: int) ->
         if "tokens_per_second" in record:
             rates.append(record["tokens_per_second"])
 
-    with distributed.process_group() as ranks, network_features(features), tempfile.TemporaryDirectory() as folder:
+    with (
+        distributed.process_group() as ranks,
+        network_features(variant.get("network")),
+        training_features(variant.get("training", {})),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         prepared = training.prepare_data(config)
         trainer = Trainer(config, *training.datasets.open_datasets(config, lambda: prepared, ranks), ranks)
         started = time.perf_counter()
@@ -365,14 +437,14 @@ def main() -> None:
             print("no time for", seed, name, file=sys.stderr)
             continue
         parts = [VARIANTS[part] for part in name.split(" + ")]
-        variant: dict[str, Any] = {k: v for part in parts for k, v in part.items() if k != "network"}
-        features = {k: v for part in parts for k, v in part.get("network", {}).items()}
-        if any("network" in part for part in parts):
-            variant["network"] = features
+        variant: dict[str, Any] = {k: v for part in parts for k, v in part.items() if k not in FEATURES}
+        for kind in FEATURES:
+            if any(kind in part for part in parts):
+                variant[kind] = {k: v for part in parts for k, v in part.get(kind, {}).items()}
         config = merged(variant, options, args.file[0], seed, args.seconds, args.steps)
         free_memory(config_device())
         try:
-            result = train(config, variant.get("network"), args.sequences)
+            result = train(config, variant, args.sequences)
         except (ValueError, RuntimeError) as error:
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             continue
