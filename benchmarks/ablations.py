@@ -382,6 +382,7 @@ def train(config: RunConfig, variant: dict[str, Any], sequences: int) -> dict[st
         "seconds": state.seconds,
         "wall": wall,
         "tokens_per_second": statistics.median(rates) if rates else None,
+        "rates": [round(rate) for rate in rates[:: max(1, len(rates) // 12)]],
         "parameters": sum(p.numel() for p in trainer.network.parameters()),
     }
 

@@ -85,11 +85,14 @@ class TokenBlocks:
         """
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{len(self) - 1}")
+        if self.index.packing == "packed":
+            rows = self._read_windows((self._first + indices) * self.length)
+            return rows, np.ones(rows.shape, bool)
         fill = self.tokenizer.pad if self.index.pad == "model" else 0
         rows = np.full((len(indices), self.length), fill, np.int64)
         valid = np.ones(rows.shape, bool)
         for row, mask, number in zip(rows, valid, indices.tolist(), strict=True):
-            start, stop = self._span(self._first + number)
+            start, stop = (int(a) for a in self._starts[self._first + number :][:2])
             self._copy(start, row[: stop - start])
             if self.index.pad == "ignore":
                 mask[stop - start :] = False
@@ -136,11 +139,18 @@ class TokenBlocks:
         held_out = min(max(1, round(total * val_fraction)), total - 1)
         return (0, total - held_out) if split == "train" else (total - held_out, held_out)
 
-    def _span(self, number: int) -> tuple[int, int]:
-        """Return the first token of a block in the token stream, and the token after its last."""
-        if self.index.packing == "packed":
-            return number * self.length, (number + 1) * self.length
-        return int(self._starts[number]), int(self._starts[number + 1])
+    def _read_windows(self, starts: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n length"]:
+        """Read windows of the token stream, those inside one shard without a loop."""
+        rows = np.empty((len(starts), self.length), np.int64)
+        shard = np.searchsorted(self._ends, starts, side="right")
+        inside = starts + self.length <= self._ends[np.minimum(shard, len(self._ends) - 1)]
+        for number in np.unique(shard[inside]).tolist():
+            chosen, tokens = inside & (shard == number), self._shards[number]
+            offsets = starts[chosen] - (int(self._ends[number]) - len(tokens))
+            rows[chosen] = tokens[offsets[:, None] + np.arange(self.length)]
+        for i in np.flatnonzero(~inside).tolist():
+            self._copy(int(starts[i]), rows[i])
+        return rows
 
     def _copy(self, start: int, row: Int[np.ndarray, " n"]) -> None:
         """Fill ``row`` from the token stream, across shards."""
