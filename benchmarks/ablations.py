@@ -84,6 +84,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adamw 3e-3": {"optim.name": "adamw", "optim.lr": 3e-3},
     "lr 5e-4": {"optim.lr": 5e-4},
     "lr 1e-3": {"optim.lr": 1e-3},
+    "lr 2e-3": {"optim.lr": 2e-3},
     "lr 4e-3": {"optim.lr": 4e-3},
     "lr 8e-3": {"optim.lr": 8e-3},
     "batch 64": {"train.batch_size": 64},
@@ -122,6 +123,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "not fused": {"network": {}, "training": {"soft_cap": 0.0}},
     "weights t^-1/2": {"training": {"weight_power": 0.5}},
     "weights 1": {"training": {"weight_power": 0.0}},
+    "weights 1 to t^-1": {"training": {"weight_power": 0.0, "annealed_steps": 1300}},
     "complementary masks": {"training": {"complementary": True}},
     "adamw lr x 4": {"training": {"adamw_lr": 4.0}},
     "adamw lr x 1/4": {"training": {"adamw_lr": 0.25}},
@@ -290,6 +292,8 @@ class VariantDataLoader(TrainingDataLoader):
         batch = self._complementary(step) if self.features.get("complementary") else super().__getitem__(step)
         if (power := self.features.get("weight_power")) is None:
             return batch
+        if steps := self.features.get("annealed_steps"):
+            power += (1 - power) * min(1.0, step / steps)
         # λ-DCE weights by 1/t; times t^(1 − power) that is t^−power. A denoiser's minimum is the same with any weight.
         return batch._replace(weight=batch.weight * batch.t ** (1 - power) * (2 - power))
 

@@ -88,11 +88,20 @@ class TrainingDataLoader:
     def iterate(self, first_step: int) -> Iterator[Batch]:
         """Yield batches from ``first_step`` on without end; a thread builds the next one while this one is used."""
         with ThreadPoolExecutor(1) as pool:
+            if self.ranks.device.type == "cuda":
+                _use_one_core(pool)
             prefetched = pool.submit(self.__getitem__, first_step)
             while True:
                 batch, first_step = prefetched.result(), first_step + 1
                 prefetched = pool.submit(self.__getitem__, first_step)
                 yield batch
+
+
+def _use_one_core(pool: ThreadPoolExecutor) -> None:
+    """Let the thread of a pool use one core: threads that wait for its next operation would take the main thread's."""
+    threads = torch.get_num_threads()
+    pool.submit(torch.set_num_threads, 1).result()
+    torch.set_num_threads(threads)  # threads that start later take the last number that was set
 
 
 def _to_device(a: Tensor, device: torch.device) -> Tensor:

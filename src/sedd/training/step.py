@@ -60,7 +60,7 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
         on_nonfinite: Called if the loss or gradient of the previous step, on a CPU of this one, was not finite.
     """
     config, state, ranks = trainer.config, trainer.state, trainer.ranks
-    torch.manual_seed(seeded_generator(config.seed, state.step, DROPOUT_STREAM, ranks.rank).initial_seed())
+    _seed_dropout(ranks.device, seeded_generator(config.seed, state.step, DROPOUT_STREAM, ranks.rank).initial_seed())
     trainer.network.train()
 
     by_time = torch.zeros(2, TIME_BINS, device=ranks.device)
@@ -89,6 +89,14 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
 
     state.step, state.tokens = state.step + 1, state.tokens + int(batch.tokens)
     return StepMetrics(loss, grad_norm, by_time)
+
+
+def _seed_dropout(device: torch.device, seed: int) -> None:
+    """Seed the generator of one device; `torch.manual_seed` stores a traceback for every kind that the machine lacks."""
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def finish_step(trainer: Trainer, on_nonfinite: OnNonFinite) -> None:
