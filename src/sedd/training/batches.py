@@ -99,9 +99,14 @@ class TrainingDataLoader:
 
 def _use_one_core(pool: ThreadPoolExecutor) -> None:
     """Let the thread of a pool use one core: threads that wait for its next operation would take the main thread's."""
+
+    def use_one() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread takes the number at its first operation, and keeps it
+
     threads = torch.get_num_threads()
-    pool.submit(torch.set_num_threads, 1).result()
-    torch.set_num_threads(threads)  # threads that start later take the last number that was set
+    pool.submit(use_one).result()
+    torch.set_num_threads(threads)
 
 
 def _to_device(a: Tensor, device: torch.device) -> Tensor:

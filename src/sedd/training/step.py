@@ -92,7 +92,7 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
 
 
 def _seed_dropout(device: torch.device, seed: int) -> None:
-    """Seed the generator of one device; `torch.manual_seed` stores a traceback for every kind that the machine lacks."""
+    """Seed the generator of one device; `torch.manual_seed` stores a traceback for each kind the machine lacks."""
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
     else:
