@@ -7,8 +7,8 @@ python benchmarks/text8p.py TEXT8 --out FOLDER --seconds 5 --draws 2 --set model
 python benchmarks/text8p.py --table FOLDER/results.json
 
 TEXT8 is the first 74M characters of text8, or all of it. text8p: the first 64M are for training, the next 5M for
-validation, the next 5M for the test, in windows of 256 that do not overlap. Every run is `sedd train --recipe text8`
-with so many seconds of training by the wall clock, and then `sedd eval --protocol text8p`: the strict bound.
+validation, the next 5M for the test, in windows of 256 that do not overlap. Every run is `sedd train` with a
+recipe and so many seconds of training by the wall clock, and then `sedd eval --protocol text8p`: the strict bound.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from sedd.data import compression
 
 TRAIN_CHARACTERS, VALIDATION_CHARACTERS = 64_000_000, 5_000_000
 RUNS: dict[str, tuple[list[str], float, float | None, float]] = {
-    "absorbing": ([], 230, 2.2005, 1.75),
-    "uniform": (["--process", "uniform"], 230, 2.3856, 1.95),
-    "long": ([], 1200, None, 1.55),
+    "absorbing": (["--recipe", "text8"], 230, 2.2005, 1.75),
+    "uniform": (["--recipe", "text8-uniform"], 230, 2.3856, 1.95),
+    "long": (["--recipe", "text8"], 1200, None, 1.55),
 }
 """Options of ``sedd train``, seconds of training, bits per character of the reference after as long, and the goal."""
 SPEED: dict[str, list[str]] = {
@@ -61,8 +61,8 @@ def measure_run(name: str, args: argparse.Namespace, data: Path) -> dict[str, An
     options, seconds, reference, goal = RUNS[name]
     seconds, folder = args.seconds or seconds, args.out / name
     share = VALIDATION_CHARACTERS / (TRAIN_CHARACTERS + VALIDATION_CHARACTERS)
-    sets = [f"data.val_fraction={share}", *args.set]
-    words: list[object] = ["train", data, "--recipe", "text8", *options, "--minutes", seconds / 60, "--out", folder]
+    sets = [f"data.val_fraction={share}", f"train.precision={args.precision}", *args.set]
+    words: list[object] = ["train", data, *options, "--minutes", seconds / 60, "--out", folder]
     words += [word for assignment in sets for word in ("--set", assignment)]
     words += ["--resume"] if (folder / "checkpoints").is_dir() else []
     code, output, wall = run_command(*words, "--json", stop_after=args.stop_after)
@@ -168,7 +168,7 @@ def main() -> None:
     )
     parser.add_argument("--draws", type=int, default=8, help="draws per sequence of the evaluation")
     parser.add_argument("--objective", default="lambda-dce", help="objective of the rows of speed")
-    parser.add_argument("--precision", default="bfloat16", help="precision of the rows of speed")
+    parser.add_argument("--precision", default="bfloat16", help="precision of training: float8 on an H100 or newer")
     parser.add_argument("--speed-steps", type=int, default=150, help="steps of the rows of speed")
     parser.add_argument("--set", action="append", default=[], help="configuration of all runs but the rows of speed")
     args = parser.parse_args()

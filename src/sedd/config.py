@@ -114,6 +114,8 @@ class ModelConfig:
     """Dropout probability of the residual branches."""
     ngrams: int = 0
     """Length of the longest n-grams before and after a token whose embeddings are added to its own; 0: none."""
+    embedding_norm: bool = False
+    """RMSNorm after the embeddings; without time conditioning, residual branches are then initialised to 0."""
     seq_len: int = 256
     """Tokens per training sequence."""
     parameterization: str | None = None
@@ -131,6 +133,11 @@ class ModelConfig:
             raise ValueError(
                 f"model.ngrams is {self.ngrams}, and the published network has no such embeddings; "
                 "set model.architecture=modern, or leave it out"
+            )
+        if self.embedding_norm and self.architecture == "reference":
+            raise ValueError(
+                "model.embedding_norm is true, and the published network has no such norm; set "
+                "model.architecture=modern, or leave it out"
             )
         if self.parameterization is not None:
             _check_choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
@@ -208,6 +215,8 @@ class TrainConfig:
     """Equal parts into which each process splits its sequences to save memory."""
     time_sampling: str = "uniform"
     """Distribution of training times: uniform; with importance weights, low-noise (t = u²) or bell (around 1/2)."""
+    loss_weighting: float = 0.0
+    """Exponent p of a factor (1 + p)(1 − e^−σ)^p on the loss of a sequence, for gradients with less noise; 0: none."""
     precision: str = "float32"
     """Precision of matrix products: float32, bfloat16 (mixed precision), or float8 in the blocks where it pays."""
     compile: bool = False
@@ -244,7 +253,7 @@ class TrainConfig:
         _check_choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
         for name in ("batch_size", "grad_accumulation", "log_every", "keep_checkpoints", "eval_sequences"):
             _check_at_least(f"train.{name}", getattr(self, name), 1)
-        for name in ("eval_every", "save_every", "sample_every", "max_skips"):
+        for name in ("eval_every", "save_every", "sample_every", "max_skips", "loss_weighting"):
             _check_at_least(f"train.{name}", getattr(self, name), 0)
 
 
@@ -302,6 +311,8 @@ class RunConfig:
     def check_trainable(self) -> "RunConfig":
         """Refuse an objective that is unknown or that no run can have, and return this."""
         registry.OBJECTIVES.check(self.objective, "objective")
+        if self.train.loss_weighting and self.objective == "autoregressive":
+            raise ValueError("train.loss_weighting weights noise levels, and objective autoregressive has none")
         if reason := NOT_FOR_TRAINING.get(self.objective):
             raise ValueError(
                 f"objective {self.objective} is for spaces small enough to enumerate, from Python: {reason}. Choose "

@@ -230,6 +230,7 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
         time_conditioning=config.time_conditioning != "none",
         causal=causal,
         ngrams=m.ngrams,
+        embedding_norm=m.embedding_norm,
         labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
     )

@@ -2,6 +2,14 @@
 
 from typing import Any
 
+_MUON = {
+    "name": "muon",
+    "lr": 4e-3,
+    "warmup_steps": 50,
+    "lr_schedule": "linear",
+    "final_lr_fraction": 0.0,
+    "ema_decay": 0.99,
+}
 RECIPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "model": {"width": 128, "depth": 4, "heads": 4, "seq_len": 128},
@@ -11,10 +19,19 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "text8": {
         "data": {"tokenizer": "chars"},
-        "model": {"width": 768, "depth": 12, "heads": 12, "seq_len": 256},
-        "optim": {"lr": 6e-4, "warmup_steps": 500, "ema_decay": 0.9999},
-        "train": {"batch_size": 512, "precision": "bfloat16", "save_every": 2000},
-        "budget": {"steps": 100_000},
+        "model": {"width": 512, "depth": 8, "heads": 4, "seq_len": 256, "ngrams": 3, "embedding_norm": True},
+        "optim": _MUON,
+        "train": {"batch_size": 256, "precision": "bfloat16", "loss_weighting": 0.5, "save_every": 2000},
+        "objective": "lambda-dce",
+        "budget": {"steps": 30_000},
+    },
+    "text8-uniform": {
+        "data": {"tokenizer": "chars"},
+        "noise": {"process": "uniform"},
+        "model": {"width": 512, "depth": 8, "heads": 4, "seq_len": 256},
+        "optim": _MUON,
+        "train": {"batch_size": 256, "precision": "bfloat16", "time_sampling": "low-noise", "save_every": 2000},
+        "budget": {"steps": 30_000},
     },
     "dna": {
         "data": {"tokenizer": "chars", "packing": "lines"},

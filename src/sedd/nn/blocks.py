@@ -167,10 +167,10 @@ class ModernBlock(Block):
         super().__init__(shape)
         width, cond_dim = shape.width, shape.cond_dim
         self.qkv = Linear(width, 3 * width, bias=False)
-        self.out = Linear(width, width, bias=False)
+        self.out = Linear(width, width, bias=False, zero=shape.zero_branches)
         self.q_norm, self.k_norm = QKScale(shape.head_dim), QKScale(shape.head_dim)
         self.up = Linear(width, 4 * width, bias=False)
-        self.down = Linear(4 * width, width, bias=False)
+        self.down = Linear(4 * width, width, bias=False, zero=shape.zero_branches)
         self.modulation = None if cond_dim is None else Float32Linear(cond_dim, 6 * width, bias=False, zero=True)
 
     def block_weights(self) -> BlockWeights:

@@ -28,6 +28,8 @@ class TransformerShape:
     cond_dim: int | None
     """Width of the noise-level embedding; None for a network without noise conditioning."""
     dropout: float
+    zero_branches: bool = False
+    """Whether the last matrix of every residual branch is initialised to 0."""
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.width < 1 or self.width % self.heads:

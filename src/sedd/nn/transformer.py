@@ -12,6 +12,7 @@ from typing import final
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion import validate
 from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
@@ -42,6 +43,8 @@ class Transformer(nn.Module, ABC):
         time_conditioning: Whether the network depends on σ.
         causal: Whether the output at i depends on x up to i alone.
         ngrams: Length of the longest n-grams whose embeddings are added; see `embeddings.NgramEmbedding`. 0: none.
+        embedding_norm: RMSNorm after the embeddings. Without time conditioning, whose gates start at 0, the last matrix
+            of every residual branch is then initialised to 0.
         labels: Number of labels. The embedding of a sequence's label, or of no label, is added to that of its tokens.
         generator: Source of the initial weights; torch's global one if None.
     """
@@ -62,6 +65,7 @@ class Transformer(nn.Module, ABC):
         time_conditioning: bool = True,
         causal: bool = False,
         ngrams: int = 0,
+        embedding_norm: bool = False,
         labels: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -72,9 +76,13 @@ class Transformer(nn.Module, ABC):
         if depth < 1:
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
         shape = TransformerShape(
-            width=width, heads=heads, cond_dim=cond_dim if time_conditioning else None, dropout=dropout
+            width=width,
+            heads=heads,
+            cond_dim=cond_dim if time_conditioning else None,
+            dropout=dropout,
+            zero_branches=embedding_norm and not time_conditioning,
         )
-        self.states, self.causal, self.labels = states, causal, labels
+        self.states, self.causal, self.labels, self.embedding_norm = states, causal, labels, embedding_norm
         self.activation_checkpointing, self.compiled = activation_checkpointing.none, False
         self.graphed_blocks: GraphedFunction | None = None
         # the names of these modules are those of the weights in checkpoints
@@ -186,6 +194,7 @@ class Transformer(nn.Module, ABC):
         context = attention_context(rotation, valid, self.causal)
         c = self._noise_embedding(sigma)
         h = h if self.position_embedding is None else h + self.position_embedding(h.shape[1])
+        h = F.rms_norm(h, h.shape[-1:]) if self.embedding_norm else h
         h = h.to(compute_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
         use_graphs = self.graphed_blocks is not None and self.training and torch.is_grad_enabled() and h.is_cuda
         first_blocks = self._graphed_first_blocks if use_graphs else self._first_blocks

@@ -126,17 +126,25 @@ class Trainer:
     # Loss --------------------------------------------------------------------------------------------------
 
     def batch_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the summed loss of a batch and, without gradient, that of each sequence.
+        """Return the summed loss of a batch and, without gradient and ``train.loss_weighting``, that of each sequence.
 
         The loss is fused with the head where `loss.has_fused_loss` is true.
         """
         objective, model = self.setup.objective, self.bind(self.model, batch.valid, batch.label)
+        factor = self._loss_weighting(batch.t)
+        batch = batch._replace(weight=batch.weight * factor)
         if not has_fused_loss(objective, model):
             losses = self.position_losses(self.model, batch).sum(-1)
-            return losses.sum(), losses.detach()
+            return losses.sum(), losses.detach() / factor
         count = int(batch.noisy_count.sum())
         loss = FusedLoss(objective, model)(batch.x_t, batch.x_0, batch.t, batch.weight, model.valid, count)
-        return loss.total, loss.positions.sum(-1)
+        return loss.total, loss.positions.sum(-1) / factor
+
+    def _loss_weighting(self, t: Tensor) -> Tensor:
+        """Return (1 + p)(1 − e^−σ)^p, whose mean is 1 where 1 − e^−σ is uniform."""
+        if not (p := self.config.train.loss_weighting):
+            return torch.ones_like(t)
+        return (1 + p) * self.setup.objective.corruption_probability(t).clamp_min(1e-9) ** p
 
     def position_losses(self, model: DiscreteModel, batch: Batch) -> Tensor:
         """Return the weighted loss at each position, (b, L), 0 at padding."""

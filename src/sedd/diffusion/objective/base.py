@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd.diffusion import validate
 from sedd.diffusion.process import Absorbing, Process
-from sedd.diffusion.schedule import Schedule, Times, TimeSampler, UniformTimes
+from sedd.diffusion.schedule import Schedule, Times, TimeSampler, UniformTimes, corruption_probability
 
 M = TypeVar("M")
 
@@ -61,6 +61,10 @@ class Objective(ABC, Generic[M]):
     ) -> Float[Tensor, "*b L"]:
         """Return the unweighted loss of the model at every position."""
 
+    def corruption_probability(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the probability that noise has replaced a token at time t."""
+        raise ValueError(f"{type(self).__name__} does not give the probability that train.loss_weighting needs")
+
     @abstractmethod
     def _vocab_size(self) -> int:
         """Return the number of tokens."""
@@ -91,6 +95,10 @@ class Noised(Objective[M], ABC):
     ) -> Int[Tensor, "*b L"]:
         """Draw x_t given x_0."""
         return self.process.corrupt(x_0, self.schedule.sigma(t), generator)
+
+    def corruption_probability(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """1 − e^−σ(t)."""
+        return corruption_probability(self.schedule.sigma(t))
 
     def _vocab_size(self) -> int:
         return self.process.vocab_size
@@ -128,6 +136,10 @@ class Masked(Objective[M], ABC):
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """Map uniforms to masked fractions."""
         return self.time_sampler(u)
+
+    def corruption_probability(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the masked fraction, which stands for the time."""
+        return t
 
     def _vocab_size(self) -> int:
         return self.process.vocab_size
