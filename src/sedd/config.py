@@ -312,7 +312,10 @@ class RunConfig:
         """Refuse an objective that is unknown or that no run can have, and return this."""
         registry.OBJECTIVES.check(self.objective, "objective")
         if self.train.loss_weighting and self.objective == "autoregressive":
-            raise ValueError("train.loss_weighting weights noise levels, and objective autoregressive has none")
+            raise ValueError(
+                f"train.loss_weighting is {self.train.loss_weighting}; it weights noise levels, of which objective "
+                "autoregressive has none: set it to 0"
+            )
         if reason := NOT_FOR_TRAINING.get(self.objective):
             raise ValueError(
                 f"objective {self.objective} is for spaces small enough to enumerate, from Python: {reason}. Choose "

@@ -23,7 +23,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "optim": _MUON,
         "train": {"batch_size": 256, "precision": "bfloat16", "loss_weighting": 0.5, "save_every": 2000},
         "objective": "lambda-dce",
-        "budget": {"steps": 30_000},
+        "budget": {"steps": 40_000},
     },
     "text8-uniform": {
         "data": {"tokenizer": "chars"},
@@ -31,7 +31,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "model": {"width": 512, "depth": 8, "heads": 4, "seq_len": 256},
         "optim": _MUON,
         "train": {"batch_size": 256, "precision": "bfloat16", "time_sampling": "low-noise", "save_every": 2000},
-        "budget": {"steps": 30_000},
+        "budget": {"steps": 40_000},
     },
     "dna": {
         "data": {"tokenizer": "chars", "packing": "lines"},

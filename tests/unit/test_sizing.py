@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sedd import data, recipes
-from sedd.config import RunConfig
+from sedd.config import BudgetConfig, RunConfig
 from sedd.tokenizer import Bytes
 from sedd.training import merge_config, sizing
 
@@ -136,7 +136,15 @@ def test_nothing_is_chosen_for_what_is_configured(tmp_path: Path, monkeypatch: p
         *({"recipe": recipe} for recipe in recipes.RECIPES),
     ):
         config = merge_config({"sources": [source]}, **options, on_sizing=lines.append)
-        assert config.optim.name == RunConfig().optim.name
+        assert config.optim.name == recipes.RECIPES.get(options.get("recipe"), {}).get("optim", {}).get("name", "adamw")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert merge_config({"sources": [source]}, on_sizing=lines.append).model == RunConfig().resolved().model
     assert lines == []
+
+
+def test_a_budget_replaces_that_of_the_recipe() -> None:
+    assert merge_config({}, recipe="tiny").budget == BudgetConfig(steps=1000)
+    assert merge_config({"minutes": 60}, recipe="tiny").budget == BudgetConfig(minutes=60.0)
+    assert merge_config({"steps": 7}, recipe="tiny", sets=["budget.tokens=90"]).budget == BudgetConfig(7, 90)
+    stored = {"budget": {"steps": 70}}
+    assert merge_config({"minutes": 2}, stored=stored).budget == BudgetConfig(steps=70, minutes=2.0)

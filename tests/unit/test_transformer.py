@@ -21,7 +21,7 @@ from sedd.nn.embeddings import NgramEmbedding, RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.block_ops import TORCH, apply_rotary
 
-ARCHITECTURES = [Reference, Modern, pytest.param(partial(Modern, ngrams=3), id="ngrams")]
+ARCHITECTURES = [Reference, Modern, pytest.param(partial(Modern, ngrams=3, embedding_norm=True), id="ngrams")]
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
@@ -554,3 +554,26 @@ def test_many_ngrams_are_hashed() -> None:
 def test_ngrams_of_the_published_network_are_refused(refuses: Callable[..., None]) -> None:
     refuses(lambda: ModelConfig(architecture="reference", ngrams=2), "model.ngrams is 2", "model.architecture=modern")
     refuses(lambda: ModelConfig(ngrams=5), "model.ngrams is 5", "0..4")
+
+
+def test_the_embedding_norm_removes_the_scale_of_the_embeddings() -> None:
+    """And blocks without time conditioning start as the identity: no weight of theirs but the last changes that."""
+    for time_conditioning in (False, True):
+        network = Modern(
+            states=7, width=24, depth=2, heads=3, time_conditioning=time_conditioning, embedding_norm=True, ngrams=1
+        ).double()
+        x, sigma = ids(2, 5), torch.tensor([0.3, 2.0])
+        hidden = network.hidden(x, sigma)
+        embedding = network.vocab_embed()[x] + network.position_embedding(5)
+        torch.testing.assert_close(hidden, F.rms_norm(embedding, (24,)), rtol=1e-5, atol=0)
+        with torch.no_grad():
+            for parameter in (*network.vocab_embed.parameters(), *network.position_embedding.parameters()):
+                parameter.mul_(3)
+        torch.testing.assert_close(network.hidden(x, sigma), hidden, rtol=1e-5, atol=0)
+        without = Modern(states=7, width=24, depth=2, heads=3, time_conditioning=time_conditioning).double()
+        assert bool(without.blocks[0].out.weight.any())
+        assert bool(network.blocks[0].out.weight.any()) == time_conditioning  # else gates and matrices were both at 0
+
+
+def test_an_embedding_norm_of_the_published_network_is_refused(refuses: Callable[..., None]) -> None:
+    refuses(lambda: ModelConfig(architecture="reference", embedding_norm=True), "embedding_norm", "architecture=modern")

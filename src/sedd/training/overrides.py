@@ -48,6 +48,8 @@ def merge_config(
 ) -> RunConfig:
     """Merge defaults, a stored configuration, a recipe, a file, flags and ``sets``; later ones win.
 
+    A budget that is given replaces that of the recipe.
+
     With neither a stored configuration nor a recipe nor a file, what decides size and speed is chosen for the machine,
     the data and the budget (`sizing.choose_sizing`), unless width, depth and length of the network are all given.
 
@@ -63,14 +65,15 @@ def merge_config(
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
     assignments = [f"{PATHS.get(name, name)}={json.dumps(value)}" for name, value in flags.items() if value is not None]
     try:
-        layers: list[Any] = [
-            OmegaConf.create(dict(stored or {})),
-            OmegaConf.create(RECIPES[recipe] if recipe else {}),
+        user: Any = OmegaConf.merge(
             OmegaConf.load(file) if file else {},
             OmegaConf.from_dotlist(assignments),
             OmegaConf.from_dotlist(list(sets)),
-        ]
-        given: Any = OmegaConf.merge(*layers)
+        )
+        from_recipe = dict(RECIPES[recipe]) if recipe else {}
+        if user.get("budget"):  # --minutes 60 is not cut short by the recipe's number of steps
+            from_recipe.pop("budget", None)
+        given: Any = OmegaConf.merge(OmegaConf.create(dict(stored or {})), OmegaConf.create(from_recipe), user)
     except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
         raise _misfit(error) from None
     config = _build(given).check_trainable()

@@ -92,11 +92,11 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
 
 
 def _seed_dropout(device: torch.device, seed: int) -> None:
-    """Seed the generator of one device; `torch.manual_seed` stores a traceback for each kind the machine lacks."""
+    """Seed the generator of one device; `torch.manual_seed` makes a traceback for each kind that is not there."""
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
     else:
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
 
 
 def finish_step(trainer: Trainer, on_nonfinite: OnNonFinite) -> None:
