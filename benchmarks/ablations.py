@@ -121,9 +121,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "conv": {"network": {"conv": "all"}},
     "soft-cap 15": {"network": {"soft_cap": 15.0}, "training": {"soft_cap": 15.0}},
     "not fused": {"network": {}, "training": {"soft_cap": 0.0}},
-    "weights t^-1/2": {"training": {"weight_power": 0.5}},
-    "weights 1": {"training": {"weight_power": 0.0}},
-    "weights 1 to t^-1": {"training": {"weight_power": 0.0, "annealed_steps": 1300}},
+    "weights t^-1/2": {"train.loss_weighting": 0.5},
+    "weights 1": {"train.loss_weighting": 1.0},
     "complementary masks": {"training": {"complementary": True}},
     "adamw lr x 4": {"training": {"adamw_lr": 4.0}},
     "adamw lr x 1/4": {"training": {"adamw_lr": 0.25}},
@@ -282,23 +281,11 @@ def network_features(features: dict[str, Any] | None) -> Iterator[None]:
 # Variants of training --------------------------------------------------------------------------------------
 
 
-class VariantDataLoader(TrainingDataLoader):
-    """Batches with other weights or masks than the bound has."""
-
-    features: ClassVar[dict[str, Any]] = {}
+class ComplementaryMasks(TrainingDataLoader):
+    """Half as many sequences, each twice: what is masked in one copy is visible in the other."""
 
     def __getitem__(self, step: int) -> Batch:
-        """Build the batch of a step."""
-        batch = self._complementary(step) if self.features.get("complementary") else super().__getitem__(step)
-        if (power := self.features.get("weight_power")) is None:
-            return batch
-        if steps := self.features.get("annealed_steps"):
-            power += (1 - power) * min(1.0, step / steps)
-        # λ-DCE weights by 1/t; times t^(1 − power) that is t^−power. A denoiser's minimum is the same with any weight.
-        return batch._replace(weight=batch.weight * batch.t ** (1 - power) * (2 - power))
-
-    def _complementary(self, step: int) -> Batch:
-        """Return half as many sequences, each twice: what is masked in one copy is visible in the other."""
+        """Build the batch of a step under λ-DCE."""
         half = TrainingDataLoader(**{**vars(self), "batch_size": self.batch_size // 2})[step]
         other = torch.where(half.x_t == self.process.vocab_size, half.x_0, self.process.vocab_size)
         columns = (half.x_0, other, 1 - half.t, half.weight, half.valid, half.label)
@@ -319,9 +306,8 @@ def training_features(features: dict[str, Any]) -> Iterator[None]:
     before = optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.has_fused_loss
     if factor := features.get("adamw_lr"):
         optimizer.set_learning_rate = functools.partial(_set_learning_rate, factor=factor)
-    if features.keys() & {"complementary", "weight_power"}:
-        VariantDataLoader.features = features
-        trainer_module.TrainingDataLoader = VariantDataLoader  # type: ignore[misc]
+    if features.get("complementary"):
+        trainer_module.TrainingDataLoader = ComplementaryMasks  # type: ignore[misc]
     if "soft_cap" in features:
         trainer_module.has_fused_loss = lambda objective, model: False
     try:
