@@ -19,15 +19,16 @@ REQUIRED_PARAMETERIZATION = {
 TIME_FREE_OBJECTIVES = ("lambda-dce", "any-order", "autoregressive")
 """Objectives of networks that do not depend on the noise level."""
 
+_ENUMERABLE = "it is for spaces small enough to enumerate, from Python"
 NOT_FOR_TRAINING = {
-    "explicit-score-entropy": "it needs the probability of every sequence",
-    "explicit-concrete-score": "it needs the probability of every sequence",
-    "implicit-score-entropy": "it calls the network for every token that could replace another: length × vocabulary "
-    "calls for each sequence",
+    "explicit-score-entropy": f"{_ENUMERABLE}: it needs the probability of every sequence",
+    "explicit-concrete-score": f"{_ENUMERABLE}: it needs the probability of every sequence",
+    "implicit-score-entropy": f"{_ENUMERABLE}: it calls the network for every token that could replace another, length "
+    "× vocabulary calls for each sequence",
+    "softmax-linear": "its minimum is not at the ratios, so training makes the bound worse without limit; it is for "
+    "comparison, from Python and in sedd demo ratios",
 }
-"""Objectives that are for small spaces, from Python, and why a run cannot have them."""
-STARTS_WITHOUT_NOISE = ("log-linear", "cosine", "polynomial")
-"""Schedules with σ(0) = 0."""
+"""Objectives that no run can have: why, and where they work."""
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -88,7 +89,7 @@ class NoiseConfig:
     process: str = "absorbing"
     """Noise process: absorbing (tokens become masks) or uniform (tokens become random tokens)."""
     schedule: str | None = None
-    """Noise schedule; log-linear by default, geometric for a denoiser under uniform noise."""
+    """Noise schedule; log-linear by default."""
     options: dict[str, float] = field(default_factory=dict)
     """Options of the schedule: eps, lo, hi, power."""
 
@@ -292,17 +293,11 @@ class RunConfig:
             raise ValueError(
                 f"objective {self.objective} has no noise level to condition on; leave model.time_conditioning out"
             )
-        if self.noise.schedule is None:
-            denoiser = self.noise.process == "uniform" and self.model.parameterization == "mean"
-            self.noise.schedule = "geometric" if denoiser else "log-linear"
-        elif (
-            self.noise.process == "uniform"
-            and self.model.parameterization == "mean"
-            and self.noise.schedule in STARTS_WITHOUT_NOISE
-        ):
+        self.noise.schedule = self.noise.schedule or "log-linear"
+        if self.model.ngrams and self.model.parameterization == "conditional":
             raise ValueError(
-                f"noise.schedule is {self.noise.schedule}, which starts without noise, where the bound of a denoiser "
-                "under uniform noise is infinite; leave it out, or set geometric"
+                f"model.ngrams is {self.model.ngrams}, and the network of objective {self.objective} does not see the "
+                "token itself at its position, which the n-grams of its neighbours contain; leave it out"
             )
         if self.budget.steps is self.budget.tokens is self.budget.minutes is None:
             self.budget.steps = 1000
@@ -317,10 +312,7 @@ class RunConfig:
                 "autoregressive has none: set it to 0"
             )
         if reason := NOT_FOR_TRAINING.get(self.objective):
-            raise ValueError(
-                f"objective {self.objective} is for spaces small enough to enumerate, from Python: {reason}. Choose "
-                "score-entropy, which has the same minimum"
-            )
+            raise ValueError(f"objective {self.objective} trains no model: {reason}. Choose score-entropy")
         return self
 
     def as_dict(self) -> dict[str, Any]:

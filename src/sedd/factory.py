@@ -217,7 +217,7 @@ def build_setup(config: RunConfig, vocab_size: int) -> DiffusionSetup:
 def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> Transformer:
     """Build the network of a run with freshly initialised weights, for data with ``labels`` labels."""
     m = config.model
-    causal = config.objective == "autoregressive"
+    causal, hollow = config.objective == "autoregressive", m.parameterization == "conditional"
     states = setup.process.vocab_size + 1 if causal else setup.process.num_states
     return build_transformer(
         m.architecture,
@@ -229,6 +229,7 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
         dropout=m.dropout,
         time_conditioning=config.time_conditioning != "none",
         causal=causal,
+        hollow=hollow,
         ngrams=m.ngrams,
         embedding_norm=m.embedding_norm,
         labels=labels,

@@ -1,5 +1,7 @@
 """§7.5 and §8: with the exact score the bound is the entropy, and mutants of the loss are caught by it."""
 
+import math
+
 import pytest
 import torch
 from toys import expected_loss, random_distribution, random_model, tensor
@@ -7,7 +9,7 @@ from toys import expected_loss, random_distribution, random_model, tensor
 from sedd import exact
 from sedd.diffusion.divergence import Divergence, score_entropy
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
+from sedd.diffusion.parameterization import ConditionalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 from sedd.exact import Distribution, objectives
@@ -93,6 +95,26 @@ def test_a_wrong_model_has_a_worse_bound(kind: type[Process], schedule: Schedule
     distribution, process = random_distribution(3, 3, 0), kind(3)
     terms = exact.bound(random_model(wrapper, process, 3), distribution, process, schedule, nodes=60)
     assert terms.total > distribution.entropy() + 0.1
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Geometric()], ids=str)
+@pytest.mark.parametrize("kind", [Absorbing, Uniform])
+@pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel, ConditionalModel])
+def test_a_network_of_zeros_has_the_bound_of_uniform_tokens(
+    wrapper: type, kind: type[Process], schedule: Schedule
+) -> None:
+    """log N per token, whatever the data: an untrained network is never worse than a guess."""
+    distribution, process = random_distribution(3, 2, 0), kind(3)
+    zeros = wrapper(exact.Table(process.num_states, 2).requires_grad_(False), process)
+    total = exact.bound(zeros, distribution, process, schedule, nodes=150).total
+    torch.testing.assert_close(total, tensor(2 * math.log(3)), rtol=0, atol=1e-3)
+
+
+def test_a_denoiser_without_the_likelihood_of_its_token_is_far_worse_than_a_guess() -> None:
+    """A test of the test above: p(x_0 | x_t) = softmax(z) does not contain that little noise leaves most tokens."""
+    distribution, process = random_distribution(3, 2, 0), Uniform(3)
+    model = lambda x, sigma: process.mean_score(torch.zeros(*x.shape, 3).double().log_softmax(-1), x, sigma)  # noqa: E731
+    assert exact.bound(model, distribution, process, Geometric(), nodes=150).total > 2 * math.log(3) + 5
 
 
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])

@@ -136,6 +136,23 @@ def test_reverse_steps_are_the_closed_form(process: Process, share: float, sigma
     close(denoised_probs(dense, log_score, x_t, noise), log_mean.exp())
 
 
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_bayes_rule_is_the_closed_form(process: Process, sigma: float) -> None:
+    """p(x_0 | x_t) ∝ P_σ(x_t, x_0)·p(x_0), the noisy distribution of p, and the score, which both determine."""
+    dense, (x_t, _, noise) = Dense(N, process), possible_pairs(process, sigma)
+    log_p = random_log_probs(len(x_t), N)
+    posteriors = [one.add_log_likelihood(log_p, x_t, noise).log_softmax(-1) for one in (dense, process)]
+    close(*posteriors)
+    close(dense.log_marginal(log_p, noise), process.log_marginal(log_p, noise))
+    score = process.marginal_score(log_p, x_t, noise)
+    close(dense.marginal_score(log_p, x_t, noise), score)
+    close(process.mean_score(posteriors[1], x_t, noise), score)
+    if isinstance(process, Uniform):
+        own = posteriors[1].gather(-1, x_t[..., None]) - log_p.gather(-1, x_t[..., None])
+        other = posteriors[1].gather(-1, (x_t[..., None] + 1) % N) - log_p.gather(-1, (x_t[..., None] + 1) % N)
+        close((own - other)[..., 0, 0], process.own_log_likelihood(noise))
+
+
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric(1e-3, 8.0)], ids=str)
 def test_the_bound_is_the_closed_form(process: Process, schedule: Schedule) -> None:
     """All three terms of `bound_terms`; absorbing noise has a prior of its own, since π has no tokens."""

@@ -92,7 +92,9 @@ class Truth(nn.Module):
 
     def _network_output(self, score: exact.Score, x: Tensor, sigma: Tensor) -> Tensor:
         if self.wrapper is MeanModel:
-            return nn.functional.pad(score.log_mean(x, sigma), (0, self.process.num_states - TOKENS))
+            log_mean = score.log_mean(x, sigma)
+            logits = log_mean - self.process.add_log_likelihood(torch.zeros_like(log_mean), x, sigma)
+            return nn.functional.pad(logits, (0, self.process.num_states - TOKENS))
         return score(x, sigma) - self.process.log_score_shift(sigma)[:, None, None]
 
     def forward(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None, label: Tensor | None = None) -> Tensor:

@@ -76,7 +76,9 @@ class ExactOnCpu(torch.nn.Module):
         process = self.truth.process
         x_cpu, sigma_cpu = x.cpu(), sigma.cpu().double()
         if self.mean:
-            output = torch.nn.functional.pad(self.truth.log_mean(x_cpu, sigma_cpu), (0, process.num_states - 3))
+            log_mean = self.truth.log_mean(x_cpu, sigma_cpu)
+            logits = log_mean - process.add_log_likelihood(torch.zeros_like(log_mean), x_cpu, sigma_cpu)
+            output = torch.nn.functional.pad(logits, (0, process.num_states - 3))
         else:
             output = self.truth(x_cpu, sigma_cpu) - process.log_score_shift(sigma_cpu)[:, None, None]
         return output.float().to(x.device)

@@ -50,7 +50,6 @@ CASES: dict[str, tuple[type[nn.Module], Objective]] = {
     "lambda-dce": (MeanModel, LambdaDCE(Absorbing(N))),
     "any-order": (MeanModel, AnyOrder(Absorbing(N))),
     "mean, absorbing": (MeanModel, MeanCrossEntropy(Absorbing(N), NOISE)),
-    "mean, uniform": (MeanModel, MeanCrossEntropy(Uniform(N), NOISE)),
     "d3pm": (MeanModel, D3PM(Absorbing(N), NOISE, steps=20)),
 }
 cases = pytest.mark.parametrize("case", CASES)
@@ -158,7 +157,8 @@ def test_unsupported_objectives_are_refused(refuses: Callable[..., None]) -> Non
     model = ScoreModel(build_network(Modern, N), process)
     objective = DenoisingConcreteScore(process, NOISE)
     assert not has_fused_loss(objective, model)
-    assert not has_fused_loss(DenoisingScoreEntropy(process, NOISE), MeanModel(model.network, process))
+    for of_denoiser in (DenoisingScoreEntropy(process, NOISE), MeanCrossEntropy(process, NOISE)):
+        assert not has_fused_loss(of_denoiser, MeanModel(model.network, process))
     refuses(lambda: FusedLoss(objective, model), "DenoisingConcreteScore", "Score", "objective.loss")
     loss = CrossEntropyLoss(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
     refuses(lambda: linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, loss), "4", "5")

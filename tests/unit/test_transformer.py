@@ -16,6 +16,7 @@ from sedd.diffusion.objective import DenoisingScoreEntropy, LambdaDCE
 from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, corruption_probability
+from sedd.nn import hollow
 from sedd.nn.attention import attention_context
 from sedd.nn.embeddings import NgramEmbedding, RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
@@ -267,19 +268,61 @@ def test_every_query_has_a_key_and_no_valid_query_attends_to_padding(causal: boo
     assert not (mask & valid[:, :, None] & ~valid[:, None]).any()
 
 
+def dependence(network: Transformer, length: int = 6, valid: Tensor | None = None) -> Tensor:
+    """Return whether the output at i (row) depends on the input at j (column)."""
+    x, sigma = ids(1, length), torch.ones(1)
+    depends = torch.zeros(length, length, dtype=torch.bool)
+    for j in range(length):
+        changed = x.clone()
+        changed[0, j] = (x[0, j] + 1) % 7
+        depends[:, j] = (network(changed, sigma, valid) != network(x, sigma, valid)).any(-1)[0]
+    return depends
+
+
+EVERYWHERE = torch.ones(6, 6, dtype=torch.bool)
+
+
 @architectures
 @pytest.mark.parametrize("causal", [False, True])
 def test_which_outputs_depend_on_which_inputs(architecture: type[Transformer], causal: bool) -> None:
     """Output i depends on input j for j ≤ i alone if causal, else for every j."""
-    network, sigma = build_network(architecture, causal=causal), torch.ones(1)
-    x = ids(1, 6)
-    depends = torch.zeros(6, 6, dtype=torch.bool)
-    for j in range(6):
-        changed = x.clone()
-        changed[0, j] = (x[0, j] + 1) % 7
-        depends[:, j] = (network(changed, sigma) != network(x, sigma)).any(-1)[0]
-    everywhere = torch.ones(6, 6, dtype=torch.bool)
-    assert torch.equal(depends, everywhere.tril() if causal else everywhere)
+    assert torch.equal(
+        dependence(build_network(architecture, causal=causal)), EVERYWHERE.tril() if causal else EVERYWHERE
+    )
+
+
+@pytest.mark.parametrize("architecture", [Reference, Modern])
+def test_the_output_of_a_hollow_network_depends_on_every_token_but_its_own(architecture: type[Transformer]) -> None:
+    """In three blocks, one more than carry a token to a neighbour and back; padding changes none of it."""
+    network = build_network(architecture, hollow=True, depth=3, outputs=7)
+    hollow_pattern = ~torch.eye(6, dtype=torch.bool)
+    assert torch.equal(dependence(network), hollow_pattern)
+    valid = torch.tensor([[True, True, True, True, False, False]])
+    assert torch.equal(dependence(network, valid=valid)[:4], hollow_pattern[:4] & valid)
+    x, sigma = ids(1, 6), torch.ones(1)
+    torch.testing.assert_close(network(x, sigma, valid)[:, :4], network(x[:, :4], sigma), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("leak", ["the token itself", "diagonal of ordinary attention"])
+def test_a_mask_that_leaks_the_token_is_caught(leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, length = hollow.hollow_mask, 6
+
+    def mutant(length: int, device: torch.device) -> Tensor:
+        mask = whole(length, device)
+        if leak == "the token itself":
+            mask[-1, length - 1] = True  # the last position attends to its own token
+        else:
+            mask[: 2 * length, : 2 * length] = True  # its neighbours have seen the token
+        return mask
+
+    monkeypatch.setattr(hollow, "hollow_mask", mutant)
+    depends = dependence(build_network(Modern, hollow=True, depth=3, outputs=7), length)
+    assert depends.diagonal().any()
+
+
+def test_a_hollow_network_is_refused_what_would_show_it_the_token(refuses: Callable[..., None]) -> None:
+    refuses(lambda: build_network(Modern, hollow=True, ngrams=2), "hollow", "n-gram")
+    refuses(lambda: build_network(Modern, hollow=True, causal=True), "hollow", "causal")
 
 
 def test_rotary_scores_depend_on_distance_alone() -> None:

@@ -34,34 +34,11 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # joins the lines of a paragraph
 )
 
-OBJECTIVE_NOTES = {
-    "score-entropy": "SEDD",
-    "lambda-dce": "RADD",
-    "t-dce": "RADD with time",
-    "any-order": "any-order autoregression",
-    "mean": "cross-entropy of the clean token",
-    "concrete-score": "ℓ2 concrete score matching",
-    "d3pm": "discrete-time bound",
-    "ratio-matching": "each noisy token given the others; for comparison only",
-    "softmax-linear": "for comparison only; does not learn the ratios",
-    "autoregressive": "left to right, as a baseline",
-}
 
-
-def list_names(
-    names: registry.Registry,
-    default: str | None = None,
-    notes: dict[str, str] | None = None,
-    hidden: Collection[str] = (),
-) -> str:
+def list_names(names: registry.Registry, default: str | None = None, hidden: Collection[str] = ()) -> str:
     """List the names of a registry for a help text, but not ``hidden``; other packages may have added some."""
-    described = []
-    for name in names.names:
-        if name in hidden:
-            continue
-        remarks = [*(["default"] if name == default else []), *([notes[name]] if notes and name in notes else [])]
-        described.append(f"{name} ({'; '.join(remarks)})" if remarks else name)
-    return ", ".join(described)
+    shown = (name for name in names.names if name not in hidden)
+    return ", ".join(f"{name} (default)" if name == default else name for name in shown)
 
 
 TOKENIZER_HELP = (

@@ -10,7 +10,6 @@ import typer
 
 from sedd import recipes, registry
 from sedd.cli.root import (
-    OBJECTIVE_NOTES,
     PACKING_HELP,
     TOKENIZER_HELP,
     AsJson,
@@ -46,10 +45,27 @@ Parameterization = Annotated[
 Objective = Annotated[
     str | None,
     typer.Option(
-        help="Training objective: "
-        f"{list_names(registry.OBJECTIVES, 'score-entropy', OBJECTIVE_NOTES, NOT_FOR_TRAINING)}."
+        help=f"Training objective: {list_names(registry.OBJECTIVES, 'score-entropy', NOT_FOR_TRAINING)}; each is "
+        "described below."
     ),
 ]
+OBJECTIVES = {
+    "score-entropy": "ratios of probabilities, by the likelihood bound (SEDD)",
+    "concrete-score": "the same ratios, in squared error",
+    "ratio-matching": "a noisy token given all others, which are all it sees",
+    "mean": "the clean token, by its cross-entropy at equal weights",
+    "d3pm": "the clean token, by the bound of a chain of 1000 steps",
+    "t-dce": "the clean token, by the bound, given σ (RADD); absorbing",
+    "lambda-dce": "the clean token, by the bound, without σ (RADD); absorbing",
+    "any-order": "as lambda-dce, with an exact number of masks; absorbing",
+    "autoregressive": "the next token from left to right, a baseline",
+}
+"""What each objective of ``--objective`` learns, in one line."""
+OBJECTIVES_HELP = "Objectives and what they learn, under both processes unless one is named:\n\n" + "\n".join(
+    f"- `{name}`: {OBJECTIVES.get(name, 'from another package')}"
+    for name in registry.OBJECTIVES.names
+    if name not in NOT_FOR_TRAINING
+)
 TokenizerSpec = Annotated[str | None, typer.Option("--tokenizer", help=TOKENIZER_HELP)]
 Packing = Annotated[str | None, typer.Option(help=PACKING_HELP)]
 LabelColumn = Annotated[
@@ -87,7 +103,7 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
     )
 
 
-@app.command("train")
+@app.command("train", epilog=OBJECTIVES_HELP)
 def train_model(
     context: typer.Context,
     sources: Sources = None,
@@ -171,7 +187,7 @@ def _format_duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-@app.command("plan")
+@app.command("plan", epilog=OBJECTIVES_HELP)
 def plan_run(
     context: typer.Context,
     sources: Sources = None,

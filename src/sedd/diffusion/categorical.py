@@ -35,6 +35,11 @@ class AffineWeights(NamedTuple):
     """None: 0, and so is ``change_own``."""
     change_own: Float[Tensor, "*s"] | None = None
 
+    def scale_own(self, factor: Float[Tensor, "*s"]) -> "AffineWeights":
+        """Return the weights in terms of scores of which s_x is still to be multiplied by ``factor``."""
+        own = {name: getattr(self, name) for name in ("stay_own", "change_own")}
+        return self._replace(**{name: value * factor for name, value in own.items() if value is not None})
+
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor, "..."]:
     """Draw uniforms of 53 bits in the open interval (0, 1), on the generator's device."""

@@ -1,8 +1,8 @@
 """Parameterizations: a network, its process and what it is conditioned on, as one model.  [§5]
 
 A network maps ``(x, sigma)`` to one output per state, ``(*b, L, num_states)``. A parameterization defines what that
-output means: a log-score (`ScoreModel`), the distribution of the clean token (`MeanModel`), that of the noisy token
-given the others (`ConditionalModel`) or that of the next token (`CausalModel`). Calling any but the last returns
+output means: a log-score (`ScoreModel`), the distribution of the clean token given all noisy ones (`MeanModel`) or all
+others (`ConditionalModel`), or that of the next token (`CausalModel`). Calling any but the last returns
 log-scores, ``log_score = model(x_t, sigma)``, with 0 at y = x_t.
 """
 
@@ -103,7 +103,10 @@ class HiddenStateDenoiser(HiddenStateModel, Protocol):
 
 @runtime_checkable
 class LogitsModel(HiddenStateModel, Protocol):
-    """A model whose logits are log-scores or log p(x_0 | x_t) up to a constant: fused draws work on them directly."""
+    """A model whose logits are log-scores, or log p(x_0 | x_t) but for `Process.own_log_likelihood`, up to a constant.
+
+    Fused draws work on them directly.
+    """
 
     @property
     def logits_are_scores(self) -> bool:
@@ -338,7 +341,12 @@ class ScoreModel(DiffusionModel):
 
 @final
 class MeanModel(DiffusionModel):
-    """A denoiser: softmax of the first N outputs is p(x_0 | x_t); the output at the mask is not used."""
+    """A denoiser: p(x_0 | x_t) ∝ P_σ(x_t, x_0)·e^z, z the first N outputs; the output at the mask is not used.  [§5]
+
+    The likelihood P_σ(x_t, x_0) of the token that is there is known, so the network need not learn it. At a mask it is
+    the same for every x_0, and p is the softmax of z. Under uniform noise it makes x_t the likeliest clean token where
+    there is little noise: with any finite z the scores are finite, and so is the bound.
+    """
 
     logits_are_scores = False
 
@@ -348,37 +356,42 @@ class MeanModel(DiffusionModel):
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
         """Return log p(x_0 | x_t)."""
-        return self._log_mean(self._output(x_t, sigma))
+        return self._log_mean(self._output(x_t, sigma), x_t, sigma)
 
     def log_mean_at(
         self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k vocab_size"]:
         """Return log p(x_0 | x_t) at k positions from their hidden states."""
-        return self._log_mean(self._head(hidden))
+        return self._log_mean(self._head(hidden)[:, None], x_t[:, None], sigma)[:, 0]
 
-    def _log_mean(self, output: Tensor) -> Tensor:
-        return output[..., : self.process.vocab_size].log_softmax(-1)
+    def _log_mean(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        logits = output[..., : self.process.vocab_size]
+        return self.process.add_log_likelihood(logits, x_t, sigma).log_softmax(-1)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0), the score of the predicted distribution.  [§5]"""
-        return self.process.mean_score(self._log_mean(output), x_t, sigma)
+        """s_y = Σ_{x_0} p(x_0 | x_t)·a_y(x_0) = Σ_{x_0} P_σ(y, x_0)·e^z / Σ_{x_0} P_σ(x_t, x_0)·e^z.  [§5]"""
+        return self.process.marginal_score(output[..., : self.process.vocab_size].log_softmax(-1), x_t, sigma)
 
 
 @final
 class ConditionalModel(DiffusionModel):
-    """A model of ratio matching: softmax of the output is p_t(x_i | x_−i), the noisy token given the others.  [§6]
+    """A model of ratio matching: the distribution p_t(x_i | x_−i) of each noisy token given the others.  [§6]
 
-    The network's output at position i must not depend on x_i, or it learns to copy.
+    Softmax of the first N outputs is π, the distribution of the clean token given the other noisy ones, and
+    p_t(x_i | x_−i) = Σ_{x_0} P_σ(x_i, x_0)·π(x_0). The network's output at position i must not depend on x_i, or it
+    learns to copy: `nn.transformer.Transformer` with ``hollow`` is such a network.
     """
 
     def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
         """Return log p_t(x_i | x_−i)."""
-        return self._output(x_t, sigma).log_softmax(-1)
+        return self.process.log_marginal(self._log_clean(self._output(x_t, sigma)), sigma)
+
+    def _log_clean(self, output: Tensor) -> Tensor:
+        return output[..., : self.process.vocab_size].log_softmax(-1)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """log s_y = log p(y | x_−i) − log p(x_i | x_−i)."""
-        log_p = output.log_softmax(-1)
-        return log_p - log_p.gather(-1, x_t[..., None])
+        """s_y = p_t(y | x_−i)/p_t(x_i | x_−i)."""
+        return self.process.marginal_score(self._log_clean(output), x_t, sigma)
 
 
 @final

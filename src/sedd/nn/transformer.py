@@ -7,6 +7,7 @@ The head is initialised to 0, so the first loss is known. No sequence length is 
 """
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import final
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion import validate
 from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
+from sedd.nn import hollow
 from sedd.nn.attention import AttentionContext, attention_context
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
 from sedd.nn.conditioning import NoiseEmbedding
@@ -42,6 +44,7 @@ class Transformer(nn.Module, ABC):
         dropout: Dropout probability of the residual branches.
         time_conditioning: Whether the network depends on σ.
         causal: Whether the output at i depends on x up to i alone.
+        hollow: Whether the output at i depends on all of x but x_i; see `nn.hollow`. It takes three times the work.
         ngrams: Length of the longest n-grams whose embeddings are added; see `embeddings.NgramEmbedding`. 0: none.
         embedding_norm: RMSNorm after the embeddings. Without time conditioning, whose gates start at 0, the last matrix
             of every residual branch is then initialised to 0.
@@ -64,6 +67,7 @@ class Transformer(nn.Module, ABC):
         dropout: float = 0.0,
         time_conditioning: bool = True,
         causal: bool = False,
+        hollow: bool = False,
         ngrams: int = 0,
         embedding_norm: bool = False,
         labels: int = 0,
@@ -75,6 +79,10 @@ class Transformer(nn.Module, ABC):
             raise ValueError(f"states is {states} and outputs is {outputs}; a token needs at least 2 of each")
         if depth < 1:
             raise ValueError(f"depth is {depth}; a network needs at least 1 block")
+        if hollow and (causal or ngrams):
+            raise ValueError(
+                "a hollow network is not causal and has no n-gram embeddings: those of neighbours contain x_i"
+            )
         shape = TransformerShape(
             width=width,
             heads=heads,
@@ -82,11 +90,12 @@ class Transformer(nn.Module, ABC):
             dropout=dropout,
             zero_branches=embedding_norm and not time_conditioning,
         )
-        self.states, self.causal, self.labels, self.embedding_norm = states, causal, labels, embedding_norm
+        self.states, self.causal, self.hollow, self.labels = states, causal, hollow, labels
+        self.embedding_norm = embedding_norm
         self.activation_checkpointing, self.compiled = activation_checkpointing.none, False
         self.graphed_blocks: GraphedFunction | None = None
         # the names of these modules are those of the weights in checkpoints
-        self.vocab_embed = Embedding(states, width)
+        self.vocab_embed = Embedding(states + hollow, width)  # the last row of a hollow network: its query stream
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last row: no label
         self.ngram_embed = NgramEmbedding(states, width, ngrams, causal) if ngrams else None
         self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
@@ -163,20 +172,24 @@ class Transformer(nn.Module, ABC):
         Of every position, (*b, L, width), or of the packed ones, (n, width).
         """
         validate.states(x, self.states)
-        b, length = sigma.numel(), x.shape[-1]
+        shape, b, length = x.shape, sigma.numel(), x.shape[-1]
+        x, valid = x.reshape(b, length), None if valid is None else valid.reshape(b, length)
+        rotation = self.rotary_emb(length)
+        if self.hollow:
+            x, valid = hollow.to_streams(x, self.states), None if valid is None else valid.repeat(1, hollow.STREAMS)
+            rotation = Rotation(*(angles.repeat(hollow.STREAMS, 1) for angles in rotation))
         backend = block_ops.select_backend(x.device.type, compute_dtype(self.head.weight))
-        h = upcast(backend.embedding(x.reshape(b, length), self.vocab_embed()))
-        valid = None if valid is None else valid.reshape(b, length)
+        h = upcast(backend.embedding(x, self.vocab_embed()))
         if self.ngram_embed is not None:
-            h = h + self.ngram_embed(x.reshape(b, length), valid, backend)
+            h = h + self.ngram_embed(x, valid, backend)
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
             h = h + upcast(backend.embedding(label[:, None], self.label_embed()))
         # a compiled trunk computes all positions: their number would be a shape that triggers recompilation
-        packed_in_trunk, packed_after = (None, packed) if self.compiled else (packed, None)
-        hidden = self.trunk(h, sigma.reshape(-1), valid, self.rotary_emb(length), packed_in_trunk)
-        hidden = gather(hidden, packed_after)
-        return hidden.view(*x.shape, -1) if packed is None else hidden
+        packed_in_trunk, packed_after = (None, packed) if self.compiled or self.hollow else (packed, None)
+        hidden = self.trunk(h, sigma.reshape(-1), valid, rotation, packed_in_trunk)
+        hidden = gather(hollow.query_stream(hidden) if self.hollow else hidden, packed_after)
+        return hidden.reshape(*shape, -1) if packed is None else hidden
 
     def trunk(
         self,
@@ -191,9 +204,10 @@ class Transformer(nn.Module, ABC):
         The rotation is an argument, since a compiler would recompute its sines wherever they are used. In the last
         block everything after attention is computed for the packed positions alone, if they are given.
         """
-        context = attention_context(rotation, valid, self.causal)
+        build_context = hollow.hollow_context if self.hollow else partial(attention_context, causal=self.causal)
+        context = build_context(rotation, valid)
         c = self._noise_embedding(sigma)
-        h = h if self.position_embedding is None else h + self.position_embedding(h.shape[1])
+        h = h if self.position_embedding is None else h + self._position_embedding(h.shape[1])
         h = F.rms_norm(h, h.shape[-1:]) if self.embedding_norm else h
         h = h.to(compute_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
         use_graphs = self.graphed_blocks is not None and self.training and torch.is_grad_enabled() and h.is_cuda
@@ -202,6 +216,12 @@ class Transformer(nn.Module, ABC):
         h, branch = self.activation_checkpointing(self.blocks[-1], h, branch, c, context, packed)
         hidden: Tensor = self.output_layer(h, branch, c, packed)
         return hidden
+
+    def _position_embedding(self, length: int) -> Tensor:
+        assert self.position_embedding is not None
+        streams = hollow.STREAMS if self.hollow else 1
+        embedding: Tensor = self.position_embedding(length // streams)
+        return embedding.repeat(streams, 1) if self.hollow else embedding
 
     def _noise_embedding(self, sigma: Tensor) -> Tensor | None:
         if self.sigma_map is None:

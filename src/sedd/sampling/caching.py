@@ -161,17 +161,18 @@ class SamplingModel:
         return self.warping(self.model.log_next_at(hidden))
 
     def _guided_log_score(self, hidden: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """Return the log-score in float64, since long steps under uniform noise multiply rounding errors by e^Δσ."""
         if self.unconditional is None:
             log_score: Tensor = self.model.log_score_at(hidden, x, sigma)
-            return log_score
+            return log_score.double()
         if self.is_denoiser:
             log_mean = self._guided_log_mean(hidden, x, sigma)
-            return self.process.mean_score(log_mean[:, None], x[:, None], sigma)[:, 0]
+            return self.process.mean_score(log_mean[:, None], x[:, None], sigma)[:, 0].double()
         unconditional, conditional = hidden.chunk(2, -1)
         return guide_log_score(
             self.process,
-            self.unconditional.log_score_at(unconditional, x, sigma),
-            self.model.log_score_at(conditional, x, sigma),
+            self.unconditional.log_score_at(unconditional, x, sigma).double(),
+            self.model.log_score_at(conditional, x, sigma).double(),
             self.guidance,
         )
 
@@ -242,13 +243,20 @@ class SamplingModel:
     def plan_clean_draw(self, x: Int[Tensor, " k"], sigma: Float[Tensor, " k"], u: Float[Tensor, "k 2"]) -> DrawPlan:
         """Plan a draw from p(x_0 | x) at k positions."""
         model = self.fused_model(x.device)
-        if model is None:
+        if model is None or (model.logits_are_scores and self.process.amplifies_rounding(sigma)):
             return DrawPlan(x, sigma, u)
         if model.logits_are_scores:
-            weights = self.process.denoising_weights(sigma)
-        else:  # the logits are those of p(x_0 | x), x itself among the tokens
-            weights = AffineWeights(torch.ones_like(sigma), torch.ones_like(sigma), torch.zeros_like(sigma))
-        return DrawPlan(x, sigma, u, weights, model.logit_shift(sigma).float())
+            return self.plan_fused_draw(x, sigma, u, self.process.denoising_weights(sigma))
+        weights = AffineWeights(torch.ones_like(sigma), torch.ones_like(sigma), torch.zeros_like(sigma))
+        return self.plan_fused_draw(x, sigma, u, weights)
+
+    def plan_fused_draw(
+        self, x: Int[Tensor, " k"], sigma: Float[Tensor, " k"], u: Float[Tensor, "k 2"], weights: AffineWeights
+    ) -> DrawPlan:
+        """Plan a draw from logits, with weights in terms of the scores or of p(x_0 | x)."""
+        if not self.model.logits_are_scores:  # logits are those of p(x_0 | x) but for the likelihood of x
+            weights = weights.scale_own(self.process.own_log_likelihood(sigma.double()).exp())
+        return DrawPlan(x, sigma, u, weights, self.model.logit_shift(sigma).float())
 
     def draw_clean(self, hidden: Float[Tensor, "k h"], plan: DrawPlan) -> Int[Tensor, " k"]:
         """Draw from p(x_0 | x) at the planned positions."""

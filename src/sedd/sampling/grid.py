@@ -13,7 +13,7 @@ from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.reverse import analytic_weights
 from sedd.ops.categorical import counter_uniforms
 from sedd.sampling.base import STEP, GridSampler, StepContext
-from sedd.sampling.caching import DrawPlan, gather_rows
+from sedd.sampling.caching import gather_rows
 
 
 class FactorizedSampler(GridSampler, ABC):
@@ -57,11 +57,14 @@ class FactorizedSampler(GridSampler, ABC):
         sigma = self.schedule.sigma(t)
         hidden = model.hidden(x, sigma, context.valid).flatten(0, 1)
         u = counter_uniforms(context.rng, length, context.step, STEP).flatten(0, 1)
+        fused = model.fused_model(x.device)
+        draws_fused = fused is not None and fused.logits_are_scores == self.uses_score
+        if draws_fused and self.uses_score:
+            draws_fused = not self.process.amplifies_rounding(sigma - self.schedule.sigma(s))
         for at in model.chunks(context.free & self.process.is_noisy(x)):
             x_at, sigma_at, t_at, s_at = y[at], *(gather_rows(a, length, at) for a in (sigma, t, s))
-            if (fused := model.fused_model(x.device)) and fused.logits_are_scores == self.uses_score:
-                shift = fused.logit_shift(sigma_at).float()
-                plan = DrawPlan(x_at, sigma_at, u[at], self.affine_weights(t_at, s_at), shift)
+            if draws_fused:
+                plan = model.plan_fused_draw(x_at, sigma_at, u[at], self.affine_weights(t_at, s_at))
                 y[at] = model.draw_fused(hidden[at], plan)
                 continue
             if not self.uses_score and not model.is_denoiser:

@@ -47,10 +47,8 @@ def has_fused_loss(objective: Objective[Any], model: nn.Module) -> bool:
     match model, objective:
         case ScoreModel(), DenoisingScoreEntropy():
             return objective.process.has_closed_forms
-        case MeanModel(), TimeDCE() | LambdaDCE() | AnyOrder() | MeanCrossEntropy():
-            return True
-        case MeanModel(), DenoisingScoreEntropy() | D3PM():
-            return isinstance(objective.process, Absorbing)
+        case MeanModel(), TimeDCE() | LambdaDCE() | AnyOrder() | MeanCrossEntropy() | DenoisingScoreEntropy() | D3PM():
+            return isinstance(objective.process, Absorbing)  # else logits alone do not determine p(x_0 | x_t)
     return False
 
 

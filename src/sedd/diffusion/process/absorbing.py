@@ -84,6 +84,22 @@ class Absorbing(Process):
         """−log e − log N, so that output 0 means that every token is equally likely."""
         return -log_odds(sigma) - math.log(self.vocab_size)
 
+    def own_log_likelihood(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """0: a mask is none of the clean tokens."""
+        return torch.zeros_like(sigma)
+
+    def add_log_likelihood(
+        self, logits: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L N"]:
+        """Return the logits: every token becomes a mask with the same probability, and other positions are known."""
+        return logits
+
+    def log_marginal(self, log_p: Float[Tensor, "*b L N"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """log p_y − σ for tokens, log(1 − e^−σ) for the mask."""
+        validate.sigma(sigma)
+        sigma = sigma.to(log_p.dtype)[..., None, None]
+        return torch.cat([log_p - sigma, (log_odds(sigma) - sigma).expand(*log_p.shape[:-1], 1)], -1)
+
     def mean_score(
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
@@ -93,6 +109,12 @@ class Absorbing(Process):
         log_e = log_odds(sigma.to(log_mean.dtype))[..., None, None]
         to_mask = log_e.expand(*log_mean.shape[:-1], 1)  # the ratio of the mask to a token is e
         return torch.cat([log_mean - log_e, to_mask], -1).scatter(-1, x_t[..., None], 0)
+
+    def marginal_score(
+        self, log_p: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L n"]:
+        """s_y = p_y/e at a mask; other positions have no use for a score."""
+        return self.mean_score(log_p, x_t, sigma)
 
     def rescore(
         self,
@@ -124,6 +146,10 @@ class Absorbing(Process):
         tokens, mask = score[..., :-1], score[..., -1:]
         mask = mask - torch.expm1(dsigma) * tokens.sum(-1, keepdim=True)
         return torch.cat([torch.exp(dsigma) * tokens, mask], -1)
+
+    def amplifies_rounding(self, dsigma: Float[Tensor, "*s"]) -> bool:
+        """False: all terms that matter have the same sign."""
+        return False
 
     def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask becomes y with weight (e^Δσ − 1)·s_y and stays with 1 − (e^Δσ − 1)·S."""

@@ -157,10 +157,30 @@ class Process(ABC):
         """Return the term that `ScoreModel` adds to a network's output to make it a log-score.  [§5]"""
 
     @abstractmethod
+    def own_log_likelihood(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """log P_σ(x, x) − log P_σ(x, y): how much likelier x_t is if it was the clean token than if another was."""
+
+    @abstractmethod
+    def add_log_likelihood(
+        self, logits: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L N"]:
+        """Add log P_σ(x_t, x_0), up to a constant, to the logits of x_0: Bayes' rule for a denoiser.  [§5]"""
+
+    @abstractmethod
+    def log_marginal(self, log_p: Float[Tensor, "*b L N"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """log Σ_{x_0} P_σ(y, x_0)·p(x_0): the distribution of the noisy token, given that of the clean one.  [§5]"""
+
+    @abstractmethod
     def mean_score(
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
         """Return the log of the score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
+
+    @abstractmethod
+    def marginal_score(
+        self, log_p: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L n"]:
+        """Return the log of the score s_y = p_σ(y)/p_σ(x_t), where p_σ = Σ_{x_0} P_σ(·, x_0)·p(x_0).  [§5]"""
 
     @abstractmethod
     def rescore(
@@ -181,6 +201,10 @@ class Process(ABC):
     @abstractmethod
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """exp(−Δσ Q) s: the ratios p_{σ−Δσ}(y)/p_σ(x) of the lower noise level to the present one.  [§9]"""
+
+    @abstractmethod
+    def amplifies_rounding(self, dsigma: Float[Tensor, "*s"]) -> bool:
+        """Return whether Tweedie steps of Δσ multiply errors of the score so much that float32 is not enough."""
 
     @abstractmethod
     def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:

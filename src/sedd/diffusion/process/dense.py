@@ -135,6 +135,21 @@ class DenseProcess(Process, ABC):
         log_score = upcast(log_score)
         return self.explicit(divergence, log_score, log_ratio.to(log_score.dtype), x_t)
 
+    def add_log_likelihood(
+        self, logits: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L N"]:
+        """Add log P_σ(x_t, x_0)."""
+        self._check_mean(logits, x_t)
+        validate.sigma(sigma)
+        likelihood = self._likelihood(sigma, x_t)[..., : self.vocab_size].clamp_min(1e-300)
+        return logits + likelihood.log().to(logits.dtype)
+
+    def log_marginal(self, log_p: Float[Tensor, "*b L N"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """log Σ_{x_0} P_σ(y, x_0)·p(x_0)."""
+        validate.sigma(sigma)
+        columns = self._exponential(sigma)[..., : self.vocab_size].clamp_min(0).transpose(-1, -2)
+        return (log_p.double().exp() @ columns).clamp_min(1e-300).log().to(log_p.dtype)
+
     def mean_score(
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
@@ -145,6 +160,14 @@ class DenseProcess(Process, ABC):
         score = weight @ self._exponential(sigma)[..., : self.vocab_size].clamp_min(0).transpose(-1, -2)
         log_score = score.clamp_min(1e-300).log().to(log_mean.dtype)
         return log_score.scatter(-1, x_t[..., None], 0)
+
+    def marginal_score(
+        self, log_p: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L n"]:
+        """s_y = p_σ(y)/p_σ(x_t)."""
+        self._check_mean(log_p, x_t)
+        log_marginal = self.log_marginal(log_p, sigma)
+        return log_marginal - log_marginal.gather(-1, x_t[..., None])
 
     def _weight(self, log_mean: Tensor, x_t: Tensor, sigma: Tensor) -> Float[Tensor, "*b L N"]:
         """p(x_0 | x_t)/P_σ(x_t, x_0)."""
@@ -170,6 +193,10 @@ class DenseProcess(Process, ABC):
         """exp(−Δσ Q) s; of a long step it is ill-conditioned, so prefer denoisers and ancestral sampling."""
         validate.sigma(dsigma)
         return (score.double() @ self._exponential(-dsigma).transpose(-1, -2)).to(score.dtype)
+
+    def amplifies_rounding(self, dsigma: Float[Tensor, "*s"]) -> bool:
+        """True: exp(−Δσ Q) has large entries of both signs."""
+        return True
 
     def log_posterior(
         self,
@@ -210,6 +237,10 @@ class DenseProcess(Process, ABC):
     @property
     def incoming_rate(self) -> float:
         """Raise ValueError: the rates into a state differ."""
+        self._raise_no_closed_form()
+
+    def own_log_likelihood(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Raise ValueError: it differs between tokens."""
         self._raise_no_closed_form()
 
     def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:

@@ -84,6 +84,25 @@ class Uniform(Process):
         """0: a uniform-noise network's output is the log-score."""
         return torch.zeros_like(sigma)
 
+    def own_log_likelihood(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """log(1 + N/e)."""
+        return -self._log_r(sigma)
+
+    def add_log_likelihood(
+        self, logits: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L N"]:
+        """Add log(1 + N/e) to the logit of x_t."""
+        self._check_mean(logits, x_t)
+        validate.sigma(sigma)
+        own = self.own_log_likelihood(sigma.to(logits.dtype))[..., None, None]
+        return logits.scatter_add(-1, x_t[..., None], own.expand(*x_t.shape, 1))
+
+    def log_marginal(self, log_p: Float[Tensor, "*b L N"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """log(e^−σ·p_y + (1 − e^−σ)/N)."""
+        validate.sigma(sigma)
+        sigma = sigma.to(log_p.dtype)[..., None, None]
+        return torch.logaddexp(log_p - sigma, log_odds(sigma) - sigma - math.log(self.vocab_size))
+
     def mean_score(
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
@@ -103,6 +122,20 @@ class Uniform(Process):
         log_score = torch.where(change.abs() < 0.5, torch.log1p(change.clamp(-0.5, 0.5)), torch.logaddexp(always, gain))
         return log_score.scatter(-1, x_t[..., None], 0)
 
+    def marginal_score(
+        self, log_p: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L n"]:
+        """s_y = (p_y + e/N)/(p_{x_t} + e/N); near 1, where much noise takes it, by log1p of the difference from 1."""
+        self._check_mean(log_p, x_t)
+        validate.sigma(sigma)
+        log_p = log_p - log_p.logsumexp(-1, keepdim=True)  # log_softmax of 50,000 float32 may be off by 5e-5
+        noise = log_odds(sigma.to(log_p.dtype))[..., None, None] - math.log(self.vocab_size)
+        here = log_p.gather(-1, x_t[..., None])
+        below = torch.logaddexp(here, noise)
+        change = (log_p - below).exp() - (here - below).exp()
+        far = torch.logaddexp(log_p, noise) - below
+        return torch.where(change.abs() < 0.5, torch.log1p(change.clamp(-0.5, 0.5)), far).scatter(-1, x_t[..., None], 0)
+
     def rescore(
         self,
         log_score: Float[Tensor, "*b L n"],
@@ -120,10 +153,13 @@ class Uniform(Process):
         return interpolate_log(free, given, weight)
 
     def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """e^Δσ·s + (1 − e^Δσ)/N · Σ_y s_y."""
+        """s + (e^Δσ − 1)·(s − the mean of s): with much noise all s are near 1, where e^Δσ·s and its mean cancel."""
         validate.sigma(dsigma)
-        dsigma = dsigma[..., None, None]
-        return torch.exp(dsigma) * score - torch.expm1(dsigma) * score.mean(-1, keepdim=True)
+        return score + torch.expm1(dsigma[..., None, None]) * (score - score.mean(-1, keepdim=True))
+
+    def amplifies_rounding(self, dsigma: Float[Tensor, "*s"]) -> bool:
+        """Whether some Δσ is above 7: errors of the score grow as e^Δσ, and float32 has 7 digits."""
+        return bool((dsigma > 7).any())
 
     def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """P_Δσ(x, y)·(e^Δσ·s_y − (e^Δσ − 1)/N·(S + s_x))."""

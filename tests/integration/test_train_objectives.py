@@ -1,0 +1,56 @@
+"""Every objective trains from the command line with a sensible bound, or is refused with the reason."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from runs import Sedd, ok
+
+from sedd import registry
+from sedd.cli.train import OBJECTIVES
+from sedd.config import NOT_FOR_TRAINING
+
+TINY = [
+    *("--set", "model.width=16", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=16"),
+    *("--batch-size", 16, "--lr", 3e-3, "--tokenizer", "chars", "--steps", 20),
+    *("--set", "optim.warmup_steps=1", "--set", "optim.ema_decay=0.8"),
+]
+
+
+def test_every_objective_is_described_or_refused() -> None:
+    assert {*OBJECTIVES} | {*NOT_FOR_TRAINING} == {*registry.OBJECTIVES.built_in}
+    assert not {*OBJECTIVES} & {*NOT_FOR_TRAINING}
+
+
+@pytest.mark.parametrize(
+    ("objective", "process"),
+    [
+        *((name, "absorbing") for name in OBJECTIVES),
+        *((name, "uniform") for name in ("score-entropy", "ratio-matching", "mean", "d3pm")),
+    ],
+)
+def test_an_objective_trains(sedd: Sedd, corpus: Path, tmp_path: Path, objective: str, process: str) -> None:
+    """After 20 steps the bound is below that of a guess, ln V nats per token."""
+    words = ["--objective", objective, "--process", process, "--out", tmp_path / "run", "--json"]
+    done = sedd("train", corpus, *TINY, *words)
+    ok(done)
+    record = json.loads(done.stdout)
+    assert 1 < record["bound"] < math.log(len(set(corpus.read_text())))
+
+
+@pytest.mark.parametrize("objective", NOT_FOR_TRAINING)
+def test_an_objective_is_refused(sedd: Sedd, corpus: Path, tmp_path: Path, objective: str) -> None:
+    done = sedd("train", corpus, "--objective", objective, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert f"objective {objective} trains no model" in done.stderr
+    assert "from Python" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_help_has_one_line_for_each(sedd: Sedd) -> None:
+    done = sedd("train", "--help", before="os.environ['COLUMNS'] = '80'")
+    ok(done)
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    for name, note in OBJECTIVES.items():
+        assert f"• {name}: {note}" in lines
