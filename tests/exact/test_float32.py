@@ -1,13 +1,17 @@
-"""Losses in float32 at vocabulary 50,257 are those of float64, gradients included, at every noise."""
+"""Losses in float32 at vocabulary 50,257 are those of float64, gradients included, at every noise; long steps too."""
 
 import pytest
+import scipy.stats
 import torch
+from toys import random_distribution
 
+from sedd import exact, generate, sampling
 from sedd.diffusion import divergence
 from sedd.diffusion.objective import D3PM, DenoisingScoreEntropy, Objective
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear
+from sedd.sampling import SamplingModel
 
 N = 50_257
 SIGMAS = torch.logspace(-6, 1.301, 12).clamp_max(20.0)
@@ -201,3 +205,53 @@ def test_positions_that_do_not_count_have_gradient_0_whatever_their_slope() -> N
     total = divergence.square.sum_except(torch.tensor([[[0, 0], [0, 0]]]), log_s, None)
     (total * 0).sum().nan_to_num().backward()
     assert (log_s.grad == 0).all()
+
+
+class Float32Score(torch.nn.Module):
+    """The true score of a distribution as a network in float32."""
+
+    def __init__(self, truth: exact.Score) -> None:
+        super().__init__()
+        self.truth = truth
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.truth(x, sigma.double()).float()
+
+
+def p_value_of_few_steps(steps: int, sampler: str) -> float:
+    """Chi-square test of 20,000 samples of one token, of which Tweedie steps of any length are exact.
+
+    The noise falls from 20 to 1e-4: e^Δσ is 5·10⁸, and all scores at the start are 1 ± 1e-8.
+    """
+    distribution, process = random_distribution(6, 1, 0), Uniform(6)
+    model = ScoreModel(Float32Score(exact.Score(distribution, process)), process)
+    settings = generate.SamplingSettings(sampler, steps=steps)
+    run = generate.SamplingRun(model, process, Geometric(), settings)
+    *_, last = run.states(sampling.empty(20_000, 1))
+    counts = torch.bincount(last.x.flatten(), minlength=6)
+    return float(scipy.stats.chisquare(counts, 20_000 * distribution.probabilities).pvalue)
+
+
+@pytest.mark.parametrize("sampler", ["tweedie", "gibbs"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_small_number_of_steps_under_uniform_noise(steps: int, sampler: str) -> None:
+    """False alarm 1e-4 in all."""
+    assert p_value_of_few_steps(steps, sampler) > 1e-5
+
+
+@pytest.mark.parametrize("mutant", ["scores in float32", "terms that cancel in float32"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_long_steps_in_float32_are_caught(steps: int, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The score rounds to 1, or no weight is above 0 and tokens stay what the noise made them."""
+    monkeypatch.setattr(
+        SamplingModel, "_guided_log_score", lambda self, hidden, x, sigma: self.model.log_score_at(hidden, x, sigma)
+    )
+    if mutant.startswith("terms"):
+        monkeypatch.setattr(
+            Uniform,
+            "staggered_score",
+            lambda self, score, dsigma: (
+                dsigma.exp()[..., None, None] * score - dsigma.expm1()[..., None, None] * score.mean(-1, keepdim=True)
+            ),
+        )
+    assert not p_value_of_few_steps(steps, "tweedie") > 1e-5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import Sedd, ok
 
-from sedd import factory
+from sedd import factory, generate, sampling
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
@@ -18,6 +18,7 @@ KINDS = {
     "mean": ["--parameterization", "mean"],
     "score": [],
     "uniform": ["--process", "uniform"],
+    "uniform geometric": ["--process", "uniform", "--set", "noise.schedule=geometric", "--lr", "1e-12"],
     "uniform mean": ["--process", "uniform", "--parameterization", "mean"],
     "time-free": ["--objective", "lambda-dce"],
     "autoregressive": ["--objective", "autoregressive"],
@@ -161,3 +162,16 @@ def test_padded_records_keep_their_padding(sedd: Sedd, tmp_path: Path) -> None:
     pad = factory.load_model(tmp_path / "run").tokenizer.pad
     assert row["ids"][3:] == [pad] * 5
     assert row["text"].startswith("b")
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_one_long_step_under_uniform_noise_does_not_return_the_noise(
+    sedd: Sedd, models: Callable[[str], Path], steps: int
+) -> None:
+    """Of an untrained model, by which all tokens are equally likely: as many agree with the noise as by chance."""
+    loaded = factory.load_model(models("uniform geometric"))
+    rows = lines(sedd("sample", loaded.folder, "-n", 16, "--steps", steps, "--json"))
+    sampling_run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps))
+    noise = next(sampling_run.states(sampling.empty(16, 32))).x.tolist()
+    same = sum(a == b for row, start in zip(rows, noise, strict=True) for a, b in zip(row["ids"], start, strict=True))
+    assert same < 3 * 16 * 32 / loaded.process.vocab_size
