@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sedd import evaluation, factory, generate, hub, training
+from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
 from sedd.generate.settings import SamplingSettings, shows_settings
@@ -215,6 +216,7 @@ class Model:
         seed: int = 0,
         estimator: str | None = None,
         label: str | None = None,
+        shared_noise: bool = False,
         batch: int = 16,
     ) -> Bounds:
         """Bound −log p of each text: exact for autoregressive models, an upper bound for the others.
@@ -223,18 +225,26 @@ class Model:
             texts: One text, or several.
             given: Text before each of them, on which the probability is conditioned.
             draws: Monte Carlo draws per text; more make the standard error smaller.
-            seed: Decides the draws.
+            seed: Decides the draws, together with the text: those of different texts are independent.
             estimator: As for ``sedd eval``; by default the variational bound.
             label: Condition on this label.
-            batch: Draws evaluated at a time.
+            shared_noise: Use the same times and noise for all texts: differences between texts of one length then have
+                a smaller error, and sums over texts a larger one than their standard errors say.
+            batch: Draws evaluated at a time; it changes no result.
         """
         text_list, draws = _as_list(texts, "text"), evaluation.SINGLE_TEXT.draws if draws is None else draws
         conditional = factory.condition_on_label(self.loaded, label)
         is_exact = factory.build_estimator(estimator, conditional, evaluation.SINGLE_TEXT.terms).is_exact
         bounds = []
         for text, (context, ids) in zip(text_list, self._encode(text_list, given), strict=True):
+            noise_seed = seed if shared_noise else derive_seed(seed, given + text)
             nats, stderr, *_ = evaluation.score_continuation(
-                context, ids, conditional, estimator=estimator, draws=draws, seed=seed, batch=batch
+                *(context, ids, conditional),
+                estimator=estimator,
+                draws=draws,
+                seed=seed,
+                noise_seed=noise_seed,
+                batch=batch,
             )
             bounds.append(Bound(text, nats * len(ids), stderr * len(ids), len(ids), is_exact))
         return Bounds(bounds)

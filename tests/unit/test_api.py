@@ -117,7 +117,7 @@ def test_infilling_returns_given_text_unchanged(model: sedd.Model) -> None:
 
 def test_bounds_equal_those_of_sedd_score(model: sedd.Model) -> None:
     texts = ["abcabc", "def abc abc"]
-    bounds = model.bound(texts, draws=16, seed=3)
+    bounds = model.bound(texts, draws=16, seed=3, shared_noise=True)
     ranks = Ranks(0, 1, model.loaded.device)
     for bound, corpus in zip(bounds, evaluation.text_corpora(texts, model.loaded), strict=True):
         record = evaluation.evaluate(model.loaded, corpus, evaluation.SINGLE_TEXT, ranks, draws=16, seed=3)
@@ -133,15 +133,22 @@ def test_bounds_equal_those_of_sedd_score(model: sedd.Model) -> None:
     assert str(exact).startswith("exactly ")
 
 
+def test_the_bound_of_a_text_depends_on_no_other_text_and_on_no_batch(model: sedd.Model) -> None:
+    together = model.bound(["abc", "defa", "abc"], draws=8)
+    alone = [model.bound(text, draws=8, batch=batch)[0] for text, batch in (("abc", 1), ("defa", 3), ("abc", 5))]
+    assert [round(bound.nats, 5) for bound in together] == [round(bound.nats, 5) for bound in alone]
+    assert model.bound("abc", draws=8, seed=1)[0].nats != together[0].nats
+
+
 def test_a_given_context_is_not_scored(model: sedd.Model) -> None:
     """The bound is that of the continuation given its context, per token of the continuation."""
-    (continuation,) = model.bound("def", given="abc", draws=16, seed=1)
+    (continuation,) = model.bound("def", given="abc", draws=16, seed=1, shared_noise=True)
     expected = evaluation.score_continuation(
         *evaluation.encode_continuation("abc", "def", model.loaded), model.loaded, draws=16, seed=1
     )
     assert (continuation.tokens, continuation.nats) == (3, 3 * expected.nats)
     assert continuation.stderr == 3 * expected.stderr
-    assert continuation.nats != model.bound("def", draws=16, seed=1)[0].nats
+    assert continuation.nats != model.bound("def", draws=16, seed=1, shared_noise=True)[0].nats
 
 
 @pytest.mark.parametrize(

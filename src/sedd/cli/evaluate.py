@@ -211,15 +211,25 @@ def score_texts(
     precision: Precision = None,
     seed: Seed = 0,
     label: LabelName = None,
+    shared_noise: Annotated[
+        bool,
+        typer.Option(
+            "--shared-noise",
+            help="Use the same times and noise for all texts: better for differences between texts of one length, "
+            "worse for sums over texts.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the likelihood of each text separately, and print one line per text.
 
-    A text may not be longer than the model's sequence length. Its result does not depend on the other texts. Example:
+    A text may not be longer than the model's sequence length. Its result depends on the seed and the text, not on the
+    other texts; the errors of different texts are independent. Example:
 
     - `sedd score run "the cat sat on the mat" "mat the on sat cat the"`
     """
     from sedd import evaluation, factory
+    from sedd.diffusion.rng import derive_seed
     from sedd.runtime import distributed
 
     lines = _read_texts(texts, file)
@@ -228,9 +238,10 @@ def score_texts(
         loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
         models = evaluation.models_by_precision(loaded, precision)
         for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):
-            record = run_evaluation(loaded, corpus, evaluation.SINGLE_TEXT, ranks, models=models)
+            noise_seed = seed if shared_noise else derive_seed(seed, text)
+            record = run_evaluation(loaded, corpus, evaluation.SINGLE_TEXT, ranks, models=models, noise_seed=noise_seed)
             if ranks.is_main:
-                _print_score({"text": text, **record}, as_json)
+                _print_score({"text": text, **record, "shared_noise": shared_noise}, as_json)
 
 
 def _read_texts(texts: list[str] | None, file: Path | None) -> list[str]:

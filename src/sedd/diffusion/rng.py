@@ -5,6 +5,7 @@ Philox4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers,
 that every device computes alike.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import final
 
@@ -18,6 +19,13 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 PRECISION = "float64"
 """The precision of the uniforms of every draw; published samples were drawn with float32.  [§9]"""
+
+
+def derive_seed(seed: int, key: str) -> int:
+    """Return the seed of one of many independent streams under one seed: a hash of the seed and the stream's name."""
+    digest = hashlib.blake2b(f"{seed}\n{key}".encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest()) >> 1
+
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 

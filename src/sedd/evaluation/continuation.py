@@ -46,12 +46,14 @@ def score_continuation(
     estimator: str | None = None,
     draws: int = 16,
     seed: int = 0,
+    noise_seed: int | None = None,
     batch: int = 16,
 ) -> LikelihoodEstimate:
     """Estimate −log p(continuation | context), or an upper bound on it, by adding noise to the continuation only.  [§8]
 
     The bound is on the distribution with which the model infills after a fixed context. For scores and denoisers under
-    absorbing noise that is the model's conditional distribution; under uniform noise it is not.
+    absorbing noise that is the model's conditional distribution; under uniform noise it is not. ``seed`` and
+    ``noise_seed`` are as for `results.evaluate`.
     """
     length = loaded.config.model.seq_len
     if len(context) + len(continuation) > length:
@@ -62,4 +64,5 @@ def score_continuation(
     by = factory.build_estimator(estimator, loaded, BoundTerms._fields, seed=seed)
     model = loaded.model.bind(context=torch.from_numpy(context).to(loaded.device))
     ranks = Ranks(0, 1, loaded.device)
+    seed = seed if noise_seed is None else noise_seed
     return estimate_likelihood(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks)

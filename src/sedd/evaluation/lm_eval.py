@@ -8,7 +8,6 @@ A response depends on the seed and the request only: not on other requests, thei
 of one question share their noise, which reduces the variance of their differences; different questions do not.
 """
 
-import hashlib
 import logging
 import math
 from collections import Counter
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 
 from sedd import evaluation, factory, generate
+from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, estimate_likelihood
 from sedd.runtime.distributed import Ranks
@@ -127,7 +127,7 @@ class SeddLM(LM):
             self.loaded,
             estimator=self.estimator_name,
             draws=self.draws,
-            seed=self._seed_for(context),
+            seed=derive_seed(self.seed, context),
             batch=self.batch,
         )
         self._add_variance(found.stderr * len(rest))
@@ -146,7 +146,7 @@ class SeddLM(LM):
             self.estimator,
             windows,
             draws=self.draws,
-            seed=self._seed_for(text),
+            seed=derive_seed(self.seed, text),
             batch=self.batch,
             ranks=Ranks(0, 1, self.loaded.device),
         )
@@ -160,7 +160,7 @@ class SeddLM(LM):
             ids = [token for _, token in sorted(generate.decode_greedy(self.loaded, given, options.tokens))]
         else:
             settings = generate.SamplingSettings(
-                steps=self.steps, seed=self._seed_for(context), **asdict(options.warping)
+                steps=self.steps, seed=derive_seed(self.seed, context), **asdict(options.warping)
             )
             sampling_run = generate.SamplingRun.of(self.loaded, settings)
             row = torch.from_numpy(np.append(given, np.full(options.tokens, -1)))[None]
@@ -168,11 +168,6 @@ class SeddLM(LM):
             ids = last.x[0, len(given) :].tolist()
         eos = self.loaded.tokenizer.eos
         return options.truncate(self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids))
-
-    def _seed_for(self, text: str) -> int:
-        """Derive a seed from the model's seed and a text."""
-        digest = hashlib.blake2b(f"{self.seed}\n{text}".encode("utf-8", "surrogatepass"), digest_size=8)
-        return int.from_bytes(digest.digest()) >> 1
 
     def _add_variance(self, stderr: float) -> None:
         self._sum_of_variances, self._responses = self._sum_of_variances + stderr**2, self._responses + 1

@@ -31,6 +31,7 @@ def evaluate(
     draws: int | None = None,
     batch: int | None = None,
     seed: int = 0,
+    noise_seed: int | None = None,
     models: "ModelsByPrecision | None" = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
@@ -44,7 +45,8 @@ def evaluate(
         estimator: Name of the estimator; by default the first that fits the model.
         draws: Monte Carlo draws per sequence; by default the protocol's.
         batch: Draws per batch on each process; affects speed only. None: chosen for the device.
-        seed: Seed of times and noise.
+        seed: Seed of times and noise, and of a random order of tokens.
+        noise_seed: Another seed of times and noise: results with different ones have independent errors.
         models: The model in each precision, for several calls; by default bfloat16 on a GPU if the difference is
             negligible, else float32.
         on_progress: Called with the number of draws done and their total.
@@ -61,7 +63,7 @@ def evaluate(
         by,
         corpus.sequences,
         draws=draws,
-        seed=seed,
+        seed=seed if noise_seed is None else noise_seed,
         batch=default_batch(loaded, max(map(len, corpus.sequences))) if batch is None else batch,
         ranks=ranks,
         low_precision_model=models.low_precision_model,
