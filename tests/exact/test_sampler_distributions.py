@@ -390,14 +390,36 @@ def test_gibbs_corrections_keep_the_distribution_and_reduce_errors(at: int) -> N
     assert total_variation(mended, truth) < total_variation(plain, truth) / 3
 
 
-def test_choosing_by_confidence_is_not_the_models_distribution() -> None:
-    """With a wrong model, the most certain positions first is not a random order; the declared order is 0."""
+BY_CONFIDENCE = {"confidence": Confident, "entropy": lambda *parts: EntropyBounded(*parts, bound=0.0)}
+
+
+@pytest.mark.parametrize("name", BY_CONFIDENCE)
+@pytest.mark.parametrize("given", [BLANK, MIDDLE], ids=["blank", "infilling"])
+def test_one_position_at_a_time_has_the_models_distribution_in_any_adaptive_order(
+    name: str, given: torch.Tensor
+) -> None:
+    """With exact conditionals; the order is chosen anew after every token, and differs between sequences."""
+    process, schedule = SETTINGS[0]
+    distribution = random_distribution(3, 3, 0)
+    chosen = BY_CONFIDENCE[name](exact.Score(distribution, process), process, schedule)
+    blanks = int((given < 0).sum())
+    found = exact.sample_distribution(chosen, given, uniform_grid(blanks))
+    x = exact.all_sequences(process.num_states, 3)
+    right = distribution.at(process, tensor(0.0)) * ((given < 0) | (x == given)).all(-1)
+    assert total_variation(found, right / right.sum()) < 1e-15
+    if name == "confidence" and blanks > 2:  # two positions in one step: the mutant that the law must catch
+        assert total_variation(exact.sample_distribution(chosen, given, uniform_grid(2)), right) > 1e-2
+
+
+@pytest.mark.parametrize("name", BY_CONFIDENCE)
+def test_choosing_by_confidence_is_not_a_random_order_of_a_wrong_model(name: str) -> None:
+    """Whose conditionals are not those of one distribution: even one at a time, so the declared order is 0."""
     process, schedule = SETTINGS[0]
     model = models(process)["mean"]
     distribution = exact.sample_distribution(Ordered(model, process, schedule), BLANK, NO_GRID)
-    for kind in (Confident(model, process, schedule), EntropyBounded(model, process, schedule, bound=0.0)):
-        assert kind.order == 0
-        assert total_variation(exact.sample_distribution(kind, BLANK, uniform_grid(64)), distribution) > 1e-2
+    chosen = BY_CONFIDENCE[name](model, process, schedule)
+    assert chosen.order == 0
+    assert total_variation(exact.sample_distribution(chosen, BLANK, uniform_grid(64)), distribution) > 1e-2
 
 
 # Randomness, caching, counting -----------------------------------------------------------------------------

@@ -175,3 +175,13 @@ def test_one_long_step_under_uniform_noise_does_not_return_the_noise(
     noise = next(sampling_run.states(sampling.empty(16, 32))).x.tolist()
     same = sum(a == b for row, start in zip(rows, noise, strict=True) for a, b in zip(row["ids"], start, strict=True))
     assert same < 3 * 16 * 32 / loaded.process.vocab_size
+
+
+@pytest.mark.parametrize("sampler", ["confidence", "entropy", "first-hitting"])
+def test_samplers_that_need_not_sample_the_models_distribution_state_when_they_do(
+    sedd: Sedd, models: Callable[[str], Path], sampler: str
+) -> None:
+    done = sedd("sample", models("time-free"), "-n", 1, "--steps", 8, "--sampler", sampler)
+    ok(done)
+    has_note = "need not sample the model's distribution" in done.stderr
+    assert has_note == ("at most one token per step and exact conditionals" in done.stderr) == (sampler[0] in "ce")

@@ -253,4 +253,5 @@ def _print_stats(sampling_run: "SamplingRun") -> None:
     ]
     print("; ".join(parts), file=sys.stderr)
     if sampling_run.sampler.order == 0:
-        print("note: this sampler does not sample the model's distribution", file=sys.stderr)
+        note = f"{sampling_run.name} need not sample the model's distribution: {sampling_run.sampler.assumes}"
+        print(f"note: {note}", file=sys.stderr)

@@ -47,9 +47,9 @@ class SamplingSettings:
     sampler: str | None = _setting(
         None,
         str,
-        f"Sampler: {', '.join(registry.SAMPLERS.names)}. confidence and entropy do not sample the model's "
-        "distribution. Default: first-hitting for denoisers under absorbing noise, ancestral for denoisers under other "
-        "noise, tweedie for scores.",
+        f"Sampler: {', '.join(registry.SAMPLERS.names)}. confidence and entropy sample the model's distribution only "
+        "with one token per step and exact conditionals. Default: first-hitting for denoisers under absorbing noise, "
+        "ancestral for denoisers under other noise, tweedie for scores.",
     )
     steps: int | None = _setting(
         128, parse_steps, "Sampling steps; inf (None in Python) reveals one token at a time, without a time grid."

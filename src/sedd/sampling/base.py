@@ -113,7 +113,7 @@ class Sampler(ABC):
     def order(self) -> float:
         """The order of convergence: total variation to the model's distribution falls like steps^−order.
 
-        ∞: they are equal at any number of steps. 0: they never are.
+        ∞: they are equal at any number of steps. 0: there is no such limit for the conditionals of a network.
         """
 
     @final

@@ -1,4 +1,4 @@
-"""Samplers that reveal the positions of which the network is most certain. They do not sample the model.  [§9]"""
+"""Samplers that reveal the positions of which the network is most certain first.  [§9]"""
 
 import math
 from abc import ABC, abstractmethod
@@ -24,16 +24,21 @@ from sedd.sampling.base import (
 )
 from sedd.sampling.caching import SamplingModel, gather_rows
 
+WHEN_EXACT = "absorbing noise; it does with at most one token per step and exact conditionals, else likely tokens become likelier"
+
 
 class ConfidenceSampler(Sampler, ABC):
-    """A sampler in which the network decides which masks are revealed next.
+    """A sampler in which the network decides which masks are revealed next. Tokens are drawn at random.
 
-    **Its samples do not have the model's distribution**: likely tokens become likelier. Tokens are drawn at random.
+    By the chain rule, samples have the model's distribution if at most one position is drawn per step and the
+    conditionals are exact, that is, those of one distribution: the order may then depend on the tokens revealed so far.
+    Otherwise they do not. The conditionals of a network differ between orders, and positions that are drawn in one step
+    are drawn independently, the most certain ones together: likely tokens become likelier.
     """
 
     @property
     def order(self) -> float:
-        """0: the distribution is another one at any number of steps."""
+        """0: with the conditionals of a network, the distribution is another one at any number of steps."""
         return 0.0
 
     @abstractmethod
@@ -61,7 +66,7 @@ class Confident(ConfidenceSampler, GridSampler):
     Reference: Chang et al. 2022, "MaskGIT: Masked Generative Image Transformer".
     """
 
-    assumes: ClassVar[str] = "absorbing noise; does not sample the model's distribution"
+    assumes: ClassVar[str] = WHEN_EXACT
 
     def __post_init__(self) -> None:
         check_absorbing(self.process)
@@ -104,7 +109,7 @@ class EntropyBounded(ConfidenceSampler):
     Reference: Ben-Hamu et al. 2025, "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking".
     """
 
-    assumes: ClassVar[str] = "absorbing noise; does not sample the model's distribution"
+    assumes: ClassVar[str] = WHEN_EXACT
     supports_infinite_steps: ClassVar[bool] = True
     bound: float = 0.1
 
