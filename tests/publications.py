@@ -8,7 +8,9 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -118,6 +120,33 @@ def folder(path: Path, kind: Kind, form: str = "safetensors", seed: int = 0) -> 
         index = {key: name for part, name in zip(parts, names, strict=True) for key in part}
         text = json.dumps({"metadata": {}, "weight_map": index})
         (path / f"{stem}.{suffix}.index.json").write_text(text)
+    return path
+
+
+def trainer_run(path: Path, kind: Kind, seed: int = 0, prefix: str = "") -> Path:
+    """Write the folder of a run of the original training code; the EMA weights are those of the next seed.
+
+    Its learning rate is a NumPy number, since the warm-up multiplies it by the result of ``numpy.minimum``.
+    """
+    trained = {name: torch.nn.Parameter(w) for name, w in weights(kind, seed).items() if "inv_freq" not in name}
+    optimizer = torch.optim.AdamW(trained.values(), lr=3e-4)
+    sum(w.sum() for w in trained.values()).backward()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0 * np.minimum(7 / 2500, 1.0)
+    optimizer.step()
+    shadows = [w for name, w in weights(kind, seed + 1).items() if "inv_freq" not in name]
+    state = {
+        "optimizer": optimizer.state_dict(),
+        "model": {prefix + name: w for name, w in weights(kind, seed).items()},
+        "ema": {"decay": 0.9999, "num_updates": 7, "shadow_params": shadows},
+        "step": 7,
+    }
+    settings = {**config(kind), "hydra": {"run": {"dir": "exp_local/${data.train}"}}}
+    for folder, name in (("checkpoints-meta", "checkpoint.pth"), ("checkpoints", "checkpoint_1.pth")):
+        (path / folder).mkdir(parents=True, exist_ok=True)
+        torch.save(state, path / folder / name)
+    (path / ".hydra").mkdir()
+    OmegaConf.save(settings, path / ".hydra" / "config.yaml")
     return path
 
 

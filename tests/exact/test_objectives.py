@@ -12,7 +12,16 @@ from sedd import exact
 from sedd.diffusion import objective as objectives
 from sedd.diffusion.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform, at_token, log_odds
-from sedd.diffusion.schedule import Cosine, Geometric, ImportanceTimes, LogLinear, Polynomial, Schedule, stratified
+from sedd.diffusion.schedule import (
+    Cosine,
+    Geometric,
+    ImportanceTimes,
+    LogLinear,
+    Polynomial,
+    Schedule,
+    corruption_probability,
+    stratified,
+)
 from sedd.exact import explicit_objectives
 from sedd.exact import objectives as definition
 
@@ -271,6 +280,37 @@ def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Sc
     assert distance(truth, 64) > 0
     for model in (truth, wrong):
         assert 1.9 < distance(model, 64) / distance(model, 128) < 2.1
+
+
+@pytest.mark.parametrize(("schedule", "t_min"), [(LogLinear(), 0.0), (LogLinear(), 1e-3), (Geometric(0.1, 4.0), 0.2)])
+def test_the_constant_by_which_other_code_differs_in_t_dce(schedule: Schedule, t_min: float) -> None:
+    """With log(p/e) in place of log p: H(m_0) − H(m_1) nats per token for every model, m the masked fraction."""
+    process = Absorbing(3)
+    ends = corruption_probability(schedule.sigma(torch.tensor([t_min, 1.0]).double()))
+    H = -(torch.xlogy(ends, ends) + torch.xlogy(1 - ends, 1 - ends))
+
+    class Scaled:
+        """The denoiser p/e: the score."""
+
+        def __init__(self, model: MeanModel) -> None:
+            self.model = model
+
+        def log_mean(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            return self.model.log_mean(x_t, sigma) - log_odds(sigma)[..., None, None]
+
+    for seed in (1, 2):
+        model, objective = random_model(MeanModel, process, 3, seed), objectives.TimeDCE(process, schedule)
+
+        def difference(
+            t: torch.Tensor, model: MeanModel = model, objective: objectives.TimeDCE = objective
+        ) -> torch.Tensor:
+            losses = (expected_loss(objective, one, P_DATA, schedule, t) for one in (Scaled(model), model))
+            return next(losses) - next(losses)
+
+        found = exact.integrate(lambda u: (1 - t_min) * difference(t_min + (1 - t_min) * u), nodes=60)
+        torch.testing.assert_close(found, 3 * (H[0] - H[1]), rtol=0, atol=2e-4)
+    if schedule == LogLinear():
+        assert (H[0] - H[1]).item() == pytest.approx(-0.0079 if t_min == 0 else -7e-6, rel=0.05)
 
 
 def test_the_truth_is_where_ratio_matching_and_cross_entropy_are_least() -> None:

@@ -75,6 +75,45 @@ def test_every_command_works_on_an_imported_model(sedd: Sedd, tmp_path: Path, ki
     assert all(torch.equal(back[name], value) for name, value in publications.weights(kind).items())
 
 
+@pytest.mark.parametrize(
+    ("kind", "prefix", "file"),
+    [
+        (SEDD, "", "."),
+        (UNIFORM, "module.", "checkpoints-meta/checkpoint.pth"),
+        (RADD, "", "checkpoints/checkpoint_1.pth"),
+    ],
+    ids=["SEDD", "uniform", "RADD"],
+)
+def test_a_run_of_the_original_training_code(sedd: Sedd, tmp_path: Path, kind: Kind, prefix: str, file: str) -> None:
+    """Its folder or one of its files; the EMA weights are the model, and the trained ones are stored beside them."""
+    run, model = publications.trainer_run(tmp_path / "run", kind, prefix=prefix), tmp_path / "model"
+    done = sedd("import", run / file, "--out", model, "--json")
+    ok(done)
+    record = json.loads(done.stdout)
+    assert (record["layout"], record["weights"], record["vocab_size"]) == (kind.layout, "ema and model", V)
+    for stem, seed in (("model", 0), ("ema", 1)):
+        stored, expected = load_file(model / f"{stem}.safetensors"), publications.weights(kind, seed)
+        assert stored.keys() == expected.keys()
+        assert all(torch.equal(stored[name], value) for name, value in expected.items())
+    assert json.loads((model / "state.json").read_text())["step"] == 7
+    config = json.loads((model / "config.json").read_text())
+    assert config["noise"]["process"] == ("uniform" if kind is UNIFORM else "absorbing")
+    assert config["model"]["seq_len"] == 24
+    ok(sedd("sample", model, "-n", 1, "--steps", 2, "--length", 6))
+
+
+def test_a_checkpoint_of_the_original_training_code_needs_its_configuration(
+    sedd: Sedd, tmp_path: Path, output: Path
+) -> None:
+    run = publications.trainer_run(tmp_path / "run", SEDD)
+    shutil.copy(run / "checkpoints-meta" / "checkpoint.pth", tmp_path / "checkpoint.pth")
+    refused(sedd("import", tmp_path / "checkpoint.pth", "--out", output), output, "no graph.type", ".hydra/config.yaml")
+    (run / ".hydra" / "config.yaml").write_text("a: [1")
+    refused(sedd("import", run, "--out", output), output, "config.yaml cannot be read")
+    (tmp_path / "config.json").write_text(json.dumps(publications.config(SEDD)))
+    ok(sedd("import", tmp_path / "checkpoint.pth", "--out", output))
+
+
 def test_the_tokenizer_in_the_folder_of_a_checkpoint_is_used(sedd: Sedd, tmp_path: Path, corpus: Path) -> None:
     from sedd.tokenizer import Characters
 

@@ -22,9 +22,9 @@ def import_checkpoint(
 ) -> None:
     """Convert a published SEDD, RADD or MDLM checkpoint into a model folder.
 
-    The format is recognized from the files. Pickles are read without executing code, or refused. All other commands
-    accept the folder. Example:
-
+    The format is recognized from the files. Pickles are read without executing code, or refused. A run of SEDD's or
+    RADD's own training code (checkpoint.pth and .hydra/config.yaml) is read too. All other commands accept the folder.
+    Example:
     - `sedd import owner/name --out model`
     - `sedd sample model`
     """

@@ -101,7 +101,7 @@ class Sampler(ABC):
     assumes: ClassVar[str]
     """The models for which `order` holds."""
     supports_infinite_steps: ClassVar[bool] = False
-    """Whether it can draw one position at a time, without a grid: samples then have the model's distribution."""
+    """Whether it can do without a grid: it draws one position at a time, or as many as the network's output allows."""
     calls_per_step: ClassVar[int] = 1
     """Calls of the model in each step but the last."""
     model: LogScoreModel

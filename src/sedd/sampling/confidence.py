@@ -24,7 +24,9 @@ from sedd.sampling.base import (
 )
 from sedd.sampling.caching import SamplingModel, gather_rows
 
-WHEN_EXACT = "absorbing noise; it does with at most one token per step and exact conditionals, else likely tokens become likelier"
+WHEN_EXACT = (
+    "absorbing noise; it does with at most one token per step and exact conditionals, else it favours likely tokens"
+)
 
 
 class ConfidenceSampler(Sampler, ABC):

@@ -18,7 +18,7 @@ from sedd.tokenizer import Integers, Tokenizer
 ORIGIN = "published"
 """Name of the JSON file of a model folder that records the checkpoint it was converted from."""
 UNKNOWN_STATE = {"step": None, "tokens": None, "seconds": None, "skipped": 0, "best": None, "best_step": None}
-"""The training state of a published checkpoint, which it does not record."""
+"""The training state of a published checkpoint, which does not record it, or the step alone."""
 
 
 class ImportedCheckpoint(NamedTuple):
@@ -32,6 +32,8 @@ class ImportedCheckpoint(NamedTuple):
     original: dict[str, Any] | None
     """Its config.json."""
     folder: Path
+    step: int | None = None
+    """The training step, where it is recorded."""
 
     @property
     def parameters(self) -> int:
@@ -55,7 +57,7 @@ def read_published(source: Path) -> ImportedCheckpoint:
         averaged = _named_ema(raw.path, raw.ema, state)
         weights = {"ema": files.check_tensors(raw.path, averaged, shapes), "model": model}
     original = files.plain_json(raw.config) if (raw.path.parent / "config.json").is_file() else None
-    return ImportedCheckpoint(layout, run, vocab_size, weights, original, raw.path.parent)
+    return ImportedCheckpoint(layout, run, vocab_size, weights, original, raw.path.parent, raw.step)
 
 
 def _strip_prefix(raw: files.RawCheckpoint, prefix: str) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None,
     imported.config.data.tokenizer = tokenizer.kind
     records = {
         "config": {**imported.config.as_dict(), "vocab_size": imported.vocab_size},
-        "state": UNKNOWN_STATE,
+        "state": UNKNOWN_STATE | {"step": imported.step},
         ORIGIN: {"layout": imported.layout.name, "config": imported.original, "source": source},
     }
     return checkpoint.save(out.parent, out.name, imported.weights, records, extra=tokenizer.save)
@@ -162,7 +164,7 @@ def _check_rotary(path: Path, frequencies: Tensor) -> None:
 
 
 def _named_ema(path: Path, ema: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the EMA weights of a Lightning checkpoint, stored as a list in the order of the weights, by name."""
+    """Return the EMA weights of a checkpoint of training, stored as a list in the order of the weights, by name."""
     shadows = ema.get("shadow_params") if isinstance(ema, Mapping) else None
     names = [name for name in state if name != ROTARY]
     if not isinstance(shadows, list) or len(shadows) != len(names):

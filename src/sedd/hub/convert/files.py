@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sedd import checkpoint
 
@@ -21,6 +24,10 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 """Files of weights in order of preference: safetensors hold data only."""
+TRAINER_FILES = ("checkpoint.pth", "checkpoints-meta/checkpoint.pth")
+"""Where the training code of SEDD and RADD saves its state in the folder of a run."""
+HYDRA_CONFIG = Path(".hydra") / "config.yaml"
+"""The configuration in the folder of a run of that code, one level above its checkpoints."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 MAX_LISTED = 10
 """Names listed in an error message."""
@@ -33,9 +40,11 @@ class RawCheckpoint(NamedTuple):
     state: Mapping[str, Any]
     """The stored object of each name."""
     ema: Any
-    """The ``ema`` entry of a Lightning checkpoint."""
+    """The ``ema`` entry of a checkpoint of training: of Lightning, or of the code of SEDD and RADD."""
     config: Mapping[str, Any]
     """Its configuration; empty if it has none."""
+    step: int | None = None
+    """The training step, where it is recorded."""
 
 
 def find_weights(source: Path) -> Path:
@@ -44,12 +53,13 @@ def find_weights(source: Path) -> Path:
         return source
     if not source.is_dir():
         raise ValueError(f"{source} does not exist; give a folder, a file or a Hub id such as owner/name")
-    named = [source / name for name in WEIGHT_FILES if (source / name).is_file()]
+    named = [source / name for name in (*WEIGHT_FILES, *TRAINER_FILES) if (source / name).is_file()]
     single = named or [path for path in sorted(source.glob("*.ckpt")) if path.is_file()]
     if not named and len(single) != 1:
         several = f"holds {len(single)} .ckpt files: name one of them" if single else "holds no weights"
         raise ValueError(
-            f"{source} {several}; a published checkpoint is one of {', '.join(WEIGHT_FILES)}, or one .ckpt"
+            f"{source} {several}; a published checkpoint is one of {', '.join((*WEIGHT_FILES, *TRAINER_FILES))}, or a "
+            "single .ckpt"
         )
     return single[0]
 
@@ -57,16 +67,42 @@ def find_weights(source: Path) -> Path:
 def read_checkpoint(source: Path) -> RawCheckpoint:
     """Read the weights and the configuration of a source."""
     path = find_weights(source)
-    config = _read_object(path.parent / "config.json") if (path.parent / "config.json").is_file() else {}
+    config = _read_config(path.parent)
     content = _read_shards(path) if path.name.endswith(".index.json") else _read_weights(path)
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"{path} holds a {type(content).__name__}, not weights by their names")
+    if isinstance(content.get("model"), Mapping) and "ema" in content:
+        state, step = _without_ddp_prefix(_check_keys(path, content["model"])), content.get("step")
+        return RawCheckpoint(path, state, content["ema"], config, step if isinstance(step, int) else None)
     if not isinstance(content.get("state_dict"), Mapping):
         return RawCheckpoint(path, _check_keys(path, content), None, config)
     settings = content.get("hyper_parameters")
     nested = settings.get("config") if isinstance(settings, Mapping) else None
     config = config or (dict(nested) if isinstance(nested, Mapping) else {})
     return RawCheckpoint(path, _check_keys(path, content["state_dict"]), content.get("ema"), config)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration beside the weights, or that of the run whose checkpoints the folder holds."""
+    if (folder / "config.json").is_file():
+        return _read_object(folder / "config.json")
+    found = [place / HYDRA_CONFIG for place in (folder, folder.parent) if (place / HYDRA_CONFIG).is_file()]
+    if not found:
+        return {}
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(found[0]), resolve=False)
+    except (OmegaConfBaseException, OSError, UnicodeError, YAMLError) as error:
+        raise ValueError(f"{found[0]} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{found[0]} holds a {type(config).__name__}, not settings by their names")
+    return {str(name): value for name, value in config.items()}
+
+
+def _without_ddp_prefix(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Remove the prefix that names have if the weights were those of the wrapper of DDP."""
+    prefix = "module."
+    is_wrapped = all(name.startswith(prefix) for name in state)
+    return {name.removeprefix(prefix): value for name, value in state.items()} if is_wrapped else state
 
 
 def _check_keys(path: Path, state: Mapping[Any, Any]) -> Mapping[str, Any]:
@@ -125,11 +161,32 @@ def _check_shard_name(index: Path, name: object, suffix: str) -> None:
 # Pickles ---------------------------------------------------------------------------------------------------
 
 
+class _NumpyNumber:
+    """Takes the place of a NumPy number, such as the learning rate that a trainer saves with its optimizer.
+
+    NumPy's own functions are not called: nothing here reads the number.
+    """
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+NUMPY_NUMBERS: list[Any] = [
+    (_NumpyNumber, name) for name in ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+]
+
+
 def _unpickle(path: Path) -> Any:
     """Read a pickle with torch's restricted loader, which builds only tensors and plain containers."""
     _check_archive(path)
     try:
-        with warnings.catch_warnings(action="ignore"):  # about pickle protocols; unknown ones are refused
+        with (
+            warnings.catch_warnings(action="ignore"),  # about pickle protocols; unknown ones are refused
+            torch.serialization.safe_globals(NUMPY_NUMBERS),
+        ):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes may raise anything; never fall back to an unrestricted loader
         if foreign := re.search(r"GLOBAL (\S+)", str(error)):

@@ -228,7 +228,7 @@ def _choice(config: Config, path: str, choices: Mapping[str, str], default: str 
     found = default if found is None else found
     if not isinstance(found, str) or found not in choices:
         given = f"in the configuration {path} is {found!r}"
-        missing = f"the configuration has no {path}; is config.json missing?"
+        missing = f"the configuration has no {path}; is config.json, or .hydra/config.yaml of a training run, missing?"
         raise ValueError(f"{missing if found is None else given}: it must be one of {', '.join(choices)}")
     return choices[found]
 
