@@ -66,7 +66,7 @@ def test_the_network_sees_enough_tokens(tmp_path: Path, monkeypatch: pytest.Monk
     flops = 5 * 60 * 1e11
     for size, is_enough in ((chosen, True), (larger, False)):
         seen = sizing._tokens(size, flops, "cpu") / sizing._weights(size)
-        assert (seen >= sizing.TOKENS_PER_WEIGHT) == is_enough
+        assert (seen >= sizing.TOKENS_PER_WEIGHT["cpu"]) == is_enough
 
 
 @pytest.mark.parametrize(
