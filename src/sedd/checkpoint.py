@@ -1,23 +1,32 @@
 """Checkpoints: safetensors and JSON files, written atomically, with a manifest of SHA-256 hashes.
 
 A checkpoint is a folder ``step-00000500`` that appears by a rename once everything in it is on the disk. If one is
-damaged later, its manifest shows it, and the checkpoint before it is used.
+damaged later, its manifest shows it, and the checkpoint before it is used. What is not tensors is read without torch.
 """
 
 import hashlib
 import json
+import math
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+
+from sedd.config import RunConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MANIFEST = "manifest.json"
+CHECKPOINTS = "checkpoints"
+"""The subfolder of a run with its checkpoints."""
+BUFFERS = ("inv_freq",)
+"""Last parts of the names in a weights file that are not parameters."""
 PARTIAL_PREFIX = ".writing-"
 """Starts the name of a file or folder that is not completely written."""
 
@@ -49,8 +58,10 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} could not be written: {reason}; what was saved before is untouched") from None
 
 
-def write_tensors(path: Path, values: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, values: "Mapping[str, Tensor]") -> None:
     """Write a .safetensors file."""
+    from safetensors.torch import save_file
+
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         contiguous = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
@@ -72,7 +83,7 @@ def write_json(path: Path, value: Any) -> None:
 def save(
     root: Path,
     name: str,
-    tensors: Mapping[str, Mapping[str, Tensor]],
+    tensors: "Mapping[str, Mapping[str, Tensor]]",
     records: Mapping[str, Any],
     extra: Callable[[Path], None] = lambda _: None,
 ) -> Path:
@@ -127,8 +138,10 @@ def _fsync(path: Path) -> None:
 # Reading ---------------------------------------------------------------------------------------------------
 
 
-def load_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
+def load_tensors(folder: Path, stem: str) -> "dict[str, Tensor]":
     """Load one .safetensors file of a checkpoint."""
+    from safetensors.torch import load_file
+
     path = folder / f"{stem}.safetensors"
     try:
         return load_file(path)
@@ -180,6 +193,65 @@ def newest(root: Path, warn: Callable[[str], None]) -> Path | None:
             f"none of the {len(checkpoints)} checkpoints in {root} is intact; start anew with another --out"
         )
     return None
+
+
+# Models ----------------------------------------------------------------------------------------------------
+
+
+class StoredModel(NamedTuple):
+    """A model on disk, without its weights."""
+
+    folder: Path
+    """The model folder or checkpoint."""
+    config: RunConfig
+    vocab_size: int
+    labels: tuple[str, ...]
+
+
+def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
+    """Find a model on disk and read its configuration.
+
+    Args:
+        folder: A model folder, one of a run's checkpoints, or the run, of which the newest intact checkpoint is taken.
+        weights: The stem of a weights file that it must have.
+    """
+    path = Path(folder)
+    if (path / CHECKPOINTS).is_dir():
+        path = newest(path / CHECKPOINTS, lambda text: print(f"sedd: {text}", file=sys.stderr)) or path
+    elif (path / MANIFEST).is_file() and (reason := corruption(path)):
+        raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
+    if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
+        raise ValueError(_no_model(Path(folder)))
+    return read_stored_model(path)
+
+
+def _no_model(folder: Path) -> str:
+    if (folder / "log.jsonl").is_file():
+        return f"the run {folder} has no checkpoint yet; wait for its first, or set train.save_every lower"
+    what = "holds no model" if folder.exists() else "holds no model: it does not exist"
+    return f"{folder} {what}; give the folder of a run, one of its checkpoints, or what sedd import wrote"
+
+
+def read_stored_model(path: Path) -> StoredModel:
+    """Read the configuration of a model folder or checkpoint."""
+    stored = load_json(path, "config")
+    if not isinstance(stored, dict) or not isinstance(vocab_size := stored.pop("vocab_size", None), int):
+        raise ValueError(f"{path / 'config.json'} has no vocab_size; it is not the configuration of a model")
+    labels = stored.pop("labels", [])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"{path / 'config.json'} has labels {labels!r}; they must be a list of names")
+    return StoredModel(path, RunConfig.from_dict(stored), vocab_size, tuple(labels))
+
+
+def count_parameters(folder: Path, stem: str = "ema") -> int:
+    """Return the number of parameters in a .safetensors file, from its header."""
+    path = folder / f"{stem}.safetensors"
+    try:
+        with safe_open(path, framework="np") as file:
+            names = [name for name in file.keys() if name.rpartition(".")[2] not in BUFFERS]  # noqa: SIM118
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 # Removing --------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ class TrainConfig:
     log_every: int = 10
     """Steps between records of the training loss."""
     eval_every: int = 250
-    """Steps between validations."""
+    """Steps between validations; the last step is validated too."""
     eval_sequences: int = 256
     """Sequences per validation."""
     save_every: int = 500

@@ -7,7 +7,6 @@ import copy
 import functools
 import inspect
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -302,23 +301,7 @@ def load_model(
         device: cpu, cuda …
         precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
     """
-    path = Path(folder)
-    if (path / "checkpoints").is_dir():
-        newest = checkpoint.newest(path / "checkpoints", lambda text: print(f"sedd: {text}", file=sys.stderr))
-        path = newest or path
-    elif (path / checkpoint.MANIFEST).is_file() and (reason := checkpoint.corruption(path)):
-        raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
-    if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
-        raise ValueError(
-            f"{folder} holds no model; give the folder of a run, one of its checkpoints, or what sedd import wrote"
-        )
-    stored = checkpoint.load_json(path, "config")
-    if not isinstance(stored, dict) or not isinstance(vocab_size := stored.pop("vocab_size", None), int):
-        raise ValueError(f"{path / 'config.json'} has no vocab_size; it is not the configuration of a model")
-    labels = stored.pop("labels", [])
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise ValueError(f"{path / 'config.json'} has labels {labels!r}; they must be a list of names")
-    config = RunConfig.from_dict(stored)
+    path, config, vocab_size, labels = checkpoint.find_model(folder, weights)
     setup = build_setup(config, vocab_size)
     network = build_network(config, setup, len(labels))
     try:
@@ -329,7 +312,7 @@ def load_model(
     default_precision = "bfloat16" if half_precision and device.startswith("cuda") else "float32"
     network = prepare_for_inference(network, device, precision or default_precision)
     model = build_model(config, network, setup, cuda_graphs=True)
-    return LoadedModel(model, network, *setup, load_tokenizer(path), config, path, tuple(labels))
+    return LoadedModel(model, network, *setup, load_tokenizer(path), config, path, labels)
 
 
 def convert_precision(loaded: LoadedModel, precision: str) -> LoadedModel:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from sedd import checkpoint
 from sedd.data import block_order
+from sedd.evaluation import compare
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -133,10 +134,10 @@ def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     info = json.loads(sedd("info", run, "--json").stdout)
     assert info["step"] == 3
     assert info["vocab_size"] == 256
-    assert info["best_bound"] is None
+    assert info["best_bound"] == info["bound"] == json.loads(done.stdout)["bound"]
     shown = sedd("info", run).stdout
     assert "parameters" in shown
-    assert f"none yet (the run evaluates every 5 steps); compute it with: sedd eval {run}" in shown
+    assert f"{info['bound']:.4f} nats per token at step 3" in shown
     planned = sedd("plan", corpus, *SMALL, "--steps", 1000, "--json")
     ok(planned)
     found = json.loads(planned.stdout)
@@ -146,6 +147,35 @@ def test_info_and_plan(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     missing = sedd("info", tmp_path)
     assert missing.returncode == 2
     assert "holds no model" in missing.stderr
+
+
+def test_the_last_bound_is_kept(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """The bound that train prints is in the log, counted for the best, and shown by info, report and compare."""
+    run = tmp_path / "run"
+    words = ["train", corpus, *SMALL, "--out", run, "--set", "train.log_every=4", "--set", "optim.ema_decay=0"]
+    printed = json.loads(sedd(*words, "--steps", 7, "--json").stdout)
+    bounds = {record["step"]: record["bound"] for record in log(run) if "bound" in record}
+    assert list(bounds) == [5, 7]
+    assert bounds[7] == printed["bound"] < bounds[5]
+    state = checkpoint.load_json(run / "checkpoints" / "step-00000007", "state")
+    assert (state["best"], state["best_step"]) == (printed["bound"], 7)
+    info = json.loads(sedd("info", run, "--json").stdout)
+    assert (info["bound"], info["bound_step"]) == (info["best_bound"], info["best_bound_step"]) == (bounds[7], 7)
+    ok(sedd("report", run, "--samples", 0))
+    page = (run / "report.html").read_text()
+    assert f"{bounds[7]:.4f} ±" in page
+    assert f"{printed['bound_bits_per_char']:.4f}" in page
+    curve = compare.read_curve(run)
+    assert curve.bits[-1] == printed["bound_bits_per_char"]
+    assert "loss" in log(run)[-1]
+
+    before = (run / "log.jsonl").read_text()
+    again = sedd("train", "--out", run, "--resume", "--json")
+    assert json.loads(again.stdout)["bound"] == printed["bound"]
+    assert (run / "log.jsonl").read_text() == before
+    (run / "log.jsonl").write_text("".join(line for line in before.splitlines(True) if '"bound"' not in line))
+    ok(sedd("train", "--out", run, "--resume"))  # the log of a run that a signal stopped at its last step
+    assert [record["bound"] for record in log(run) if "bound" in record] == [bounds[7]]
 
 
 @pytest.mark.parametrize("objective", ["autoregressive", "d3pm", "any-order", "concrete-score", "mean"])

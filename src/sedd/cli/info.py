@@ -1,5 +1,8 @@
 """``sedd info``: describe a model."""
 
+from pathlib import Path
+from typing import Any
+
 from sedd.cli.root import AsJson, ModelFolder, app, print_record
 
 
@@ -8,29 +11,56 @@ def info(
     model: ModelFolder,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a model: size, noise process, objective, tokenizer, training progress."""
-    from sedd import checkpoint, factory
+    """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds."""
+    from sedd import checkpoint
+    from sedd.tokenizer import load_tokenizer
 
-    loaded = factory.load_model(model)
-    state = checkpoint.load_json(loaded.folder, "state")
-    record = {
-        "folder": str(loaded.folder),
-        "parameters": sum(p.numel() for p in loaded.network.parameters()),
-        "vocab_size": loaded.process.vocab_size,
-        "seq_len": loaded.config.model.seq_len,
-        "process": loaded.config.noise.process,
-        "schedule": str(loaded.schedule),
-        "objective": loaded.config.objective,
-        "parameterization": loaded.config.model.parameterization,
-        "architecture": loaded.config.model.architecture,
-        "tokenizer": loaded.tokenizer.kind,
-        **({"labels": ", ".join(loaded.labels)} if loaded.labels else {}),
+    folder, config, vocab_size, labels = checkpoint.find_model(model)
+    state, options = checkpoint.load_json(folder, "state"), config.noise.options
+    record: dict[str, Any] = {
+        "folder": str(folder),
+        "parameters": checkpoint.count_parameters(folder),
+        "vocab_size": vocab_size,
+        "seq_len": config.model.seq_len,
+        "process": config.noise.process,
+        "schedule": " ".join([str(config.noise.schedule), *(f"{name}={value}" for name, value in options.items())]),
+        "objective": config.objective,
+        "parameterization": config.model.parameterization,
+        "architecture": config.model.architecture,
+        "tokenizer": load_tokenizer(folder).kind,
+        **({"labels": ", ".join(labels)} if labels else {}),
         "step": state["step"],
         "tokens": state["tokens"],
-        "best_bound": None if state["best"] is None else f"{state['best']:.4f} nats per token",
     }
-    if record["best_bound"] is None and not as_json:
-        every = loaded.config.train.eval_every
-        when = f"the run evaluates every {every:,} steps" if every else "train.eval_every is 0"
-        record["best_bound"] = f"none yet ({when}); compute it with: sedd eval {model}"
-    print_record(record, as_json)
+    bounds = _bounds(model, folder, state)
+    if as_json:
+        print_record({**record, **bounds}, as_json)
+        return
+    shown = {
+        name: f"{bounds[name]:.4f} nats per token at step {bounds[f'{name}_step']:,}"
+        for name in ("bound", "best_bound")
+        if bounds[name] is not None
+    }
+    every = config.train.eval_every
+    when = f"the run evaluates every {every:,} steps and at its end" if every else "the run evaluates at its end"
+    print_record({**record, **(shown or {"bound": f"none yet ({when}); compute it with: sedd eval {model}"})}, as_json)
+
+
+def _bounds(model: Path, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the last and the lowest validation bound up to the step of a checkpoint.
+
+    A run's log has both; a model without a log has the lowest alone.
+    """
+    from sedd.runtime.run_log import read_log
+
+    run = next((path for path in (model, folder.parent.parent) if (path / "log.jsonl").is_file()), None)
+    logged = [r for r in read_log(run) if "bound" in r and r["step"] <= state["step"]] if run else []
+    last = logged[-1] if logged else {}
+    best = min(logged, key=lambda r: float(r["bound"]), default={"bound": state["best"], "step": state["best_step"]})
+    return {
+        "bound": last.get("bound"),
+        "bound_step": last.get("step"),
+        "bound_bits_per_char": last.get("bound_bits_per_char"),
+        "best_bound": best["bound"],
+        "best_bound_step": best["step"],
+    }

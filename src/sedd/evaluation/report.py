@@ -69,7 +69,7 @@ def report_samples(history: RunHistory, count: int, seed: int) -> ReportSamples:
     logged = next((record for record in reversed(history.records) if "samples" in record), None)
     if count and logged is not None:
         return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")
-    if count == 0 or not checkpoint.list_checkpoints(history.folder / "checkpoints"):
+    if count == 0 or not checkpoint.list_checkpoints(history.folder / checkpoint.CHECKPOINTS):
         return ReportSamples([], "None were requested." if count == 0 else "There is no checkpoint yet to sample from.")
     loaded = factory.load_model(history.folder, device="cuda" if torch.cuda.is_available() else "cpu")
     return ReportSamples(

@@ -34,7 +34,7 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
     else:
         raise ValueError(f"{name} is neither a folder nor the name of a model on the Hub, owner/name")
     weights = [file for file in WEIGHT_FILES if (folder / file).is_file()]
-    if (folder / "checkpoints").is_dir() or (folder / "ema.safetensors").is_file() or not weights:
+    if (folder / checkpoint.CHECKPOINTS).is_dir() or (folder / "ema.safetensors").is_file() or not weights:
         return folder  # a run or a model folder; `factory.load_model` raises the error if it is neither
     if ".safetensors" not in weights[0]:
         raise ValueError(

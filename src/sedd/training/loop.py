@@ -24,8 +24,6 @@ from sedd.training.state import PendingStep, TrainingState
 from sedd.training.step import StepMetrics, finish_step, train_step
 from sedd.training.trainer import Trainer
 
-CHECKPOINTS = "checkpoints"
-"""The subfolder of a run with its checkpoints."""
 Record = dict[str, Any]
 OnEvent = Callable[[str, Record], None]
 """Progress callback, called in the first process: ("log", record) after each step, ("note", {"text": …}) for messages.
@@ -104,12 +102,13 @@ def _train(
             finish_step(trainer, on_nonfinite)  # else during the next step, so that a GPU is not waited for
 
         record: Record = {"step": state.step, "tokens": state.tokens}
-        if _is_due(state.step, options.log_every):
+        is_complete = spent >= 1 and not stopping  # the last step is logged and evaluated, whatever the intervals
+        if is_complete or _is_due(state.step, options.log_every):
             unread = partial(_step_record, trainer, metrics.start_copy(), record | {"lr": lr} | throughput.record())
         if is_finished and unread is not None:
             record, unread = unread(), None
         validation = {}
-        if _is_due(state.step, options.eval_every):
+        if is_complete or _is_due(state.step, options.eval_every):
             with clock.count_apart("eval_seconds"):
                 validation = trainer.validation_bound()
         if _is_due(state.step, options.sample_every):
@@ -124,11 +123,26 @@ def _train(
             on_event("log", {"spent": spent, **record})
         if is_last or _is_due(state.step, options.save_every) or (is_best and options.save_every):
             with clock.count_apart("save_seconds"):
-                trainer.save(out / CHECKPOINTS)
-    if not validation and not stopping:
+                trainer.save(out / checkpoint.CHECKPOINTS)
+    if spent < 1 or stopping:
+        return validation
+    validation = validation or _logged_bound(trainer, out)
+    if not validation:  # a run that a signal stopped at its last step was resumed
         with clock.count_apart("eval_seconds"):
             validation = trainer.validation_bound()
+        state.update_best(validation["bound"])
+        report({"step": state.step, "tokens": state.tokens, **validation})
     return validation
+
+
+def _logged_bound(trainer: Trainer, out: Path) -> dict[str, float]:
+    """Return the validation bound that the log has for the current step, the same in all processes; empty if none."""
+    fields = ("bound", "bound_stderr", "bound_bits_per_char")
+    records = run_log.read_log(out) if trainer.ranks.is_main else []
+    found = [r for r in records if r["step"] == trainer.state.step and all(name in r for name in fields)]
+    values = torch.tensor([found[-1][name] for name in fields] if found else [0.0] * 3, dtype=torch.float64)
+    has_bound, *bound = trainer.ranks.all_reduce_sum(torch.cat([torch.tensor([float(bool(found))]), values])).tolist()
+    return dict(zip(fields, bound, strict=True)) if has_bound else {}
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -167,7 +181,7 @@ def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: P
         on_event("note", {"text": f"step {pending.step}: loss or gradient is not finite; {skipped}"})
         return
     state.step, state.tokens = pending.step, pending.tokens
-    trainer.save(out / CHECKPOINTS)
+    trainer.save(out / checkpoint.CHECKPOINTS)
     repeated = "" if options.on_nonfinite == "stop" else f" {state.skipped} times, more than train.max_skips allows"
     raise NonFiniteError(
         f"at step {pending.step} the loss or its gradient is not finite{repeated}; weights from before it are saved, "
@@ -190,7 +204,7 @@ def check_writable(folder: Path) -> None:
 
 def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEvent) -> None:
     """Load the newest intact checkpoint if ``resume``; otherwise refuse to overwrite a run."""
-    root = out / CHECKPOINTS
+    root = out / checkpoint.CHECKPOINTS
     if not resume and checkpoint.list_checkpoints(root):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
     newest = checkpoint.newest(root, lambda text: on_event("note", {"text": text})) if resume else None

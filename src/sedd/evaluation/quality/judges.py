@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sedd import factory
+from sedd import checkpoint, factory
 from sedd.evaluation.quality import judge_hf
 from sedd.evaluation.quality.judge import Judge
 from sedd.evaluation.quality.judge_sedd import SeddJudge
@@ -49,4 +49,4 @@ def _load_run(source: str, *, skips_first_token: bool, precision: str, device: s
 
 def is_run_folder(path: Path) -> bool:
     """Return whether a folder is a sedd run or one of its checkpoints."""
-    return (path / "checkpoints").is_dir() or (path / "ema.safetensors").is_file()
+    return (path / checkpoint.CHECKPOINTS).is_dir() or (path / "ema.safetensors").is_file()
