@@ -12,10 +12,9 @@ import sys
 import traceback
 from pathlib import Path
 
+import safetensors.torch
 import torch
-from safetensors.torch import save as serialized
 
-from sedd import checkpoint
 from sedd.cli import main
 
 PRELOADED = (
@@ -68,16 +67,16 @@ def kill_at_number(number: int, after: str) -> None:
 
 def kill_inside(name: str) -> None:
     """Kill the process when half of a file of tensors is written."""
-    whole = checkpoint.save_file
+    whole = safetensors.torch.save_file
 
     def half(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         if name in str(path):
-            content = serialized(tensors)
+            content = safetensors.torch.save(tensors)
             path.write_bytes(content[: len(content) // 2])
             die()
         whole(tensors, path, metadata)
 
-    checkpoint.save_file = half
+    safetensors.torch.save_file = half
 
 
 def run(request: dict[str, str]) -> int:

@@ -59,13 +59,15 @@ def train(
             `config.RunConfig` as mappings: ``model={"width": 64}``.
     """
     folder, paths = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
-    stored = training.stored_config(folder) if resume else None
     flags = {**options, **({"sources": [str(path) for path in paths]} if paths else {})}
     training.check_writable(folder)
     with training.progress_bar() as (show_event, show_preparation):
         report = on_event or show_event
         config = training.merge_config(
-            flags, stored=stored, recipe=recipe, on_sizing=lambda text: report("note", {"text": text})
+            flags,
+            resume=folder if resume else None,
+            recipe=recipe,
+            on_sizing=lambda text: report("note", {"text": text}),
         )
         result = training.run(config, lambda: training.prepare_data(config, show_preparation), folder, resume, report)
     if result.signal == signal.SIGTERM:

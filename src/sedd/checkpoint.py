@@ -206,6 +206,8 @@ class StoredModel(NamedTuple):
     config: RunConfig
     vocab_size: int
     labels: tuple[str, ...]
+    data_sha256: str | None
+    """Hash of the data it was trained on, if it was recorded."""
 
 
 def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
@@ -240,7 +242,8 @@ def read_stored_model(path: Path) -> StoredModel:
     labels = stored.pop("labels", [])
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ValueError(f"{path / 'config.json'} has labels {labels!r}; they must be a list of names")
-    return StoredModel(path, RunConfig.from_dict(stored), vocab_size, tuple(labels))
+    data_sha256 = stored.pop("data_sha256", None)
+    return StoredModel(path, RunConfig.from_dict(stored), vocab_size, tuple(labels), data_sha256)
 
 
 def count_parameters(folder: Path, stem: str = "ema") -> int:
@@ -252,6 +255,11 @@ def count_parameters(folder: Path, stem: str = "ema") -> int:
             return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def run_folder(path: Path) -> Path:
+    """Return the run that a checkpoint belongs to, or ``path`` itself if it is not one of a run's checkpoints."""
+    return path.parent.parent if path.parent.name == CHECKPOINTS else path
 
 
 # Removing --------------------------------------------------------------------------------------------------

@@ -274,6 +274,8 @@ class RunConfig:
     """Options of the objective, such as t_min, or steps of d3pm."""
     seed: int = 0
     """Seed of initial weights, data order, times, noise and dropout."""
+    out: str | None = None
+    """Folder of the run, set by --out; data that was moved together with the run is found relative to it."""
 
     @property
     def time_conditioning(self) -> str:

@@ -301,7 +301,7 @@ def load_model(
         device: cpu, cuda …
         precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
     """
-    path, config, vocab_size, labels = checkpoint.find_model(folder, weights)
+    path, config, vocab_size, labels, _ = checkpoint.find_model(folder, weights)
     setup = build_setup(config, vocab_size)
     network = build_network(config, setup, len(labels))
     try:

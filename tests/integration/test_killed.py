@@ -28,6 +28,7 @@ POINTS = {
     "while the one before is removed": ("kill_at('os.remove', 'model.safetensors', after='/step-00000010')", 10),
 }
 PRUNE_FIRST = """
+from sedd import checkpoint
 save = checkpoint.save
 checkpoint.save = lambda root, *rest, **more: (checkpoint.prune(root, 0, None), save(root, *rest, **more))
 """

@@ -1,6 +1,7 @@
 """Every error is one sentence on stderr and a non-zero exit code, and nothing is lost."""
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -100,7 +101,9 @@ def test_folders_that_cannot_be_written(sedd: Sedd, corpus: Path, tmp_path: Path
     refused(sedd("data", "prepare", corpus, "--out", "/proc/out"), "/proc/out could not be written")
     refused(sedd("data", "prepare", corpus, "--out", corpus / "out"), "could not be written")
     elsewhere = "os.environ['SEDD_CACHE'] = '/proc/cache'"
-    refused(sedd("train", corpus, "--out", tmp_path / "run", before=elsewhere), "/proc/cache", "could not be written")
+    unwritable = sedd("train", corpus, "--out", tmp_path / "run", before=elsewhere)
+    refused(unwritable, "the cache /proc/cache/data could not be written")
+    assert not HASH.search(unwritable.stderr)
 
 
 def test_a_run_resumes_with_its_own_vocabulary_and_model_alone(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
@@ -120,6 +123,8 @@ def test_a_run_resumes_with_its_own_vocabulary_and_model_alone(sedd: Sedd, corpu
     assert checkpoint.corruption(saved) is None
 
 
+HASH = re.compile("[0-9a-f]{32}")
+"""The name of a folder in the cache, which no message has."""
 FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))"
 
 
@@ -141,7 +146,7 @@ def test_a_full_disk(sedd: Sedd, corpus: Path, tmp_path: Path, file: str) -> Non
     }[file]
     refused(sedd(*words, "--out", full, "--resume", before=FULL.format(limit)), f"{file} could not be written")
     assert contents(full / "checkpoints") == before
-    assert json.loads(config.read_text()) == json.loads((whole / "config.json").read_text())
+    assert json.loads(config.read_text()) | {"out": str(whole)} == json.loads((whole / "config.json").read_text())
     ok(sedd(*words, "--out", full, "--resume"))
     same(whole, full, 10)
 
@@ -189,7 +194,7 @@ def test_changed_bits_of_a_manifest_are_detected(sedd: Sedd, corpus: Path, tmp_p
 
 
 def test_damaged_data(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    """In a prepared folder, and in the cache."""
+    """A damaged prepared folder is refused; a damaged copy in the cache is made again."""
     words = ["train", *SMALL, "--steps", 1]
     ok(sedd("data", "prepare", corpus, "--out", tmp_path / "shards", "--tokenizer", "chars"))
     ok(sedd(*words, tmp_path / "shards", "--out", tmp_path / "run"))
@@ -202,5 +207,9 @@ def test_damaged_data(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     ok(sedd(*words, corpus, "--out", tmp_path / "cached", before=cache))
     (shard,) = (tmp_path / "cache").rglob("tokens-00000.bin")
     shard.write_bytes(shard.read_bytes()[:-2])
-    refused(sedd(*words, corpus, "--out", tmp_path / "other", before=cache), str(shard), "damaged")
-    refused(sedd(*words, "--out", tmp_path / "cached", "--resume", before=cache), str(shard), "damaged")
+    again = sedd("train", "--steps", 2, "--out", tmp_path / "cached", "--resume", before=cache)
+    ok(again)
+    assert f"the cached copy of {corpus} is damaged; preparing it again" in again.stderr
+    assert not HASH.search(again.stderr)
+    flip(shard)
+    assert "is damaged; preparing it again" in sedd("eval", tmp_path / "cached", "--draws", 2, before=cache).stderr

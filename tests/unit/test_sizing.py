@@ -129,10 +129,11 @@ def test_nothing_is_chosen_for_what_is_configured(tmp_path: Path, monkeypatch: p
     source, lines = write(tmp_path / "a.txt", 300_000), []
     sizes = ["model.width=32", "model.depth=2", "model.seq_len=16"]
     (tmp_path / "file.yaml").write_text("seed: 3\n")
+    (tmp_path / "config.json").write_text('{"seed": 3}')
     for options in (
         {"sets": sizes},
         {"file": tmp_path / "file.yaml"},
-        {"stored": {"seed": 3}},
+        {"resume": tmp_path},
         *({"recipe": recipe} for recipe in recipes.RECIPES),
     ):
         config = merge_config({"sources": [source]}, **options, on_sizing=lines.append)
@@ -146,5 +147,3 @@ def test_a_budget_replaces_that_of_the_recipe() -> None:
     assert merge_config({}, recipe="tiny").budget == BudgetConfig(steps=1000)
     assert merge_config({"minutes": 60}, recipe="tiny").budget == BudgetConfig(minutes=60.0)
     assert merge_config({"steps": 7}, recipe="tiny", sets=["budget.tokens=90"]).budget == BudgetConfig(7, 90)
-    stored = {"budget": {"steps": 70}}
-    assert merge_config({"minutes": 2}, stored=stored).budget == BudgetConfig(steps=70, minutes=2.0)

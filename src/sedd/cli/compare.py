@@ -36,7 +36,8 @@ def compare(
     path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
     with distributed.process_group() as ranks:
         models = [factory.load_model(run, device=str(ranks.device)) for run in runs]
-        texts = [text for model in models for text in corpora(model, data, chosen_protocol)]
+        advice = "--data DATA --protocol held-out"
+        texts = [text for model in models for text in corpora(model, data, chosen_protocol, advice=advice)]
         comparison.require_same_data([str(run) for run in runs], texts)
         for run, model, corpus in zip(runs, models, texts, strict=True):
             with stderr_progress(str(run), shown=ranks.is_main) as on_progress:

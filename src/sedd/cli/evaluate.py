@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,7 +66,10 @@ def evaluate_dataset(
     model: ModelFolder,
     data: Annotated[
         str | None,
-        typer.Argument(help="File, folder or prepared dataset; by default the validation split of the run's own data."),
+        typer.Argument(
+            help="File, folder or prepared dataset; by default the validation split of the run's own data, which may "
+            "be named, if it was moved, with --protocol held-out."
+        ),
     ] = None,
     protocol: ProtocolName = None,
     suite: Annotated[
@@ -134,10 +138,14 @@ def corpora(
     dataset: list[str] | None = None,
     column: str | None = None,
     encoding: str = "utf-8",
+    advice: str = "sedd eval RUN DATA --protocol held-out",
 ) -> "Iterator[Corpus]":
-    """Yield the texts to evaluate; all files of a suite are found before the first is read."""
+    """Yield the texts to evaluate; all files of a suite are found before the first is read.
+
+    With protocol held-out, ``data`` is the place of the run's own data; ``advice`` says how to name it.
+    """
     from sedd import evaluation
-    from sedd.training import prepare_data
+    from sedd.training import find_sources, prepare_data, require_sources
 
     if suite is not None:
         names = evaluation.suite_datasets(suite, protocol, dataset)
@@ -147,11 +155,12 @@ def corpora(
     elif dataset and len(dataset) > 1:
         raise ValueError(f"dataset is {' and '.join(dataset)}; name one for a file, several only with --suite")
     elif protocol.uses_validation_split:
+        config = find_sources(loaded.config, loaded.folder)
         if data is not None:
-            raise ValueError(
-                f"protocol {protocol.name} evaluates the validation split of the run's own data; leave DATA out"
-            )
-        yield evaluation.validation_corpus(prepare_data(loaded.config), loaded)
+            config = replace(config, data=replace(config.data, sources=[data]))
+        else:
+            require_sources(config, loaded.folder, advice)
+        yield evaluation.validation_corpus(prepare_data(config), loaded._replace(config=config))
     elif data is None:
         raise ValueError(
             f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to evaluate the validation "

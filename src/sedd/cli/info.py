@@ -15,7 +15,7 @@ def info(
     from sedd import checkpoint
     from sedd.tokenizer import load_tokenizer
 
-    folder, config, vocab_size, labels = checkpoint.find_model(model)
+    folder, config, vocab_size, labels, _ = checkpoint.find_model(model)
     state, options = checkpoint.load_json(folder, "state"), config.noise.options
     record: dict[str, Any] = {
         "folder": str(folder),
@@ -32,7 +32,7 @@ def info(
         "step": state["step"],
         "tokens": state["tokens"],
     }
-    bounds = _bounds(model, folder, state)
+    bounds = _bounds(folder, state)
     if as_json:
         print_record({**record, **bounds}, as_json)
         return
@@ -46,15 +46,17 @@ def info(
     print_record({**record, **(shown or {"bound": f"none yet ({when}); compute it with: sedd eval {model}"})}, as_json)
 
 
-def _bounds(model: Path, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+def _bounds(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     """Return the last and the lowest validation bound up to the step of a checkpoint.
 
     A run's log has both; a model without a log has the lowest alone.
     """
+    from sedd import checkpoint
     from sedd.runtime.run_log import read_log
 
-    run = next((path for path in (model, folder.parent.parent) if (path / "log.jsonl").is_file()), None)
-    logged = [r for r in read_log(run) if "bound" in r and r["step"] <= state["step"]] if run else []
+    run = checkpoint.run_folder(folder)
+    records = read_log(run) if (run / "log.jsonl").is_file() else []
+    logged = [record for record in records if "bound" in record and record["step"] <= state["step"]]
     last = logged[-1] if logged else {}
     best = min(logged, key=lambda r: float(r["bound"]), default={"bound": state["best"], "step": state["best_step"]})
     return {

@@ -92,10 +92,9 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
     from sedd.training import overrides
 
     given = {name: None if options[name] == () else options[name] for name in overrides.PATHS if name in options}
-    stored = overrides.stored_config(out) if out else None
     return overrides.merge_config(
         given,
-        stored=stored,
+        resume=out,
         recipe=options["recipe"],
         file=options["config"],
         sets=options["sets"] or [],

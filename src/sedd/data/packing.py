@@ -23,15 +23,29 @@ class TokenBlocks:
 
     @staticmethod
     def open(
-        folder: str | Path, length: int | None, split: str, val_fraction: float = 0.05, check: bool = False
+        folder: str | Path,
+        length: int | None,
+        split: str,
+        val_fraction: float = 0.05,
+        check: bool = False,
+        name: str | None = None,
     ) -> "TokenBlocks":
-        """Open a prepared folder; with ``check``, compare every file with its SHA-256."""
+        """Open a prepared folder.
+
+        Args:
+            folder: The folder.
+            length: Tokens per block; None: that of the records.
+            split: One of `SPLITS`.
+            val_fraction: The fraction of the blocks that is the validation split.
+            check: Compare every file with its SHA-256.
+            name: What messages call the data, where the folder is one of the cache; by default the folder.
+        """
         folder = Path(folder)
         index = Index.read(folder)
         tokenizer = load_tokenizer(folder)
         if tokenizer.fingerprint() != index.tokenizer:
             raise ValueError(f"the tokenizer in {folder} does not match its index; {PREPARE_AGAIN}")
-        blocks = TokenBlocks(folder, index, tokenizer, length, split, val_fraction)
+        blocks = TokenBlocks(folder, index, tokenizer, length, split, val_fraction, name or str(folder))
         if check:
             blocks.verify()
         return blocks
@@ -44,13 +58,14 @@ class TokenBlocks:
         length: int | None,
         split: str,
         val_fraction: float,
+        name: str,
     ) -> None:
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}; choose one of {', '.join(SPLITS)}")
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction is {val_fraction}; it must lie between 0 and 1")
         self.folder, self.index, self.tokenizer, self.vocab_size = folder, index, tokenizer, index.vocab_size
-        self.length = _block_length(folder, index, length)
+        self.name, self.length = name, _block_length(name, index, length)
         self._check_sizes()
         self._shards = [np.memmap(folder / shard.name, index.dtype, "r") for shard in index.shards]
         self._ends = np.cumsum([shard.tokens for shard in index.shards])
@@ -133,7 +148,7 @@ class TokenBlocks:
         if total < 2:
             advice = f"at this size length may be {self.index.tokens // 2} at most" if packed else "add records"
             raise ValueError(
-                f"{self.folder} holds {self.index.tokens} tokens, {total} blocks of length {self.length}; training and "
+                f"{self.name} holds {self.index.tokens} tokens, {total} blocks of length {self.length}; training and "
                 f"validation need one each: {advice}"
             )
         held_out = min(max(1, round(total * val_fraction)), total - 1)
@@ -167,18 +182,18 @@ class TokenBlocks:
         return self.index.records * self.length if self.index.pad == "model" else self.index.tokens
 
 
-def _block_length(folder: Path, index: Index, length: int | None) -> int:
+def _block_length(name: str, index: Index, length: int | None) -> int:
     """Check the requested block length against the dataset; return the dataset's own if none was given."""
     if length is not None and length < 1:
         raise ValueError(f"length is {length}; a block needs 1 token or more")
     if index.packing == "packed":
         if length is None:
-            raise ValueError(f"{folder} is packed and has no length of its own; give the block length")
+            raise ValueError(f"{name} is packed and has no length of its own; give the block length")
         return length
     record_length = int(index.length or 0)
     if length is not None and (length < record_length or (length > record_length and index.pad is None)):
         allowed = f"{record_length}, as they have no padding" if index.pad is None else f"{record_length} or more"
-        raise ValueError(f"length is {length}; the records in {folder} need {allowed}")
+        raise ValueError(f"length is {length}; the records in {name} need {allowed}")
     return length or record_length
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ import numpy as np
 from jaxtyping import UInt
 
 from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, is_prepared
+from sedd.data.packing import TokenBlocks
 from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.data.text_file import TextEncoding
 from sedd.tokenizer import Ids, Integers, Tokenizer
@@ -109,6 +111,7 @@ def prepare_cached(
 
     ``make`` builds the tokenizer that ``spec`` names and is called only if the folder is missing. The cache key covers
     the names and contents of the files and all options; a dataset of the Hugging Face Hub is identified by its name.
+    A folder whose contents do not match their SHA-256 is prepared again.
     """
     _check(packing, length, pad, label, workers)
     tokenizer_files = tuple(sorted(_files_below(Path(spec)))) if Path(spec).exists() else None
@@ -120,6 +123,11 @@ def prepare_cached(
     settings += [f"encoding {encoding}"] if encoding != "utf-8" else []
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
+    if is_prepared(folder) and _is_damaged(folder):
+        print(
+            f"sedd: the cached copy of {', '.join(map(str, sources))} is damaged; preparing it again", file=sys.stderr
+        )
+        shutil.rmtree(folder, ignore_errors=True)
     if not is_prepared(folder):
         options = {
             "packing": packing,
@@ -131,10 +139,21 @@ def prepare_cached(
         }
         try:
             prepare(sources, folder, make(), **options, workers=workers, on_progress=on_progress)  # type: ignore[arg-type]
-        except ValueError:
+        except ValueError as error:
             if not is_prepared(folder):  # another process may have made it meanwhile
-                raise
+                named = str(error).replace(f"{folder} could not be written", f"the cache {cache} could not be written")
+                raise ValueError(named) from None
     return folder
+
+
+def _is_damaged(folder: Path) -> bool:
+    """Whether the contents of a prepared folder do not match its index."""
+    try:
+        length = 1 if Index.read(folder).packing == "packed" else None
+        TokenBlocks.open(folder, length, "all", check=True)
+    except ValueError:
+        return True
+    return False
 
 
 @contextlib.contextmanager

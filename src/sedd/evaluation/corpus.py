@@ -8,6 +8,7 @@ from typing import final
 
 import numpy as np
 
+from sedd import checkpoint
 from sedd.data import Index, TextEncoding, TokenBlocks, is_prepared
 from sedd.data.readers import TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.evaluation.protocols import DATASETS, Eos, Protocol
@@ -140,13 +141,18 @@ def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
     If the model is bound to a label, only sequences with that label are included.
     """
     length, fraction = loaded.config.model.seq_len, loaded.config.data.val_fraction
-    blocks = TokenBlocks.open(folder, length, "validation", fraction)
-    _require_same_tokenizer(folder, blocks.index, loaded)
+    sources = ", ".join(loaded.config.data.sources)
+    blocks = TokenBlocks.open(folder, length, "validation", fraction, name=sources)
+    if checkpoint.read_stored_model(loaded.folder).data_sha256 not in (None, blocks.index.sha256):
+        raise ValueError(
+            f"{sources} is not what {checkpoint.run_folder(loaded.folder)} was trained on, so no part of it was held "
+            "out; name the data of the run, or evaluate all of the text with --protocol strict"
+        )
+    _require_same_tokenizer(sources, blocks.index, loaded)
     sha256 = hashlib.sha256(f"{blocks.index.sha256} {length} {fraction}".encode()).hexdigest()
     split = f"the last {fraction:.2%} of blocks"
     if loaded.label is not None:
         split += f" that are {loaded.label}"
-    sources = ", ".join(loaded.config.data.sources)
     return Corpus(_read_blocks(blocks, loaded.label), *_block_sizes(blocks, loaded), sources, split, sha256)
 
 
@@ -166,7 +172,7 @@ def _prepared_corpus(folder: Path, protocol: Protocol, loaded: LoadedModel) -> C
     if protocol.benchmarks or protocol.char_range:
         raise ValueError(f"{folder} is prepared data, and protocol {protocol.name} starts from text; give that")
     index = Index.read(folder)
-    _require_same_tokenizer(folder, index, loaded)
+    _require_same_tokenizer(str(folder), index, loaded)
     packed = index.packing == "packed"
     blocks = TokenBlocks.open(folder, index.tokens if packed else loaded.config.model.seq_len, "all", check=True)
     rows = _read_blocks(blocks)
@@ -174,10 +180,10 @@ def _prepared_corpus(folder: Path, protocol: Protocol, loaded: LoadedModel) -> C
     return Corpus(rows, *_block_sizes(blocks, loaded), str(folder), protocol.split, index.sha256)
 
 
-def _require_same_tokenizer(folder: Path, index: Index, loaded: LoadedModel) -> None:
+def _require_same_tokenizer(name: str, index: Index, loaded: LoadedModel) -> None:
     if index.tokenizer != loaded.tokenizer.fingerprint():
         raise ValueError(
-            f"{folder} was prepared with another tokenizer than the model's ({loaded.tokenizer.kind}); "
+            f"{name} was prepared with another tokenizer than the model's ({loaded.tokenizer.kind}); "
             "give the text itself, or prepare it with the model's"
         )
 

@@ -195,9 +195,9 @@ def render_report(history: RunHistory, samples: ReportSamples) -> str:
 
 def _summary(run: RunConfig) -> str:
     """Describe the run in one sentence."""
-    model, noise = run.model, run.noise
+    model, noise, sources = run.model, run.noise, ", ".join(Path(source).name for source in run.data.sources)
     return (
-        f"A run of sedd: {run.objective} on {', '.join(run.data.sources)}; {noise.process} noise, {noise.schedule}; "
+        f"A run of sedd: {run.objective} on {sources}; {noise.process} noise, {noise.schedule}; "
         f"{model.architecture} network of {model.depth} blocks, width {model.width}, length {model.seq_len}."
     )
 

@@ -134,6 +134,7 @@ def save_pretrained(
     out, loaded = require_empty(out), factory.load_model(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
+    config["data"]["tokenizer"], config["out"] = Path(loaded.config.data.tokenizer).name, None
     imported = (loaded.folder / f"{ORIGIN}.json").is_file()
     origin = checkpoint.load_json(loaded.folder, ORIGIN) if imported else None
     state = checkpoint.load_json(loaded.folder, "state")

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from sedd.training.datasets import prepare_data
     from sedd.training.dry_run import estimate_cost
     from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, check_writable, run
-    from sedd.training.overrides import merge_config, stored_config
+    from sedd.training.overrides import merge_config
     from sedd.training.progress import progress_bar
+    from sedd.training.sources import find_sources, require_sources
     from sedd.training.state import PendingStep, TrainingState
     from sedd.training.step import StepMetrics, finish_step, train_step
     from sedd.training.trainer import Trainer
@@ -31,12 +32,13 @@ __all__ = [
     "TrainingState",
     "check_writable",
     "estimate_cost",
+    "find_sources",
     "finish_step",
     "merge_config",
     "prepare_data",
     "progress_bar",
+    "require_sources",
     "run",
-    "stored_config",
     "train_step",
 ]
 
@@ -47,8 +49,9 @@ __getattr__ = lazy_names(
         "datasets": ["prepare_data"],
         "dry_run": ["estimate_cost"],
         "loop": ["NonFiniteError", "OnEvent", "TrainingResult", "check_writable", "run"],
-        "overrides": ["merge_config", "stored_config"],
+        "overrides": ["merge_config"],
         "progress": ["progress_bar"],
+        "sources": ["find_sources", "require_sources"],
         "state": ["PendingStep", "TrainingState"],
         "step": ["StepMetrics", "finish_step", "train_step"],
         "trainer": ["Trainer"],

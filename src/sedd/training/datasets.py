@@ -10,7 +10,7 @@ from sedd.runtime.distributed import Ranks
 
 
 def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | None = None) -> Path:
-    """Return the folder of the run's shards: a prepared folder as it is, else tokenized once and cached by content.
+    """Return the folder of the run's shards, checked: a prepared folder, else tokenized once and cached by content.
 
     Args:
         config: ``data`` and ``model.seq_len`` are read.
@@ -25,6 +25,7 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
             raise ValueError(
                 f"label is {options.label!r}, and {folder} was prepared without labels; prepare it with --label"
             )
+        data.TokenBlocks.open(folder, config.model.seq_len, "all", check=True)
         return folder
     encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)
     return data.prepare_cached(
@@ -49,8 +50,9 @@ def open_datasets(
 ) -> tuple[data.TokenBlocks, data.TokenBlocks]:
     """Open the training and validation sequences; one process per machine prepares and checks them first."""
 
-    def open_blocks(folder: Path, split: str, check: bool = False) -> data.TokenBlocks:
-        return data.TokenBlocks.open(folder, config.model.seq_len, split, config.data.val_fraction, check)
+    def open_blocks(folder: Path, split: str) -> data.TokenBlocks:
+        name = ", ".join(config.data.sources)
+        return data.TokenBlocks.open(folder, config.model.seq_len, split, config.data.val_fraction, name=name)
 
-    folder = ranks.once_per_node(lambda: open_blocks(prepare(), "train", check=True).folder)
+    folder = ranks.once_per_node(lambda: open_blocks(prepare(), "train").folder)
     return open_blocks(folder, "train"), open_blocks(folder, "validation")

@@ -20,6 +20,7 @@ from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer
 from sedd.training.clock import Clock
 from sedd.training.datasets import open_datasets
+from sedd.training.sources import with_absolute_paths
 from sedd.training.state import PendingStep, TrainingState
 from sedd.training.step import StepMetrics, finish_step, train_step
 from sedd.training.trainer import Trainer
@@ -60,7 +61,7 @@ def run(config: RunConfig, prepare: Callable[[], Path], out: Path, resume: bool,
     """
     with distributed.process_group() as ranks, _deterministic(config.train.deterministic):
         on_event = on_event if ranks.is_main else _ignore_event
-        trainer = Trainer(config, *open_datasets(config, prepare, ranks), ranks)
+        trainer = Trainer(with_absolute_paths(config, out), *open_datasets(config, prepare, ranks), ranks)
         _resume_or_start(trainer, out, resume, on_event)
         with _signals() as stop_signal, _open_log(trainer, out) as write:
             validation = _train(trainer, out, stop_signal, write, on_event)

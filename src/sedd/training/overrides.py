@@ -10,8 +10,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from sedd import checkpoint
 from sedd.config import RunConfig
 from sedd.recipes import RECIPES
+from sedd.training.sources import find_sources, require_sources
 
 PATHS = {
     "process": "noise.process",
@@ -40,22 +42,22 @@ PATHS = {
 def merge_config(
     flags: Mapping[str, Any],
     *,
-    stored: Mapping[str, Any] | None = None,
+    resume: Path | None = None,
     recipe: str | None = None,
     file: Path | None = None,
     sets: Sequence[str] = (),
     on_sizing: Callable[[str], None] = lambda text: None,
 ) -> RunConfig:
-    """Merge defaults, a stored configuration, a recipe, a file, flags and ``sets``; later ones win.
+    """Merge defaults, the configuration of a run that is resumed, a recipe, a file, flags and ``sets``; later ones win.
 
     A budget that is given replaces that of the recipe.
 
-    With neither a stored configuration nor a recipe nor a file, what decides size and speed is chosen for the machine,
+    With neither a run to resume nor a recipe nor a file, what decides size and speed is chosen for the machine,
     the data and the budget (`sizing.choose_sizing`), unless width, depth and length of the network are all given.
 
     Args:
         flags: Values by name: a key of `PATHS`, a configuration key, or a section with a mapping; None is left out.
-        stored: The configuration of the run that is resumed.
+        resume: The folder of the run that is resumed.
         recipe: A name in `recipes.RECIPES`.
         file: A YAML file.
         sets: Assignments as in ``optim.lr=1e-4``.
@@ -63,6 +65,7 @@ def merge_config(
     """
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
+    stored = _stored_config(resume) if resume else None
     assignments = [f"{PATHS.get(name, name)}={json.dumps(value)}" for name, value in flags.items() if value is not None]
     try:
         user: Any = OmegaConf.merge(
@@ -73,10 +76,12 @@ def merge_config(
         from_recipe = dict(RECIPES[recipe]) if recipe else {}
         if user.get("budget"):  # --minutes 60 is not cut short by the recipe's number of steps
             from_recipe.pop("budget", None)
-        given: Any = OmegaConf.merge(OmegaConf.create(dict(stored or {})), OmegaConf.create(from_recipe), user)
+        given: Any = OmegaConf.merge(OmegaConf.create(stored.as_dict() if stored else {}), OmegaConf.create(from_recipe), user)
     except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
         raise _misfit(error) from None
     config = _build(given).check_trainable()
+    if resume and stored and config.data.sources == stored.data.sources:
+        require_sources(config, resume, f"sedd train DATA --out {resume} --resume")
     if not (stored or recipe or file) and _needs_sizing(config, given):
         from sedd.training import sizing  # imports torch, which takes seconds: not before an error
 
@@ -106,8 +111,8 @@ def _needs_sizing(config: RunConfig, given: Any) -> bool:
     return bool(open_keys and config.data.sources) and int(os.environ.get("WORLD_SIZE", "1")) == 1
 
 
-def stored_config(out: Path) -> dict[str, Any] | None:
-    """Return the stored configuration of the run in ``out``, if there is one."""
-    from sedd import checkpoint  # imports torch
-
-    return checkpoint.load_json(out, "config") if (out / "config.json").is_file() else None
+def _stored_config(out: Path) -> RunConfig | None:
+    """Return the stored configuration of the run in ``out``, if there is one, with its data where it is now."""
+    if not (out / "config.json").is_file():
+        return None
+    return find_sources(RunConfig.from_dict(checkpoint.load_json(out, "config")), out)

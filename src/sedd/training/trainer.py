@@ -217,7 +217,8 @@ class Trainer:
         optimizers: dict[str, Any] = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=gather)
         if self.ranks.is_main:
             moments = {f"{name}|{key}": v for name, values in optimizers["state"].items() for key, v in values.items()}
-            dataset = {"vocab_size": self.blocks.vocab_size, "labels": self.blocks.labels}
+            index = self.blocks.index
+            dataset = {"vocab_size": index.vocab_size, "labels": self.blocks.labels, "data_sha256": index.sha256}
             records = {"config": {**self.config.as_dict(), **dataset}, "state": vars(self.state)}
             tensors = {**weights, "optimizer": moments}
             name = checkpoint.step_name(self.state.step)
@@ -249,22 +250,20 @@ class Trainer:
 
     def _check_compatible(self, folder: Path) -> None:
         """Refuse weights of another model, vocabulary, tokenizer or set of labels."""
-        stored, current = checkpoint.load_json(folder, "config"), self.config.as_dict()
-        if stored["vocab_size"] != self.blocks.vocab_size:
+        stored, current = checkpoint.read_stored_model(folder), self.config.as_dict()
+        if stored.vocab_size != self.blocks.vocab_size:
             raise ValueError(
-                f"{folder} has a vocabulary of {stored['vocab_size']} and the data one of {self.blocks.vocab_size}; "
+                f"{folder} has a vocabulary of {stored.vocab_size} and the data one of {self.blocks.vocab_size}; "
                 "resume with the tokenizer and data it was trained on"
             )
-        if (labels := tuple(stored.get("labels", ()))) != self.blocks.labels:
+        if stored.labels != self.blocks.labels:
             raise ValueError(
-                f"{folder} has the labels {labels} and the data {self.blocks.labels}; resume with the data it was "
-                "trained on"
+                f"{folder} has the labels {stored.labels} and the data {self.blocks.labels}; resume with the data it "
+                "was trained on"
             )
         if tokenizer.load_tokenizer(folder) != self.blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
-        stored = RunConfig.from_dict(
-            {key: value for key, value in stored.items() if key not in ("vocab_size", "labels")}
-        ).as_dict()
+        trained = stored.config.as_dict()
         for part in ("model", "noise", "objective"):
-            if stored[part] != current[part]:
-                raise ValueError(f"{folder} was trained with {part} {stored[part]}; resume with the same {part}")
+            if trained[part] != current[part]:
+                raise ValueError(f"{folder} was trained with {part} {trained[part]}; resume with the same {part}")

@@ -1,0 +1,65 @@
+"""Where a run finds its data: stored by absolute path, and found again if it was moved together with the run."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from sedd import checkpoint
+from sedd.config import RunConfig
+
+
+def with_absolute_paths(config: RunConfig, out: Path) -> RunConfig:
+    """Return the configuration of the run in ``out`` with absolute paths: of itself, its sources and its tokenizer."""
+    sources = [_absolute(source) for source in config.data.sources]
+    data = replace(config.data, sources=sources, tokenizer=_absolute(config.data.tokenizer))
+    return replace(config, data=data, out=os.path.abspath(out))
+
+
+def _absolute(name: str) -> str:
+    """Return the absolute path of a file or folder; other names, as of a tokenizer or hf:NAME, are left as they are."""
+    return os.path.abspath(name) if os.path.exists(name) else name
+
+
+def find_sources(config: RunConfig, folder: Path) -> RunConfig:
+    """Return the configuration of a run with its data where it is now; what is not found is left as it is.
+
+    What is no longer at its path is searched at the same position relative to the run; a tokenizer that is not there
+    either is read from the checkpoint.
+
+    Args:
+        config: As it was stored.
+        folder: The run, or one of its checkpoints.
+    """
+    run = checkpoint.run_folder(folder)
+    sources = [_find(source, config.out, run) or source for source in config.data.sources]
+    tokenizer = config.data.tokenizer
+    if os.path.isabs(tokenizer):
+        copies = [*checkpoint.list_checkpoints(run / checkpoint.CHECKPOINTS), folder]
+        tokenizer = _find(tokenizer, config.out, run) or str(copies[0])
+    return replace(config, data=replace(config.data, sources=sources, tokenizer=tokenizer))
+
+
+def require_sources(config: RunConfig, folder: Path, advice: str) -> None:
+    """Raise an error that names the run and the first of its sources that does not exist.
+
+    Args:
+        config: As `find_sources` returns it.
+        folder: The run, or one of its checkpoints.
+        advice: How to name the new place of the data.
+    """
+    for source in config.data.sources:
+        if not source.startswith("hf:") and not os.path.exists(source):
+            raise ValueError(
+                f"the run {checkpoint.run_folder(folder)} was trained on {source}, which does not exist now; if it "
+                f"was moved, name its new place: {advice}"
+            )
+
+
+def _find(path: str, old_run: str | None, run: Path) -> str | None:
+    """Return where a path is now: as it was, or where it was relative to the run; None if it is in neither place."""
+    if os.path.exists(path):
+        return path
+    if old_run is None or not os.path.isabs(path):
+        return None
+    moved = os.path.normpath(run.absolute() / os.path.relpath(path, old_run))
+    return moved if os.path.exists(moved) else None
