@@ -15,7 +15,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from sedd import evaluation, factory, generate, hub, training
+from sedd import checkpoint, evaluation, factory, generate, hub, training
 from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
@@ -60,7 +60,7 @@ def train(
     """
     folder, paths = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     flags = {**options, **({"sources": [str(path) for path in paths]} if paths else {})}
-    training.check_writable(folder)
+    checkpoint.check_writable(folder)
     with training.progress_bar() as (show_event, show_preparation):
         report = on_event or show_event
         config = training.merge_config(
@@ -69,6 +69,7 @@ def train(
             recipe=recipe,
             on_sizing=lambda text: report("note", {"text": text}),
         )
+        training.check_data(config.data)
         result = training.run(config, lambda: training.prepare_data(config, show_preparation), folder, resume, report)
     if result.signal == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,6 +56,23 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = str(error) if isinstance(error, SafetensorError) else error.strerror or str(error)
         raise ValueError(f"{path} could not be written: {reason}; what was saved before is untouched") from None
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before any work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
+
+
+def require_empty(out: Path) -> Path:
+    """Return ``out`` as an absolute path, or raise an error if it exists and is not an empty folder."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty folder; choose another --out")
+    return out.absolute()
 
 
 def write_tensors(path: Path, values: "Mapping[str, Tensor]") -> None:
@@ -255,6 +272,22 @@ def count_parameters(folder: Path, stem: str = "ema") -> int:
             return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def peek_model(folder: Path) -> StoredModel | None:
+    """Read the configuration of a model without checking its files, to refuse a mistake before any work.
+
+    Returns:
+        None if there are checkpoints and none can be read; `find_model` then says what is wrong with them.
+    """
+    candidates = list_checkpoints(folder / CHECKPOINTS) or [folder]
+    present = [path for path in candidates if (path / "config.json").is_file()]
+    if not present or not any((path / "ema.safetensors").is_file() for path in candidates):
+        raise ValueError(_no_model(folder))
+    for path in present:
+        with suppress(ValueError):
+            return read_stored_model(path)
+    return None
 
 
 def run_folder(path: Path) -> Path:

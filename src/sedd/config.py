@@ -1,6 +1,7 @@
 """Every option of a run, as dataclasses that check their values. This module does not import torch."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -31,9 +32,22 @@ NOT_FOR_TRAINING = {
 """Objectives that no run can have: why, and where they work."""
 
 
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+PRECISIONS = ("float32", "bfloat16")
+"""Precisions of matrix products in inference."""
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a value that is not one of ``allowed``."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+
+
+def check_label(label: str, labels: Sequence[str]) -> None:
+    """Refuse a label that a model with these labels does not have."""
+    if not labels:
+        raise ValueError(f"label is {label!r}, and the model was trained without labels; leave it out")
+    if label not in labels:
+        raise ValueError(f"label is {label!r}; this model has {', '.join(labels)}")
 
 
 def _check_at_least(name: str, value: int | float, least: int) -> None:
@@ -70,8 +84,8 @@ class DataConfig:
     """Fraction of the data that is held out for validation."""
 
     def __post_init__(self) -> None:
-        _check_choice("data.packing", self.packing, ("packed", "lines"))
-        _check_choice("data.pad", self.pad, ("model", "ignore"))
+        check_choice("data.packing", self.packing, ("packed", "lines"))
+        check_choice("data.pad", self.pad, ("model", "ignore"))
         if self.label is not None and self.packing == "packed":
             raise ValueError(
                 f"data.label is {self.label!r}, and packed text has no records to label; set data.packing=lines"
@@ -95,6 +109,8 @@ class NoiseConfig:
 
     def __post_init__(self) -> None:
         registry.PROCESSES.check(self.process, "noise.process")
+        if self.schedule is not None:
+            registry.SCHEDULES.check(self.schedule, "noise.schedule")
 
 
 @dataclass
@@ -125,7 +141,7 @@ class ModelConfig:
     """Noise level given to the network: sigma, zero (always 0) or none; sigma by default if the objective has times."""
 
     def __post_init__(self) -> None:
-        _check_choice("model.architecture", self.architecture, ("modern", "reference"))
+        check_choice("model.architecture", self.architecture, ("modern", "reference"))
         for name in ("width", "depth", "heads", "seq_len", "cond_dim"):
             _check_at_least(f"model.{name}", getattr(self, name), 1)
         if not 0 <= self.ngrams <= 4:
@@ -141,9 +157,14 @@ class ModelConfig:
                 "model.architecture=modern, or leave it out"
             )
         if self.parameterization is not None:
-            _check_choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
+            check_choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
         if self.time_conditioning is not None:
-            _check_choice("model.time_conditioning", self.time_conditioning, ("sigma", "zero", "none"))
+            check_choice("model.time_conditioning", self.time_conditioning, ("sigma", "zero", "none"))
+
+    def check_heads(self) -> None:
+        """Refuse a width that the heads cannot share equally."""
+        if self.width % self.heads:
+            raise ValueError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
 
 
 @dataclass
@@ -174,8 +195,8 @@ class OptimConfig:
     """Decay of the exponential moving average of the weights."""
 
     def __post_init__(self) -> None:
-        _check_choice("optim.name", self.name, ("adamw", "muon"))
-        _check_choice("optim.lr_schedule", self.lr_schedule, ("constant", "linear", "cosine"))
+        check_choice("optim.name", self.name, ("adamw", "muon"))
+        check_choice("optim.lr_schedule", self.lr_schedule, ("constant", "linear", "cosine"))
         _check_positive("optim.lr", self.lr)
         _check_positive("optim.grad_clip", self.grad_clip)
         _check_at_least("optim.warmup_steps", self.warmup_steps, 0)
@@ -248,10 +269,10 @@ class TrainConfig:
     """Number of steps that may be skipped."""
 
     def __post_init__(self) -> None:
-        _check_choice("train.precision", self.precision, ("float32", "bfloat16", "float8"))
-        _check_choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise", "bell"))
-        _check_choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
-        _check_choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
+        check_choice("train.precision", self.precision, ("float32", "bfloat16", "float8"))
+        check_choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise", "bell"))
+        check_choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
+        check_choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
         for name in ("batch_size", "grad_accumulation", "log_every", "keep_checkpoints", "eval_sequences"):
             _check_at_least(f"train.{name}", getattr(self, name), 1)
         for name in ("eval_every", "save_every", "sample_every", "max_skips", "loss_weighting"):

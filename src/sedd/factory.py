@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sedd import checkpoint, registry
-from sedd.config import RunConfig
+from sedd.config import PRECISIONS, RunConfig, check_choice, check_label
 from sedd.diffusion import parameterization as parameterizations
 from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.schedule import Schedule
@@ -145,11 +145,7 @@ def build_sampler(
         )
     sampler_class = _load(registry.SAMPLERS, name, sampling.Sampler)
     types = {f.name: type(f.default) for f in fields(sampler_class) if f.default is not MISSING}
-    for option, value in options.items():
-        if option not in types:
-            raise ValueError(f"sampler {name} has no option {option}; it takes {', '.join(types) or 'none'}")
-        if not isinstance(value, (int, float) if types[option] is float else types[option]):
-            raise ValueError(f"option {option} of sampler {name} is {value!r}; it must be a {types[option].__name__}")
+    registry.check_sampler_options(name, options, types)
     sampler: Sampler = sampler_class(model, process, schedule, **options)
     return sampler
 
@@ -281,8 +277,7 @@ class LoadedModel(NamedTuple):
 
 def prepare_for_inference(network: Transformer, device: str, precision: str) -> Transformer:
     """Move a network to a device for inference, its linear layers in ``float32`` or ``bfloat16``."""
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"precision is {precision!r}; choose one of float32, bfloat16")
+    check_choice("precision", precision, PRECISIONS)
     network = network.to(device).eval().requires_grad_(False)
     for part in network.modules():
         if precision == "bfloat16" and isinstance(part, Linear):
@@ -328,10 +323,7 @@ def condition_on_label(loaded: LoadedModel, label: str | None) -> LoadedModel:
     """Condition a model on a label; None: the model without a label, of all sequences together."""
     if label is None:
         return loaded
-    if not loaded.labels:
-        raise ValueError(f"label is {label!r}, and the model was trained without labels; leave it out")
-    if label not in loaded.labels:
-        raise ValueError(f"label is {label!r}; this model has {', '.join(loaded.labels)}")
+    check_label(label, loaded.labels)
     number = torch.tensor(loaded.labels.index(label), device=loaded.device)
     return loaded._replace(model=loaded.model.bind(label=number), label=label)
 

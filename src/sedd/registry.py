@@ -132,6 +132,37 @@ SAMPLERS = Registry(
     },
     "sedd.samplers",
 )
+SAMPLER_OPTIONS: Mapping[str, Mapping[str, type]] = {
+    "theta": {"theta": float},
+    "gibbs": {"sites": int},
+    "remask": {"strategy": str, "eta": float, "t_on": float, "t_off": float},
+    "ordered": {"direction": str},
+    "entropy": {"bound": float},
+}
+"""The options of the built-in samplers that have some, with their types."""
+OPTION_CHOICES = {"strategy": ("cap", "rescale", "loop"), "direction": ("random", "forward", "backward")}
+"""The values of options that are names."""
+
+
+def check_sampler_options(sampler: str, options: Mapping[str, Any], types: Mapping[str, type]) -> None:
+    """Refuse options that a sampler does not have, and values of the wrong type.
+
+    Args:
+        sampler: Its name.
+        options: The values by name.
+        types: The types of all options that it has.
+    """
+    for option, value in options.items():
+        if option not in types:
+            raise ValueError(f"sampler {sampler} has no option {option}; it takes {', '.join(types) or 'none'}")
+        if not isinstance(value, (int, float) if types[option] is float else types[option]):
+            raise ValueError(
+                f"option {option} of sampler {sampler} is {value!r}; it must be a {types[option].__name__}"
+            )
+        if option in OPTION_CHOICES and value not in OPTION_CHOICES[option]:
+            raise ValueError(f"{option} is {value!r}; choose one of {', '.join(OPTION_CHOICES[option])}")
+
+
 TOKENIZERS = Registry(
     "tokenizer",
     {

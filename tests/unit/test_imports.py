@@ -1,12 +1,17 @@
 """Commands import what they need: ``--help`` no torch, ``info`` neither kernels nor training, a sampler no other."""
 
+import json
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 
-import pytest
+import numpy as np
+import safetensors.numpy
 
-from sedd import registry
+from sedd import checkpoint, registry
+from sedd.config import RunConfig
+from sedd.tokenizer import Bytes
 
 LIST = "import sys; print(*sorted(name for name in sys.modules if name.split('.')[0] in ('sedd', 'torch')))"
 
@@ -57,30 +62,143 @@ def test_every_built_in_name_can_be_imported() -> None:
                 assert callable(names.load(name))
 
 
-@pytest.mark.parametrize(
-    ("words", "sentences"),
-    [
-        (["--objective", "scor-entropy"], ["objective is 'scor-entropy'", "choose one of score-entropy"]),
-        (["--objective", "explicit-score-entropy"], ["small enough to enumerate", "the probability of every sequence"]),
-        (["--objective", "implicit-score-entropy"], ["length × vocabulary calls"]),
-        (["--process", "foggy"], ["noise.process is 'foggy'"]),
-        (["--recipe", "huge"], ["recipe is 'huge'"]),
-        (["--set", "optim.learning=1"], ["learning"]),
-        (["--objective", "ratio-matching", "--set", "model.ngrams=2"], ["model.ngrams is 2", "does not see the token"]),
-        (["--out", "old"], ["old holds a run already", "--resume"]),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_train_refuses_before_torch_is_imported(tmp_path: Path, words: list[str], sentences: list[str]) -> None:
-    (tmp_path / "old" / "checkpoints" / "step-1").mkdir(parents=True)
-    (tmp_path / "book.txt").write_text("one two buckle my shoe")
-    command = ["train", "book.txt", *([] if "--recipe" in words else ["--recipe", "tiny"]), *words]
-    code = (
-        f"import sys; sys.modules['torch'] = None; sys.argv = ['sedd', *{command!r}]; from sedd import cli; cli.main()"
-    )
+REFUSALS = [
+    ("train book.txt --objective scor-entropy", "objective is 'scor-entropy'; choose one of score-entropy"),
+    ("train book.txt --objective explicit-score-entropy", "needs the probability of every sequence"),
+    ("train book.txt --objective implicit-score-entropy", "length × vocabulary calls"),
+    ("train book.txt --process foggy", "noise.process is 'foggy'"),
+    ("train book.txt --recipe huge", "recipe is 'huge'"),
+    ("train book.txt --set optim.learning=1", "learning"),
+    ("train book.txt --objective ratio-matching --set model.ngrams=2", "model.ngrams is 2"),
+    ("train book.txt --objective softmax-linear", "minimum is not at the ratios"),
+    ("train book.txt --set noise.schedule=cosin", "noise.schedule is 'cosin'; choose one of log-linear"),
+    ("train book.txt --recipe tiny --set model.width=30", "model.width 30 is not a multiple of model.heads"),
+    ("train book.txt --out model", "model holds a run already; add --resume"),
+    ("train book.txt --out book.txt --recipe tiny", "book.txt cannot be written to"),
+    ("train", "no data was given"),
+    ("train none.txt", "none.txt does not exist"),
+    ("train empty.txt", "empty.txt holds no text"),
+    ("train book.txt --tokenizer klingon", "tokenizer is 'klingon'; choose one of bytes"),
+    ("train table.csv --packing lines --label kinds", "label is 'kinds'; table.csv has the columns text, kind"),
+    ("train table.csv --column words", "column is 'words'; table.csv has text, kind"),
+    ("plan none.txt", "none.txt does not exist"),
+    ("sample nowhere", "nowhere holds no model: it does not exist"),
+    ("sample model --sampler tweedy", "sampler is 'tweedy'; choose one of first-hitting"),
+    ("sample model --sampler remask --option strategy=lop", "strategy is 'lop'; choose one of cap, rescale, loop"),
+    ("sample model --sampler remask --option ete=1", "sampler remask has no option ete; it takes strategy, eta"),
+    ("sample model --label dog", "label is 'dog'; this model has cat"),
+    ("sample model --length 999", "length is 999; this model generates 1 to 256 tokens"),
+    ("sample model --grid lin", "grid is 'lin'; choose one of uniform, cosine"),
+    ("sample model --precision half", "precision is 'half'; choose one of float32, bfloat16"),
+    ("sample model --seed -1", "seed is -1"),
+    ("infill model cat", "the template 'cat' has no gap"),
+    ("infill model --file none.txt", "none.txt could not be read"),
+    ("trace model --out x.gif", "it must end in .html or .png"),
+    ("trace model {x}", "a gap is a number of tokens in braces"),
+    ("eval model none.txt", "none.txt does not exist"),
+    ("eval model book.txt --protocol paper", "protocol is 'paper'; choose one of strict"),
+    ("eval model book.txt --estimator guess", "estimator is 'guess'; choose one of bound"),
+    ("eval model book.txt --draws 3", "draws is 3; they come in pairs"),
+    ("eval model . --suite all", "suite is 'all'; choose one of zero-shot"),
+    ("eval model book.txt --label dog", "label is 'dog'; this model has cat"),
+    ("score model", "no text was given"),
+    ("score model cat --label dog", "label is 'dog'; this model has cat"),
+    ("compare nowhere", "nowhere holds no log.jsonl"),
+    ("compare model --plot x.gif", "must end in one of .png, .html"),
+    ("report nowhere", "nowhere holds no log.jsonl"),
+    ("info nowhere", "nowhere holds no model: it does not exist"),
+    ("quality nowhere", "nowhere does not exist; name the folder of a run"),
+    ("quality model", "samples need a judge"),
+    ("quality model --judge ar --sweep step=1", "sweep is 'step=1'; choose one of sampler, steps"),
+    ("quality model --judge ar --first-token none", "first-token is 'none'; choose one of skipped, scored"),
+    ("push model name", "'name' is not the name of a repository"),
+    ("export model --out model", "model exists and is not an empty folder"),
+    ("export model --out new --format onnx", "format is 'onnx'; choose one of sedd, radd, mdlm"),
+    ("import nowhere --out new", "nowhere does not exist"),
+    ("bench train --recipe huge", "recipe is 'huge'; choose one of"),
+    ("bench loss --process foggy", "process is 'foggy'; choose one of"),
+]
+"""Mistakes that are refused without torch, and part of the message."""
+RUN_ALL = """
+import contextlib, io, json, shlex, sys
+sys.modules["torch"] = None  # to import it is an error
+from sedd import cli
+for command in json.load(sys.stdin):
+    sys.argv = ["sedd", *shlex.split(command)]
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+        except BaseException as error:
+            code = repr(error)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def run_without_torch(folder: Path, commands: list[str]) -> list[tuple[object, str, str]]:
+    """Type commands in ``folder``, in one process that cannot import torch; return code, stdout and stderr of each."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", RUN_ALL],
+        cwd=folder,
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    for sentence in sentences:
-        assert sentence in " ".join(done.stderr.split())
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def write_model(folder: Path) -> None:
+    """Write a run with one checkpoint of a model with a label."""
+    saved = folder / "checkpoints" / "step-00000001"
+    saved.mkdir(parents=True)
+    stored = {**RunConfig().resolved().as_dict(), "vocab_size": 256, "labels": ["cat"]}
+    (saved / "config.json").write_text(json.dumps(stored))
+    (saved / "state.json").write_text(json.dumps({"step": 1, "tokens": 2, "best": 0.5, "best_step": 1}))
+    Bytes().save(saved)
+    safetensors.numpy.save_file(
+        {"weight": np.zeros((2, 3)), "rotary_emb.inv_freq": np.zeros(4)}, saved / "ema.safetensors"
+    )
+    checkpoint._write_manifest(saved)
+    (folder / "log.jsonl").write_text('{"step": 1, "tokens": 2, "bound": 0.5, "bound_stderr": 0.1}\n')
+
+
+def test_mistakes_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    (tmp_path / "book.txt").write_text("one two buckle my shoe")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "table.csv").write_text("text,kind\na cat,cat\n")
+    for (command, sentence), found in zip(
+        REFUSALS, run_without_torch(tmp_path, [command for command, _ in REFUSALS]), strict=True
+    ):
+        code, out, err = found
+        assert (code, out) == (2, ""), (command, found)
+        assert sentence in " ".join(err.split()), command
+
+
+def test_info_reads_a_model_without_torch(tmp_path: Path) -> None:
+    """Also its bounds and the number of its parameters, of which rotary frequencies are none."""
+    write_model(tmp_path / "model")
+    (_, out, err), (code, shown, _) = run_without_torch(tmp_path, ["info model --json", "info model"])
+    found = json.loads(out)
+    assert (found["parameters"], found["vocab_size"], found["labels"]) == (6, 256, "cat"), err
+    assert (found["bound"], found["best_bound"], found["best_bound_step"]) == (0.5, 0.5, 1)
+    assert code == 0
+    assert "0.5000 nats per token at step 1" in shown
+
+
+def test_options_of_samplers_are_those_of_their_classes() -> None:
+    """The table by which options are refused before the classes are imported."""
+    for name in registry.SAMPLERS.built_in:
+        kind = registry.SAMPLERS.load(name)
+        found = {field.name: type(field.default) for field in fields(kind) if field.default is not MISSING}
+        assert registry.SAMPLER_OPTIONS.get(name, {}) == found
+
+
+def test_loading_a_model_imports_no_distributed_checkpoints() -> None:
+    """`torch.distributed.checkpoint` takes a second; training imports it when it saves."""
+    found = imported("import sedd\nsedd.load")
+    assert "sedd.api" in found
+    assert not {name for name in found if name.startswith(("torch.distributed.checkpoint", "torch._dynamo"))}

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sedd import recipes, registry
 from sedd.cli.root import AsJson, Device, app, list_names
-from sedd.config import NOT_FOR_TRAINING
+from sedd.config import NOT_FOR_TRAINING, check_choice
 
 if TYPE_CHECKING:
     from sedd.bench import Machine, Measurement
@@ -19,13 +19,35 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Time and memory on this machine, compared with the PyTorch reference.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
+
+def _check_recipe(recipe: str | None) -> str | None:
+    """Refuse an unknown recipe before torch is imported."""
+    if recipe is not None:
+        check_choice("recipe", recipe, tuple(recipes.RECIPES))
+    return recipe
+
+
 RecipeName = Annotated[
     str | None,
-    typer.Option("--recipe", help=f"Network: {', '.join(recipes.RECIPES)}; by default small, on a CPU tiny."),
+    typer.Option(
+        "--recipe",
+        help=f"Network: {', '.join(recipes.RECIPES)}; by default small, on a CPU tiny.",
+        callback=_check_recipe,
+    ),
 ]
-Process = Annotated[str, typer.Option(help=f"Noise process: {list_names(registry.PROCESSES)}.")]
+Process = Annotated[
+    str,
+    typer.Option(
+        help=f"Noise process: {list_names(registry.PROCESSES)}.",
+        callback=lambda name: registry.PROCESSES.check(name) or name,
+    ),
+]
 Objective = Annotated[
-    str, typer.Option(help=f"Training objective: {list_names(registry.OBJECTIVES, hidden=NOT_FOR_TRAINING)}.")
+    str,
+    typer.Option(
+        help=f"Training objective: {list_names(registry.OBJECTIVES, hidden=NOT_FOR_TRAINING)}.",
+        callback=lambda name: registry.OBJECTIVES.check(name) or name,
+    ),
 ]
 VocabSize = Annotated[int | None, typer.Option("--vocab", help="Vocabulary size; by default 50257, on a CPU 4096.")]
 Length = Annotated[int | None, typer.Option(help="Tokens per sequence; by default the recipe's.")]

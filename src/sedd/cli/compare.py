@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, corpora
+from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, check_source, corpora
 from sedd.cli.root import AsJson, app, stderr_progress
 
 
@@ -28,12 +28,18 @@ def compare(
 
     All runs are evaluated on the same text by the same protocol; runs trained on different data need --data.
     """
-    from sedd import evaluation, factory
+    from sedd import checkpoint, evaluation
     from sedd.evaluation import compare as comparison
-    from sedd.runtime import distributed
 
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
+    for run in runs:
+        checkpoint.peek_model(run)
+    if data is not None:
+        check_source(data)
+    from sedd import factory
+    from sedd.runtime import distributed
+
     with distributed.process_group() as ranks:
         models = [factory.load_model(run, device=str(ranks.device)) for run in runs]
         advice = "--data DATA --protocol held-out"

@@ -8,6 +8,10 @@ import typer
 from rich.console import Console
 
 from sedd.cli.root import AsJson, ModelFolder, app, print_record
+from sedd.config import check_choice
+
+FORMATS = ("sedd", "radd", "mdlm")
+"""The published formats, the keys of `hub.convert.LAYOUTS`."""
 
 
 @app.command("import")
@@ -28,10 +32,13 @@ def import_checkpoint(
     - `sedd import owner/name --out model`
     - `sedd sample model`
     """
-    from sedd import hub
+    from sedd import checkpoint, hub
+
+    checkpoint.require_empty(out)
+    if not Path(source).exists() and not hub.is_repo_id(source):
+        raise ValueError(f"{source} does not exist; give a folder, a file or a Hub id such as owner/name")
     from sedd.hub import convert
 
-    convert.require_empty(out)
     with Console(stderr=True).status("reading"):
         local = Path(source)
         if not local.exists() and hub.is_repo_id(source):
@@ -66,6 +73,11 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a model of the reference architecture in a published format: config.json and model.safetensors."""
+    from sedd import checkpoint
+
+    checkpoint.require_empty(out)
+    if format is not None:
+        check_choice("format", format, FORMATS)
     from sedd.hub import convert
 
     with Console(stderr=True).status("writing"):

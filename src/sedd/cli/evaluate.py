@@ -12,7 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sedd.cli.root import AsJson, Column, Encoding, ModelFolder, app, stderr_progress
+from sedd.cli.root import AsJson, Column, Encoding, ModelFolder, app, check_precision, stderr_progress
+from sedd.config import check_choice, check_label
+
+ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
+"""The names that an estimator may have; which of them fit depends on the model."""
 
 if TYPE_CHECKING:
     from sedd.evaluation import Corpus, Protocol
@@ -44,7 +48,8 @@ Precision = Annotated[
     str | None,
     typer.Option(
         help="Precision of matrix products: float32 or bfloat16. By default float32; on a GPU bfloat16 if the measured "
-        "difference is below a tenth of the standard error."
+        "difference is below a tenth of the standard error.",
+        callback=check_precision,
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of times and noise.")]
@@ -103,12 +108,19 @@ def evaluate_dataset(
     - `sedd eval run corpora --suite zero-shot --protocol sedd`
     - `torchrun --nproc-per-node 8 -m sedd eval run test.txt`
     """
-    from sedd import evaluation, factory
-    from sedd.runtime import distributed
+    from sedd import evaluation
 
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
+    _check(model, estimator, draws, label)
+    if suite is not None:
+        evaluation.suite_datasets(suite, chosen_protocol, dataset)
+    elif data is not None:
+        check_source(data)
+    from sedd import factory
+    from sedd.runtime import distributed
+
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
         loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
@@ -128,6 +140,27 @@ def evaluate_dataset(
         if out is not None:
             out.write_text("".join(json.dumps(record) + "\n" for record in records))
         _print(records, as_json, as_table=suite is not None)
+
+
+def _check(model: Path, estimator: str | None, draws: int | None, label: str | None) -> None:
+    """Refuse what can be refused without the weights, before torch is imported."""
+    from sedd import checkpoint
+    from sedd.likelihood.variance_reduction import check_draws
+
+    if estimator is not None:
+        check_choice("estimator", estimator, ESTIMATORS)
+    if draws is not None:
+        check_draws(draws)
+    if label is not None and (stored := checkpoint.peek_model(model)):
+        check_label(label, stored.labels)
+
+
+def check_source(source: str) -> None:
+    """Refuse a text that does not exist or is of an unknown kind, before torch is imported."""
+    from sedd.data import expand_sources, is_prepared
+
+    if not is_prepared(source):
+        expand_sources([source])
 
 
 def corpora(
@@ -237,11 +270,12 @@ def score_texts(
 
     - `sedd score run "the cat sat on the mat" "mat the on sat cat the"`
     """
+    lines = _read_texts(texts, file)
+    _check(model, estimator, draws, label)
     from sedd import evaluation, factory
     from sedd.diffusion.rng import derive_seed
     from sedd.runtime import distributed
 
-    lines = _read_texts(texts, file)
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group() as ranks:
         loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)

@@ -24,6 +24,8 @@ def push(
     """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results."""
     from sedd import hub
 
+    if not hub.is_repo_id(repo):
+        raise ValueError(f"{repo!r} is not the name of a repository; write owner/name")
     results = [record for path in result or [] for record in _records(path)]
     with Console(stderr=True).status("uploading" if out is None else "writing"):
         if out is not None:

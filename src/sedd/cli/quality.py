@@ -12,6 +12,7 @@ import typer
 from sedd.cli.root import AsJson, Device, app, default_device, stderr_progress, writing_to
 from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
+from sedd.config import check_choice
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from sedd.sampling import Prompt
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
+FIRST_TOKEN, JUDGE_PRECISIONS = ("skipped", "scored"), ("float32", "bfloat16", "float64")
+NO_JUDGE = "samples need a judge; name a Hugging Face model or an autoregressive run with --judge"
 Record = dict[str, Any]
 ScoreSamples = Callable[["SampleSet"], Record]
 
@@ -101,15 +104,24 @@ def quality(
     - `sedd quality samples.jsonl --judge ar-run --json > a.json`
     - `sedd quality a.json b.json`
     """
-    sampling = sampling_settings(settings)
-    from sedd.evaluation.quality import results
     from sedd.evaluation.quality import sweep as sweeps
 
+    sampling = sampling_settings(settings)
     for path in out or []:
         _check_writable(path, PICTURES + RECORDS)
     if save is not None:
         _check_writable(save, RECORDS[1:])
     points = sweeps.sweep_points(sweeps.SweepPoint(sampling, length), sweep or [])
+    for path in inputs:
+        _check_input(path, judge)
+    for name, value, allowed in (
+        ("first-token", first_token, FIRST_TOKEN),
+        ("judge-precision", judge_precision, JUDGE_PRECISIONS),
+    ):
+        if value is not None:
+            check_choice(name, value, allowed)
+    from sedd.evaluation.quality import results
+
     plan = _Plan(points, count, batch, device or default_device(), draw_precision, bool(sweep))
     if save is not None and (len(inputs) > 1 or len(plan.points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
@@ -148,8 +160,6 @@ class _Plan:
 
         if judges.is_run_folder(path):
             return self._draw(path)
-        if not path.exists():
-            raise ValueError(f"{path} does not exist; name the folder of a run, a file of samples, or saved results")
         if self.swept:
             raise ValueError(f"{path} is a file of samples; --sweep needs the folder of a run")
         found = sample_sets.read_samples(path)
@@ -188,7 +198,7 @@ def _judge(
     from sedd.evaluation.quality.mauve import MauveReference
 
     if name is None:
-        raise ValueError("samples need a judge; name a Hugging Face model or an autoregressive run with --judge")
+        raise ValueError(NO_JUDGE)
     texts = None if mauve is None else sample_sets.read_samples(mauve)
     judge = judges.load_judge(name, first_token=first, precision=precision, device=device)
     results.quality_table([*beside, results.judge_record(judge)], ())  # raises if the judges differ, before any work
@@ -201,6 +211,16 @@ def _judge(
             )
 
     return score
+
+
+def _check_input(path: Path, judge: str | None) -> None:
+    """Refuse, before torch is imported, an input that does not exist, and a run without a judge."""
+    from sedd import checkpoint
+
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; name the folder of a run, a file of samples, or saved results")
+    if judge is None and (path / checkpoint.CHECKPOINTS).is_dir():
+        raise ValueError(NO_JUDGE)
 
 
 def _check_writable(path: Path, kinds: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from typer.core import TyperGroup
 
 from sedd import __version__, registry
+from sedd.config import PRECISIONS, check_choice
 
 ORDER = (
     *("train", "sample", "infill", "trace", "eval", "score", "quality", "compare", "report", "info", "plan", "data"),
@@ -47,9 +48,23 @@ TOKENIZER_HELP = (
 )
 PACKING_HELP = "packed (default): one token stream, cut into blocks; lines: one training sequence per line or row."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one per line.")]
+
+
+def _check_model_folder(folder: Path) -> Path:
+    """Refuse a folder without a model before torch is imported."""
+    from sedd import checkpoint
+
+    checkpoint.peek_model(folder)
+    return folder
+
+
 ModelFolder = Annotated[
     Path,
-    typer.Argument(help="Folder of a run, of one of its checkpoints, or of an imported model.", show_default=False),
+    typer.Argument(
+        help="Folder of a run, of one of its checkpoints, or of an imported model.",
+        show_default=False,
+        callback=_check_model_folder,
+    ),
 ]
 Column = Annotated[
     str | None, typer.Option(help="Column of a table that holds the text; by default recognized by its name.")
@@ -104,6 +119,13 @@ def writing_to(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"{out} cannot be written to ({error.strerror}); choose another --out") from None
+
+
+def check_precision(precision: str | None) -> str | None:
+    """Refuse a precision that inference does not have; the callback of options."""
+    if precision is not None:
+        check_choice("precision", precision, PRECISIONS)
+    return precision
 
 
 def default_device() -> str:

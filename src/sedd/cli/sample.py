@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.progress import Progress
 from rich.text import Text
 
-from sedd.cli.root import AsJson, Device, ModelFolder, app, default_device, writing_to
+from sedd.cli.root import AsJson, Device, ModelFolder, app, check_precision, default_device, writing_to
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ Out = Annotated[
 Batch = Annotated[int, typer.Option(help="Samples drawn at a time; affects speed and memory only.")]
 Precision = Annotated[
     str | None,
-    typer.Option(help="Precision of matrix products: float32 or bfloat16; by default, on a GPU, that of training."),
+    typer.Option(
+        help="Precision of matrix products: float32 or bfloat16; by default, on a GPU, that of training.",
+        callback=check_precision,
+    ),
 ]
 
 
@@ -53,10 +56,9 @@ def sample(
 
     Texts go to stdout, statistics to stderr. The same seed gives the same texts.
     """
+    _check(model, count, settings, length)
     from sedd.generate import blank_prompt
 
-    if count < 1:
-        raise ValueError(f"count is {count}; it must be 1 or more")
     loaded, sampling_run = _load(model, device, precision, settings)
     _generate(loaded, sampling_run, blank_prompt(loaded, count, length), [None] * count, watch, as_json, out, batch)
 
@@ -84,13 +86,12 @@ def infill(
     tokenizer words include the space before them: write 'The{8} sat', not 'The {8} sat'. Under uniform noise the
     conditional distribution is approximate.
     """
-    from sedd.generate import template
-
     all_templates = [*(templates or []), *(_read_lines(file) if file else [])]
     if not all_templates:
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
-    if count < 1:
-        raise ValueError(f"count is {count}; it must be 1 or more")
+    _check(model, count, settings, templates=all_templates)
+    from sedd.generate import template
+
     loaded, sampling_run = _load(model, device, precision, settings)
     repeated = [text for text in all_templates for _ in range(count)]
     prompt = template.template_prompt(repeated, loaded)
@@ -112,12 +113,11 @@ def trace(
     **settings: Any,
 ) -> None:
     """Draw generated texts with each token coloured by the sampling step at which it appeared."""
-    from sedd import generate
-
     if out.suffix not in (".html", ".png"):
         raise ValueError(f"out is {out}; it must end in .html or .png")
-    if count < 1:
-        raise ValueError(f"count is {count}; it must be 1 or more")
+    _check(model, count, settings, length, templates or ())
+    from sedd import generate
+
     loaded, sampling_run = _load(model, device, precision, settings)
     prompt = (
         generate.template.template_prompt(templates, loaded)
@@ -135,6 +135,26 @@ def trace(
             out.write_text(generate.trace.trace_page(rows, title, about), encoding="utf-8")
     print(out)
     _print_stats(sampling_run)
+
+
+def _check(
+    model: Path, count: int, settings: dict[str, Any], length: int | None = None, templates: Sequence[str] = ()
+) -> None:
+    """Refuse what can be refused without the weights, before torch is imported."""
+    from sedd import checkpoint
+    from sedd.config import check_label
+    from sedd.generate.settings import check_length
+    from sedd.generate.template import parse_template
+
+    if count < 1:
+        raise ValueError(f"count is {count}; it must be 1 or more")
+    sampling = sampling_settings(settings)
+    for text in templates:
+        parse_template(text)
+    if stored := checkpoint.peek_model(model):
+        check_length(length, stored.config.model.seq_len)
+        if sampling.label is not None:
+            check_label(sampling.label, stored.labels)
 
 
 def _load(

@@ -89,10 +89,10 @@ Minutes = Annotated[
 
 def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
     """Build the configuration from a command's options; with ``out``, continue from the one stored there."""
-    from sedd.training import overrides
+    from sedd.training import overrides, sources
 
     given = {name: None if options[name] == () else options[name] for name in overrides.PATHS if name in options}
-    return overrides.merge_config(
+    config = overrides.merge_config(
         given,
         resume=out,
         recipe=options["recipe"],
@@ -100,6 +100,8 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
         sets=options["sets"] or [],
         on_sizing=lambda text: print(f"sedd: {text}", file=sys.stderr),
     )
+    sources.check_data(config.data)
+    return config
 
 
 @app.command("train", epilog=OBJECTIVES_HELP)
@@ -146,12 +148,14 @@ def train_model(
     - `sedd train book.txt --out run --minutes 5`
     - `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`
     """
-    if not resume and any((out / "checkpoints").glob("step-*")):
+    from sedd import checkpoint
+
+    if not resume and checkpoint.list_checkpoints(out / checkpoint.CHECKPOINTS):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
     run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
+    checkpoint.check_writable(out)
     from sedd import training
 
-    training.check_writable(out)
     with training.progress_bar() as (on_event, preparing):
         try:
             end = training.run(run_config, lambda: training.prepare_data(run_config, preparing), out, resume, on_event)
@@ -209,7 +213,7 @@ def plan_run(
     as_json: AsJson = False,
 ) -> None:
     """Estimate the cost of a run on this machine: parameters, memory, tokens per second, time to finish."""
+    run_config = _configure(context.params)
     from sedd import training
 
-    run_config = _configure(context.params)
     print_record(training.estimate_cost(run_config, lambda: training.prepare_data(run_config)), as_json)

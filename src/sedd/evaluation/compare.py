@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from sedd import checkpoint, plot
-from sedd.evaluation.corpus import Corpus
-from sedd.evaluation.results import likelihood_table
-from sedd.factory import LoadedModel
 from sedd.runtime import run_log
 from sedd.templates import render
+
+if TYPE_CHECKING:
+    from sedd.evaluation.corpus import Corpus
+    from sedd.factory import LoadedModel
 
 COLUMNS = (
     *("run", "objective", "process", "parameterization", "parameters", "step", "trained_tokens", "seconds"),
@@ -43,7 +44,7 @@ def read_curve(run: Path) -> ValidationCurve:
     return ValidationCurve(tokens, seconds, bits, stderr * bits / nats)
 
 
-def require_same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
+def require_same_data(names: Sequence[str], corpora: "Sequence[Corpus]") -> None:
     """Raise an error if the runs would be scored on different text."""
     for name, corpus in zip(names, corpora, strict=True):
         if corpus.sha256 != corpora[0].sha256:
@@ -53,7 +54,7 @@ def require_same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
             )
 
 
-def run_record(run: Path, loaded: LoadedModel, record: dict[str, Any]) -> dict[str, Any]:
+def run_record(run: Path, loaded: "LoadedModel", record: dict[str, Any]) -> dict[str, Any]:
     """Add to a result what the run is and how far it was trained.
 
     ``bits`` are per character, or per token where the tokens are not text.
@@ -77,6 +78,8 @@ def run_record(run: Path, loaded: LoadedModel, record: dict[str, Any]) -> dict[s
 
 def table_cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Format the `COLUMNS` of the records as text; records of different protocols are refused."""
+    from sedd.evaluation.results import likelihood_table
+
     return [["" if value is None else str(value) for value in row] for row in likelihood_table(records, COLUMNS)]
 
 

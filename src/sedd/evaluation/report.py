@@ -6,17 +6,19 @@ All text, samples included, is escaped, and the page's Content-Security-Policy f
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sedd import checkpoint, factory, generate, plot, sampling
+from sedd import checkpoint, plot
 from sedd.config import RunConfig
 from sedd.runtime import run_log
 from sedd.templates import render
+
+if TYPE_CHECKING:
+    from sedd.factory import LoadedModel
 
 MAX_POINTS = 300
 """Longer curves are shown as means over neighbouring records."""
@@ -71,13 +73,19 @@ def report_samples(history: RunHistory, count: int, seed: int) -> ReportSamples:
         return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")
     if count == 0 or not checkpoint.list_checkpoints(history.folder / checkpoint.CHECKPOINTS):
         return ReportSamples([], "None were requested." if count == 0 else "There is no checkpoint yet to sample from.")
+    import torch
+
+    from sedd import factory
+
     loaded = factory.load_model(history.folder, device="cuda" if torch.cuda.is_available() else "cpu")
     return ReportSamples(
         _generate_texts(loaded, count, seed), f"Drawn from {loaded.folder.name} with the EMA weights, seed {seed}."
     )
 
 
-def _generate_texts(loaded: factory.LoadedModel, count: int, seed: int, steps: int = 64) -> list[str]:
+def _generate_texts(loaded: "LoadedModel", count: int, seed: int, steps: int = 64) -> list[str]:
+    from sedd import generate, sampling
+
     sampling_run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps, seed=seed))
     rows = sampling_run.sample(sampling.empty(count, loaded.config.model.seq_len, loaded.device))
     return [loaded.tokenizer.decode(row.ids) for row in rows]
@@ -195,9 +203,9 @@ def render_report(history: RunHistory, samples: ReportSamples) -> str:
 
 def _summary(run: RunConfig) -> str:
     """Describe the run in one sentence."""
-    model, noise, sources = run.model, run.noise, ", ".join(Path(source).name for source in run.data.sources)
+    model, noise = run.model, run.noise
     return (
-        f"A run of sedd: {run.objective} on {sources}; {noise.process} noise, {noise.schedule}; "
+        f"A run of sedd: {run.objective} on {', '.join(run.data.sources)}; {noise.process} noise, {noise.schedule}; "
         f"{model.architecture} network of {model.depth} blocks, width {model.width}, length {model.seq_len}."
     )
 

@@ -11,7 +11,7 @@ from sedd import factory, registry
 from sedd.diffusion.process import Process
 from sedd.diffusion.rng import PRECISION, CounterRNG
 from sedd.diffusion.schedule import Schedule
-from sedd.generate.settings import SamplingSettings
+from sedd.generate.settings import SamplingSettings, check_length
 from sedd.sampling import Prompt, SamplingModel, State, Warping, empty
 
 
@@ -123,8 +123,7 @@ def build_warping(settings: SamplingSettings) -> Warping:
 def blank_prompt(loaded: factory.LoadedModel, count: int, length: int | None) -> Prompt:
     """Return ``count`` rows of ``length`` tokens to fill, by default the model's sequence length."""
     seq_len = loaded.config.model.seq_len
-    if length is not None and not 1 <= length <= seq_len:
-        raise ValueError(f"length is {length}; this model generates 1 to {seq_len} tokens")
+    check_length(length, seq_len)
     return empty(count, length or seq_len)
 
 

@@ -40,8 +40,8 @@ def _setting(default: Any, parse: Callable[[str], Any], help: str) -> Any:
 class SamplingSettings:
     """How to sample from a model.
 
-    Steps, grid, seed and options are checked by what they configure, when a `generate.SamplingRun` is built and before
-    anything is sampled; the rest is checked here.
+    Values that depend on the model are checked when a `generate.SamplingRun` is built, before anything is sampled; the
+    rest is checked here, without torch.
     """
 
     sampler: str | None = _setting(
@@ -75,6 +75,13 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if self.sampler is not None:
             registry.SAMPLERS.check(self.sampler)
+            if self.sampler in registry.SAMPLERS.built_in:
+                types = registry.SAMPLER_OPTIONS.get(self.sampler, {})
+                registry.check_sampler_options(self.sampler, self.options, types)
+        if "," not in self.grid:
+            registry.GRIDS.check(self.grid)
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must lie in 0..2^63 − 1")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")
         if not 0 < self.top_p <= 1:
@@ -93,6 +100,12 @@ class SamplingSettings:
         """Build settings from keyword arguments; those that are not fields are options of the sampler."""
         known = {name: values.pop(name) for name in SETTINGS if name in values}
         return SamplingSettings(**known, options=values)
+
+
+def check_length(length: int | None, longest: int) -> None:
+    """Refuse a number of tokens that a model of sequences of ``longest`` tokens does not generate."""
+    if length is not None and not 1 <= length <= longest:
+        raise ValueError(f"length is {length}; this model generates 1 to {longest} tokens")
 
 
 SETTINGS = {f.name: f for f in fields(SamplingSettings) if "help" in f.metadata}

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from sedd.factory import LoadedModel
-from sedd.sampling import Prompt
 from sedd.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from sedd.factory import LoadedModel
+    from sedd.sampling import Prompt
 
 _PARTS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|[^{}]+")
 
@@ -43,7 +45,7 @@ def template_ids(template: str, tokenizer: Tokenizer) -> list[int]:
     return row
 
 
-def template_prompt(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
+def template_prompt(templates: Sequence[str], loaded: "LoadedModel") -> "Prompt":
     """Build the prompt of a batch of templates for a model."""
     data, tokenizer = loaded.config.data, loaded.tokenizer
     pad = tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
@@ -51,7 +53,7 @@ def template_prompt(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
     return prompt_from_ids(rows, loaded.config.model.seq_len, loaded.process.vocab_size, pad)
 
 
-def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> Prompt:
+def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> "Prompt":
     """Build a prompt from rows of token ids, in which −1 is to be filled.
 
     Args:
@@ -61,6 +63,10 @@ def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: in
         pad: The padding token of a model trained on padded records: rows are then padded to ``length`` with given
             tokens. None: shorter rows are not padded.
     """
+    import torch
+
+    from sedd.sampling import Prompt
+
     for row in rows:
         if len(row) > length:
             raise ValueError(f"a template has {len(row)} tokens with its gaps; the model takes up to {length}")

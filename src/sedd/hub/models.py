@@ -12,7 +12,7 @@ from sedd import checkpoint, factory
 from sedd import tokenizer as tokenizers
 from sedd.hub import client, convert
 from sedd.hub.card import model_card
-from sedd.hub.convert.convert import ORIGIN, require_empty
+from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
 from sedd.runtime import run_log
 from sedd.tokenizer import BPE, Tokenizer
@@ -131,7 +131,7 @@ def save_pretrained(
         name: The model's name in its card; by default that of ``out``.
         results: Records of `sedd eval` for the card.
     """
-    out, loaded = require_empty(out), factory.load_model(model)
+    out, loaded = checkpoint.require_empty(out), factory.load_model(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
     config["data"]["tokenizer"], config["out"] = Path(loaded.config.data.tokenizer).name, None

@@ -27,6 +27,12 @@ MIN_PAIRS = 8
 """With fewer pairs nothing is fitted."""
 
 
+def check_draws(draws: int) -> None:
+    """Refuse a number of draws per sequence that is not even."""
+    if draws < 2 or draws % 2:
+        raise ValueError(f"draws is {draws}; they come in pairs, whose differences give the error: choose 2, 4, 6 …")
+
+
 class AdjustedCosts(NamedTuple):
     """Costs after control variates and the effect of time have been subtracted."""
 
@@ -45,10 +51,7 @@ class StratifiedTimes:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.draws < 2 or self.draws % 2:
-            raise ValueError(
-                f"draws is {self.draws}; they come in pairs, whose differences give the error: choose 2, 4, 6 …"
-            )
+        check_draws(self.draws)
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}; it must lie in 0..2⁶³ − 1")
 

@@ -8,7 +8,7 @@ from sedd.tokenizer.base import CONFIG, DEFINITION, Ids, Tokenizer
 from sedd.tokenizer.basic import Bytes, Characters, Integers
 from sedd.tokenizer.bpe import BPE
 from sedd.tokenizer.loading import load_tokenizer
-from sedd.tokenizer.registry import SPECS, build_tokenizer
+from sedd.tokenizer.registry import SPECS, build_tokenizer, check_tokenizer
 
 __all__ = [
     "BPE",
@@ -21,5 +21,6 @@ __all__ = [
     "Integers",
     "Tokenizer",
     "build_tokenizer",
+    "check_tokenizer",
     "load_tokenizer",
 ]

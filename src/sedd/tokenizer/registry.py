@@ -40,10 +40,21 @@ def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
         return fitted
     if (path := Path(spec)).exists():
         return load_tokenizer(path) if path.is_dir() else BPE.read(path)
+    raise ValueError(_unknown(spec))
+
+
+def check_tokenizer(spec: str) -> None:
+    """Refuse a name that `build_tokenizer` does not take."""
+    name, _, size = spec.partition(":")
+    takes_size = size.isdecimal() if name == "bpe" else not size or size.isdecimal()
+    known = name in (*TOKENIZERS.names, "gpt2") and takes_size and not (size and name in ("bytes", "chars", "gpt2"))
+    if not known and not Path(spec).exists():
+        raise ValueError(_unknown(spec))
+
+
+def _unknown(spec: str) -> str:
     names = ", ".join([*SPECS, *TOKENIZERS.plugins])
-    raise ValueError(
-        f"tokenizer is {spec!r}; choose one of {names}, or the path of a tokenizer.json or of a folder with one"
-    )
+    return f"tokenizer is {spec!r}; choose one of {names}, or the path of a tokenizer.json or of a folder with one"
 
 
 def _gpt2() -> Tokenizer:

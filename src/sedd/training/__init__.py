@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from sedd.training.batches import Batch, TrainingDataLoader
     from sedd.training.datasets import prepare_data
     from sedd.training.dry_run import estimate_cost
-    from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, check_writable, run
+    from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, run
     from sedd.training.overrides import merge_config
     from sedd.training.progress import progress_bar
-    from sedd.training.sources import find_sources, require_sources
+    from sedd.training.sources import check_data, find_sources, require_sources
     from sedd.training.state import PendingStep, TrainingState
     from sedd.training.step import StepMetrics, finish_step, train_step
     from sedd.training.trainer import Trainer
@@ -30,7 +30,7 @@ __all__ = [
     "TrainingDataLoader",
     "TrainingResult",
     "TrainingState",
-    "check_writable",
+    "check_data",
     "estimate_cost",
     "find_sources",
     "finish_step",
@@ -48,10 +48,10 @@ __getattr__ = lazy_names(
         "batches": ["Batch", "TrainingDataLoader"],
         "datasets": ["prepare_data"],
         "dry_run": ["estimate_cost"],
-        "loop": ["NonFiniteError", "OnEvent", "TrainingResult", "check_writable", "run"],
+        "loop": ["NonFiniteError", "OnEvent", "TrainingResult", "run"],
         "overrides": ["merge_config"],
         "progress": ["progress_bar"],
-        "sources": ["find_sources", "require_sources"],
+        "sources": ["check_data", "find_sources", "require_sources"],
         "state": ["PendingStep", "TrainingState"],
         "step": ["StepMetrics", "finish_step", "train_step"],
         "trainer": ["Trainer"],

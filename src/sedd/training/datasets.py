@@ -17,8 +17,6 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
         on_progress: Called with (bytes done, bytes in total).
     """
     options = config.data
-    if not options.sources:
-        raise ValueError("no data was given; name a file or a folder, as in: sedd train book.txt --out run")
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
         folder = Path(options.sources[0])
         if options.label is not None and data.Index.read(folder).labels is None:

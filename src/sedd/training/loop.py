@@ -193,16 +193,6 @@ def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: P
 # Start and end ---------------------------------------------------------------------------------------------
 
 
-def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, before any work."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
-
-
 def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEvent) -> None:
     """Load the newest intact checkpoint if ``resume``; otherwise refuse to overwrite a run."""
     root = out / checkpoint.CHECKPOINTS

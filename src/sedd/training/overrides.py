@@ -13,7 +13,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from sedd import checkpoint
 from sedd.config import RunConfig
 from sedd.recipes import RECIPES
-from sedd.training.sources import find_sources, require_sources
+from sedd.training.sources import check_data, find_sources, require_sources
 
 PATHS = {
     "process": "noise.process",
@@ -76,18 +76,22 @@ def merge_config(
         from_recipe = dict(RECIPES[recipe]) if recipe else {}
         if user.get("budget"):  # --minutes 60 is not cut short by the recipe's number of steps
             from_recipe.pop("budget", None)
-        given: Any = OmegaConf.merge(OmegaConf.create(stored.as_dict() if stored else {}), OmegaConf.create(from_recipe), user)
+        given: Any = OmegaConf.merge(stored.as_dict() if stored else {}, from_recipe, user)
     except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
         raise _misfit(error) from None
     config = _build(given).check_trainable()
     if resume and stored and config.data.sources == stored.data.sources:
         require_sources(config, resume, f"sedd train DATA --out {resume} --resume")
+    if config.data.sources:
+        check_data(config.data)
     if not (stored or recipe or file) and _needs_sizing(config, given):
+        _build(given).resolved()  # raises an error if options contradict each other
         from sedd.training import sizing  # imports torch, which takes seconds: not before an error
 
         chosen = sizing.choose_sizing(config, given.get("model") or {})
         config = _build(OmegaConf.merge(OmegaConf.create(chosen), given))
         on_sizing(sizing.describe_sizing(config))
+    config.model.check_heads()
     return config.resolved()
 
 

@@ -4,8 +4,23 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from sedd import checkpoint
-from sedd.config import RunConfig
+from sedd import checkpoint, data
+from sedd.config import DataConfig, RunConfig
+from sedd.data.readers import read_chunks
+from sedd.tokenizer import check_tokenizer
+
+
+def check_data(options: DataConfig) -> None:
+    """Refuse data that cannot be read, before any work: the first records of every source are read."""
+    if not options.sources:
+        raise ValueError("no data was given; name a file or a folder, as in: sedd train book.txt --out run")
+    if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
+        return
+    check_tokenizer(options.tokenizer)
+    encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)
+    for source in data.expand_sources(options.sources):
+        if source.files:  # a data set of the Hub is not downloaded for this
+            next(read_chunks([source], options.column, options.packing, options.label, encoding), None)
 
 
 def with_absolute_paths(config: RunConfig, out: Path) -> RunConfig:

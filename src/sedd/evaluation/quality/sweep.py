@@ -52,8 +52,9 @@ def _parse_axis(spec: str) -> tuple[str, list[str]]:
 
 def _sampler_options() -> Iterator[str]:
     """Yield the names of all samplers' own options; a plugin that cannot be imported has none."""
+    yield from (option for options in registry.SAMPLER_OPTIONS.values() for option in options)
     common = {"model", "process", "schedule"}
-    for name in registry.SAMPLERS.names:
+    for name in registry.SAMPLERS.plugins:
         try:
             kind = registry.SAMPLERS.load(name)
         except ValueError:

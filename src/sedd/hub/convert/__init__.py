@@ -8,9 +8,8 @@ from sedd.hub.convert.convert import (
     ImportedCheckpoint,
     export_model,
     read_published,
-    require_empty,
     save_model_folder,
 )
 from sedd.hub.convert.layout import LAYOUTS
 
-__all__ = ["LAYOUTS", "ImportedCheckpoint", "export_model", "read_published", "require_empty", "save_model_folder"]
+__all__ = ["LAYOUTS", "ImportedCheckpoint", "export_model", "read_published", "save_model_folder"]

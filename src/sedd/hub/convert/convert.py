@@ -73,7 +73,7 @@ def _strip_prefix(raw: files.RawCheckpoint, prefix: str) -> dict[str, Any]:
 
 def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None, out: Path, source: str) -> Path:
     """Write a model folder that every command reads; without a tokenizer its tokens are integers."""
-    out = require_empty(out)
+    out = checkpoint.require_empty(out)
     tokenizer = Integers(size=imported.vocab_size) if tokenizer is None else tokenizer
     if tokenizer.vocab_size != imported.vocab_size:
         raise ValueError(
@@ -91,7 +91,7 @@ def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None,
 
 def export_model(folder: Path, out: Path, format: str | None = None) -> CheckpointLayout:
     """Write the model in ``folder`` in the layout called ``format``, or the one that fits it."""
-    out = require_empty(out)
+    out = checkpoint.require_empty(out)
     loaded = factory.load_model(folder)  # checks that the model can be loaded
     if loaded.labels:
         raise ValueError(f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is")
@@ -103,13 +103,6 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
     tensors = {"model": {f"{layout.prefix}{name}": value for name, value in weights.items()}}
     checkpoint.save(out.parent, out.name, tensors, {"config": config}, extra=loaded.tokenizer.save)
     return layout
-
-
-def require_empty(out: Path) -> Path:
-    """Return ``out`` as an absolute path, or raise an error if it exists and is not an empty folder."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder; choose another --out")
-    return out.absolute()
 
 
 def _original_config(
