@@ -35,15 +35,15 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "dna": {
         "data": {"tokenizer": "chars", "packing": "lines"},
-        "model": {"width": 256, "depth": 6, "heads": 8, "seq_len": 200},
+        "model": {"width": 256, "depth": 6, "heads": 8},  # of records, the length is that of the longest
         "optim": {"lr": 1e-3, "warmup_steps": 200, "ema_decay": 0.999},
         "train": {"batch_size": 64},
         "objective": "lambda-dce",
         "budget": {"steps": 10_000},
     },
     "molecules": {
-        "data": {"tokenizer": "chars", "packing": "lines", "pad": "model"},
-        "model": {"width": 256, "depth": 6, "heads": 8, "seq_len": 64},
+        "data": {"tokenizer": "chars", "packing": "lines"},
+        "model": {"width": 256, "depth": 6, "heads": 8},
         "optim": {"lr": 1e-3, "warmup_steps": 200, "ema_decay": 0.999},
         "train": {"batch_size": 128},
         "objective": "lambda-dce",

@@ -381,6 +381,40 @@ def test_records_are_padded(tmp_path: Path, pad: str | None) -> None:
         assert [blocks.tokenizer.decode(row[mask]) for row, mask in zip(rows, valid, strict=True)] == texts
 
 
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [("chars", (3, 1, 4)), ("bytes", (3, 2, 4)), ("bpe:260", (3, 1, 4)), ("ints", (2, 1, 3))],
+)
+def test_a_scan_finds_the_lengths_that_preparation_finds(
+    tmp_path: Path, spec: str, expected: tuple[int, int, int]
+) -> None:
+    """In the tokens of any tokenizer, also of prepared data; records of one length are known to be so."""
+    content = "7\n\n1 2 3\n" if spec == "ints" else "é\nabca\n\néab\n"
+    file = write(tmp_path / "a.txt", content.encode())
+    lengths = data.scan_record_lengths([str(file)], spec)
+    index = prepare(
+        [file],
+        tmp_path / "out",
+        factory.build_tokenizer(spec, lambda: read_documents([file], packing="lines")),
+        packing="lines",
+    )
+    assert lengths.longest == index.length
+    assert lengths.records == index.records
+    if spec != "bpe:260":  # its merges decide
+        assert lengths == expected
+    assert data.scan_record_lengths([str(tmp_path / "out")], spec) == (index.records, None, index.length)
+    prepare([write(tmp_path / "b.txt", b"abc\nabd\n")], tmp_path / "equal", Bytes(), packing="lines")
+    assert str(data.scan_record_lengths([str(tmp_path / "equal")], "bytes")) == "2 records of 3 tokens each"
+
+
+@pytest.mark.parametrize("pad", ["model", "ignore", None])
+def test_records_of_one_length_get_no_padding_token(tmp_path: Path, pad: str | None) -> None:
+    file = write(tmp_path / "a.txt", b"ACGT\nAAAA\nCCGT")
+    index = prepare([file], tmp_path / "out", Characters.fit(["ACGT"]), packing="lines", pad=pad)
+    assert (index.vocab_size, index.pad) == (4, None)
+    assert TokenBlocks.open(tmp_path / "out", 4, "all").padding is None
+
+
 def test_records_of_one_length_need_no_padding(tmp_path: Path, refuses: Refuses) -> None:
     file = write(tmp_path / "a.txt", b"ACGT\nCCGT\n")
     index = prepare([file], tmp_path / "out", Characters.fit(["ACGT"]), packing="lines")
@@ -417,7 +451,7 @@ def test_failed_preparation_leaves_no_files(tmp_path: Path, refuses: Refuses) ->
         refuses(lambda: prepare([source], at, made, **options), *words)  # type: ignore[arg-type]
         assert list(place.iterdir()) == []
 
-    refused(file, Bytes(), "record 2 of", "8 tokens", "length is 4", "choose 8", packing="lines", length=4)
+    refused(file, Bytes(), "record 2 of", "8 tokens", "length is 4", "leave the length out", packing="lines", length=4)
     refused(file, Characters.fit(["AC"]), "a.txt", "'G'", "position 2")
     refused(file, Characters.fit(["ACG"]), "a.txt, from record 1 on", "'T'", packing="lines")
     refused(bad, Characters.fit(["ACGT"]), "b.txt", "not UTF-8")
@@ -661,7 +695,10 @@ def test_the_command_prepares(tmp_path: Path) -> None:
     row = json.loads(record)
     assert (row["tokens"], row["records"], row["length"], row["pad"], row["vocab_size"]) == (11, 2, 8, "model", 5)
     assert row["sha256"] == Index.read(tmp_path / "one").sha256 == Index.read(tmp_path / "two").sha256
-    assert line == f"{two}: 11 tokens in 2 records, 1.0000 bytes per token, vocabulary of 5"
+    assert line == (
+        f"{two}: 11 tokens in 2 records, 1.0000 bytes per token, vocabulary of 5; records of 8 tokens, shorter ones "
+        "are padded with a token that the model learns"
+    )
     assert (first, second, third) == ("code 0", "code 0", "code 2")
     assert done.stderr == f"sedd: {two} exists already; remove it or choose another folder\n"
     assert done.returncode == 0

@@ -1,5 +1,6 @@
 """What a run without a recipe trains: chosen for machine, data and budget, and changed key by key."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def test_nothing_is_chosen_for_what_is_configured(tmp_path: Path, monkeypatch: p
         {"sets": sizes},
         {"file": tmp_path / "file.yaml"},
         {"resume": tmp_path},
-        *({"recipe": recipe} for recipe in recipes.RECIPES),
+        *({"recipe": recipe} for recipe in recipes.RECIPES if "seq_len" in recipes.RECIPES[recipe]["model"]),
     ):
         config = merge_config({"sources": [source]}, **options, on_sizing=lines.append)
         assert config.optim.name == recipes.RECIPES.get(options.get("recipe"), {}).get("optim", {}).get("name", "adamw")
@@ -147,3 +148,30 @@ def test_a_budget_replaces_that_of_the_recipe() -> None:
     assert merge_config({}, recipe="tiny").budget == BudgetConfig(steps=1000)
     assert merge_config({"minutes": 60}, recipe="tiny").budget == BudgetConfig(minutes=60.0)
     assert merge_config({"steps": 7}, recipe="tiny", sets=["budget.tokens=90"]).budget == BudgetConfig(7, 90)
+
+
+@pytest.mark.parametrize("recipe", [None, "molecules"])
+def test_the_length_of_records_is_that_of_the_longest(tmp_path: Path, recipe: str | None) -> None:
+    """In one line; a length that is given, by hand or by the run that is resumed, is kept without a scan."""
+    (tmp_path / "a.smi").write_text("CCO ethanol\nc1ccccc1\nC\n" * 30)
+    lines: list[str] = []
+    flags = {"sources": [str(tmp_path / "a.smi")], "packing": "lines"}
+    config = merge_config(flags, recipe=recipe, on_sizing=lines.append)
+    assert (config.model.seq_len, config.data.tokenizer) == (8, "chars")
+    assert lines[0] == "90 records of 1 to 8 tokens: sequences have 8 tokens; --seq-len sets another length"
+    assert len(lines) == (2 if recipe is None else 1)
+    lines.clear()
+    assert merge_config({**flags, "seq_len": 20}, recipe="molecules", on_sizing=lines.append).model.seq_len == 20
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config.as_dict()))
+    assert merge_config(flags, resume=tmp_path / "run", on_sizing=lines.append).model.seq_len == 8
+    assert lines == []
+
+
+def test_prepared_records_bring_their_packing(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ACGT\nACG\n" * 30)
+    data.prepare([tmp_path / "a.txt"], tmp_path / "out", Bytes(), packing="lines", pad="ignore")
+    config = merge_config({"sources": [str(tmp_path / "out")]}, recipe="tiny", sets=["model.width=32"])
+    assert (config.data.packing, config.data.pad, config.model.seq_len) == ("lines", "ignore", 128)
+    config = merge_config({"sources": [str(tmp_path / "out")]}, recipe="molecules")
+    assert (config.data.packing, config.data.pad, config.model.seq_len) == ("lines", "ignore", 4)

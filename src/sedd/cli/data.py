@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
 from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, AsJson, Column, Encoding, app
+
+if TYPE_CHECKING:
+    from sedd.data import Index
 
 data = typer.Typer(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
@@ -88,5 +91,17 @@ def data_prepare(
     else:
         print(
             f"{out}: {index.tokens} tokens in {index.records} records, {row['bytes_per_token']:.4f} bytes per token, "
-            f"vocabulary of {index.vocab_size}"
+            f"vocabulary of {index.vocab_size}{_describe_records(index)}"
         )
+
+
+def _describe_records(index: "Index") -> str:
+    """Return the length of records and how shorter ones are padded; nothing of packed text."""
+    if index.length is None:
+        return ""
+    padding = {
+        None: "none is shorter, so there is no padding",
+        "model": "shorter ones are padded with a token that the model learns",
+        "ignore": "shorter ones are padded, and padding is left out of the loss",
+    }[index.pad]
+    return f"; records of {index.length} tokens, {padding}"

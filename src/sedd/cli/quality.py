@@ -13,6 +13,7 @@ from sedd.cli.root import AsJson, Device, app, default_device, stderr_progress, 
 from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.config import check_choice
+from sedd.extras import install_hint
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
 FIRST_TOKEN, JUDGE_PRECISIONS = ("skipped", "scored"), ("float32", "bfloat16", "float64")
-NO_JUDGE = "samples need a judge; name a Hugging Face model or an autoregressive run with --judge"
+NO_JUDGE = (
+    "samples need a judge; name a Hugging Face model or an autoregressive run with --judge, or, for molecules, add "
+    "--molecules"
+)
 Record = dict[str, Any]
 ScoreSamples = Callable[["SampleSet"], Record]
 
@@ -53,6 +57,18 @@ def quality(
             help="Values of a sampling option to compare: steps=16,32,64, temperature=0.8,1, sampler=…, eta=…. "
             "Repeat it for a grid."
         ),
+    ] = None,
+    molecules: Annotated[
+        bool,
+        typer.Option(
+            "--molecules",
+            help="Count valid, unique and novel molecules among samples that are SMILES; --judge is then optional. "
+            "Implied, without --judge, for runs trained on .smi and .smiles files.",
+        ),
+    ] = False,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="Molecules that are not novel (.smi, .txt, a table); by default the run's training data."),
     ] = None,
     mauve: Annotated[
         Path | None, typer.Option(help="Human texts (.txt, .jsonl) to compute MAUVE against, in the judge's features.")
@@ -92,15 +108,17 @@ def quality(
     device: Device = None,
     **settings: Any,
 ) -> None:
-    """Measure sample quality: generative perplexity under a judge model, entropy, diversity, repetition, MAUVE.
+    """Measure sample quality: generative perplexity under a judge model, entropy, diversity, MAUVE; valid molecules.
 
     Generative perplexity is given by both conventions in use: by token, exp(total nats / total tokens), and by sample,
     the mean over samples of exp(nats / tokens). It is low for degenerate text too, so these are always shown beside it:
     the entropy of a sample's token frequencies in nats, distinct 1- to 4-grams over all samples, the fraction of
     repeated 4-grams per sample, network calls (NFE) and seconds per sample, and the precision of the draws. All are
-    computed in the judge's tokens, with standard errors. Examples:
+    computed in the judge's tokens, with standard errors. Of molecules, validity is valid/all, uniqueness unique/valid
+    and novelty novel/unique; RDKit decides where it is installed, else the syntax of SMILES. Examples:
 
     - `sedd quality run --judge gpt2-large -n 256 --sweep steps=16,64,256 --out sweep.png`
+    - `sedd quality run --molecules -n 1000`
     - `sedd quality samples.jsonl --judge ar-run --json > a.json`
     - `sedd quality a.json b.json`
     """
@@ -112,8 +130,9 @@ def quality(
     if save is not None:
         _check_writable(save, RECORDS[1:])
     points = sweeps.sweep_points(sweeps.SweepPoint(sampling, length), sweep or [])
+    molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in inputs))
     for path in inputs:
-        _check_input(path, judge)
+        _check_input(path, needs_judge=judge is None and not molecules)
     for name, value, allowed in (
         ("first-token", first_token, FIRST_TOKEN),
         ("judge-precision", judge_precision, JUDGE_PRECISIONS),
@@ -122,17 +141,27 @@ def quality(
             check_choice(name, value, allowed)
     from sedd.evaluation.quality import results
 
-    plan = _Plan(points, count, batch, device or default_device(), draw_precision, bool(sweep))
+    plan = _Plan(points, count, batch, device or default_device(), draw_precision, bool(sweep), molecules)
     if save is not None and (len(inputs) > 1 or len(plan.points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
+    if judge is None and molecules and any(path.suffix in PICTURES for path in out or []):
+        raise ValueError("the plot shows generative perplexity, which needs --judge; save the results as .jsonl")
+    if known is not None and not molecules:
+        raise ValueError(f"known is {known}, and there are no molecules to compare with it; add --molecules")
     work = [results.read_results(path) or plan.samples(path) for path in inputs]
     records = [record for item in work if isinstance(item, list) for record in item]
     if not all(isinstance(item, list) for item in work):
-        score = _judge(judge, first_token, judge_precision, plan.device, mauve, ids, truncate, judge_batch, records)
-        scored = (
-            item if isinstance(item, list) else [score(_save_samples(samples, save)) for samples in item]
-            for item in work
-        )
+        if judge is None and molecules:
+            score: ScoreSamples = results.sampling_record
+        else:
+            score = _judge(judge, first_token, judge_precision, plan.device, mauve, ids, truncate, judge_batch, records)
+        count_molecules = _MoleculeCounter(known) if molecules else None
+
+        def evaluate(samples: "SampleSet") -> Record:
+            record = score(_save_samples(samples, save))
+            return record if count_molecules is None else record | count_molecules(samples)
+
+        scored = (item if isinstance(item, list) else map(evaluate, item) for item in work)
         records = [record for item in scored for record in item]
     _report(records, sweeps.swept_names(sweep or []), out or [], as_json)
 
@@ -147,6 +176,7 @@ class _Plan:
     device: str
     draw_precision: str | None
     swept: bool
+    molecules: bool
 
     def __post_init__(self) -> None:
         for name in ("count", "batch"):
@@ -162,7 +192,7 @@ class _Plan:
             return self._draw(path)
         if self.swept:
             raise ValueError(f"{path} is a file of samples; --sweep needs the folder of a run")
-        found = sample_sets.read_samples(path)
+        found = sample_sets.read_samples(path, allow_empty=self.molecules)
         facts = {**found.facts, "draw_precision": found.facts.get("draw_precision") or self.draw_precision}
         return iter([replace(found, facts=facts)])
 
@@ -179,6 +209,48 @@ class _Plan:
                 return sample_sets.generate_samples(loaded, sampling_run, prompt, self.batch, str(path), on_progress)
 
         return map(draw, sampling_runs, prompts)
+
+
+def _is_molecule_run(path: Path) -> bool:
+    """Return whether ``path`` is the folder of a run that was trained on files of SMILES."""
+    from sedd.data.readers import SMILES, file_kind
+
+    config = path / "config.json"
+    sources = json.loads(config.read_text())["data"]["sources"] if config.is_file() else []
+    return bool(sources) and all(file_kind(Path(source)) in SMILES for source in sources)
+
+
+class _MoleculeCounter:
+    """Counts molecules among samples; reads the known ones of each source once."""
+
+    def __init__(self, known: Path | None) -> None:
+        self.given, self.known = known, dict[str, list[str] | None]()
+
+    def __call__(self, samples: "SampleSet") -> Record:
+        from sedd.evaluation import molecules
+
+        if samples.source not in self.known:
+            self.known[samples.source] = self._read_known(samples)
+        known = self.known[samples.source]
+        texts = [sample.text or "" for sample in samples.samples]
+        with stderr_progress("comparing with known molecules") as on_progress:
+            found = molecules.measure_molecules(texts, known, on_progress)
+        return found.as_record() | {"known_molecules": None if known is None else len(known)}
+
+    def _read_known(self, samples: "SampleSet") -> list[str] | None:
+        """Return the molecules that are not novel: those given, or the training data of the run that was sampled."""
+        from sedd import data, factory, training
+
+        if self.given is not None:
+            return list(data.read_documents([self.given], packing="lines"))
+        try:
+            config = factory.load_model(samples.facts.get("model") or samples.source).config
+            length, fraction = config.model.seq_len, config.data.val_fraction
+            blocks = data.TokenBlocks.open(training.prepare_data(config), length, "train", fraction)
+        except ValueError as error:
+            print(f"sedd: novelty is not known, name the training data with --known: {error}", file=sys.stderr)
+            return None
+        return blocks.decode()
 
 
 def _judge(
@@ -213,13 +285,13 @@ def _judge(
     return score
 
 
-def _check_input(path: Path, judge: str | None) -> None:
+def _check_input(path: Path, needs_judge: bool) -> None:
     """Refuse, before torch is imported, an input that does not exist, and a run without a judge."""
     from sedd import checkpoint
 
     if not path.exists():
         raise ValueError(f"{path} does not exist; name the folder of a run, a file of samples, or saved results")
-    if judge is None and (path / checkpoint.CHECKPOINTS).is_dir():
+    if needs_judge and (path / checkpoint.CHECKPOINTS).is_dir():
         raise ValueError(NO_JUDGE)
 
 
@@ -241,7 +313,11 @@ def _save_samples(samples: "SampleSet", path: Path | None) -> "SampleSet":
 
 
 IDENTIFYING = ("source", "sampler", "steps")
-METRICS = ("entropy_nats", "distinct_1", "distinct_2", "distinct_3", "distinct_4", "self_repetition_4")
+METRICS = (
+    *("gen_ppl_by_token", "gen_ppl_by_sample", "entropy_nats", "distinct_1", "distinct_2", "distinct_3", "distinct_4"),
+    *("self_repetition_4", "mauve", "validity", "uniqueness", "novelty"),
+)
+"""Columns of the table, as far as the records have them."""
 COSTS = ("nfe", "seconds_per_sample", "draw_precision")
 
 
@@ -252,8 +328,8 @@ def _report(records: list[Record], swept: list[str], out: list[Path], as_json: b
     from sedd.evaluation.quality.plots import plot_quality
 
     extra = [name if name in records[0] else "options" for name in swept if name not in IDENTIFYING]
-    columns = [*IDENTIFYING, *extra, "gen_ppl_by_token", "gen_ppl_by_sample", *METRICS]
-    columns += [*(["mauve"] if any(record.get("mauve") is not None for record in records) else []), *COSTS]
+    metrics = [name for name in METRICS if any(record.get(name) is not None for record in records)]
+    columns = [*IDENTIFYING, *extra, *metrics, *COSTS]
     rows = quality_table(records, columns)
     for path in out:
         if path.suffix in PICTURES:
@@ -277,15 +353,30 @@ def _print(records: list[Record], columns: list[str], found: list[list[Any]]) ->
         for record, row in zip(records, found, strict=True)
     ]
     heads, first = [name.replace("_", " ") for name in columns], records[0]
-    about = f"judge {first['judge']} in {first['judge_precision']}, first token {first['first_token']}"
-    print(f"{about}; in the judge's tokens, entropy in nats")
+    for line in _about(records):
+        print(line)
     if len(cells) == 1:
-        counts = ("samples", "tokens", "truncated")
-        for name, cell in zip([*heads, *counts], [*cells[0], *(str(first.get(name)) for name in counts)], strict=True):
+        counts = [name for name in ("samples", "tokens", "truncated", "known_molecules") if first.get(name) is not None]
+        shown = [*cells[0], *(str(first[name]) for name in counts)]
+        for name, cell in zip([*heads, *(name.replace("_", " ") for name in counts)], shown, strict=True):
             print(f"{name:22s} {cell}")
         return
     for row in (heads, ["---"] * len(heads), *cells):
         print(f"| {' | '.join(row)} |")
+
+
+def _about(records: list[Record]) -> Iterator[str]:
+    """Yield what the numbers depend on: the judge, and what decides whether a sample is a molecule."""
+    if judged := next((record for record in records if "judge" in record), None):
+        about = f"judge {judged['judge']} in {judged['judge_precision']}, first token {judged['first_token']}"
+        yield f"{about}; in the judge's tokens, entropy in nats"
+    if counted := next((record for record in records if "validity" in record), None):
+        yield (
+            f"molecules by RDKit {counted['rdkit_version']}, in any spelling"
+            if counted["validity_by"] == "RDKit"
+            else "molecules by the syntax of SMILES alone, as text; with RDKit also by valence, in any spelling: "
+            + install_hint("molecules")
+        )
 
 
 def _format(value: Any, stderr: float | None) -> str:

@@ -7,11 +7,13 @@
 from sedd.data.index import Index, Shard, is_prepared
 from sedd.data.packing import TokenBlocks, block_order
 from sedd.data.readers import expand_sources, read_documents
+from sedd.data.record_lengths import RecordLengths, scan_record_lengths
 from sedd.data.shards import prepare, prepare_cached
 from sedd.data.text_file import TextEncoding
 
 __all__ = [
     "Index",
+    "RecordLengths",
     "Shard",
     "TextEncoding",
     "TokenBlocks",
@@ -21,4 +23,5 @@ __all__ = [
     "prepare",
     "prepare_cached",
     "read_documents",
+    "scan_record_lengths",
 ]

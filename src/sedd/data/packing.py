@@ -83,6 +83,14 @@ class TokenBlocks:
         return self._count
 
     @property
+    def padding(self) -> str | None:
+        """How records are padded, in a sentence; None if they are not."""
+        if self.index.pad is None:
+            return None
+        what = "with a token that the model learns" if self.index.pad == "model" else "and padding is not learned"
+        return f"records shorter than {self.length} tokens are padded, {what} (data.pad={self.index.pad})"
+
+    @property
     def chars_per_token(self) -> float:
         """Characters per token that counts in the loss."""
         return self.index.characters / self._loss_tokens()
@@ -112,6 +120,10 @@ class TokenBlocks:
             if self.index.pad == "ignore":
                 mask[stop - start :] = False
         return rows, valid
+
+    def decode(self) -> list[str]:
+        """Return the text of every block."""
+        return [self.tokenizer.decode(row) for row in self.read(np.arange(len(self)))[0]]
 
     def label_ids(self, indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Return the label index of each block; ``len(labels)`` means no label."""

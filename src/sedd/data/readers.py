@@ -86,7 +86,7 @@ def expand_sources(sources: Sequence[str | Path]) -> list[Source]:
 def has_several_documents(sources: Sequence[Source]) -> bool:
     """Return whether the sources may hold more than one document."""
     files = [file for source in sources for file in source.files]
-    return len(files) != 1 or _file_kind(files[0]) in (*TABLES, *SMILES, *FASTA)
+    return len(files) != 1 or file_kind(files[0]) in (*TABLES, *SMILES, *FASTA)
 
 
 def read_chunks(
@@ -128,21 +128,21 @@ def _files(source: str | Path) -> list[Path]:
     path = Path(source)
     if path.is_dir():
         kinds = set(KINDS) - {".json"}  # in a folder of data these mostly describe it
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _file_kind(file) in kinds)
+        files = sorted(file for file in path.rglob("*") if file.is_file() and file_kind(file) in kinds)
         if not files:
             raise ValueError(f"the folder {path} holds no file that ends in {', '.join(KINDS)}; name one that does")
         return files
     if not path.exists():
         raise ValueError(f"{path} does not exist; name a file, a folder, or hf:NAME for a Hugging Face dataset")
-    if _file_kind(path) not in (*KINDS, ""):
+    if file_kind(path) not in (*KINDS, ""):
         raise ValueError(
-            f"{path} ends in {_file_kind(path)}; supported are {', '.join(KINDS)}, "
+            f"{path} ends in {file_kind(path)}; supported are {', '.join(KINDS)}, "
             f"also followed by {', '.join(COMPRESSED)}, and plain text without an ending"
         )
     return [path]
 
 
-def _file_kind(path: Path) -> str:
+def file_kind(path: Path) -> str:
     """Return the file name's ending without that of a compression."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() in COMPRESSED else path.suffix.lower()
 
@@ -187,7 +187,7 @@ def _named_errors(file: Path) -> Iterator[None]:
 
 def _read_groups(file: TextFile, column: str | None, packing: str, label: str | None) -> Iterator[Group]:
     path, stream, _ = file
-    kind = _file_kind(path)
+    kind = file_kind(path)
     for name, wanted in (("column", column), ("label", label)):
         if kind not in TABLES and wanted is not None:
             raise ValueError(f"{name} is {wanted!r}, but {path} has no columns; leave it out, or name a table")

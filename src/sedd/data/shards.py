@@ -57,7 +57,8 @@ def prepare(
         packing: ``packed`` joins all documents into one stream, with end-of-text tokens between them; ``lines`` keeps
             one record per line or row.
         length: The longest record allowed with ``lines``; by default that of the longest record.
-        pad: Padding of shorter records: ``model``, a token that the model learns, or ``ignore``, left out of the loss.
+        pad: Padding where records are shorter: ``model``, a token that the model learns (default), or ``ignore``, left
+            out of the loss. Where no record is shorter there is none, and no token for it.
         column: The column of a table that holds the text.
         label: The column of a table that holds the label; a record in which it is empty has none.
         encoding: The encoding of text files; a tokenizer of bytes reads what is not UTF-8 as it is.
@@ -71,7 +72,7 @@ def prepare(
         raise ValueError(f"{out} exists already; remove it or choose another folder")
     total = sum(source.size for source in expanded)
     encoder = _Encoder(
-        tokenizer.with_specials(eos=packing == "packed" and has_several_documents(expanded), pad=pad == "model"),
+        tokenizer.with_specials(eos=packing == "packed" and has_several_documents(expanded), pad=False),
         packing,
         length,
         labelled=label is not None,
@@ -275,13 +276,12 @@ class _Encoder:
         return [part for row in rows for part in (eos, row)][skip_first:]
 
     def _check_lengths(self, chunk: Chunk, rows: list[Ids]) -> None:
-        longest = max(rows, key=len)
-        if self.length is not None and len(longest) > self.length:
-            record = chunk.first + next(i for i, row in enumerate(rows) if len(row) > self.length)
+        for record, row in enumerate(rows if self.length is not None else [], chunk.first):
+            if len(row) <= (self.length or 0):
+                continue
             raise ValueError(
-                f"record {record} of {chunk.source} has {len(rows[record - chunk.first])} tokens and length is "
-                f"{self.length}; "
-                f"choose {len(longest)} or more, leave length out to take the longest, or shorten the records"
+                f"record {record} of {chunk.source} has {len(row)} tokens and length is {self.length}; leave the "
+                "length out to take that of the longest record, or shorten the records"
             )
 
 
@@ -377,8 +377,8 @@ class _DatasetWriter:
         self._close_shard()
         lengths = self.lengths.finish() if self.lengths else None
         length = (self.encoder.length or self.longest) if self.lengths else None
-        if length is not None and pad is None and self.tokens < self.records * length:
-            pad = "model"  # some record is shorter, and the model should learn where records end
+        is_padded = length is not None and self.tokens < self.records * length
+        pad = (pad or "model") if is_padded else None
         tokenizer = self.encoder.tokenizer.with_specials(eos=False, pad=pad == "model")
         tokenizer.save(self.folder)
         index = Index(

@@ -1,10 +1,35 @@
-"""Validity, uniqueness and novelty of generated molecules, written as SMILES. Needs RDKit, an optional extra."""
+"""Validity, uniqueness and novelty of generated molecules, written as SMILES.
 
-from collections.abc import Iterable, Sequence
+RDKit, an optional extra, decides what a molecule is and which spellings are the same one. Where it is not installed,
+validity is that of the SMILES syntax alone, and spellings are compared as text; results state which.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sedd.extras import install_hint
+
+BRACKET_ATOM = (
+    r"\[\d*(?:\*|[A-Z][a-z]?|se|as|te|[bcnops])(?:@@?(?:(?:TH|AL|SP|TB|OH)\d*)?)?"  # isotope, element, chirality
+    r"(?:H\d?)?(?:[+-]\d+|\++|-+)?(?::\d+)?\]"  # hydrogens, charge, number
+)
+SYMBOL = re.compile(
+    rf"(?P<atom>{BRACKET_ATOM}|Br|Cl|[BCNOPSFIbcnops*])|(?P<bond>[-=#$:/\\])|(?P<ring>\d|%\d\d)"
+    r"|(?P<open>\()|(?P<close>\))|(?P<dot>\.)"
+)
+
+HEAVY_ATOM = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+|\*)[^\]]*\]|(Br|Cl|[BCNOPSFIbcnops*])")
+FOLLOWS = {
+    "atom": ("start", "atom", "bond", "ring", "open", "close", "dot"),
+    "bond": ("atom", "ring", "open", "close"),
+    "ring": ("atom", "bond", "ring", "close"),
+    "open": ("atom", "ring", "close"),
+    "close": ("atom", "ring", "close"),
+    "dot": ("atom", "ring", "open", "close"),
+}
+"""The kinds of symbols that each kind may follow."""
 
 
 class MoleculeMetrics(NamedTuple):
@@ -15,8 +40,22 @@ class MoleculeMetrics(NamedTuple):
     """Texts that are molecules."""
     unique: int
     """Different molecules among them."""
-    novel: int
-    """Different molecules that are not among the known ones."""
+    novel: int | None
+    """Different molecules that are not among the known ones; None if none are known."""
+    rdkit_version: str | None
+    """None: RDKit is not installed, and the syntax decided."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields of a result: valid/texts with its standard error, unique/valid and novel/unique."""
+        validity = self.valid / self.texts
+        return {
+            "validity": round(validity, 6),
+            "stderr_validity": round((validity * (1 - validity) / self.texts) ** 0.5, 6),
+            "uniqueness": round(self.unique / self.valid, 6) if self.valid else None,
+            "novelty": None if self.novel is None or not self.unique else round(self.novel / self.unique, 6),
+            "validity_by": "syntax" if self.rdkit_version is None else "RDKit",
+            "rdkit_version": self.rdkit_version,
+        }
 
 
 def canonical_smiles(smiles: str) -> str | None:
@@ -27,16 +66,88 @@ def canonical_smiles(smiles: str) -> str | None:
         return None if molecule is None or not molecule.GetNumAtoms() else str(chem.MolToSmiles(molecule))
 
 
-def measure_molecules(texts: Sequence[str], known: Iterable[str] = ()) -> MoleculeMetrics:
-    """Count valid, unique and novel molecules; different spellings of one molecule count once.
+def is_smiles(text: str) -> bool:
+    """Return whether a text follows the syntax of SMILES; valences and aromaticity are not checked.
+
+    Atoms are of the organic subset or in brackets, every bond and branch follows an atom, branches are not empty and
+    are closed, and ring bonds come in pairs between two atoms.
+    """
+    kind, position, atoms = "start", 0, 0
+    branches = [0]  # the atom that the current branch has reached, below it those at which its parents left off
+    rings: dict[str, int] = {}  # the atom at which each open ring bond begins
+    for symbol in SYMBOL.finditer(text):
+        before, kind = kind, str(symbol.lastgroup)
+        if symbol.start() != position or before not in FOLLOWS[kind]:
+            return False
+        position = symbol.end()
+        if kind == "atom":
+            atoms += 1
+            branches[-1] = atoms
+        elif kind == "open":
+            branches.append(branches[-1])
+        elif kind == "close":
+            branches.pop()
+        elif kind == "ring":
+            number = symbol[0].removeprefix("%").zfill(2)
+            if number not in rings:
+                rings[number] = branches[-1]
+            elif rings.pop(number) == branches[-1]:
+                return False
+        if not branches:
+            return False
+    return position == len(text) and kind in FOLLOWS["close"] and len(branches) == 1 and not rings
+
+
+def measure_molecules(
+    texts: Sequence[str],
+    known: Iterable[str] | None = (),
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> MoleculeMetrics:
+    """Count valid, unique and novel molecules; by RDKit, different spellings of one molecule count once.
 
     Args:
         texts: Generated SMILES.
-        known: SMILES of the training data.
+        known: SMILES of the training data; None: novelty is not measured.
+        on_progress: Called with the number of molecules done and their total.
     """
-    valid = [molecule for text in texts if (molecule := canonical_smiles(text)) is not None]
-    novel = set(valid) - {canonical_smiles(text) for text in known}
-    return MoleculeMetrics(len(texts), len(valid), len(set(valid)), len(novel))
+    version = rdkit_version()
+    canonical = canonical_smiles if version else lambda text: text if is_smiles(text) else None
+    valid = [form for text in texts if (form := canonical(text)) is not None]
+    unique = set(valid)
+    novel = None if known is None else len(unique - _known_forms(unique, list(known), canonical, on_progress))
+    return MoleculeMetrics(len(texts), len(valid), len(unique), novel, version)
+
+
+def _known_forms(
+    molecules: set[str],
+    known: Sequence[str],
+    canonical: Callable[[str], str | None],
+    on_progress: Callable[[int, int], None],
+) -> set[str | None]:
+    """Return the canonical forms of those known molecules that have the heavy atoms of one of ``molecules``.
+
+    To compare atoms is twenty times as fast as to parse a molecule, and only these can be equal.
+    """
+    compositions, forms = {_heavy_atoms(text) for text in molecules}, set[str | None]()
+    for number, text in enumerate(known, 1):
+        if _heavy_atoms(text) in compositions:
+            forms.add(canonical(text))
+        on_progress(number, len(known))
+    return forms
+
+
+def _heavy_atoms(smiles: str) -> str:
+    """Return the sorted element symbols of a SMILES but hydrogen; all spellings of a molecule have the same."""
+    symbols = (bracket or plain for bracket, plain in HEAVY_ATOM.findall(smiles))
+    return " ".join(sorted(symbol.capitalize() for symbol in symbols if symbol != "H"))
+
+
+def rdkit_version() -> str | None:
+    """Return the version of RDKit, or None if it is not installed."""
+    try:
+        return str(_rdkit()[1].rdkitVersion)
+    except ValueError:
+        return None
 
 
 def _rdkit() -> tuple[ModuleType, ModuleType]:

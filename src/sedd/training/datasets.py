@@ -35,7 +35,7 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
         cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",
         packing=options.packing,
         length=config.model.seq_len if options.packing == "lines" else None,
-        pad=options.pad if options.packing == "lines" else None,
+        pad="ignore" if options.packing == "lines" and options.pad == "ignore" else None,
         column=options.column,
         label=options.label,
         encoding=options.encoding,

@@ -62,6 +62,8 @@ def run(config: RunConfig, prepare: Callable[[], Path], out: Path, resume: bool,
     with distributed.process_group() as ranks, _deterministic(config.train.deterministic):
         on_event = on_event if ranks.is_main else _ignore_event
         trainer = Trainer(with_absolute_paths(config, out), *open_datasets(config, prepare, ranks), ranks)
+        if trainer.blocks.padding is not None:
+            on_event("note", {"text": trainer.blocks.padding})
         _resume_or_start(trainer, out, resume, on_event)
         with _signals() as stop_signal, _open_log(trainer, out) as write:
             validation = _train(trainer, out, stop_signal, write, on_event)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from sedd import checkpoint
+from sedd import checkpoint, data
 from sedd.config import RunConfig
 from sedd.recipes import RECIPES
 from sedd.training.sources import check_data, find_sources, require_sources
@@ -84,15 +84,38 @@ def merge_config(
         require_sources(config, resume, f"sedd train DATA --out {resume} --resume")
     if config.data.sources:
         check_data(config.data)
-    if not (stored or recipe or file) and _needs_sizing(config, given):
+    is_sized = not (stored or recipe or file) and _needs_sizing(config, given)
+    if is_sized:
         _build(given).resolved()  # raises an error if options contradict each other
         from sedd.training import sizing  # imports torch, which takes seconds: not before an error
 
-        chosen = sizing.choose_sizing(config, given.get("model") or {})
-        config = _build(OmegaConf.merge(OmegaConf.create(chosen), given))
-        on_sizing(sizing.describe_sizing(config))
+        given = _fill_in(given, sizing.choose_tokenizer(config.data))
+    given = _fit_to_records(given, on_sizing)
+    if is_sized:
+        given = _fill_in(given, sizing.choose_sizing(_build(given), given.get("model") or {}))
+        on_sizing(sizing.describe_sizing(_build(given)))
+    config = _build(given)
     config.model.check_heads()
     return config.resolved()
+
+
+def _fill_in(given: Any, values: Mapping[str, Any]) -> Any:
+    """Add values for keys that were not given."""
+    return OmegaConf.merge(OmegaConf.create(dict(values)), given)
+
+
+def _fit_to_records(given: Any, on_sizing: Callable[[str], None]) -> Any:
+    """Take packing and padding of prepared data from its index, and the length of records from the longest."""
+    sources = _build(given).data.sources
+    if len(sources) == 1 and data.is_prepared(sources[0]):
+        index = data.Index.read(Path(sources[0]))
+        given = _fill_in(given, {"data": {"packing": index.packing, **({"pad": index.pad} if index.pad else {})}})
+    options = _build(given).data
+    if options.packing != "lines" or not sources or "seq_len" in (given.get("model") or {}):
+        return given
+    lengths = data.scan_record_lengths(sources, options.tokenizer, options.column, options.encoding)
+    on_sizing(f"{lengths}: sequences have {lengths.longest} tokens; --seq-len sets another length")
+    return _fill_in(given, {"model": {"seq_len": lengths.longest}})
 
 
 def _misfit(error: Exception) -> ValueError:

@@ -64,8 +64,6 @@ def choose_sizing(config: RunConfig, given_model: Mapping[str, Any]) -> dict[str
         },
         "train": {"batch_size": max(4, sequences), "precision": "float32" if device == "cpu" else "bfloat16"},
     }
-    if (tokenizer := _tokenizer(config.data, 2048 if device == "cpu" else 8192)) is not None:
-        values["data"] = {"tokenizer": tokenizer}
     if config.budget.minutes is config.budget.steps is config.budget.tokens is None:
         values["budget"] = {"minutes": DEFAULT_MINUTES}
     return values
@@ -125,14 +123,18 @@ def _source_bytes(options: DataConfig) -> float:
     return sum(os.path.getsize(file) * (3.0 if file.suffix.lower() in compressed else 1.0) for file in files)
 
 
-def _tokenizer(options: DataConfig, most: int) -> str | None:
+def choose_tokenizer(options: DataConfig) -> dict[str, dict[str, str]]:
     """Return a tokenizer for the text: characters for a small alphabet, BPE for longer texts, else bytes.
 
-    None, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
+    Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
     """
     names = [str(source) for source in options.sources]
     if data.is_prepared(names[0]) or any(name.startswith("hf:") or ".npy" in name for name in names):
-        return None
+        return {}
+    return {"data": {"tokenizer": _tokenizer(options, 8192 if torch.cuda.is_available() else 2048)}}
+
+
+def _tokenizer(options: DataConfig, most: int) -> str:
     text, encoding = "", data.TextEncoding.for_tokenizer("bytes", options.encoding)
     for part in data.read_documents(options.sources, options.column, options.packing, encoding):
         text += part[: 2**18]

@@ -56,16 +56,24 @@ def evaluate_samples(
     scores, check = score_in_low_precision(judge, encoded.ids, batch, on_progress)
     metrics = compute_metrics(scores)
     return {
-        "source": samples.source,
+        **sampling_record(samples),
         **_metric_fields(metrics),
         **({} if reference is None else reference.compare(judge, encoded.ids, batch)),
-        "nfe": _round(samples.nfe),
-        "seconds_per_sample": _round(samples.seconds),
-        **{name: samples.facts.get(name) for name in SAMPLING_FIELDS},
         **judge_record(judge),
         **_precision_fields(judge, check),
         "scored": encoded.source,
         "truncated": encoded.truncated,
+    }
+
+
+def sampling_record(samples: SampleSet) -> dict[str, Any]:
+    """Return the fields that state how samples were drawn, and at what cost; they need no judge."""
+    return {
+        "source": samples.source,
+        "samples": len(samples.samples),
+        "nfe": _round(samples.nfe),
+        "seconds_per_sample": _round(samples.seconds),
+        **{name: samples.facts.get(name) for name in SAMPLING_FIELDS},
     }
 
 
@@ -112,9 +120,9 @@ def read_results(path: Path) -> list[dict[str, Any]] | None:
     """
     if not path.is_file() or not (records := read_json_records(path)):
         return None
-    if not all(isinstance(record, dict) and "judge" in record for record in records):
+    if not all(isinstance(record, dict) and {"judge", "validity"} & record.keys() for record in records):
         return None
-    for record in records:
+    for record in (record for record in records if "judge" in record):
         if missing := [name for name in REQUIRED_FIELDS if name not in record]:
             raise ValueError(f"{path} holds a result without {missing[0]}; make it again with sedd quality")
         if not all(isinstance(record[name], float) for name in REQUIRED_FIELDS[:3]):
@@ -135,7 +143,7 @@ def quality_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> 
     """
     if any(name.startswith("gen_ppl") for name in columns) and "entropy_nats" not in columns:
         raise ValueError("a table with a generative perplexity must contain entropy_nats too")
-    for field in (*JUDGE_FIELDS, "mauve_reference"):
+    for field in (*JUDGE_FIELDS, "mauve_reference", "validity_by"):
         found = {str(_comparable(record, field)): record for record in records if record.get(field) is not None}
         if len(found) > 1:
             values = sorted(f"{r['judge']} ({v[:8]})" if field == "judge_sha256" else v for v, r in found.items())
@@ -156,9 +164,9 @@ def comparison_warnings(records: Sequence[dict[str, Any]]) -> list[str]:
             "float32 act like a lower temperature and can reduce the generative perplexity several times, and the "
             "entropy with it: compare entropies"
         )
-    if len({record["samples"] for record in records}) > 1:
+    if len({record["samples"] for record in records if "tokens" in record}) > 1:
         messages.append("note: distinct-n falls with the number of samples, which differs here")
-    lengths = [record["tokens"] / record["samples"] for record in records]
-    if max(lengths) > 1.1 * min(lengths):
+    lengths = [record["tokens"] / record["samples"] for record in records if "tokens" in record]
+    if lengths and max(lengths) > 1.1 * min(lengths):
         messages.append("note: entropy rises and distinct-n falls with the length of samples, which differs here")
     return messages

@@ -86,14 +86,15 @@ def write_samples(samples: SampleSet, path: Path) -> None:
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
 
 
-def read_samples(path: Path) -> SampleSet:
+def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
     """Read samples.
 
     Args:
         path: JSON records as written by ``sedd sample --json``, a text file with one sample per line, or a folder with
             one ``.txt`` file per sample.
+        allow_empty: Whether a sample may be empty, which counts as one that is not valid.
     """
-    return _read(path).require_nonempty()
+    return _read(path) if allow_empty else _read(path).require_nonempty()
 
 
 def _read(path: Path) -> SampleSet:
