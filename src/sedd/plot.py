@@ -2,14 +2,19 @@
 
 import html
 import io
+import itertools
+import math
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ContextDecorator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase, SubFigure
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#808080"
 """Distinguishable with all common kinds of colour blindness, on white and on black."""
@@ -28,6 +33,22 @@ _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "sedd",  # the same figure gives the same file
 }
+
+
+_RADII = (11, 18, 26, 35, 45, 56, 68, 81, 95, 110)
+"""Distances in points at which labels are tried, from near to far."""
+_ANGLES = [
+    math.radians(degrees) for degrees in (45, 315, 135, 225, 0, 180, 90, 270, 22, 338, 158, 202, 68, 292, 112, 248)
+]
+
+
+class PointLabel(NamedTuple):
+    """A label of a point of a plot."""
+
+    x: float
+    y: float
+    text: str
+    color: str
 
 
 class Style(ContextDecorator, AbstractContextManager[None]):
@@ -54,6 +75,44 @@ def stacked(figure: Figure, heights: list[float]) -> list[SubFigure]:
 def axes(figure: FigureBase, rows: int = 1, columns: int = 1, **options: Any) -> list[Axes]:
     """Add a grid of axes to a figure and return them row by row."""
     return cast("list[Axes]", list(figure.subplots(rows, columns, squeeze=False, **options).flat))
+
+
+def label_points(axes: Axes, labels: Sequence[PointLabel], size: float = 8) -> list[Annotation]:
+    """Write a label beside each point, where it covers neither a point nor another label.
+
+    Each is put at the nearest free place around its point, with a line to it if that is not next to the point. To be
+    called when everything else is drawn: limits and layout are settled here.
+    """
+    cast("Figure", axes.figure).draw_without_rendering()
+    scale = axes.figure.dpi / 72
+    points = [axes.transData.transform(label[:2]) for label in labels]
+    taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in points]
+    placed = []
+    for (x, y), label in zip(points, labels, strict=True):
+        width, height = (0.65 * size * len(label.text) + 2) * scale, 1.25 * size * scale
+        for radius, angle in itertools.product(_RADII, _ANGLES):
+            dx, dy = radius * scale * math.cos(angle), radius * scale * math.sin(angle)
+            box = Bbox.from_bounds(x + dx - width / 2, y + dy - height / 2, width, height)
+            if not any(box.overlaps(other) for other in taken) and axes.bbox.fully_containsx(box.x0):
+                break
+        taken.append(box)
+        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
+        placed.append(
+            axes.annotate(
+                label.text,
+                label[:2],
+                (dx / scale, dy / scale),
+                textcoords="offset points",
+                fontsize=size,
+                color=label.color,
+                ha="center",
+                va="center",
+                arrowprops=line if radius > _RADII[0] else None,
+                bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+                in_layout=False,
+            )
+        )
+    return placed
 
 
 @Style()

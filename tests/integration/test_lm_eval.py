@@ -247,6 +247,8 @@ def test_the_command_passes_its_arguments_to_the_harness(
     done = sedd("lm-eval", *words, "--tasks", "tiny_choices", "--include_path", tasks, before=ours_alone)
     ok(done)
     assert "tiny_choices" in done.stdout
+    cells = [{cell.strip() for cell in line.split("|")} for line in done.stdout.splitlines()]
+    assert any({"Tasks", "Version", "Metric", "Value", "Stderr"} <= row for row in cells)
     assert "acc_norm" in done.stdout
     missing = sedd("lm-eval", "ls", before="sys.modules['lm_eval.__main__'] = None")
     assert missing.returncode == 2

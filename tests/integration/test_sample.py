@@ -9,6 +9,7 @@ import pytest
 from runs import Sedd, ok
 
 from sedd import factory, generate, sampling
+from sedd.generate.display import separator, split_texts, visible
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
@@ -66,13 +67,38 @@ def test_texts_alone_go_to_stdout(sedd: Sedd, models: Callable[[str], Path], tmp
     texts = [
         row["text"] for row in lines(sedd("sample", models("mean"), "-n", 2, "--steps", 4, "--length", 5, "--json"))
     ]
-    assert done.stdout == "".join(f"{text}\n" for text in texts)
-    assert "step 1:" in done.stderr  # --watch, without a terminal
+    shown = [f"{separator(number)}\n{text}\n" for number, text in enumerate(texts, 1)]
+    assert done.stdout == "".join(shown)
+    for number in (1, 2):  # --watch shows all texts, without a terminal as lines
+        assert f"step 1, sample {number}: " in done.stderr
     assert "tokens/s" in done.stderr
     assert "expected" in done.stderr
     done = sedd("sample", models("mean"), "-n", 2, "--steps", 4, "--length", 5, "--out", tmp_path / "texts.jsonl")
     assert done.stdout == ""
     assert [json.loads(line)["text"] for line in (tmp_path / "texts.jsonl").read_text().splitlines()] == texts
+    ok(sedd("sample", models("mean"), "-n", 2, "--steps", 4, "--length", 5, "--out", tmp_path / "texts.txt"))
+    assert (tmp_path / "texts.txt").read_text() == "".join(shown)
+
+
+def test_control_characters_do_not_reach_the_terminal(sedd: Sedd, tmp_path: Path) -> None:
+    """Shown texts have them escaped, watched and scored ones too; JSON and files keep them."""
+    (tmp_path / "codes.txt").write_text("\x1b[31m\r\n" * 400)
+    words = [*SMALL, "--tokenizer", "chars", "--out", tmp_path / "run"]
+    ok(sedd("train", tmp_path / "codes.txt", *words))
+    sampling = ["sample", tmp_path / "run", "-n", 2, "--steps", 4]
+    exact = [row["text"] for row in lines(sedd(*sampling, "--json"))]
+    assert any("\x1b" in text for text in exact)
+    assert any("\r" in text for text in exact)
+    done = sedd(*sampling, "--watch")
+    assert done.stdout == "".join(f"{separator(i)}\n{visible(text)}\n" for i, text in enumerate(exact, 1))
+    scored = sedd("score", tmp_path / "run", exact[0], "--draws", 2)
+    ok(scored)
+    for output in (done.stdout, done.stderr, scored.stdout):
+        assert not {"\x1b", "\r"} & set(output)
+        assert "\\x1b" in output
+    ok(sedd(*sampling, "--out", tmp_path / "texts.txt"))
+    with (tmp_path / "texts.txt").open(newline="") as file:
+        assert split_texts(file.read()) == exact
 
 
 @pytest.mark.parametrize("kind", ["mean", "score", "uniform"])

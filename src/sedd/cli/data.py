@@ -1,14 +1,13 @@
 """``sedd data``: tokenize corpora into shards on disk."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, AsJson, Column, Encoding, app
+from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, AsJson, Column, Encoding, app, stderr_progress
 
 if TYPE_CHECKING:
     from sedd.data import Index
@@ -53,15 +52,11 @@ def data_prepare(
     from sedd.tokenizer import build_tokenizer
 
     text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding or "utf-8")
-    console = Console(stderr=True)
-    with Progress(
-        *Progress.get_default_columns(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("fitting the tokenizer", total=None)
+    with stderr_progress("fitting the tokenizer"):
         built = build_tokenizer(tokenizer, lambda: read_documents(sources, column, packing, text_encoding))
-        if not built.is_lossless:
-            console.print(f"note: {tokenizer} is not lossless; decoded text may differ from the text encoded")
-        bar.update(task, description="encoding")
+    if not built.is_lossless:
+        print(f"sedd: {tokenizer} is not lossless; decoded text may differ from the text encoded", file=sys.stderr)
+    with stderr_progress("encoding") as on_progress:
         index = prepare(
             sources,
             out,
@@ -73,7 +68,7 @@ def data_prepare(
             label=label,
             encoding=encoding or "utf-8",
             workers=workers,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total or None),
+            on_progress=on_progress,
         )
     row = {
         "folder": str(out),

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from sedd.cli.root import AsJson, Column, Encoding, ModelFolder, app, check_precision, stderr_progress
 from sedd.config import check_choice, check_label
+from sedd.generate.display import visible
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
 """The names that an estimator may have; which of them fit depends on the model."""
@@ -234,7 +235,8 @@ def _describe(record: dict[str, Any]) -> None:
     error = "" if record["is_exact"] else f" ± {record['stderr_nats_per_token']:.5f}"
     print(f"{kind} {record['nats_per_token']:.5f}{error} nats per token")
     for name in RECORD_FIELDS:
-        print(f"{name.replace('_', ' '):34s} {record[name]}")
+        if record[name] is not None:  # bits per character and byte, where the tokens are not text
+            print(f"{name.replace('_', ' '):34s} {record[name]}")
     if difference := record["bfloat16_difference"]:
         about = f"{difference['nats_per_token']:.6f} ± {difference['stderr']:.6f} nats per token"
         print(f"{'bfloat16 − float32':34s} {about}, on {difference['draws']} draws")
@@ -304,4 +306,4 @@ def _print_score(record: dict[str, Any], as_json: bool) -> None:
         return
     error = "exact" if record["is_exact"] else f"± {record['stderr_nats_per_token']:.5f}"
     nats = record["nats_per_token"]
-    print(f"{nats:9.5f} {error} nats per token, {record['tokens']} tokens: {record['text']}", flush=True)
+    print(f"{nats:9.5f} {error} nats per token, {record['tokens']} tokens: {visible(record['text'])}", flush=True)

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from typer.core import TyperGroup
 
 from sedd import __version__, registry
@@ -104,11 +102,11 @@ def print_record(record: dict[str, Any], as_json: bool) -> None:
 
 @contextmanager
 def stderr_progress(label: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr; yields a callback that takes the work done and the total."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    """Show progress on stderr; yields a callback that takes the work done and the total."""
+    from sedd.training.progress import progress_on_stderr
+
+    with progress_on_stderr(label, shown) as on_progress:
+        yield on_progress
 
 
 @contextmanager

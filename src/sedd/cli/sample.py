@@ -10,13 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import Progress
 from rich.text import Text
 
-from sedd.cli.root import AsJson, Device, ModelFolder, app, check_precision, default_device, writing_to
+from sedd.cli.root import (
+    AsJson,
+    Device,
+    ModelFolder,
+    app,
+    check_precision,
+    default_device,
+    stderr_progress,
+    writing_to,
+)
 from sedd.cli.sampling_options import sampling_options, sampling_settings
+from sedd.generate.display import separator, visible
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from sedd.sampling import Prompt, State
 
 Length = Annotated[int | None, typer.Option(help="Tokens per sample; by default the model's sequence length.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show the text on stderr as it forms.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show the texts on stderr as they form.")]
 Out = Annotated[
     Path | None, typer.Option(help="File for the texts instead of stdout; JSON records if it ends in .jsonl.")
 ]
@@ -54,7 +63,8 @@ def sample(
 ) -> None:
     """Generate texts unconditionally, or given a label.
 
-    Texts go to stdout, statistics to stderr. The same seed gives the same texts.
+    Texts go to stdout, with control characters escaped and a line before each if there are several; --json and --out
+    keep them as they are. Statistics go to stderr. The same seed gives the same texts.
     """
     _check(model, count, settings, length)
     from sedd.generate import blank_prompt
@@ -184,17 +194,16 @@ def _run_batches(
         raise ValueError(f"batch is {batch}; it must be 1 or more")
     console, stats = Console(stderr=True), sampling_run.stats
     total, steps = len(prompt.given), max(1, len(sampling_run.times) - 1)
-    with Progress(console=console, transient=True, disable=watch or not console.is_terminal) as bar:
-        task = bar.add_task("sampling", total=total * steps)
+    with stderr_progress("sampling", shown=not watch) as on_progress:
         for first in range(0, total, batch):
             part = prompt.rows(slice(first, first + batch)).to(loaded.device)
             size = len(part.given)
             calls, seconds, states = stats.row_calls, stats.seconds, sampling_run.states(part, first)
             if watch:
-                last = _watch(states, loaded, console)
+                last = _watch(states, loaded, console, first)
             else:
                 for last in states:
-                    bar.update(task, completed=(first + size * last.step / max(steps, last.step)) * steps)
+                    on_progress(round((first + size * last.step / max(steps, last.step)) * steps), total * steps)
             cost = {
                 "calls": (stats.row_calls - calls) / size,
                 "seconds": round((stats.seconds - seconds) / size, 6),
@@ -203,28 +212,37 @@ def _run_batches(
                 yield sequence, first + i, cost
 
 
-def _watch(states: Iterator["State"], loaded: "LoadedModel", console: Console) -> "State":
-    """Show the first text of a batch as it forms: live on a terminal, else a line at steps 0, 1, 2, 4, 8, …"""
+def _watch(states: Iterator["State"], loaded: "LoadedModel", console: Console, first: int) -> "State":
+    """Show the texts of a batch as they form: live on a terminal, else a line each at steps 1, 2, 4, 8, …"""
     from sedd.diffusion.process import Absorbing
 
     mask = loaded.process.mask if isinstance(loaded.process, Absorbing) else None
 
-    def render(state: "State") -> Text:
+    def render(row: list[int]) -> Text:
         text = Text()
-        for masked, run in groupby(state.x[0].tolist(), lambda token: token == mask):
+        for masked, run in groupby(row, lambda token: token == mask):
             ids = list(run)
-            text.append("·" * len(ids) if masked else loaded.tokenizer.decode(ids), style="dim" if masked else "")
+            shown = "·" * len(ids) if masked else visible(loaded.tokenizer.decode(ids))
+            text.append(shown, style="dim" if masked else "")
         return text
+
+    def render_all(state: "State") -> Group:
+        rows = state.x.tolist()
+        heads = [Text(separator(first + i), style="dim") for i in range(1, len(rows) + 1)]
+        texts = [part for head, row in zip(heads, rows, strict=True) for part in (head, render(row))]
+        return Group(*(texts if len(rows) > 1 else texts[1:]))
 
     last = next(states)
     if console.is_terminal:
         with Live(console=console, refresh_per_second=20, transient=True) as live:
             for last in states:
-                live.update(render(last))
+                live.update(render_all(last))
         return last
     for last in states:
         if last.step & (last.step - 1) == 0:
-            console.print(f"step {last.step}: {render(last).plain!r}", markup=False, highlight=False, soft_wrap=True)
+            for number, row in enumerate(last.x.tolist(), first + 1):
+                line = f"step {last.step}, sample {number}: {visible(render(row).plain, line_ends=False)}"
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
     return last
 
 
@@ -238,13 +256,19 @@ def _generate(
     out: Path | None,
     batch: int,
 ) -> None:
-    """Sample, write every text as soon as its batch is done, then print the statistics."""
+    """Sample, write every text as soon as its batch is done, then print the statistics.
+
+    Texts that may hold line ends are separated by a line; those that are shown have their control characters escaped.
+    """
     as_json = as_json or (out is not None and out.suffix == ".jsonl")
+    is_packed = loaded.config.data.packing == "packed"
     with _open_output(out) as write:
         for sequence, index, cost in _run_batches(sampling_run, prompt, batch, loaded, watch):
             text = loaded.tokenizer.decode(sequence.ids)
             if not as_json:
-                write(text)
+                if is_packed and len(templates) > 1:
+                    write(separator(index + 1))
+                write(visible(text, line_ends=is_packed) if out is None else text)
                 continue
             record = {"text": text, "ids": sequence.ids, "sample": index, **cost, **sampling_run.describe()}
             write(json.dumps(record | ({} if templates[index] is None else {"template": templates[index]})))

@@ -171,23 +171,15 @@ def train_model(
         if as_json:
             print(json.dumps({"run": str(out), "step": state.step, "tokens": state.tokens, **times, **bound}))
         else:
+            bits = bound.get("bound_bits_per_char")  # none where the tokens are not text
             print(
                 f"{out}: {state.step} steps, validation bound {bound['bound']:.4f} nats per token "
-                f"= {bound['bound_bits_per_char']:.4f} bits per character (± {bound['bound_stderr']:.4f} nats)"
+                + ("" if bits is None else f"= {bits:.4f} bits per character ")
+                + f"(± {bound['bound_stderr']:.4f} nats)"
             )
-            print(
-                f"time: training {_format_duration(state.seconds)}, evaluation {_format_duration(state.eval_seconds)}, "
-                f"saving {_format_duration(state.save_seconds)}",
-                file=sys.stderr,
-            )
-
-
-def _format_duration(seconds: float) -> str:
-    """Format a duration: 41.8 s, 5 min 2 s, 3 h 20 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+            seconds = (state.seconds, state.eval_seconds, state.save_seconds)
+            spent = zip(("training", "evaluation", "saving"), map(training.format_duration, seconds), strict=True)
+            print(f"time: {', '.join(f'{name} {duration}' for name, duration in spent)}", file=sys.stderr)
 
 
 @app.command("plan", epilog=OBJECTIVES_HELP)

@@ -1,6 +1,7 @@
 """Fixed-length token blocks of a prepared dataset, and the order in which training visits them."""
 
 import hashlib
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import final
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from sedd.data.index import LABELS, LENGTHS, PREPARE_AGAIN, Index
-from sedd.tokenizer import Tokenizer, load_tokenizer
+from sedd.tokenizer import Integers, Tokenizer, load_tokenizer
 
 SPLITS = ("train", "validation", "all")
 
@@ -91,14 +92,18 @@ class TokenBlocks:
         return f"records shorter than {self.length} tokens are padded, {what} (data.pad={self.index.pad})"
 
     @property
-    def chars_per_token(self) -> float:
-        """Characters per token that counts in the loss."""
-        return self.index.characters / self._loss_tokens()
+    def chars_per_token(self) -> float | None:
+        """Characters per token that counts in the loss; None where the tokens are integers, not text."""
+        return None if isinstance(self.tokenizer, Integers) else self.index.characters / self._loss_tokens()
 
     @property
-    def bytes_per_token(self) -> float:
-        """UTF-8 bytes per token that counts in the loss."""
-        return self.index.bytes / self._loss_tokens()
+    def bytes_per_token(self) -> float | None:
+        """UTF-8 bytes per token that counts in the loss; None where the tokens are integers, not text."""
+        return None if isinstance(self.tokenizer, Integers) else self.index.bytes / self._loss_tokens()
+
+    def bits_per_char(self, nats: float) -> float | None:
+        """Convert nats per token that counts in the loss; None where the tokens are integers, not text."""
+        return None if self.chars_per_token is None else nats / math.log(2) / self.chars_per_token
 
     def read(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
         """Read blocks by index.

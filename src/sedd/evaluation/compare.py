@@ -23,7 +23,10 @@ PLOT_SUFFIXES = (".png", ".html")
 
 
 class ValidationCurve(NamedTuple):
-    """Validation bits per character during training, on a small fixed set of sequences, with standard errors."""
+    """Validation bits per character during training, on a small fixed set of sequences, with standard errors.
+
+    Bits are per token where the tokens are not text.
+    """
 
     tokens: np.ndarray
     seconds: np.ndarray
@@ -35,12 +38,11 @@ def read_curve(run: Path) -> ValidationCurve:
     """Read the validation bounds in the log of a run; seconds are logged less often and interpolated linearly."""
     records = run_log.read_log(run)
     timed = [record for record in records if "seconds" in record]
-    evaluated = [record for record in records if "bound_bits_per_char" in record]
+    evaluated = [record for record in records if "bound" in record]
     tokens = np.array([record["tokens"] for record in evaluated])
     seconds = np.interp(tokens, [0, *(r["tokens"] for r in timed)], [0, *(r["seconds"] for r in timed)])
-    bits, nats, stderr = (
-        np.array([r[name] for r in evaluated]) for name in ("bound_bits_per_char", "bound", "bound_stderr")
-    )
+    nats, stderr = (np.array([r[name] for r in evaluated], dtype=float) for name in ("bound", "bound_stderr"))
+    bits = np.array([r.get("bound_bits_per_char", r["bound"] / np.log(2)) for r in evaluated], dtype=float)
     return ValidationCurve(tokens, seconds, bits, stderr * bits / nats)
 
 
@@ -121,12 +123,16 @@ def plot_comparison(records: Sequence[dict[str, Any]], curves: Sequence[Validati
         color, label = f"C{number % 10}", f"{Path(record['run']).name} ({record['objective']})"
         low, high = curve.bits - 1.96 * curve.stderr, curve.bits + 1.96 * curve.stderr
         for axes, x, end in ((left, curve.tokens, record["trained_tokens"]), (right, curve.seconds, record["seconds"])):
-            axes.plot(x, curve.bits, color=color, linewidth=1, alpha=0.8)
+            axes.plot(x, curve.bits, color=color, marker=".", linewidth=1, alpha=0.8)
             axes.fill_between(x, low, high, color=color, alpha=0.1, linewidth=0)
             axes.errorbar(
                 end, record["bits"], 1.96 * record["stderr_bits"], fmt="o", color=color, capsize=3, label=label
             )
-    left.set(xlabel="tokens of training", ylabel="bits per character")
+    left.set(
+        xlabel="tokens of training", ylabel="bits per character" if records[0]["bits_per_char"] else "bits per token"
+    )
     right.set(xlabel="seconds of training")
+    for axes in (left, right):
+        axes.set_xlim(left=0)
     right.legend(fontsize="small")
     return figure

@@ -31,6 +31,8 @@ class Corpus:
     sha256: str
     """Hash of the text before tokenization, or of the prepared data."""
     dataset: str | None = None
+    by_record: bool = False
+    """Whether each sequence is a record or text of its own, and not a part of a stream that the protocol packed."""
 
     def __post_init__(self) -> None:
         if not self.sequences:
@@ -112,7 +114,7 @@ def _line_corpus(
     texts = _read_texts(source, column, "lines", encoding)
     rows = _pad_records(_encode(source, texts, loaded.tokenizer), loaded)
     sizes = _text_per_token(texts, sum(map(len, rows)), loaded.tokenizer)
-    return Corpus(rows, *sizes, source, protocol.split, _hash(texts))
+    return Corpus(rows, *sizes, source, protocol.split, _hash(texts), by_record=True)
 
 
 def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
@@ -130,8 +132,9 @@ def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
     if loaded.config.data.packing == "lines":
         rows = _pad_records(rows, loaded)
     return [
-        Corpus([row], *_text_per_token([text], len(row), loaded.tokenizer), "text", "this text", _hash([text]))
+        Corpus([row], *sizes, "text", "this text", _hash([text]), by_record=True)
         for text, row in zip(texts, rows, strict=True)
+        for sizes in [_text_per_token([text], len(row), loaded.tokenizer)]
     ]
 
 
@@ -150,10 +153,12 @@ def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
         )
     _require_same_tokenizer(sources, blocks.index, loaded)
     sha256 = hashlib.sha256(f"{blocks.index.sha256} {length} {fraction}".encode()).hexdigest()
-    split = f"the last {fraction:.2%} of blocks"
+    by_record = blocks.index.packing == "lines"
+    split = f"the last {fraction:.2%} of {'records' if by_record else 'blocks'}"
     if loaded.label is not None:
         split += f" that are {loaded.label}"
-    return Corpus(_read_blocks(blocks, loaded.label), *_block_sizes(blocks, loaded), sources, split, sha256)
+    sizes = blocks.chars_per_token, blocks.bytes_per_token
+    return Corpus(_read_blocks(blocks, loaded.label), *sizes, sources, split, sha256, by_record=by_record)
 
 
 def sequence_length(protocol: Protocol, loaded: LoadedModel) -> int:
@@ -177,7 +182,8 @@ def _prepared_corpus(folder: Path, protocol: Protocol, loaded: LoadedModel) -> C
     blocks = TokenBlocks.open(folder, index.tokens if packed else loaded.config.model.seq_len, "all", check=True)
     rows = _read_blocks(blocks)
     rows = protocol.packing(rows, sequence_length(protocol, loaded)) if packed else rows
-    return Corpus(rows, *_block_sizes(blocks, loaded), str(folder), protocol.split, index.sha256)
+    sizes = blocks.chars_per_token, blocks.bytes_per_token
+    return Corpus(rows, *sizes, str(folder), protocol.split, index.sha256, by_record=not packed)
 
 
 def _require_same_tokenizer(name: str, index: Index, loaded: LoadedModel) -> None:
@@ -195,13 +201,6 @@ def _read_blocks(blocks: TokenBlocks, label: str | None = None) -> list[Ids]:
         indices = indices[(np.array([*blocks.labels, ""]) == label)[label_ids]]  # the last entry stands for no label
     rows, valid = blocks.read(indices)
     return [row[: mask.sum()] for row, mask in zip(rows, valid, strict=True)]  # padding is at the end
-
-
-def _block_sizes(blocks: TokenBlocks, loaded: LoadedModel) -> tuple[float | None, float | None]:
-    """Return characters and bytes per token, or None where the tokens are not text."""
-    if isinstance(loaded.tokenizer, Integers):
-        return None, None
-    return blocks.chars_per_token, blocks.bytes_per_token
 
 
 def _read_texts(source: str, column: str | None, packing: str, encoding: TextEncoding) -> list[TextOrIds]:

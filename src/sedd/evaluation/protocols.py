@@ -101,12 +101,12 @@ class Protocol:
     uses_validation_split: bool = False
     """Whether it scores the validation split of a run's own data, and no other text."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Return the fields that are stored with a result."""
+    def as_record(self, by_record: bool = False) -> dict[str, Any]:
+        """Return the fields that are stored with a result; ``by_record``, of records that are not packed."""
         return {
             "protocol": self.name,
-            "eos": str(self.eos),
-            "packing": str(self.packing),
+            "eos": str(Eos.NONE if by_record else self.eos),
+            "packing": "one sequence per record" if by_record else str(self.packing),
             "t_min": self.t_min,
         }
 

@@ -187,9 +187,8 @@ def render_report(history: RunHistory, samples: ReportSamples) -> str:
         about=_summary(history.config),
         facts=_facts(history),
         curves=_training_picture(records),
-        bounds=[
-            (f"{r['step']:,}", f"{r['tokens']:,}", _interval(r), f"{r['bound_bits_per_char']:.4f}") for r in bounds
-        ],
+        bounds=[(f"{r['step']:,}", f"{r['tokens']:,}", _interval(r), *_bits_per_char(r).values()) for r in bounds],
+        bounds_head=("step", "tokens", "nats per token, 95 % interval", *_bits_per_char(bounds[0] if bounds else {})),
         lowest=None if lowest is None else {"nats": f"{lowest['bound']:.4f}", "step": f"{lowest['step']:,}"},
         loss_by_time=_loss_by_time_picture(history),
         samples=samples,
@@ -226,6 +225,12 @@ def _interval(record: dict[str, Any]) -> str:
     return f"{record['bound']:.4f} ± {1.96 * record['bound_stderr']:.4f}"
 
 
+def _bits_per_char(record: dict[str, Any]) -> dict[str, str]:
+    """Return the bound in bits per character; nothing where the tokens are not text."""
+    bits = record.get("bound_bits_per_char")
+    return {} if bits is None else {"bits per character": f"{bits:.4f}"}
+
+
 def _facts(history: RunHistory) -> dict[str, str]:
     """Return the figures shown at the top: progress, time and the latest validation bound."""
     last, limit = history.records[-1], history.config.budget.steps
@@ -235,7 +240,7 @@ def _facts(history: RunHistory) -> dict[str, str]:
         facts[f"{name} of training"] = f"{timed[-1]['seconds'] / unit:,.1f}"
     if bounds := _having(history.records, "bound"):
         facts["validation bound, nats per token"] = _interval(bounds[-1])
-        facts["bits per character"] = f"{bounds[-1]['bound_bits_per_char']:.4f}"
+        facts |= _bits_per_char(bounds[-1])
     return facts
 
 

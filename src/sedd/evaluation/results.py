@@ -76,7 +76,7 @@ def evaluate(
         "sequences": len(corpus),
         "draws": 0 if by.is_exact else draws,
         "seed": seed,
-        **protocol.as_record(),
+        **protocol.as_record(corpus.by_record),
         "split": corpus.split,
         "dataset": corpus.dataset,
         "data": corpus.source,

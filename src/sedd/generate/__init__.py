@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sedd.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from sedd.generate import settings, template, trace
+    from sedd.generate import display, settings, template, trace
     from sedd.generate.greedy import decode_greedy
     from sedd.generate.run import GeneratedSequence, SamplingRun, SamplingStats, blank_prompt, final_sequences
     from sedd.generate.settings import SamplingSettings
@@ -17,6 +17,7 @@ __all__ = [
     "SamplingStats",
     "blank_prompt",
     "decode_greedy",
+    "display",
     "final_sequences",
     "settings",
     "template",
@@ -26,6 +27,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "display": [],
         "greedy": ["decode_greedy"],
         "run": ["GeneratedSequence", "SamplingRun", "SamplingStats", "blank_prompt", "final_sequences"],
         "settings": ["SamplingSettings"],

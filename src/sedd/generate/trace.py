@@ -1,5 +1,6 @@
 """Pictures of a generation: every token in the colour of the step at which it appeared."""
 
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,8 +8,9 @@ from sedd.generate.run import GeneratedSequence
 from sedd.templates import render
 from sedd.tokenizer import Tokenizer
 
-WIDTH = 140
-"""Characters per line of the PNG."""
+WIDTH, MIN_WIDTH = 140, 50
+"""Most characters per line of the PNG, and the least width of the picture in characters."""
+INCHES_PER_COLUMN = 0.084
 
 
 class TracedToken(NamedTuple):
@@ -85,19 +87,21 @@ def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> Non
 
     last = _last_step(rows)
     placed, height = _lines(rows)
-    inches = 0.26 * height + 1.3
-    figure = plt.figure(figsize=(12, inches))
-    axes = figure.add_axes((0.01, 0.8 / inches, 0.98, 0.26 * height / inches))
-    axes.set(xlim=(0, WIDTH), ylim=(height - 0.5, -0.5))
+    columns = max(MIN_WIDTH, max((x + len(text) for _, text, x, _ in placed), default=0))
+    heading = textwrap.wrap(title, columns)
+    inches, width = 0.26 * height + 1.1 + 0.2 * len(heading), INCHES_PER_COLUMN * columns + 0.24
+    figure = plt.figure(figsize=(width, inches))
+    axes = figure.add_axes((0.12 / width, 0.8 / inches, 1 - 0.24 / width, 0.26 * height / inches))
+    axes.set(xlim=(0, columns), ylim=(height - 0.5, -0.5))
     axes.axis("off")
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_title("\n".join(heading), loc="left", fontsize=10)
     for token, text, x, y in placed:
         background, ink = _colors(token.step, last) if token.step else ("none", "#000000")
         edge = "none" if token.step else "#888888"
         axes.add_patch(Rectangle((x, y - 0.45), len(text), 0.9, facecolor=background, edgecolor=edge, linewidth=0.5))
         axes.text(x, y, text.replace("$", r"\$"), family="monospace", fontsize=9.8, color=ink, va="center")
     scale = ScalarMappable(Normalize(1, last), "viridis")
-    below = figure.add_axes((0.01, 0.5 / inches, 0.3, 0.14 / inches))
+    below = figure.add_axes((0.12 / width, 0.5 / inches, min(3.6, width - 0.3) / width, 0.14 / inches))
     figure.colorbar(scale, cax=below, orientation="horizontal", label="step; framed: given")
     figure.savefig(path, dpi=120)
     plt.close(figure)

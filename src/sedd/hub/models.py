@@ -159,7 +159,7 @@ def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str,
             "protocol": "held-out",
             "nats_per_token": round(record["bound"], 5),
             "stderr_nats_per_token": round(record["bound_stderr"], 5),
-            "bits_per_char": round(record["bound_bits_per_char"], 5),
+            "bits_per_char": round(bits, 5) if (bits := record.get("bound_bits_per_char")) else None,
         }
         for record in found[-1:]
     ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sedd.training.dry_run import estimate_cost
     from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, run
     from sedd.training.overrides import merge_config
-    from sedd.training.progress import progress_bar
+    from sedd.training.progress import format_duration, progress_bar
     from sedd.training.sources import check_data, find_sources, require_sources
     from sedd.training.state import PendingStep, TrainingState
     from sedd.training.step import StepMetrics, finish_step, train_step
@@ -34,6 +34,7 @@ __all__ = [
     "estimate_cost",
     "find_sources",
     "finish_step",
+    "format_duration",
     "merge_config",
     "prepare_data",
     "progress_bar",
@@ -50,7 +51,7 @@ __getattr__ = lazy_names(
         "dry_run": ["estimate_cost"],
         "loop": ["NonFiniteError", "OnEvent", "TrainingResult", "run"],
         "overrides": ["merge_config"],
-        "progress": ["progress_bar"],
+        "progress": ["format_duration", "progress_bar"],
         "sources": ["check_data", "find_sources", "require_sources"],
         "state": ["PendingStep", "TrainingState"],
         "step": ["StepMetrics", "finish_step", "train_step"],

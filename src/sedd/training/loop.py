@@ -1,6 +1,5 @@
 """A training run from start to end: the same for one process and many."""
 
-import math
 import os
 import signal
 import threading
@@ -254,7 +253,7 @@ def _step_record(trainer: Trainer, read: Callable[[], StepMetrics], record: Reco
     loss, loss_by_time = metrics.loss.item(), metrics.by_time[0] / metrics.by_time[1].clamp_min(1)
     return record | {
         "loss": loss,
-        "bits_per_char": loss / math.log(2) / trainer.blocks.chars_per_token,
+        "bits_per_char": trainer.blocks.bits_per_char(loss),
         "grad_norm": metrics.grad_norm.item(),
         "loss_by_time": [round(value, 6) for value in loss_by_time.tolist()],
         "skipped": trainer.state.skipped or None,

@@ -1,19 +1,73 @@
-"""Training progress on stderr: a bar, with messages above it."""
+"""Progress on stderr: a bar on a terminal, with messages above it; elsewhere a line now and then.
+
+No torch here: all commands show their progress by this module.
+"""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from sedd.training.loop import OnEvent
+if TYPE_CHECKING:
+    from sedd.training.loop import OnEvent
+
+OnProgress = Callable[[int, int], None]
+"""Called with the work done and the total."""
+MIN_SECONDS, MAX_SECONDS = 10.0, 60.0
+"""Least and most time between two lines of progress where there is no terminal."""
+
+
+class LineTimer:
+    """Decides when a line of progress is due: at each tenth of the work, but at most and at least so often."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock, self.start, self.tenth = clock, clock(), 0
+        self.last = self.start
+
+    def is_due(self, fraction: float) -> bool:
+        """Return whether to print a line now that this fraction of the work is done."""
+        waited, tenth = self.clock() - self.last, int(10 * fraction)
+        if waited < MIN_SECONDS or (tenth == self.tenth and waited < MAX_SECONDS):
+            return False
+        self.last, self.tenth = self.clock(), tenth
+        return True
+
+    def describe(self, fraction: float) -> str:
+        """Return the percentage that is done, and the time that is left at the average speed."""
+        left = (self.clock() - self.start) * (1 - fraction) / fraction if fraction else 0
+        return f"{fraction:.0%}" + (f", {format_duration(left)} left" if fraction else "")
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration: 41.8 s, 5 min 2 s, 3 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @contextmanager
-def progress_bar() -> Iterator[tuple[OnEvent, Callable[[int, int], None]]]:
-    """Yield the progress callbacks of training and of data preparation, (done, total); rank 0 alone prints."""
+def progress_on_stderr(label: str, shown: bool = True) -> Iterator[OnProgress]:
+    """Show the progress of one piece of work; yields the callback."""
+    console, timer = Console(stderr=True), LineTimer()
+    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task(label, total=None)
+
+        def on_progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if shown and not console.is_terminal and total and timer.is_due(done / total):
+                _print_line(console, f"{label}: {timer.describe(done / total)}")
+
+        yield on_progress
+
+
+@contextmanager
+def progress_bar() -> Iterator[tuple["OnEvent", OnProgress]]:
+    """Yield the progress callbacks of training and of data preparation; rank 0 alone prints."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -21,29 +75,45 @@ def progress_bar() -> Iterator[tuple[OnEvent, Callable[[int, int], None]]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    disabled = int(os.environ.get("RANK", "0")) != 0
-    with Progress(*columns, console=Console(stderr=True), disable=disabled) as bar:
-        yield _training_callback(bar), _preparation_callback(bar)
+    console, is_main = Console(stderr=True), int(os.environ.get("RANK", "0")) == 0
+    with (
+        progress_on_stderr("preparing the data", shown=is_main and not console.is_terminal) as preparing,
+        Progress(*columns, console=console, disable=not (is_main and console.is_terminal)) as bar,
+    ):
+        yield _training_callback(bar), _preparation_callback(bar) if console.is_terminal else preparing
 
 
-def _preparation_callback(bar: Progress) -> Callable[[int, int], None]:
+def _preparation_callback(bar: Progress) -> OnProgress:
     task = bar.add_task("preparing", visible=False, note="")
     return lambda done, total: bar.update(task, completed=done, total=total or None, visible=done != total)
 
 
-def _training_callback(bar: Progress) -> OnEvent:
+def _training_callback(bar: Progress) -> "OnEvent":
     task = bar.add_task("training", total=1.0, visible=False, note="")
+    timer, latest = LineTimer(), ""
 
     def on_event(kind: str, record: dict[str, Any]) -> None:
+        nonlocal latest
         if kind == "note":
-            bar.console.print(record["text"], markup=False, highlight=False)
+            _print_line(bar.console, record["text"])
             return
-        bar.update(task, completed=record["spent"], visible=True)
         if "loss" in record:
-            note = f"step {record['step']}  {record['bits_per_char']:.3f} bits/char"
-            bar.update(task, note=f"{note}  {record['tokens_per_second']:,} tok/s")
+            loss = _describe_bits(record, "bits_per_char", "loss")
+            latest = f"step {record['step']}  {loss}  {record['tokens_per_second']:,} tok/s"
+        bar.update(task, completed=record["spent"], visible=True, note=latest)
         if "bound" in record:
-            bound = f"validation bound {record['bound_bits_per_char']:.3f} bits/char"
-            bar.console.print(f"step {record['step']}: {bound}", markup=False, highlight=False)
+            bound = _describe_bits(record, "bound_bits_per_char", "bound")
+            _print_line(bar.console, f"step {record['step']}: validation bound {bound}")
+        if latest and not bar.console.is_terminal and timer.is_due(record["spent"]):
+            _print_line(bar.console, f"{timer.describe(record['spent'])}: {latest}")
 
     return on_event
+
+
+def _describe_bits(record: dict[str, Any], bits: str, nats: str) -> str:
+    """Return bits per character or, where the tokens are not text, nats per token."""
+    return f"{record[bits]:.3f} bits/char" if record.get(bits) is not None else f"{record[nats]:.3f} nats/token"
+
+
+def _print_line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

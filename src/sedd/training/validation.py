@@ -40,7 +40,7 @@ def validation_bound(
         seed: Seed of times and noise.
 
     Returns:
-        The bound, its standard error, and the bound in bits per character.
+        The bound, its standard error and, where the tokens are text, the bound in bits per character.
     """
     columns = _validation_columns(setup, blocks, count, batch_size * ranks.world_size, seed)
     local = [a[ranks.rank :: ranks.world_size].to(ranks.device) for a in columns]
@@ -54,7 +54,7 @@ def validation_bound(
     return {
         "bound": nats,
         "bound_stderr": math.sqrt(variance / count) * count / tokens,
-        "bound_bits_per_char": nats / math.log(2) / blocks.chars_per_token,
+        **({} if (bits := blocks.bits_per_char(nats)) is None else {"bound_bits_per_char": bits}),
     }
 
 

@@ -18,19 +18,36 @@ def plot_quality(records: Sequence[dict[str, Any]], swept: Sequence[str] = ()) -
         timed = [point for point in points if point["nfe"] is not None]
         _plot_points(cost, timed, "nfe", color, label)
         _plot_points(entropy, points, "entropy_nats", color, label)
-        for point in points if swept else ():
-            position = (point["entropy_nats"], point["gen_ppl_by_token"])
-            entropy.annotate(str(_value(point, swept[0])), position, (4, 4), textcoords="offset points", fontsize=8)
     cost.set(xlabel="network calls per sample", ylabel="generative perplexity, by token")
     if calls := sorted({round(record["nfe"]) for record in records if record["nfe"]}):
         cost.set_xscale("log")
-        cost.set_xticks(calls, [str(number) for number in calls])
+        shown = _spaced(calls)
+        cost.set_xticks(shown, [str(number) for number in shown])
         cost.set_xticks([], minor=True)
     entropy.set(xlabel="unigram entropy of a sample, nats" + (f"; labels: {swept[0]}" if swept else ""))
     entropy.legend(fontsize="small")
     first = records[0]
     figure.suptitle(f"Judge {first['judge']}, first token {first['first_token']}", fontsize=11)
+    if swept:
+        labels = [
+            plot.PointLabel(
+                point["entropy_nats"], point["gen_ppl_by_token"], str(_value(point, swept[0])), f"C{i % 10}"
+            )
+            for i, points in enumerate(_group(records, swept).values())
+            for point in points
+        ]
+        plot.label_points(entropy, labels)
     return figure
+
+
+def _spaced(calls: Sequence[int]) -> list[int]:
+    """Return those numbers, of a sorted list, that have room for their labels on a logarithmic axis."""
+    room = (calls[-1] / calls[0]) ** (1 / 14)
+    shown = [calls[-1]]
+    for number in reversed(calls[:-1]):
+        if number * room <= shown[-1]:
+            shown.append(number)
+    return shown[::-1]
 
 
 def _plot_points(axes: Any, points: Sequence[dict[str, Any]], x: str, color: str, label: str) -> None:

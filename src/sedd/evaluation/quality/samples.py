@@ -90,8 +90,8 @@ def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
     """Read samples.
 
     Args:
-        path: JSON records as written by ``sedd sample --json``, a text file with one sample per line, or a folder with
-            one ``.txt`` file per sample.
+        path: JSON records as written by ``sedd sample --json``, the texts of ``sedd sample``, a text file with one
+            sample per line, or a folder with one ``.txt`` file per sample.
         allow_empty: Whether a sample may be empty, which counts as one that is not valid.
     """
     return _read(path) if allow_empty else _read(path).require_nonempty()
@@ -106,7 +106,9 @@ def _read(path: Path) -> SampleSet:
             )
         return SampleSet([Sample(_read_text(file), None) for file in files], str(path))
     if (records := read_json_records(path)) is None:
-        return SampleSet([Sample(line, None) for line in _lines(_read_text(path))], str(path))
+        content = _read_text(path)
+        texts = generate.display.split_texts(content) or _lines(content)
+        return SampleSet([Sample(text, None) for text in texts], str(path))
     return SampleSet(
         [_parse_sample(record, path) for record in records],
         str(path),
