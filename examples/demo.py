@@ -1,6 +1,7 @@
 """The demo of ``make demo``: train on sentences of known entropy, watch the bound approach it, sample, fill gaps.
 
-Writes ``demo/``: the sentences, the run, ``bound.png`` and ``trace.html``. Takes about three minutes on two cores.
+Writes ``demo/``: the sentences, the run, ``bound.png`` and ``trace.html``. Takes about three minutes on two free
+cores, and longer on a slow or busy machine: it counts steps, not seconds. Exits with code 1 if it did not converge.
 """
 
 import argparse
@@ -10,8 +11,11 @@ import os
 import random
 import shutil
 import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -20,12 +24,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sedd import data, factory, generate, sampling, training
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
-from sedd.runtime import run_log
+from sedd.generate.display import visible
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 LENGTH, SENTENCES = 8, 20_000  # seven words and a full stop, one token each
+STEPS, TIMED_STEPS = 500, 20
+TOLERANCE = 0.015  # the bound has converged if it is this close to −log p, as a fraction of it
 # Choices and their weights. Subject and verb agree, everything else is independent; derivations are unique.
 DETERMINERS = {"the": 4, "a": 3, "every": 1}
 ADJECTIVES = {"old": 3, "small": 3, "red": 2, "sleepy": 1}
@@ -84,8 +90,21 @@ def nats_of(text: str) -> float:
     return math.log(2) - sum(math.log(choice[word] / sum(choice.values())) for word, choice in choices)
 
 
-def main(out: Path, minutes: float) -> None:
-    """Write the corpus, train, compare the bound with the entropy, sample, fill gaps."""
+class Bound(NamedTuple):
+    """The validation bound at a step, in nats per sentence."""
+
+    step: int
+    nats: float
+    stderr: float
+
+    @staticmethod
+    def of(record: Mapping[str, float], step: int) -> "Bound":
+        """Read the bound of a record of the log."""
+        return Bound(step, record["bound"] * LENGTH, record["bound_stderr"] * LENGTH)
+
+
+def main(out: Path, steps: int) -> int:
+    """Write the corpus, train, compare the bound with the entropy, sample, fill gaps; return the exit code."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     rng = random.Random(0)
@@ -96,8 +115,8 @@ def main(out: Path, minutes: float) -> None:
         data=DataConfig([str(out / "sentences.txt")], tokenizer="bpe:420", packing="lines"),
         model=ModelConfig(width=128, depth=3, heads=4, seq_len=LENGTH, parameterization="mean"),
         optim=OptimConfig(lr=2e-3, warmup_steps=50, ema_decay=0.99),
-        budget=BudgetConfig(minutes=minutes),
-        train=TrainConfig(batch_size=128, eval_every=60, eval_sequences=6_000, save_every=0, log_every=100),
+        budget=BudgetConfig(steps=steps),
+        train=TrainConfig(batch_size=128, eval_every=50, eval_sequences=6_000, save_every=0, log_every=100),
     ).resolved()
     sources = config.data.sources
     tokenizer = factory.build_tokenizer("bpe:420", lambda: data.read_documents(sources, packing="lines"))
@@ -107,34 +126,65 @@ def main(out: Path, minutes: float) -> None:
     optimum = sum(nats_of(validation.tokenizer.decode(row)) for row in rows) / len(rows)
     print(f"entropy of the grammar: {entropy:.4f} nats per sentence")
     print(f"mean −log p of the {len(rows)} validation sentences: {optimum:.4f}, which the bound approaches\n")
+    bounds: list[Bound] = []
+    with show_progress(steps, bounds) as on_event:
+        result = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=on_event)
+    if result.signal is not None:
+        print(f"stopped by a signal at step {result.state.step} of {steps}; start again for the rest of the demo")
+        return 128 + result.signal
+    if bounds[-1:] != [last := Bound.of(result.validation, result.state.step)]:
+        bounds.append(last)
+    plot_bound(bounds, entropy, optimum, out / "bound.png")
+    sample_and_infill(out)
+    above = last.nats / optimum - 1
+    if above > TOLERANCE:
+        print(
+            f"\nTraining has not converged: after {steps} steps the bound is {above:.0%} above −log p, {optimum:.3f}."
+        )
+        print(f"Train longer: python examples/demo.py --steps {max(STEPS, 2 * steps)}")
+        return 1
+    print(f"\nTraining has converged: the bound, {last.nats:.3f}, is {above:.1%} above −log p, {optimum:.3f}.")
+    return 0
+
+
+@contextmanager
+def show_progress(steps: int, bounds: list[Bound]) -> Iterator[training.OnEvent]:
+    """Yield a progress callback: a bar on stderr; how long it will take; each bound, which is added to ``bounds``."""
+    start = time.monotonic()
     columns = (TextColumn("training"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=1.0)
 
         def on_event(kind: str, record: dict[str, Any]) -> None:
-            if kind == "log":
-                bar.update(task, completed=record["spent"])
-                if "bound" in record:
-                    nats = record["bound"] * LENGTH
-                    error = record["bound_stderr"] * LENGTH
-                    print(f"step {record['step']:5d}   bound {nats:7.3f} ± {error:.3f} nats per sentence")
+            if kind != "log":
+                return
+            bar.update(task, completed=record["spent"])
+            per_step = (time.monotonic() - start) / record["step"]
+            if "bound" in record:
+                bounds.append(Bound.of(record, record["step"]))
+                error = f"± {bounds[-1].stderr:.3f} nats per sentence"
+                left = training.format_duration(per_step * (steps - record["step"]))
+                print(f"step {record['step']:5d}   bound {bounds[-1].nats:7.3f} {error}, {left} left", flush=True)
+            if record["step"] == TIMED_STEPS:
+                total = training.format_duration(per_step * steps)
+                print(
+                    f"{steps} steps of training take about {total} on this machine, evaluations come on top", flush=True
+                )
 
-        training.run(config, lambda: out / "data", out / "run", resume=False, on_event=on_event)
-    plot_bound(out, entropy, optimum)
-    sample_and_infill(out)
+        yield on_event
 
 
-def plot_bound(out: Path, entropy: float, optimum: float) -> None:
+def plot_bound(records: Sequence[Bound], entropy: float, optimum: float, path: Path) -> None:
     """Plot the bound against steps, beside −log p of the validation sentences and the entropy."""
-    records = [record for record in run_log.read_log(out / "run") if "bound" in record]
     figure, axes = plt.subplots(figsize=(7, 4))
-    steps, bounds = [r["step"] for r in records], [r["bound"] * LENGTH for r in records]
-    axes.errorbar(steps, bounds, [r["bound_stderr"] * LENGTH for r in records], marker="o", label="validation bound")
+    steps, bounds, errors = zip(*records, strict=True)
+    axes.errorbar(steps, bounds, errors, marker="o", label="validation bound")
     axes.axhline(optimum, color="black", label=f"−log p of the validation sentences, {optimum:.3f}")
     axes.axhline(entropy, color="gray", linestyle="--", label=f"entropy, {entropy:.3f}")
-    axes.set(xlabel="step", ylabel="nats per sentence", ylim=(0.9 * entropy, 2 * entropy))
+    axes.set(xlabel="step", ylabel="nats per sentence", ylim=(0.9 * entropy, max(1.5 * entropy, 1.1 * bounds[-1])))
+    axes.set_xlim(left=0)
     axes.legend()
-    figure.savefig(out / "bound.png", dpi=120, bbox_inches="tight")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def sample_and_infill(out: Path) -> None:
@@ -145,7 +195,7 @@ def sample_and_infill(out: Path) -> None:
     )
 
     def texts(prompt: sampling.Prompt) -> list[str]:
-        return [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(prompt)]
+        return [visible(loaded.tokenizer.decode(row.ids)) for row in sampling_run.sample(prompt)]
 
     samples = texts(sampling.empty(200, LENGTH))
     good = sum(is_grammatical(text) for text in samples)
@@ -172,6 +222,6 @@ def sample_and_infill(out: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder to write; its content is replaced")
-    parser.add_argument("--minutes", type=float, default=2.3, help="training time in minutes")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps")
     arguments = parser.parse_args()
-    main(arguments.out, arguments.minutes)
+    sys.exit(main(arguments.out, arguments.steps))
