@@ -19,7 +19,7 @@ WORDS = ["The", "cat", "sat", "on", "a", "mat;", "TWO", "birds", "flew", "over",
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of known speed, without a GPU."""
-    monkeypatch.setattr(sizing, "_matmul_flops", lambda device: 1e11)
+    monkeypatch.setattr(sizing, "measure_flops", lambda device: 1e11)
     monkeypatch.setattr(sizing.torch.cuda, "is_available", lambda: False)
 
 
@@ -36,7 +36,7 @@ def weights(config: RunConfig) -> int:
 
 def test_more_time_and_faster_machines_train_larger_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never smaller, and from the smallest to the largest; a step never has less than 1024 tokens."""
-    monkeypatch.setattr(sizing, "_source_bytes", lambda options: 1e9)
+    monkeypatch.setattr(sizing, "source_bytes", lambda options: 1e9)
     source = write(tmp_path / "a.txt", 1000)
     found = [merge_config({"sources": [source], "minutes": minutes}) for minutes in (0.1, 1, 5, 60, 1e3, 1e6)]
     sizes = [weights(config) for config in found]
@@ -46,13 +46,13 @@ def test_more_time_and_faster_machines_train_larger_networks(tmp_path: Path, mon
     for config in found:
         assert config.train.batch_size * config.model.seq_len >= 1024
         assert config.model.width % config.model.heads == 0
-    monkeypatch.setattr(sizing, "_matmul_flops", lambda device: 1e14)
+    monkeypatch.setattr(sizing, "measure_flops", lambda device: 1e14)
     assert weights(merge_config({"sources": [source], "minutes": 5})) > sizes[2]
 
 
 def test_a_short_text_gets_a_small_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on a machine that could train a large one."""
-    monkeypatch.setattr(sizing, "_matmul_flops", lambda device: 1e15)
+    monkeypatch.setattr(sizing, "measure_flops", lambda device: 1e15)
     sizes = [weights(merge_config({"sources": [write(tmp_path / "a.txt", size)]})) for size in (1000, 10**5, 10**6)]
     assert sizes == sorted(set(sizes))
     assert 12 * sizes[1] <= sizing.WEIGHTS_PER_BYTE * 10**5
@@ -60,13 +60,13 @@ def test_a_short_text_gets_a_small_network(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_network_sees_enough_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the arithmetic of the budget: the size that is chosen does, the next one does not."""
-    monkeypatch.setattr(sizing, "_source_bytes", lambda options: 1e9)
+    monkeypatch.setattr(sizing, "source_bytes", lambda options: 1e9)
     config = merge_config({"sources": [write(tmp_path / "a.txt", 1000)], "minutes": 5})
     chosen = (config.model.width, config.model.depth)
     larger = sizing.SIZES[sizing.SIZES.index(chosen) + 1]
     flops = 5 * 60 * 1e11
     for size, is_enough in ((chosen, True), (larger, False)):
-        seen = sizing._tokens(size, flops, "cpu") / sizing._weights(size)
+        seen = sizing.affordable_tokens(size, flops, "cpu") / sizing.block_weights(size)
         assert (seen >= sizing.TOKENS_PER_WEIGHT["cpu"]) == is_enough
 
 

@@ -38,19 +38,20 @@ def choose_sizing(config: RunConfig, given_model: Mapping[str, Any]) -> dict[str
         given_model: The keys of ``model`` that were given; heads and batch fit them.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * _matmul_flops(device)
-    most = WEIGHTS_PER_BYTE * _source_bytes(config.data)
+    flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * measure_flops(device)
+    most = WEIGHTS_PER_BYTE * source_bytes(config.data)
     fitting = [
         size
         for size in SIZES
-        if _tokens(size, flops, device) >= TOKENS_PER_WEIGHT[device] * _weights(size) and _weights(size) <= most
+        if affordable_tokens(size, flops, device) >= TOKENS_PER_WEIGHT[device] * block_weights(size)
+        and block_weights(size) <= most
     ]
     width, depth = fitting[-1] if fitting else SIZES[0]
     width, depth = given_model.get("width", width), given_model.get("depth", depth)
     heads = next((n for n in range(max(2, width // 64), 0, -1) if width % (2 * n) == 0), 1)
     is_fixed = "seq_len" in given_model or config.data.packing == "lines"
     seq_len = config.model.seq_len if is_fixed else 64 if device == "cpu" else 256
-    tokens_per_step = _tokens((width, depth), flops, device) / STEPS
+    tokens_per_step = affordable_tokens((width, depth), flops, device) / STEPS
     sequences = 2 ** round(math.log2(max(1024, min(tokens_per_step, 65_536)) / seq_len))
     values: dict[str, dict[str, Any]] = {
         "model": {"width": width, "depth": depth, "heads": heads, "seq_len": seq_len},
@@ -72,7 +73,7 @@ def choose_sizing(config: RunConfig, given_model: Mapping[str, Any]) -> dict[str
 def describe_sizing(config: RunConfig) -> str:
     """Return one line that says what a run without a recipe trains, and for what it was chosen."""
     model, budget = config.model, config.budget
-    cuda, size = torch.cuda.is_available(), _source_bytes(config.data)
+    cuda, size = torch.cuda.is_available(), source_bytes(config.data)
     device = torch.cuda.get_device_name() if cuda else f"a CPU with {torch.get_num_threads()} threads"
     return (
         f"without a recipe: {model.depth} blocks of width {model.width}, {config.train.batch_size} sequences of "
@@ -83,22 +84,22 @@ def describe_sizing(config: RunConfig) -> str:
     )
 
 
-def _weights(size: tuple[int, int]) -> int:
+def block_weights(size: tuple[int, int]) -> int:
     """Return the weights of the blocks: 12 matrices of width × width in each."""
     width, depth = size
     return 12 * depth * width**2
 
 
-def _tokens(size: tuple[int, int], flops: float, device: str) -> float:
+def affordable_tokens(size: tuple[int, int], flops: float, device: str) -> float:
     """Return the training tokens that ``flops`` at the speed of a matrix product are enough for.
 
     Narrow networks are far from that speed. The fractions were measured, on a GPU at widths of 512 and 768.
     """
     fraction = min(0.45, size[0] / 300) if device == "cpu" else min(0.5, size[0] / 1250)
-    return fraction * flops / 6 / _weights(size)
+    return fraction * flops / 6 / block_weights(size)
 
 
-def _matmul_flops(device: str) -> float:
+def measure_flops(device: str) -> float:
     """Measure the floating-point operations per second of a matrix product, in a fraction of a second."""
     size, dtype = (4096, torch.bfloat16) if device == "cuda" else (512, torch.float32)
     a = torch.randn(size, size, device=device, dtype=dtype)
@@ -112,7 +113,7 @@ def _matmul_flops(device: str) -> float:
     return 2 * size**3 / min(seconds)
 
 
-def _source_bytes(options: DataConfig) -> float:
+def source_bytes(options: DataConfig) -> float:
     """Return about how many bytes the sources hold, of a compressed file three times its size; infinity if unknown."""
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
         return float(data.Index.read(Path(options.sources[0])).bytes)
@@ -140,7 +141,7 @@ def _tokenizer(options: DataConfig, most: int) -> str:
         text += part[: 2**18]
         if len(text) > 2**18:
             break
-    size = _source_bytes(options)
+    size = source_bytes(options)
     if any("\udc80" <= character <= "\udcff" for character in set(text)):  # bytes that are not UTF-8
         return "bytes"
     if len(set(text)) <= 32:

@@ -1,0 +1,160 @@
+"""``sedd plan``: a few steps on the beginning of the data, extrapolated; expected bits from measured runs."""
+
+import json
+import math
+import random
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sedd import data, training
+from sedd.training import dry_run, scaling, sizing
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "small", "birds")
+Sedd = Callable[..., subprocess.CompletedProcess[str]]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+SMALL = [
+    *("--set", "model.width=64", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
+    *("--set", "train.batch_size=8", "--set", "train.eval_every=50", "--set", "train.eval_sequences=64"),
+]
+
+
+def words(count: int) -> str:
+    return " ".join(random.Random(0).choices(WORDS, k=count))
+
+
+def test_a_plan_states_steps_characters_memory_and_expected_bits(sedd: Sedd, tmp_path: Path) -> None:
+    """For prose; DNA and the like have no expected bits."""
+    (tmp_path / "book.txt").write_text(words(20_000))
+    done = sedd("plan", tmp_path / "book.txt", *SMALL, "--steps", 1000, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    size = len(words(20_000))
+    assert (found["steps"], found["tokens"], found["characters"]) == (1000, 256_000, 256_000)
+    assert found["training_tokens"] == pytest.approx(0.95 * size, rel=0.01)
+    assert found["passes_over_data"] == pytest.approx(256_000 / 0.95 / size, rel=0.01)
+    assert found["peak_memory_MiB"] > found["weights_and_optimizer_MiB"] == found["parameters"] * 20 / 2**20
+    assert found["training_minutes"] == pytest.approx(1000 * found["milliseconds_per_step"] / 60_000)
+    total = found["training_minutes"] + found["evaluation_minutes"]
+    assert found["minutes_to_finish"] == pytest.approx(total)
+    expected = scaling.expected_bits(12 * 2 * 64**2, 256_000, size)
+    assert expected is not None
+    assert found["expected_bits_per_char"] == pytest.approx(expected, abs=0.006)
+    dna = tmp_path / "dna.txt"
+    dna.write_text("".join(random.Random(0).choices("ACGT", k=20_000)))
+    shown = sedd("plan", dna, *SMALL, "--steps", 1234).stdout
+    assert "steps                      1,234\n" in shown
+    assert "expected bits" not in shown
+
+
+def test_a_plan_reads_the_beginning_of_the_data(tmp_path: Path) -> None:
+    """Of text, of a table with labels, and of records; tokens of the whole are extrapolated."""
+    text = words(300_000)
+    (tmp_path / "long.txt").write_text(text)
+    rows = [f"{text[i : i + 20]},{'cat' if i % 40 else 'dog'}" for i in range(0, len(text) - 20, 20)]
+    (tmp_path / "table.csv").write_text("words,kind\n" + "\n".join(rows))
+    table = {"column": "words", "label": "kind", "packing": "lines"}
+    for name, options in (("long.txt", {}), ("long.txt", {"tokenizer": "bpe:300"}), ("table.csv", table)):
+        config = training.merge_config({"sources": [str(tmp_path / name)], "seq_len": 24, **options}, recipe="tiny")
+        folder = tmp_path / f"{name} {len(options)}"
+        folder.mkdir()
+        sample = dry_run.prepare_sample(config, folder)
+        index = data.Index.read(sample.folder)
+        assert dry_run.SAMPLE_CHARACTERS <= index.characters < 1.5 * dry_run.SAMPLE_CHARACTERS
+        characters = 20 * len(rows) if "label" in options else len(text)
+        # a table is read in pieces, of which the next is read before one is complete
+        assert index.characters / sample.fraction == pytest.approx(characters, rel=0.4 if "label" in options else 0.01)
+        assert (index.labels is not None) == ("label" in options)
+
+
+def test_a_batch_too_large_to_be_measured_is_measured_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is that of the whole batch."""
+    monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "book.txt").write_text(words(5000))
+    sizes = {"width": 32, "depth": 1, "heads": 2, "seq_len": 16}
+    options = {"sources": [str(tmp_path / "book.txt")], "model": sizes, "steps": 7}
+    config = training.merge_config(options, recipe="tiny")
+    config = replace(config, train=replace(config.train, batch_size=64, grad_accumulation=2, eval_sequences=8))
+    per_sequence = 6 * sizing.block_weights((32, 1)) * 16
+    monkeypatch.setattr(sizing, "measure_flops", lambda device: 3 * per_sequence * 5 / dry_run.STEP_SECONDS)
+    assert dry_run._reduce_batch(config, 1).train.batch_size == 5
+    assert dry_run._reduce_batch(config, 2).train.batch_size == 4
+    calls: list[tuple[int, int]] = []
+    found = training.estimate_cost(config, lambda done, total: calls.append((done, total)))
+    assert (found["tokens_per_step"], found["steps"], found["tokens"]) == (64 * 16, 7, 7 * 64 * 16)
+    assert calls[-1] == (dry_run.MAX_STEPS + 1, dry_run.MAX_STEPS + 1)
+
+
+def measured_runs() -> list[tuple[int, int, float]]:
+    """The runs in the results: weights, characters, bits."""
+    _, *runs = [json.loads(line) for line in (RESULTS / "scaling.jsonl").read_text().splitlines()]
+    return [(run["weights"], run["characters"], run["bits"]) for run in runs]
+
+
+def fit(runs: list[tuple[int, int, float]]) -> tuple[float, ...]:
+    """Least squares over a grid of exponents, in which E, A and B are linear; E, A and B are not negative."""
+    size, count, bits = np.array(runs).T
+    best = (math.inf, ())
+    for alpha, beta in product(np.arange(0.05, 0.81, 0.05), repeat=2):
+        columns = np.stack([np.ones_like(size), size**-alpha, count**-beta], 1)
+        values, *_ = np.linalg.lstsq(columns, bits)
+        error = float(((columns @ values - bits) ** 2).sum())
+        if (values >= 0).all() and error < best[0]:
+            best = (error, (values[0], values[1], alpha, values[2], beta))
+    return tuple(map(float, best[1]))
+
+
+def predict(formula: tuple[float, ...], size: float, count: float) -> float:
+    e, a, alpha, b, beta = formula
+    return e + a * size**-alpha + b * count**-beta
+
+
+def test_the_table_and_its_formula_are_those_of_the_results() -> None:
+    """The constants are the fit to the table; the stated error is that of runs which were left out of the fit."""
+    runs = measured_runs()
+    assert sorted(scaling.MEASURED) == sorted(runs)
+    formula = (scaling.E, scaling.A, scaling.ALPHA, scaling.B, scaling.BETA)
+    assert formula == pytest.approx(fit(runs), rel=1e-3)
+    left_out = [predict(fit(runs[:i] + runs[i + 1 :]), *run[:2]) - run[2] for i, run in enumerate(runs)]
+    assert math.sqrt(np.mean(np.square(left_out))) == pytest.approx(scaling.ERROR, abs=0.006)
+    page = (RESULTS.parents[1] / "docs" / "guides" / "training.md").read_text()
+    e, a, alpha, b, beta = formula
+    assert f"bits per character = {e:.2f} + {a:.2f} N^−{alpha:.2g} + {b:.1f} C^−{beta:.2g}\n" in page
+    assert f"fitted to {len(runs)} measured runs" in page
+    assert f"is {scaling.ERROR:g} bits" in page
+
+
+def test_nothing_is_expected_far_from_what_was_measured() -> None:
+    """Neither for other weights, characters or characters per weight, nor after many passes over the data."""
+    formula = (scaling.E, scaling.A, scaling.ALPHA, scaling.B, scaling.BETA)
+    assert scaling.expected_bits(10**6, 5 * 10**6, math.nan) == pytest.approx(predict(formula, 10**6, 5 * 10**6))
+    for weights, characters, available in (
+        (10**8, 5 * 10**7, math.nan),
+        (10**5, 10**5, math.nan),
+        (10**5, 10**7, math.nan),
+        (10**7, 10**6, math.nan),
+        (10**6, 5 * 10**6, 4 * 10**5),
+    ):
+        assert scaling.expected_bits(weights, characters, available) is None
+
+
+def test_another_size_is_named_only_if_it_is_expected_to_be_much_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network far too large for the characters that it is trained on; at the best size, none is named."""
+    monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "book.txt").write_text(words(60_000))
+    config = training.merge_config({"sources": [str(tmp_path / "book.txt")], "steps": 7}, recipe="tiny")
+    blocks = data.TokenBlocks.open(training.prepare_data(config), 64, "train")
+    found = {}
+    for width, depth in ((256, 4), (64, 2)):
+        sized = replace(config, model=replace(config.model, width=width, depth=depth))
+        found[width] = dry_run._expectation(sized, blocks, 1.0, 800_000.0)
+    assert found[64]["expected_bits_per_char"] < found[256]["expected_bits_per_char"] + 0.2
+    assert "better_choice" not in found[64]
+    assert found[256]["better_choice"].startswith("--set model.width=")
