@@ -7,19 +7,21 @@ These are the public names of ``sedd`` (``import sedd; sedd.load("run")``). They
 import html
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import torch
 
 from sedd import checkpoint, evaluation, factory, generate, hub, training
 from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
 from sedd.generate.settings import SamplingSettings, shows_settings
+from sedd.runtime.device import resolve_device
+from sedd.runtime.distributed import Ranks
 from sedd.sampling import Prompt
 from sedd.tokenizer import Ids, Tokenizer
 
@@ -31,11 +33,10 @@ def load(source: str | Path, *, device: str | None = None, weights: str = "ema")
         source: The folder of a run, of one of its checkpoints or of a model; or the name of a model on the Hugging Face
             Hub. Published SEDD, RADD and MDLM checkpoints are read directly where they are safetensors; convert pickles
             with ``sedd import`` first.
-        device: cpu, cuda …; by default a GPU if there is one.
+        device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Model(hub.from_pretrained(source, weights=weights, device=device))
+    return Model(hub.from_pretrained(source, weights=weights, device=str(resolve_device(device))))
 
 
 def train(
@@ -45,6 +46,8 @@ def train(
     recipe: str | None = None,
     resume: bool = False,
     on_event: training.OnEvent | None = None,
+    track: str | None = None,
+    device: str | None = None,
     **options: Any,
 ) -> "Model":
     """Train a model and return it. An interrupt (Ctrl-C) ends training early, with a checkpoint.
@@ -55,6 +58,8 @@ def train(
         recipe: A named configuration to start from: tiny, text8, dna, molecules, small, medium.
         resume: Continue from the newest checkpoint in ``out``.
         on_event: Called with each event and its record; by default a progress bar shows them.
+        track: Send the log to a tracker too: wandb or trackio.
+        device: cpu, cuda or cuda:N; by default the GPU if there is one.
         **options: Options of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
             `config.RunConfig` as mappings: ``model={"width": 64}``.
     """
@@ -68,12 +73,15 @@ def train(
             resume=folder if resume else None,
             recipe=recipe,
             on_sizing=lambda text: report("note", {"text": text}),
+            device=device,
         )
         training.check_data(config.data)
-        result = training.run(config, lambda: training.prepare_data(config, show_preparation), folder, resume, report)
+        prepare = partial(training.prepare_data, config, show_preparation)
+        with training.track_run(track, config, folder, report) as tracked:
+            result = training.run(config, prepare, folder, resume, tracked, device)
     if result.signal == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)
-    return load(folder)
+    return load(folder, device=device)
 
 
 @final
@@ -251,6 +259,72 @@ class Model:
             )
             bounds.append(Bound(text, nats * len(ids), stderr * len(ids), len(ids), is_exact))
         return Bounds(bounds)
+
+    def evaluate(
+        self,
+        data: str | Path | None = None,
+        *,
+        protocol: str | None = None,
+        estimator: str | None = None,
+        draws: int | None = None,
+        seed: int = 0,
+        label: str | None = None,
+        column: str | None = None,
+        encoding: str = "utf-8",
+        batch: int | None = None,
+    ) -> dict[str, Any]:
+        """Bound −log p of a file or of the validation split, as ``sedd eval`` does, and return its record.
+
+        Args:
+            data: A file, a folder or prepared data; None: the validation split of the run's own data.
+            protocol: How text is cut into sequences, and which terms count; by default ``strict``, without ``data``
+                ``held-out``.
+            estimator: As for `bound`.
+            draws: Monte Carlo draws per sequence; by default the protocol's.
+            seed: Decides the draws.
+            label: Condition on this label.
+            column: The column of a table that holds the text.
+            encoding: The encoding of text files.
+            batch: Draws evaluated at a time; by default as many as suit the device.
+        """
+        chosen = evaluation.get_protocol(protocol or ("held-out" if data is None else "strict"))
+        conditional = factory.condition_on_label(self.loaded, label)
+        if chosen.uses_validation_split != (data is None):
+            needed = "takes no data" if data is not None else "needs data: name a file"
+            raise ValueError(f"protocol {chosen.name} {needed}; leave protocol out to choose the one that fits")
+        corpus = (
+            evaluation.validation_corpus(training.prepare_data(conditional.config), conditional)
+            if data is None
+            else evaluation.read_corpus(str(data), chosen, conditional, column=column, encoding=encoding)
+        )
+        ranks = Ranks(0, 1, self.loaded.device)
+        return evaluation.evaluate(
+            conditional, corpus, chosen, ranks, estimator=estimator, draws=draws, batch=batch, seed=seed
+        )
+
+    def to(self, device: str) -> "Model":
+        """Return this model on another device: cpu, cuda, cuda:N or mps."""
+        return Model(factory.convert_precision(self.loaded, "float32", str(resolve_device(device))))
+
+    def save(self, folder: str | Path, *, name: str | None = None, results: Sequence[Mapping[str, Any]] = ()) -> Path:
+        """Write a model folder that `load` reads: EMA weights, configuration, tokenizer and a model card.
+
+        Args:
+            folder: The folder to write; it must be new or empty.
+            name: The model's name in its card; by default that of the folder.
+            results: Records of `evaluate` for the card.
+        """
+        return hub.save_pretrained(self.loaded.folder, Path(folder), name, results)
+
+    def push(self, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Upload the model, with its card, to the Hugging Face Hub as ``name`` (owner/name); return its address.
+
+        Args:
+            name: The repository, which is created if it is missing.
+            private: Whether a new repository is private.
+            results: Records of `evaluate` for the card.
+        """
+        return hub.push_to_hub(self.loaded.folder, name, private=private, results=results)
 
     def _encode(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
         """Encode the context of each text, and the text."""

@@ -23,6 +23,7 @@ from sedd.diffusion.schedule import Schedule
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import Transformer
 from sedd.runtime.cuda_graphs import GraphedBackbone
+from sedd.runtime.offload import OffloadedNetwork
 from sedd.tokenizer import Tokenizer, load_tokenizer
 from sedd.tokenizer import build_tokenizer as build_tokenizer
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from sedd.diffusion.objective import Objective
     from sedd.likelihood import Estimator
     from sedd.sampling import Sampler, SamplingModel, Warping
+
+WITHOUT_FLOAT64 = ("mps",)
+"""Types of devices that have no float64."""
 
 
 def build_process(name: str, vocab_size: int) -> Process:
@@ -271,18 +275,23 @@ class LoadedModel(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
-        return next(self.network.parameters()).device
+        """The device of tokens: that of the weights, or the CPU for an offloaded network."""
+        offloaded = isinstance(self.network, OffloadedNetwork)
+        return torch.device("cpu") if offloaded else next(self.network.parameters()).device
 
 
-def prepare_for_inference(network: Transformer, device: str, precision: str) -> Transformer:
-    """Move a network to a device for inference, its linear layers in ``float32`` or ``bfloat16``."""
+def prepare_for_inference(network: Transformer, device: str, precision: str) -> Transformer | OffloadedNetwork:
+    """Move a network to a device for inference, its linear layers in ``float32`` or ``bfloat16``.
+
+    To a device without float64 the network alone is moved: see `runtime.offload`.
+    """
     check_choice("precision", precision, PRECISIONS)
-    network = network.to(device).eval().requires_grad_(False)
+    offloaded = torch.device(device).type in WITHOUT_FLOAT64
+    network = network.to("cpu" if offloaded else device).eval().requires_grad_(False)
     for part in network.modules():
         if precision == "bfloat16" and isinstance(part, Linear):
             part.to(torch.bfloat16)
-    return network
+    return OffloadedNetwork(network, device) if offloaded else network
 
 
 def load_model(
@@ -305,15 +314,20 @@ def load_model(
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
     half_precision = config.train.precision != "float32"  # float8 is for training alone
     default_precision = "bfloat16" if half_precision and device.startswith("cuda") else "float32"
-    network = prepare_for_inference(network, device, precision or default_precision)
-    model = build_model(config, network, setup, cuda_graphs=True)
-    return LoadedModel(model, network, *setup, load_tokenizer(path), config, path, labels)
+    prepared = prepare_for_inference(network, device, precision or default_precision)
+    model = build_model(config, prepared, setup, cuda_graphs=True)
+    return LoadedModel(model, prepared, *setup, load_tokenizer(path), config, path, labels)
 
 
-def convert_precision(loaded: LoadedModel, precision: str) -> LoadedModel:
-    """Return a copy of a model, which is in float32, in another precision, conditioned on the same label."""
-    assert isinstance(loaded.network, Transformer)
-    network = prepare_for_inference(copy.deepcopy(loaded.network), str(loaded.device), precision)
+def convert_precision(loaded: LoadedModel, precision: str, device: str | None = None) -> LoadedModel:
+    """Return a copy of a model, which is in float32, in another precision, conditioned on the same label.
+
+    On the same device, or on another: in bfloat16, if it is, whatever ``precision`` names.
+    """
+    device = device or str(next(loaded.network.parameters()).device)
+    copied = copy.deepcopy(loaded.network.network if isinstance(loaded.network, OffloadedNetwork) else loaded.network)
+    assert isinstance(copied, Transformer)
+    network = prepare_for_inference(copied, device, precision)
     setup = DiffusionSetup(loaded.process, loaded.schedule, loaded.objective)
     model = build_model(loaded.config, network, setup, cuda_graphs=True)
     return condition_on_label(loaded._replace(model=model, network=network, label=None), loaded.label)

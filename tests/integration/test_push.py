@@ -1,6 +1,7 @@
 """`sedd push`, and `sedd import` from the Hub."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,26 @@ def test_a_run_is_shared_with_its_results(sedd: Sedd, tmp_path: Path, corpus: Pa
     assert all(str(tmp_path.parent) not in path.read_text(errors="replace") for path in shared.iterdir())
     first, second = (sedd("sample", model, "-n", 2, "--steps", 4).stdout for model in (run, shared))
     assert first == second != ""
+    commands_take_its_name(sedd, shared, tmp_path, first)
+
+
+def commands_take_its_name(sedd: Sedd, shared: Path, tmp_path: Path, sampled: str) -> None:
+    """A model in the cache of huggingface_hub is used by its name, in every command."""
+    repository = tmp_path / "hub" / "models--owner--ours"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(local_hub.COMMIT)
+    shutil.copytree(shared, repository / "snapshots" / local_hub.COMMIT)
+    before = (
+        "from huggingface_hub import constants\n"
+        f"constants.HF_HUB_OFFLINE, constants.HF_HUB_CACHE = True, {str(tmp_path / 'hub')!r}"
+    )
+    done = sedd("sample", "owner/ours", "-n", 2, "--steps", 4, before=before)
+    assert done.stdout == sampled, done.stderr
+    for words in (["info"], ["eval", tmp_path / "test.txt", "--draws", 2], ["score", "the cat", "--draws", 2]):
+        ok(sedd(words[0], "owner/ours", *words[1:], before=before))
+    missing = sedd("sample", "owner/missing", before=before)
+    assert missing.returncode == 2
+    assert "there is no folder owner/missing here, and on the Hub: " in missing.stderr
 
 
 def test_the_command_reaches_the_hub(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sedd
-from sedd import api, evaluation, factory
+from sedd import api, evaluation, factory, hub
 from sedd.runtime.distributed import Ranks
 
 TINY = {"width": 32, "depth": 1, "heads": 2, "seq_len": 32}
@@ -154,7 +154,7 @@ def test_a_given_context_is_not_scored(model: sedd.Model) -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda m: sedd.load("nowhere"), "nowhere is neither a folder"),
+        (lambda m: sedd.load("nowhere"), "nowhere holds no model"),
         (lambda m: m.sample(0), "count is 0"),
         (lambda m: m.sample(length=99), "length is 99"),
         (lambda m: m.sample(batch=0), "batch is 0"),
@@ -200,3 +200,44 @@ def test_resuming_a_run_and_its_events(model: sedd.Model, tmp_path: Path) -> Non
     assert resumed.loaded.config.train.batch_size == 4
     np.testing.assert_array_equal(resumed.tokenizer.encode("abc"), model.tokenizer.encode("abc"))
     assert factory.load_model(tmp_path / "run").config.budget.steps == 3
+
+
+def test_evaluate_equals_sedd_eval(model: sedd.Model, tmp_path: Path) -> None:
+    """Of a file and of the validation split; a model moved to a device gives the same."""
+    (tmp_path / "test.txt").write_text("abcdef " * 20)
+    protocol, ranks = evaluation.get_protocol("strict"), Ranks(0, 1, model.loaded.device)
+    corpus = evaluation.read_corpus(str(tmp_path / "test.txt"), protocol, model.loaded)
+    expected = evaluation.evaluate(model.loaded, corpus, protocol, ranks, draws=4, seed=1)
+    assert model.evaluate(tmp_path / "test.txt", draws=4, seed=1) == expected
+    moved = model.to("cpu")
+    assert moved.loaded.network is not model.loaded.network
+    assert moved.evaluate(tmp_path / "test.txt", draws=4, seed=1) == expected
+    assert str(moved.sample(2, steps=4)) == str(model.sample(2, steps=4))
+    held_out = model.evaluate(draws=2)
+    assert (held_out["protocol"], held_out["draws"]) == ("held-out", 2)
+    for call, sentence in (
+        (lambda: model.evaluate(protocol="strict"), "needs data"),
+        (lambda: model.evaluate(tmp_path / "test.txt", protocol="held-out"), "takes no data"),
+        (lambda: model.to("tpu"), "choose one of cpu, cuda"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+
+
+def test_a_saved_model_is_the_same_model(model: sedd.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is pushed is what is saved, with the results in its card."""
+    record = model.evaluate(draws=2)
+    folder = model.save(tmp_path / "saved", name="owner/abc", results=[record])
+    assert str(sedd.load(folder).sample(2, steps=4)) == str(model.sample(2, steps=4))
+    card = (folder / "README.md").read_text()
+    assert "owner/abc" in card
+    assert str(record["nats_per_token"]) in card
+    pushed: dict[str, bytes] = {}
+
+    def upload(folder: Path, name: str, private: bool, message: str) -> str:
+        pushed.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        return f"https://hub/{name}, private {private}"
+
+    monkeypatch.setattr(hub.client, "upload", upload)
+    assert model.push("owner/abc", private=True, results=[record]) == "https://hub/owner/abc, private True"
+    assert pushed == {path.name: path.read_bytes() for path in folder.iterdir()}

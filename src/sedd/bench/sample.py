@@ -53,8 +53,8 @@ class SamplingRuns:
         with torch.no_grad():
             for parameter in network.parameters():  # with an output layer of zeros all tokens would be equally likely
                 parameter.normal_(0, 0.02, generator=generator)
-        network = factory.prepare_for_inference(network, setting.device, setting.precision)
-        model: Any = factory.build_model(run, network, parts, cuda_graphs=fused)
+        prepared = factory.prepare_for_inference(network, setting.device, setting.precision)
+        model: Any = factory.build_model(run, prepared, parts, cuda_graphs=fused)
         self.sampler = factory.build_sampler(setting.sampler, model, parts.process, parts.schedule)
         self.times = factory.build_grid("uniform", setting.steps).to(setting.device)
         self.prompt = sampler.empty(setting.batch, run.model.seq_len, setting.device)

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from sedd.cli import (
     bench,
+    cache,
     compare,
     convert,
     data,
@@ -19,6 +20,7 @@ from sedd.cli import (
     push,
     quality,
     report,
+    runs,
     sample,
     train,
 )
@@ -27,6 +29,7 @@ from sedd.cli.root import app
 __all__ = [
     "app",
     "bench",
+    "cache",
     "compare",
     "convert",
     "data",
@@ -38,6 +41,7 @@ __all__ = [
     "push",
     "quality",
     "report",
+    "runs",
     "sample",
     "train",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, check_source, corpora
-from sedd.cli.root import AsJson, app, stderr_progress
+from sedd.cli.root import AsJson, Device, app, stderr_progress
 
 
 @app.command()
@@ -20,6 +20,7 @@ def compare(
     protocol: ProtocolName = None,
     draws: Draws = None,
     batch: Batch = None,
+    device: Device = None,
     seed: Seed = 0,
     plot: Annotated[Path, typer.Option(help="Plot to write: .png, or .html for a page.")] = Path("compare.png"),
     as_json: AsJson = False,
@@ -40,7 +41,7 @@ def compare(
     from sedd import factory
     from sedd.runtime import distributed
 
-    with distributed.process_group() as ranks:
+    with distributed.process_group(device) as ranks:
         models = [factory.load_model(run, device=str(ranks.device)) for run in runs]
         advice = "--data DATA --protocol held-out"
         texts = [text for model in models for text in corpora(model, data, chosen_protocol, advice=advice)]

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sedd.cli.root import AsJson, Column, Encoding, ModelFolder, app, check_precision, stderr_progress
+from sedd.cli.root import AsJson, Column, Device, Encoding, ModelFolder, app, check_precision, stderr_progress
 from sedd.config import check_choice, check_label
 from sedd.generate.display import visible
 
@@ -93,6 +93,7 @@ def evaluate_dataset(
     draws: Draws = None,
     batch: Batch = None,
     precision: Precision = None,
+    device: Device = None,
     seed: Seed = 0,
     label: LabelName = None,
     column: Column = None,
@@ -123,7 +124,7 @@ def evaluate_dataset(
     from sedd.runtime import distributed
 
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
-    with distributed.process_group() as ranks:
+    with distributed.process_group(device) as ranks:
         loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
         published = chosen_protocol.published_vocab_size
         if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
@@ -253,6 +254,7 @@ def score_texts(
     draws: Draws = None,
     batch: Batch = None,
     precision: Precision = None,
+    device: Device = None,
     seed: Seed = 0,
     label: LabelName = None,
     shared_noise: Annotated[
@@ -279,7 +281,7 @@ def score_texts(
     from sedd.runtime import distributed
 
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
-    with distributed.process_group() as ranks:
+    with distributed.process_group(device) as ranks:
         loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
         models = evaluation.models_by_precision(loaded, precision)
         for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):

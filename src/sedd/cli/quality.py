@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sedd.cli.root import AsJson, Device, app, default_device, stderr_progress, writing_to
+from sedd.cli.root import AsJson, Device, app, find_model, stderr_progress, writing_to
 from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.config import check_choice
@@ -37,7 +37,8 @@ def quality(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            help="Runs to sample from; samples (.jsonl of sedd sample, .txt with one per line, a folder of .txt); "
+            help="Runs to sample from, or names of models on the Hub; samples (.jsonl of sedd sample, .txt with one "
+            "per line, a folder of .txt); "
             "or saved results (.json, .jsonl) to show beside them.",
             show_default=False,
         ),
@@ -122,13 +123,16 @@ def quality(
     - `sedd quality samples.jsonl --judge ar-run --json > a.json`
     - `sedd quality a.json b.json`
     """
+    from sedd import hub
     from sedd.evaluation.quality import sweep as sweeps
+    from sedd.runtime.device import resolve_device
 
     sampling = sampling_settings(settings)
     for path in out or []:
         _check_writable(path, PICTURES + RECORDS)
     if save is not None:
         _check_writable(save, RECORDS[1:])
+    inputs = [find_model(path) if not path.exists() and hub.is_repo_id(str(path)) else path for path in inputs]
     points = sweeps.sweep_points(sweeps.SweepPoint(sampling, length), sweep or [])
     molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in inputs))
     for path in inputs:
@@ -141,7 +145,7 @@ def quality(
             check_choice(name, value, allowed)
     from sedd.evaluation.quality import results
 
-    plan = _Plan(points, count, batch, device or default_device(), draw_precision, bool(sweep), molecules)
+    plan = _Plan(points, count, batch, str(resolve_device(device)), draw_precision, bool(sweep), molecules)
     if save is not None and (len(inputs) > 1 or len(plan.points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
     if judge is None and molecules and any(path.suffix in PICTURES for path in out or []):

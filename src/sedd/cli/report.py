@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sedd.cli.root import AsJson, app, print_record, writing_to
+from sedd.cli.root import AsJson, Device, app, print_record, writing_to
 
 
 @app.command()
@@ -15,6 +15,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Page to write; by default report.html in the run's folder.")] = None,
     samples: Annotated[int, typer.Option(help="Number of samples to show.")] = 4,
     seed: Annotated[int, typer.Option(help="Random seed of the samples, if they are generated now.")] = 0,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Write an HTML page about a run: training curves, loss by noise level, samples, bound, configuration.
@@ -25,7 +26,7 @@ def report(
 
     history = reports.read_run(run)
     with Console(stderr=True).status("sampling"):
-        texts = reports.report_samples(history, samples, seed)
+        texts = reports.report_samples(history, samples, seed, device)
     path = out or run / "report.html"
     with writing_to(path):
         path.write_text(reports.render_report(history, texts))

@@ -1,6 +1,7 @@
 """The Typer application, and what its commands share: common options, output and progress bars."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,8 @@ from sedd import __version__, registry
 from sedd.config import PRECISIONS, check_choice
 
 ORDER = (
-    *("train", "sample", "infill", "trace", "eval", "score", "quality", "compare", "report", "info", "plan", "data"),
-    *("import", "export", "push", "lm-eval", "bench", "demo"),
+    *("train", "sample", "infill", "trace", "eval", "score", "quality", "compare", "report", "info", "plan", "runs"),
+    *("data", "cache", "import", "export", "push", "lm-eval", "bench", "demo"),
 )
 """The order of the commands in ``sedd --help``: as a newcomer needs them."""
 
@@ -29,7 +30,6 @@ app = typer.Typer(
     help="Score entropy discrete diffusion: train, sample and evaluate diffusion models of text and other sequences.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="markdown",  # joins the lines of a paragraph
 )
 
@@ -48,20 +48,18 @@ PACKING_HELP = "packed (default): one token stream, cut into blocks; lines: one 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one per line.")]
 
 
-def _check_model_folder(folder: Path) -> Path:
-    """Refuse a folder without a model before torch is imported."""
-    from sedd import checkpoint
-
-    checkpoint.peek_model(folder)
-    return folder
+def _find_model(context: typer.Context, name: Path) -> Path:
+    """Return the folder of a model; refuse one that holds none before torch is imported."""
+    return name if context.resilient_parsing else find_model(name)
 
 
 ModelFolder = Annotated[
     Path,
     typer.Argument(
-        help="Folder of a run, of one of its checkpoints, or of an imported model.",
+        help="Folder of a run, of one of its checkpoints, or of an imported model; or a name on the Hugging Face Hub, "
+        "owner/name.",
         show_default=False,
-        callback=_check_model_folder,
+        callback=_find_model,
     ),
 ]
 Column = Annotated[
@@ -71,7 +69,22 @@ Encoding = Annotated[
     str | None,
     typer.Option(help="Encoding of text files, such as latin-1; by default utf-8; a tokenizer of bytes needs none."),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")]
+
+
+def _check_device(name: str | None) -> str | None:
+    """Refuse what is no device, before torch is imported."""
+    if name is not None and re.fullmatch(r"cpu|mps|cuda(:\d+)?", name) is None:
+        raise ValueError(f"device is {name!r}; choose one of cpu, cuda, cuda:N, mps")
+    return name
+
+
+Device = Annotated[
+    str | None, typer.Option(callback=_check_device, help="cpu, cuda or cuda:N; by default the GPU if there is one.")
+]
+ModelDevice = Annotated[
+    str | None,
+    typer.Option(callback=_check_device, help="cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one."),
+]
 
 
 def _print_version(version: bool | None) -> None:
@@ -126,8 +139,11 @@ def check_precision(precision: str | None) -> str | None:
     return precision
 
 
-def default_device() -> str:
-    """Return cuda if there is a GPU, else cpu."""
-    import torch
+def find_model(name: Path) -> Path:
+    """Return the folder of a model: ``name`` itself, or the files of that name on the Hugging Face Hub."""
+    from sedd import checkpoint, hub
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if not name.exists() and hub.is_repo_id(str(name)):
+        return hub.fetch(str(name))
+    checkpoint.peek_model(name)
+    return name

@@ -14,16 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from sedd.cli.root import (
-    AsJson,
-    Device,
-    ModelFolder,
-    app,
-    check_precision,
-    default_device,
-    stderr_progress,
-    writing_to,
-)
+from sedd.cli.root import AsJson, ModelDevice, ModelFolder, app, check_precision, stderr_progress, writing_to
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.generate.display import separator, visible
 
@@ -57,7 +48,7 @@ def sample(
     as_json: AsJson = False,
     out: Out = None,
     batch: Batch = 16,
-    device: Device = None,
+    device: ModelDevice = None,
     precision: Precision = None,
     **settings: Any,
 ) -> None:
@@ -86,7 +77,7 @@ def infill(
     as_json: AsJson = False,
     out: Out = None,
     batch: Batch = 16,
-    device: Device = None,
+    device: ModelDevice = None,
     precision: Precision = None,
     **settings: Any,
 ) -> None:
@@ -118,7 +109,7 @@ def trace(
     out: Annotated[Path, typer.Option(help="Picture to write: .html or .png.")] = Path("trace.html"),
     count: Annotated[int, typer.Option("-n", "--count", help="Number of samples, without a template.")] = 1,
     length: Length = None,
-    device: Device = None,
+    device: ModelDevice = None,
     precision: Precision = None,
     **settings: Any,
 ) -> None:
@@ -172,8 +163,9 @@ def _load(
 ) -> tuple["LoadedModel", "SamplingRun"]:
     sampling = sampling_settings(settings)
     from sedd import factory, generate
+    from sedd.runtime.device import resolve_device
 
-    loaded = factory.load_model(model, device=device or default_device(), precision=precision)
+    loaded = factory.load_model(model, device=str(resolve_device(device)), precision=precision)
     return loaded, generate.SamplingRun.of(loaded, sampling)
 
 

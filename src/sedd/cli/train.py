@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from sedd.cli.root import (
     TOKENIZER_HELP,
     AsJson,
     Column,
+    Device,
     Encoding,
     app,
     list_names,
@@ -21,6 +23,7 @@ from sedd.cli.root import (
     stderr_progress,
 )
 from sedd.config import NOT_FOR_TRAINING, RunConfig
+from sedd.training.trackers import import_tracker
 
 Sources = Annotated[
     list[str] | None,
@@ -30,7 +33,13 @@ Sources = Annotated[
         "dataset), or a folder written by sedd data prepare."
     ),
 ]
-Recipe = Annotated[str | None, typer.Option(help=f"Named configuration to start from: {', '.join(recipes.RECIPES)}.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Named configuration to start from: {', '.join(recipes.RECIPES)}.",
+        autocompletion=lambda: list(recipes.RECIPES),
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="YAML or JSON file of configuration keys, such as the config.json of a run."),
@@ -38,7 +47,13 @@ ConfigFile = Annotated[
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set any configuration key, as in --set optim.lr=3e-4. Repeatable.")
 ]
-Process = Annotated[str | None, typer.Option(help=f"Noise process: {list_names(registry.PROCESSES, 'absorbing')}.")]
+Process = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Noise process: {list_names(registry.PROCESSES, 'absorbing')}.",
+        autocompletion=lambda: list(registry.PROCESSES.names),
+    ),
+]
 Parameterization = Annotated[
     str | None,
     typer.Option(help="Network output: score (ratios) or mean (the clean token); by default what the objective needs."),
@@ -47,7 +62,8 @@ Objective = Annotated[
     str | None,
     typer.Option(
         help=f"Training objective: {list_names(registry.OBJECTIVES, 'score-entropy', NOT_FOR_TRAINING)}; each is "
-        "described below."
+        "described below.",
+        autocompletion=lambda: [name for name in registry.OBJECTIVES.names if name not in NOT_FOR_TRAINING],
     ),
 ]
 OBJECTIVES = {
@@ -100,6 +116,7 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
         file=options["config"],
         sets=options["sets"] or [],
         on_sizing=lambda text: print(f"sedd: {text}", file=sys.stderr),
+        device=options["device"],
     )
     sources.check_data(config.data)
     return config
@@ -126,6 +143,7 @@ def train_model(
     minutes: Minutes = None,
     save_every: Annotated[int | None, typer.Option(help="Training steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of initial weights, data order and noise.")] = None,
+    device: Device = None,
     config: ConfigFile = None,
     sets: Sets = None,
     resume: Annotated[
@@ -137,6 +155,10 @@ def train_model(
     fsdp: Annotated[bool | None, typer.Option("--fsdp/--no-fsdp", help="Shard weights over processes (FSDP2).")] = None,
     on_nonfinite: Annotated[
         str | None, typer.Option(help="What to do at a non-finite loss: stop (default) or skip the step.")
+    ] = None,
+    track: Annotated[
+        str | None,
+        typer.Option(help="Send the log to a tracker too: wandb (Weights & Biases) or trackio; each is an extra."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -153,13 +175,17 @@ def train_model(
 
     if not resume and checkpoint.list_checkpoints(out / checkpoint.CHECKPOINTS):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
+    if track is not None:
+        import_tracker(track)
     run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
     checkpoint.check_writable(out)
     from sedd import training
 
     with training.progress_bar() as (on_event, preparing):
+        prepare = partial(training.prepare_data, run_config, preparing)
         try:
-            end = training.run(run_config, lambda: training.prepare_data(run_config, preparing), out, resume, on_event)
+            with training.track_run(track, run_config, out, on_event) as on_tracked_event:
+                end = training.run(run_config, prepare, out, resume, on_tracked_event, device)
         except training.NonFiniteError as error:
             print(f"sedd: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -201,6 +227,7 @@ def plan_run(
     lr: LearningRate = None,
     steps: Steps = None,
     minutes: Minutes = None,
+    device: Device = None,
     config: ConfigFile = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -214,7 +241,7 @@ def plan_run(
     from sedd import training
 
     with stderr_progress("measuring") as on_progress:
-        record = training.estimate_cost(run_config, on_progress)
+        record = training.estimate_cost(run_config, on_progress, device)
     if not as_json and "expected_bits_per_char" in record:
         error = record.pop("expected_bits_error")
         record["expected_bits_per_char"] = f"{record['expected_bits_per_char']:.2f} ± {error:.2f}"

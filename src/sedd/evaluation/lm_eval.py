@@ -23,7 +23,7 @@ from lm_eval.api.registry import register_model
 from rich.console import Console
 from rich.progress import track
 
-from sedd import evaluation, factory, generate
+from sedd import evaluation, factory, generate, hub
 from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, estimate_likelihood
@@ -55,7 +55,7 @@ class SeddLM(LM):
         """Load the model.
 
         Args:
-            pretrained: Folder of a run or a model, or a loaded model.
+            pretrained: Folder of a run or a model, its name on the Hub, or a loaded model.
             draws: Monte Carlo draws per sequence.
             seed: Seed of times, noise and samples.
             steps: Sampling steps, for tasks that request samples.
@@ -67,7 +67,7 @@ class SeddLM(LM):
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is {batch_size!r}; give a number of 1 or more, it changes no result")
-        loaded = factory.load_model(pretrained, device=_device(device)) if isinstance(pretrained, str) else pretrained
+        loaded = hub.from_pretrained(pretrained, device=_device(device)) if isinstance(pretrained, str) else pretrained
         evaluation.require_packed_text(loaded)
         self.loaded, self.draws, self.seed, self.steps = loaded, draws, seed, steps
         self.batch, self.estimator_name = int(batch_size) * draws, estimator

@@ -64,7 +64,7 @@ def read_run(folder: Path) -> RunHistory:
 # Samples ---------------------------------------------------------------------------------------------------
 
 
-def report_samples(history: RunHistory, count: int, seed: int) -> ReportSamples:
+def report_samples(history: RunHistory, count: int, seed: int, device: str | None = None) -> ReportSamples:
     """Return at most ``count`` texts: the latest that the run logged, else samples from its newest checkpoint."""
     if count < 0:
         raise ValueError(f"samples is {count}; it must be 0 or more")
@@ -73,11 +73,10 @@ def report_samples(history: RunHistory, count: int, seed: int) -> ReportSamples:
         return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")
     if count == 0 or not checkpoint.list_checkpoints(history.folder / checkpoint.CHECKPOINTS):
         return ReportSamples([], "None were requested." if count == 0 else "There is no checkpoint yet to sample from.")
-    import torch
-
     from sedd import factory
+    from sedd.runtime.device import resolve_device
 
-    loaded = factory.load_model(history.folder, device="cuda" if torch.cuda.is_available() else "cpu")
+    loaded = factory.load_model(history.folder, device=str(resolve_device(device)))
     return ReportSamples(
         _generate_texts(loaded, count, seed), f"Drawn from {loaded.folder.name} with the EMA weights, seed {seed}."
     )

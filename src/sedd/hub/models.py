@@ -1,7 +1,6 @@
 """Models by name: a folder, a folder in a published layout, or a repository on the Hub."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from sedd import checkpoint, factory
 from sedd import tokenizer as tokenizers
+from sedd.cache import cache_folder
 from sedd.hub import client, convert
 from sedd.hub.card import model_card
 from sedd.hub.convert.convert import ORIGIN
@@ -30,9 +30,15 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
     if Path(name).exists():
         folder = Path(name)
     elif client.is_repo_id(str(name)):
-        folder = client.download(str(name), revision)
+        try:
+            folder = client.download(str(name), revision)
+        except ValueError as error:
+            raise ValueError(f"there is no folder {name} here, and on the Hub: {error}") from None
     else:
-        raise ValueError(f"{name} is neither a folder nor the name of a model on the Hub, owner/name")
+        raise ValueError(
+            f"{name} holds no model; give the folder of a run, one of its checkpoints, what sedd import wrote, or the "
+            "name of a model on the Hub, owner/name"
+        )
     weights = [file for file in WEIGHT_FILES if (folder / file).is_file()]
     if (folder / checkpoint.CHECKPOINTS).is_dir() or (folder / "ema.safetensors").is_file() or not weights:
         return folder  # a run or a model folder; `factory.load_model` raises the error if it is neither
@@ -50,8 +56,7 @@ def _convert_cached(folder: Path, name: str) -> Path:
     for path in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")):
         real = path.resolve()  # the Hub's cache names files by their content
         digest.update(f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}\n".encode())
-    cache = Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "models"
-    target = cache / digest.hexdigest()[:32]
+    target = cache_folder() / "models" / digest.hexdigest()[:32]
     if not target.exists():
         imported = convert.read_published(folder)
         convert.save_model_folder(imported, find_tokenizer(imported), target, source_name(name))
@@ -149,7 +154,11 @@ def save_pretrained(
 
 
 def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the validation bound that a run logged at the saved step, with its standard error, if it did."""
+    """Return the validation bound that a run logged at the saved step, with its standard error, if it did.
+
+    ``folder`` is that of the run or of one of its checkpoints.
+    """
+    folder = next((f for f in (folder, *folder.resolve().parents[1:2]) if (f / "log.jsonl").is_file()), folder)
     if not (folder / "log.jsonl").is_file():
         return []
     found = [r for r in run_log.read_log(folder) if r["step"] == state["step"] and "bound_stderr" in r]

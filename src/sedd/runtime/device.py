@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import os
 
 import torch
 
@@ -9,6 +10,31 @@ TRITON_CAPABILITY = (8, 0)
 """Least CUDA compute capability that the Triton kernels support."""
 FP8_CAPABILITY = (8, 9)
 """Least CUDA compute capability with float8 matrix products."""
+
+
+def resolve_device(name: str | None) -> torch.device:
+    """Return the device called ``name``, by default the GPU of this process if there is one, else the CPU.
+
+    Args:
+        name: cpu, cuda, cuda:N, or mps; of several processes, cuda is a GPU for each.
+    """
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"device is {name!r}; choose one of cpu, cuda, cuda:N, mps") from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    count = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(device.type)
+    if count is None:
+        raise ValueError(f"device is {name!r}; choose one of cpu, cuda, cuda:N, mps")
+    if (device.index or 0) >= count:
+        found = f"{count} such device{'s' * (count > 1)}" if count else "none"
+        raise ValueError(f"device is {device}, and torch finds {found}; choose another, or leave it out")
+    return device
 
 
 @functools.cache

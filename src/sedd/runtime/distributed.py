@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sedd.runtime.device import resolve_device
+
 T = TypeVar("T")
 
 
@@ -69,11 +71,13 @@ _GROUPS: list[object] = []
 
 
 @contextmanager
-def process_group() -> Iterator[Ranks]:
-    """Join the processes that torchrun started, or run alone without torchrun."""
+def process_group(device_name: str | None = None) -> Iterator[Ranks]:
+    """Join the processes that torchrun started, or run alone without it; the device is as for `resolve_device`."""
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    device = resolve_device(device_name)
+    if device.type == "mps":
+        raise ValueError("device is mps, which has no float64, and this needs it; choose cpu")
+    cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
     if world_size == 1:

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from sedd.training.sources import check_data, find_sources, require_sources
     from sedd.training.state import PendingStep, TrainingState
     from sedd.training.step import StepMetrics, finish_step, train_step
+    from sedd.training.trackers import TRACKERS, import_tracker, track_run
     from sedd.training.trainer import Trainer
 
 __all__ = [
+    "TRACKERS",
     "Batch",
     "NonFiniteError",
     "OnEvent",
@@ -35,11 +37,13 @@ __all__ = [
     "find_sources",
     "finish_step",
     "format_duration",
+    "import_tracker",
     "merge_config",
     "prepare_data",
     "progress_bar",
     "require_sources",
     "run",
+    "track_run",
     "train_step",
 ]
 
@@ -55,6 +59,7 @@ __getattr__ = lazy_names(
         "sources": ["check_data", "find_sources", "require_sources"],
         "state": ["PendingStep", "TrainingState"],
         "step": ["StepMetrics", "finish_step", "train_step"],
+        "trackers": ["TRACKERS", "import_tracker", "track_run"],
         "trainer": ["Trainer"],
     },
 )

@@ -1,10 +1,10 @@
 """The data of a run: prepare shards of token ids and open their training and validation splits."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from sedd import data, factory
+from sedd.cache import cache_folder
 from sedd.config import RunConfig
 from sedd.runtime.distributed import Ranks
 
@@ -32,7 +32,7 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
         lambda: factory.build_tokenizer(
             options.tokenizer, lambda: data.read_documents(options.sources, options.column, options.packing, encoding)
         ),
-        cache=Path(os.environ.get("SEDD_CACHE", Path.home() / ".cache" / "sedd")) / "data",
+        cache=cache_folder() / "data",
         packing=options.packing,
         length=config.model.seq_len if options.packing == "lines" else None,
         pad="ignore" if options.packing == "lines" and options.pad == "ignore" else None,

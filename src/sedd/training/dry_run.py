@@ -33,14 +33,17 @@ MIN_GAIN = 2 * scaling.ERROR
 OnProgress = Callable[[int, int], None]
 
 
-def estimate_cost(config: RunConfig, on_progress: OnProgress = lambda done, total: None) -> dict[str, Any]:
+def estimate_cost(
+    config: RunConfig, on_progress: OnProgress = lambda done, total: None, device: str | None = None
+) -> dict[str, Any]:
     """Measure memory and time of a few training steps, and extrapolate to the end of the budget.
 
     Args:
         config: The run.
         on_progress: Called with the number of measurements done, and how many there are.
+        device: The device that was given; None: the default.
     """
-    with tempfile.TemporaryDirectory() as folder, distributed.process_group() as ranks:
+    with tempfile.TemporaryDirectory() as folder, distributed.process_group(device) as ranks:
         sample = prepare_sample(config, Path(folder))
         measured = _reduce_batch(config, ranks.world_size)
         blocks, validation_blocks = open_datasets(measured, lambda: sample.folder, ranks)
@@ -157,9 +160,9 @@ def _write_sample(options: DataConfig, folder: Path) -> _SampleFile:
 def _about_data(config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float) -> dict[str, Any]:
     """Return the characters of training, if the tokens are text, the tokens of the data, and how often it is read."""
     available = len(blocks) * blocks.length / fraction
-    known = math.isfinite(available)
+    known, per_token = math.isfinite(available), blocks.chars_per_token
     return {
-        **({"characters": round(tokens * blocks.chars_per_token)} if blocks.index.characters else {}),
+        **({"characters": round(tokens * per_token)} if per_token is not None else {}),
         "training_tokens": round(available) if known else None,
         "passes_over_data": round(tokens / available, 2) if known else None,
     }
@@ -234,9 +237,10 @@ def _validation_seconds(trainer: Trainer, sequences: int, steps: int) -> float:
 
 def _expectation(config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float) -> dict[str, Any]:
     """Return the expected bits per character and, if another size is expected to be better, how to choose it."""
-    if not scaling.is_measured_kind(config) or not scaling.is_prose(_first_text(blocks)):
+    per_token = blocks.chars_per_token
+    if per_token is None or not scaling.is_measured_kind(config) or not scaling.is_prose(_first_text(blocks)):
         return {}
-    characters, size = tokens * blocks.chars_per_token, (config.model.width, config.model.depth)
+    characters, size = tokens * per_token, (config.model.width, config.model.depth)
     available = blocks.index.characters / fraction
     expected = scaling.expected_bits(sizing.block_weights(size), characters, available)
     if expected is None:

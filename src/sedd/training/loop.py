@@ -48,7 +48,14 @@ class TrainingResult(NamedTuple):
     """The validation bound at the end; empty where a signal stopped the run."""
 
 
-def run(config: RunConfig, prepare: Callable[[], Path], out: Path, resume: bool, on_event: OnEvent) -> TrainingResult:
+def run(
+    config: RunConfig,
+    prepare: Callable[[], Path],
+    out: Path,
+    resume: bool,
+    on_event: OnEvent,
+    device: str | None = None,
+) -> TrainingResult:
     """Train from the last checkpoint in ``out``, or from the start, until the budget is used up.
 
     Args:
@@ -57,8 +64,9 @@ def run(config: RunConfig, prepare: Callable[[], Path], out: Path, resume: bool,
         out: The folder of the run.
         resume: Whether to continue the run in ``out``.
         on_event: Progress callback.
+        device: cpu or cuda; by default the GPU if there is one.
     """
-    with distributed.process_group() as ranks, _deterministic(config.train.deterministic):
+    with distributed.process_group(device) as ranks, _deterministic(config.train.deterministic):
         on_event = on_event if ranks.is_main else _ignore_event
         trainer = Trainer(with_absolute_paths(config, out), *open_datasets(config, prepare, ranks), ranks)
         if trainer.blocks.padding is not None:

@@ -47,6 +47,7 @@ def merge_config(
     file: Path | None = None,
     sets: Sequence[str] = (),
     on_sizing: Callable[[str], None] = lambda text: None,
+    device: str | None = None,
 ) -> RunConfig:
     """Merge defaults, the configuration of a run that is resumed, a recipe, a file, flags and ``sets``; later ones win.
 
@@ -62,6 +63,7 @@ def merge_config(
         file: A YAML file.
         sets: Assignments as in ``optim.lr=1e-4``.
         on_sizing: Called with a line that says what was chosen, if something was.
+        device: The device that size and speed are chosen for; None: the default.
     """
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
@@ -89,11 +91,11 @@ def merge_config(
         _build(given).resolved()  # raises an error if options contradict each other
         from sedd.training import sizing  # imports torch, which takes seconds: not before an error
 
-        given = _fill_in(given, sizing.choose_tokenizer(config.data))
+        given = _fill_in(given, sizing.choose_tokenizer(config.data, device))
     given = _fit_to_records(given, on_sizing)
     if is_sized:
-        given = _fill_in(given, sizing.choose_sizing(_build(given), given.get("model") or {}))
-        on_sizing(sizing.describe_sizing(_build(given)))
+        given = _fill_in(given, sizing.choose_sizing(_build(given), given.get("model") or {}, device))
+        on_sizing(sizing.describe_sizing(_build(given), device))
     config = _build(given)
     config.model.check_heads()
     return config.resolved()

@@ -11,6 +11,7 @@ import torch
 
 from sedd import data
 from sedd.config import DataConfig, RunConfig
+from sedd.runtime.device import resolve_device
 
 DEFAULT_MINUTES = 5.0
 """Budget of a run that has none."""
@@ -26,7 +27,9 @@ MIN_BPE_BYTES = 200_000
 """Shorter texts are read as bytes: too few of the pairs that byte-pair encoding joins would occur often enough."""
 
 
-def choose_sizing(config: RunConfig, given_model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def choose_sizing(
+    config: RunConfig, given_model: Mapping[str, Any], device_name: str | None = None
+) -> dict[str, dict[str, Any]]:
     """Return values of the keys that decide size and speed, for the device, data and budget of ``config``.
 
     The budget's seconds, times the measured speed of matrix products, give the arithmetic that can be spent: 6
@@ -36,8 +39,9 @@ def choose_sizing(config: RunConfig, given_model: Mapping[str, Any]) -> dict[str
     Args:
         config: The run, with defaults for the values that are to be chosen.
         given_model: The keys of ``model`` that were given; heads and batch fit them.
+        device_name: The device that was given; None: the default.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(device_name).type
     flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * measure_flops(device)
     most = WEIGHTS_PER_BYTE * source_bytes(config.data)
     fitting = [
@@ -70,10 +74,10 @@ def choose_sizing(config: RunConfig, given_model: Mapping[str, Any]) -> dict[str
     return values
 
 
-def describe_sizing(config: RunConfig) -> str:
+def describe_sizing(config: RunConfig, device_name: str | None = None) -> str:
     """Return one line that says what a run without a recipe trains, and for what it was chosen."""
     model, budget = config.model, config.budget
-    cuda, size = torch.cuda.is_available(), source_bytes(config.data)
+    cuda, size = resolve_device(device_name).type == "cuda", source_bytes(config.data)
     device = torch.cuda.get_device_name() if cuda else f"a CPU with {torch.get_num_threads()} threads"
     return (
         f"without a recipe: {model.depth} blocks of width {model.width}, {config.train.batch_size} sequences of "
@@ -124,7 +128,7 @@ def source_bytes(options: DataConfig) -> float:
     return sum(os.path.getsize(file) * (3.0 if file.suffix.lower() in compressed else 1.0) for file in files)
 
 
-def choose_tokenizer(options: DataConfig) -> dict[str, dict[str, str]]:
+def choose_tokenizer(options: DataConfig, device_name: str | None = None) -> dict[str, dict[str, str]]:
     """Return a tokenizer for the text: characters for a small alphabet, BPE for longer texts, else bytes.
 
     Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
@@ -132,7 +136,7 @@ def choose_tokenizer(options: DataConfig) -> dict[str, dict[str, str]]:
     names = [str(source) for source in options.sources]
     if data.is_prepared(names[0]) or any(name.startswith("hf:") or ".npy" in name for name in names):
         return {}
-    return {"data": {"tokenizer": _tokenizer(options, 8192 if torch.cuda.is_available() else 2048)}}
+    return {"data": {"tokenizer": _tokenizer(options, 8192 if resolve_device(device_name).type == "cuda" else 2048)}}
 
 
 def _tokenizer(options: DataConfig, most: int) -> str:

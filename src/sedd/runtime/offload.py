@@ -1,0 +1,57 @@
+"""A network on a device that has no float64, with everything else on the CPU."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class OffloadedNetwork(nn.Module):
+    """A network in inference on a device without float64, such as Apple's ``mps``.
+
+    Tokens and noise levels are moved to the device, and what the network returns is moved back, so that draws and
+    bounds are computed in float64 on the CPU.
+    """
+
+    def __init__(self, network: nn.Module, device: str) -> None:
+        super().__init__()
+        self.network: Any = network.to(device)
+
+    @property
+    def depends_on_sigma(self) -> bool:
+        """Whether the output depends on the noise level."""
+        return bool(self.network.depends_on_sigma)
+
+    @property
+    def head(self) -> nn.Module:
+        """The output projection."""
+        return OffloadedNetwork(self.network.head, str(self._device))
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights of a head."""
+        weight: Tensor = self.network.weight
+        return weight
+
+    def hidden(self, *arguments: Any, **options: Any) -> Tensor:
+        """Return the hidden states before the head."""
+        return self._call(self.network.hidden, arguments, options)
+
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
+        """Return the output."""
+        return self._call(self.network, arguments, options)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.network.parameters()).device  # type: ignore[no-any-return]
+
+    def _call(self, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        device = self._device
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return (value.float() if value.dtype == torch.float64 else value).to(device)
+
+        output: Tensor = function(*map(move, arguments), **{name: move(value) for name, value in options.items()})
+        return output.cpu()
