@@ -258,7 +258,7 @@ class TrainConfig:
     eval_sequences: int = 256
     """Sequences per validation."""
     save_every: int = 500
-    """Steps between checkpoints."""
+    """Steps between checkpoints; halfway, one is saved if its validation bound is the best so far."""
     keep_checkpoints: int = 3
     """Number of newest checkpoints to keep, beside the best."""
     sample_every: int = 0

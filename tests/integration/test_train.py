@@ -273,3 +273,14 @@ def test_a_run_from_before_an_option_existed_resumes(sedd: Sedd, corpus: Path, t
     refused = sedd("train", "--out", run, "--steps", 3, "--resume", "--set", "model.time_conditioning=zero")
     assert refused.returncode == 2
     assert "resume with the same" in refused.stderr
+
+
+def test_not_every_best_validation_is_saved(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """Twice per ``save_every`` at most, however often the run is validated; the end is saved."""
+    words = ["--set", "train.eval_every=1", "--set", "train.keep_checkpoints=99", "--save-every", 6, "--steps", 11]
+    ok(sedd("train", corpus, *SMALL, *words, "--out", tmp_path / "run"))
+    saved = sorted(int(path.name[-8:]) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert set(saved) <= {3, 6, 9, 11}
+    assert saved[-1] == 11
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert sum("bound" in record for record in records) == 11

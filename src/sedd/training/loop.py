@@ -125,7 +125,8 @@ def _train(
             with clock.count_apart("eval_seconds"):
                 record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
-        is_best = bool(validation) and state.update_best(validation["bound"])
+        may_be_best = bool(validation) and (is_last or _saves_best(options, state.step))
+        is_best = may_be_best and state.update_best(validation["bound"])
         record |= validation
         if len(record) > 2:
             report(record)
@@ -157,6 +158,14 @@ def _logged_bound(trainer: Trainer, out: Path) -> dict[str, float]:
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _saves_best(options: TrainConfig, step: int) -> bool:
+    """Whether a checkpoint is saved if it is the best: at the first validation in each half of ``save_every`` steps.
+
+    At the start every validation is the best, and to save a large network takes longer than to validate it.
+    """
+    return step % max(1, options.save_every // 2) < options.eval_every
 
 
 def _reads_weights(options: TrainConfig, step: int) -> bool:
