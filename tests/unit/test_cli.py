@@ -1,6 +1,8 @@
 """The command line: output, stdout and stderr, exit codes."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,6 +42,44 @@ def test_help_does_not_import_torch(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+HELP_OF_ALL = """
+import contextlib, io, json, sys
+from typer.main import get_command
+from sedd.cli import main
+from sedd.cli.root import app
+
+def walk(command, words):
+    yield words
+    for name, child in getattr(command, "commands", {}).items():
+        yield from walk(child, [*words, name])
+
+for words in walk(get_command(app), []):
+    sys.argv, out = ["sedd", *words, "--help"], io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main()
+    print(json.dumps([words, out.getvalue()]))
+"""
+
+
+def test_help_fits_a_reader() -> None:
+    """Of every command: no type beside a flag, no empty description, nothing wider than the terminal."""
+    done = subprocess.run(
+        [sys.executable, "-c", HELP_OF_ALL],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "90", "TERM": "dumb"},
+    )
+    pages = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(pages) > 25
+    for words, text in pages:
+        assert "Usage:" in text, words
+        assert "bool" not in text, words
+        assert max(map(len, text.splitlines())) <= 90, words
+        for line in text.splitlines():
+            assert not re.fullmatch(r"│ +--[a-z-]+( +<\S+>)? *│", line), (words, line)
 
 
 def test_version(sedd: Sedd) -> None:

@@ -10,13 +10,13 @@ from rich.progress import track
 from rich.table import Table
 
 from sedd import recipes, registry
-from sedd.cli.root import AsJson, Device, app, list_names
+from sedd.cli.root import App, AsJson, Device, app, list_names
 from sedd.config import NOT_FOR_TRAINING, check_choice
 
 if TYPE_CHECKING:
     from sedd.bench import Machine, Measurement
 
-bench = typer.Typer(help="Time and memory on this machine, compared with the PyTorch reference.", no_args_is_help=True)
+bench = App(help="Time and memory on this machine, compared with the PyTorch reference.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 

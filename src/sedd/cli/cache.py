@@ -1,11 +1,9 @@
 """``sedd cache``: the size of the cache, and removing it."""
 
-import typer
-
 from sedd.cache import KINDS, CacheEntry, cache_entries, cache_folder, clear_cache
-from sedd.cli.root import AsJson, app, print_record
+from sedd.cli.root import App, AsJson, app, print_record
 
-cache = typer.Typer(help="Prepared data and converted models on disk: their size, and removing them.")
+cache = App(help="Prepared data and converted models on disk: their size, and removing them.")
 app.add_typer(cache, name="cache", no_args_is_help=True)
 
 

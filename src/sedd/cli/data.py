@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, AsJson, Column, Encoding, app, stderr_progress
+from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, App, AsJson, Column, Encoding, app, stderr_progress
 
 if TYPE_CHECKING:
     from sedd.data import Index
 
-data = typer.Typer(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
+data = App(help="Tokenize corpora into shards on disk.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
 

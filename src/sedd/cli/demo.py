@@ -11,12 +11,12 @@ from rich.progress import track
 from rich.table import Table
 
 from sedd import registry
-from sedd.cli.root import AsJson, app, list_names
+from sedd.cli.root import App, AsJson, app, list_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-demo = typer.Typer(help="Demonstrations on distributions small enough to enumerate.", no_args_is_help=True)
+demo = App(help="Demonstrations on distributions small enough to enumerate.", no_args_is_help=True)
 app.add_typer(demo, name="demo")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandFunctionType
 
 from sedd import __version__, registry
 from sedd.config import PRECISIONS, check_choice
@@ -20,12 +21,47 @@ ORDER = (
 """The order of the commands in ``sedd --help``: as a newcomer needs them."""
 
 
-class _OrderedCommands(TyperGroup):
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    """Show no type beside options that take no value."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help fits a reader."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, also for the help."""
+        return _without_flag_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose help fits a reader."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, also for the help."""
+        return _without_flag_types(super().get_params(ctx))
+
+
+class _OrderedCommands(Group):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
 
-app = typer.Typer(
+class App(typer.Typer):
+    """A Typer application of such commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"cls": Group, **options})
+
+    def command(self, *args: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """Register a command."""
+        return super().command(*args, **{"cls": Command, **options})
+
+
+app = App(
     cls=_OrderedCommands,
     help="Score entropy discrete diffusion: train, sample and evaluate diffusion models of text and other sequences.",
     no_args_is_help=True,
