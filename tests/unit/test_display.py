@@ -65,11 +65,13 @@ def test_training_prints_lines_without_a_terminal(
         on_event("log", {"spent": 0.3, "step": 5, "tokens": 10})
         clock(20)
         on_event("log", {"spent": 0.5, **record, "bound": 1.25, "bound_stderr": 0.1})
+        on_event("log", {"spent": 1.0, "step": 9, "tokens": 18})
     assert capsys.readouterr().err.splitlines() == [
         "records are padded [model]",
         "20%, 1 min 20 s left: step 3  1.500 bits/char  1,000 tok/s",
         "step 3: validation bound 1.250 nats/token",
         "50%, 40.0 s left: step 3  2.000 nats/token  1,000 tok/s",
+        "100%: step 3  2.000 nats/token  1,000 tok/s",
     ]
 
 
@@ -80,7 +82,7 @@ def test_other_work_prints_lines_without_a_terminal(
         for done in range(1, 5):
             clock(6)
             on_progress(done, 4)
-    assert capsys.readouterr() == ("", "evaluating: 50%, 12.0 s left\nevaluating: 100%, 0.0 s left\n")
+    assert capsys.readouterr() == ("", "evaluating: 50%, 12.0 s left\nevaluating: 100%\n")
 
 
 # Texts -----------------------------------------------------------------------------------------------------

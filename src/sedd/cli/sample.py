@@ -252,15 +252,17 @@ def _generate(
 
     Texts that may hold line ends are separated by a line; those that are shown have their control characters escaped.
     """
+    from sedd.tokenizer import Integers
+
     as_json = as_json or (out is not None and out.suffix == ".jsonl")
-    is_packed = loaded.config.data.packing == "packed"
+    has_lines = loaded.config.data.packing == "packed" and not isinstance(loaded.tokenizer, Integers)
     with _open_output(out) as write:
         for sequence, index, cost in _run_batches(sampling_run, prompt, batch, loaded, watch):
             text = loaded.tokenizer.decode(sequence.ids)
             if not as_json:
-                if is_packed and len(templates) > 1:
+                if has_lines and len(templates) > 1:
                     write(separator(index + 1))
-                write(visible(text, line_ends=is_packed) if out is None else text)
+                write(visible(text, line_ends=has_lines) if out is None else text)
                 continue
             record = {"text": text, "ids": sequence.ids, "sample": index, **cost, **sampling_run.describe()}
             write(json.dumps(record | ({} if templates[index] is None else {"template": templates[index]})))

@@ -39,7 +39,7 @@ class LineTimer:
     def describe(self, fraction: float) -> str:
         """Return the percentage that is done, and the time that is left at the average speed."""
         left = (self.clock() - self.start) * (1 - fraction) / fraction if fraction else 0
-        return f"{fraction:.0%}" + (f", {format_duration(left)} left" if fraction else "")
+        return f"{fraction:.0%}" + (f", {format_duration(left)} left" if 0 < fraction < 1 else "")
 
 
 def format_duration(seconds: float) -> str:
@@ -104,7 +104,7 @@ def _training_callback(bar: Progress) -> "OnEvent":
         if "bound" in record:
             bound = _describe_bits(record, "bound_bits_per_char", "bound")
             _print_line(bar.console, f"step {record['step']}: validation bound {bound}")
-        if latest and not bar.console.is_terminal and timer.is_due(record["spent"]):
+        if latest and not bar.console.is_terminal and (record["spent"] >= 1 or timer.is_due(record["spent"])):
             _print_line(bar.console, f"{timer.describe(record['spent'])}: {latest}")
 
     return on_event
