@@ -13,7 +13,7 @@ pytest := $(bin)/pytest -n 2 --dist worksteal
 # shapes are checked at every call: of the unit tests always, of the exact ones, which that makes half as fast, by verify
 checked := --jaxtyping-packages=sedd,beartype.beartype
 
-.PHONY: help demo test lint verify gpu docs bench clean
+.PHONY: help demo test lint verify journeys gpu docs bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
@@ -47,6 +47,14 @@ lint: .venv/ready  ## check style, types and imports
 verify: .venv/ready  ## run the long verification tests
 	$(pytest) tests/exact $(checked)
 	$(pytest) -m verify tests/unit tests/integration tests/docs
+	$(MAKE) journeys
+
+journeys: export OMP_NUM_THREADS = 2
+journeys: .venv/ready  ## type what three users would type, in a fresh environment; read what is in build/journeys (20 minutes)
+	rm -rf build/journeys && $(PYTHON) -m venv build/journeys/environment
+	links=$$($(bin)/python -m pip config get global.find-links 2>/dev/null || true); UV_FIND_LINKS="$$links" \
+	  $(bin)/uv pip install --quiet --python build/journeys/environment/bin/python --constraint constraints.txt .
+	build/journeys/environment/bin/python tests/journeys/run.py build/journeys
 
 gpu: .venv/ready  ## run the tests that need a GPU
 	$(bin)/pytest -q tests/gpu tests/ops
