@@ -8,7 +8,7 @@ import html
 import math
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -55,7 +55,7 @@ def train(
     Args:
         sources: Files or folders to train on; not needed with ``resume``.
         out: The folder of the run.
-        recipe: A named configuration to start from: tiny, text8, dna, molecules, small, medium.
+        recipe: A named configuration to start from: tiny, text8, text8-uniform, dna, molecules, small, medium.
         resume: Continue from the newest checkpoint in ``out``.
         on_event: Called with each event and its record; by default a progress bar shows them.
         track: Send the log to a tracker too: wandb or trackio.
@@ -276,7 +276,8 @@ class Model:
         """Bound −log p of a file or of the validation split, as ``sedd eval`` does, and return its record.
 
         Args:
-            data: A file, a folder or prepared data; None: the validation split of the run's own data.
+            data: A file, a folder or prepared data; None: the validation split of the run's own data. With protocol
+                ``held-out``, where the run's data is now.
             protocol: How text is cut into sequences, and which terms count; by default ``strict``, without ``data``
                 ``held-out``.
             estimator: As for `bound`.
@@ -289,18 +290,25 @@ class Model:
         """
         chosen = evaluation.get_protocol(protocol or ("held-out" if data is None else "strict"))
         conditional = factory.condition_on_label(self.loaded, label)
-        if chosen.uses_validation_split != (data is None):
-            needed = "takes no data" if data is not None else "needs data: name a file"
-            raise ValueError(f"protocol {chosen.name} {needed}; leave protocol out to choose the one that fits")
-        corpus = (
-            evaluation.validation_corpus(training.prepare_data(conditional.config), conditional)
-            if data is None
-            else evaluation.read_corpus(str(data), chosen, conditional, column=column, encoding=encoding)
-        )
+        if data is None and not chosen.uses_validation_split:
+            raise ValueError(f"protocol {chosen.name} needs data: name a file, or leave protocol out")
+        if chosen.uses_validation_split:
+            corpus = self._validation_corpus(conditional, data)
+        else:
+            corpus = evaluation.read_corpus(str(data), chosen, conditional, column=column, encoding=encoding)
         ranks = Ranks(0, 1, self.loaded.device)
         return evaluation.evaluate(
             conditional, corpus, chosen, ranks, estimator=estimator, draws=draws, batch=batch, seed=seed
         )
+
+    def _validation_corpus(self, loaded: LoadedModel, data: str | Path | None) -> evaluation.Corpus:
+        """Return the validation split of the run's data, which ``data`` names if it was moved."""
+        config = training.find_sources(loaded.config, loaded.folder)
+        if data is not None:
+            config = replace(config, data=replace(config.data, sources=[str(data)]))
+        training.require_sources(config, loaded.folder, "model.evaluate(DATA, protocol='held-out')")
+        located = loaded._replace(config=config)
+        return evaluation.validation_corpus(training.prepare_data(config), located)
 
     def to(self, device: str) -> "Model":
         """Return this model on another device: cpu, cuda, cuda:N or mps."""

@@ -87,7 +87,8 @@ def run_journey(name: str, folder: Path) -> list[str]:
             transcript.write(f"$ {command}\n{done.stdout}\n[exit code {done.returncode}, {seconds:.1f} s]\n\n")
             transcript.flush()
             expected = (1, 2) if refused else (0,)
-            if done.returncode not in expected or "Traceback" in done.stdout:
+            is_refused = any(part.startswith("sedd: ") for part in done.stdout.splitlines())
+            if done.returncode not in expected or "Traceback" in done.stdout or (refused and not is_refused):
                 problems.append(f"{name}: {command!r} ended with code {done.returncode}:\n{done.stdout[-2000:]}")
             print(f"{name}: {seconds:6.1f} s  {command.splitlines()[0][:90]}", flush=True)
     return problems

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sedd import data, training
+from sedd.runtime.distributed import Ranks
 from sedd.training import dry_run, scaling, sizing
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "small", "birds")
@@ -82,8 +84,8 @@ def test_a_batch_too_large_to_be_measured_is_measured_in_part(tmp_path: Path, mo
     config = replace(config, train=replace(config.train, batch_size=64, grad_accumulation=2, eval_sequences=8))
     per_sequence = 6 * sizing.block_weights((32, 1)) * 16
     monkeypatch.setattr(sizing, "measure_flops", lambda device: 3 * per_sequence * 5 / dry_run.STEP_SECONDS)
-    assert dry_run._reduce_batch(config, 1).train.batch_size == 5
-    assert dry_run._reduce_batch(config, 2).train.batch_size == 4
+    assert dry_run._reduce_batch(config, Ranks(0, 1, torch.device("cpu"))).train.batch_size == 5
+    assert dry_run._reduce_batch(config, Ranks(0, 2, torch.device("cpu"))).train.batch_size == 4
     calls: list[tuple[int, int]] = []
     found = training.estimate_cost(config, lambda done, total: calls.append((done, total)))
     assert (found["tokens_per_step"], found["steps"], found["tokens"]) == (64 * 16, 7, 7 * 64 * 16)

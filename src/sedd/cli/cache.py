@@ -1,10 +1,19 @@
 """``sedd cache``: the size of the cache, and removing it."""
 
+import typer
+
 from sedd.cache import KINDS, CacheEntry, cache_entries, cache_folder, clear_cache
 from sedd.cli.root import App, AsJson, app, print_record
 
-cache = App(help="Prepared data and converted models on disk: their size, and removing them.")
-app.add_typer(cache, name="cache", no_args_is_help=True)
+cache = App()
+app.add_typer(cache, name="cache", invoke_without_command=True)
+
+
+@cache.callback(invoke_without_command=True)
+def show_cache(context: typer.Context) -> None:
+    """Prepared data and converted models on disk: their size, and removing them."""
+    if context.invoked_subcommand is None:
+        cache_size()
 
 
 @cache.command("size")

@@ -47,10 +47,7 @@ def info(
 
 
 def _bounds(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the last and the lowest validation bound up to the step of a checkpoint.
-
-    A run's log has both; a model without a log has the lowest alone.
-    """
+    """Return the last validation bound up to the step of a checkpoint, and the best of those that were saved."""
     from sedd import checkpoint
     from sedd.runtime.run_log import read_log
 
@@ -58,11 +55,10 @@ def _bounds(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     records = read_log(run) if (run / "log.jsonl").is_file() else []
     logged = [record for record in records if "bound" in record and record["step"] <= state["step"]]
     last = logged[-1] if logged else {}
-    best = min(logged, key=lambda r: float(r["bound"]), default={"bound": state["best"], "step": state["best_step"]})
     return {
         "bound": last.get("bound"),
         "bound_step": last.get("step"),
         "bound_bits_per_char": last.get("bound_bits_per_char"),
-        "best_bound": best["bound"],
-        "best_bound_step": best["step"],
+        "best_bound": state["best"],
+        "best_bound_step": state["best_step"],
     }

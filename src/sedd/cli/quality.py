@@ -125,7 +125,6 @@ def quality(
     """
     from sedd import hub
     from sedd.evaluation.quality import sweep as sweeps
-    from sedd.runtime.device import resolve_device
 
     sampling = sampling_settings(settings)
     for path in out or []:
@@ -144,6 +143,7 @@ def quality(
         if value is not None:
             check_choice(name, value, allowed)
     from sedd.evaluation.quality import results
+    from sedd.runtime.device import resolve_device
 
     plan = _Plan(points, count, batch, str(resolve_device(device)), draw_precision, bool(sweep), molecules)
     if save is not None and (len(inputs) > 1 or len(plan.points) > 1):
@@ -220,7 +220,8 @@ def _is_molecule_run(path: Path) -> bool:
     from sedd.data.readers import SMILES, file_kind
 
     config = path / "config.json"
-    sources = json.loads(config.read_text())["data"]["sources"] if config.is_file() else []
+    stored = json.loads(config.read_text()).get("data", {}) if config.is_file() else {}
+    sources = stored.get("sources", [])
     return bool(sources) and all(file_kind(Path(source)) in SMILES for source in sources)
 
 
@@ -248,7 +249,8 @@ class _MoleculeCounter:
         if self.given is not None:
             return list(data.read_documents([self.given], packing="lines"))
         try:
-            config = factory.load_model(samples.facts.get("model") or samples.source).config
+            loaded = factory.load_model(samples.facts.get("model") or samples.source)
+            config = training.find_sources(loaded.config, loaded.folder)
             length, fraction = config.model.seq_len, config.data.val_fraction
             blocks = data.TokenBlocks.open(training.prepare_data(config), length, "train", fraction)
         except ValueError as error:

@@ -58,7 +58,6 @@ def _describe(path: Path, root: Path) -> Run:
     config, log = _read_json(path / "config.json"), _read_log(path / "log.jsonl")
     newest = max((path / "checkpoints").glob("step-*"), default=path)
     state = _read_json(newest / "state.json")
-    bounds = [record["bound"] for record in (*log, {"bound": state.get("best")}) if record.get("bound") is not None]
     sources = config.get("data", {}).get("sources", [])
     changed = max(file.stat().st_mtime for file in (path / "config.json", path / "log.jsonl") if file.exists())
     return {
@@ -66,9 +65,9 @@ def _describe(path: Path, root: Path) -> Run:
         "folder": str(path),
         "data": ", ".join(Path(source).name for source in sources),
         "objective": config.get("objective"),
-        "parameters": _count_parameters(newest / "ema.safetensors"),
+        "parameters": _count_parameters(newest),
         "step": max([state.get("step", 0), *(record["step"] for record in log[-1:])]),
-        "best_bound": min(bounds, default=None),
+        "best_bound": state.get("best"),
         "date": datetime.fromtimestamp(changed).isoformat(" ", "minutes"),
     }
 
@@ -90,25 +89,13 @@ def _read_log(path: Path) -> list[Run]:
         return []
 
 
-def _count_parameters(path: Path) -> int | None:
-    """Add up the sizes in the header of a safetensors file: its length in 8 bytes, then JSON."""
+def _count_parameters(checkpoint_folder: Path) -> int | None:
+    from sedd import checkpoint
+
     try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return sum(
-            _size(entry["shape"])
-            for name, entry in header.items()
-            if name != "__metadata__" and not name.endswith("inv_freq")
-        )
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+        return checkpoint.count_parameters(checkpoint_folder)
+    except ValueError:
         return None
-
-
-def _size(shape: list[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _cell(value: Any) -> str:

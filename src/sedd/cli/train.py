@@ -175,6 +175,8 @@ def train_model(
 
     if not resume and checkpoint.list_checkpoints(out / checkpoint.CHECKPOINTS):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
+    if resume and not out.is_dir():
+        raise ValueError(f"{out} does not exist, so there is no run to resume; leave --resume out to start one")
     if track is not None:
         import_tracker(track)
     run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once

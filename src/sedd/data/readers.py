@@ -381,7 +381,7 @@ def _choose_column(source: str, columns: list[str], strings: list[str], wanted: 
     obvious = [name for usual in TEXT_COLUMNS for name in strings if name.lower() == usual]
     if obvious or len(strings) == 1:
         return (obvious or strings)[0]
-    raise ValueError(f"{source} has the columns {', '.join(columns)}; name the one that holds the text as column")
+    raise ValueError(f"{source} has the columns {', '.join(columns)}; name the one that holds the text: --column NAME")
 
 
 def _check_label(source: str, columns: list[str], label: str | None) -> None:

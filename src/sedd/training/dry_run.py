@@ -17,6 +17,7 @@ from sedd import data, factory
 from sedd.config import BudgetConfig, DataConfig, RunConfig
 from sedd.data.readers import has_several_documents, read_chunks
 from sedd.runtime import cuda_graphs, distributed
+from sedd.runtime.distributed import Ranks
 from sedd.training import scaling, sizing
 from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.step import finish_step, train_step
@@ -45,7 +46,7 @@ def estimate_cost(
     """
     with tempfile.TemporaryDirectory() as folder, distributed.process_group(device) as ranks:
         sample = prepare_sample(config, Path(folder))
-        measured = _reduce_batch(config, ranks.world_size)
+        measured = _reduce_batch(config, ranks)
         blocks, validation_blocks = open_datasets(measured, lambda: sample.folder, ranks)
         trainer = Trainer(measured, blocks, validation_blocks, ranks)
         before = _peak_memory(ranks.device)
@@ -71,16 +72,16 @@ def estimate_cost(
             "training_minutes": steps * seconds / 60,
             "evaluation_minutes": validation_seconds / 60,
             "minutes_to_finish": (steps * seconds + validation_seconds) / 60,
-            **_expectation(config, blocks, sample.fraction, steps * tokens),
+            **_expectation(config, blocks, sample.fraction, steps * tokens, ranks.device.type),
         }
 
 
-def _reduce_batch(config: RunConfig, world_size: int) -> RunConfig:
+def _reduce_batch(config: RunConfig, ranks: Ranks) -> RunConfig:
     """Return the configuration with as many sequences per step as `STEP_SECONDS` are enough for, at least one each."""
     model, train = config.model, config.train
-    flops = sizing.measure_flops("cuda" if torch.cuda.is_available() else "cpu") / 3  # reached by a network
+    flops = sizing.measure_flops(ranks.device.type) / 3  # reached by a network
     per_sequence = 6 * sizing.block_weights((model.width, model.depth)) * model.seq_len / flops
-    fitting = max(1, int(STEP_SECONDS / per_sequence / world_size)) * world_size
+    fitting = max(1, int(STEP_SECONDS / per_sequence / ranks.world_size)) * ranks.world_size
     if fitting >= train.batch_size:
         return config
     smaller = replace(train, batch_size=fitting, grad_accumulation=1)
@@ -229,13 +230,15 @@ def _validation_seconds(trainer: Trainer, sequences: int, steps: int) -> float:
         start = time.perf_counter()
         trainer.validation_bound()
         seconds.append((time.perf_counter() - start) * sequences / part)
-    return seconds[0] + seconds[-1] * (steps // options.eval_every if options.eval_every else 0)
+    return seconds[0] + seconds[-1] * ((steps - 1) // options.eval_every if options.eval_every else 0)
 
 
 # Expectation -----------------------------------------------------------------------------------------------
 
 
-def _expectation(config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float) -> dict[str, Any]:
+def _expectation(
+    config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float, device: str
+) -> dict[str, Any]:
     """Return the expected bits per character and, if another size is expected to be better, how to choose it."""
     per_token = blocks.chars_per_token
     if per_token is None or not scaling.is_measured_kind(config) or not scaling.is_prose(_first_text(blocks)):
@@ -246,7 +249,6 @@ def _expectation(config: RunConfig, blocks: data.TokenBlocks, fraction: float, t
     if expected is None:
         return {}
     found: dict[str, Any] = {"expected_bits_per_char": round(expected, 2), "expected_bits_error": scaling.ERROR}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     other = {}
     for choice in sizing.SIZES:
         speed = sizing.affordable_tokens(choice, 1.0, device) / sizing.affordable_tokens(size, 1.0, device)

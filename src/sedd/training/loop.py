@@ -1,5 +1,6 @@
 """A training run from start to end: the same for one process and many."""
 
+import math
 import os
 import signal
 import threading
@@ -148,12 +149,14 @@ def _train(
 
 def _logged_bound(trainer: Trainer, out: Path) -> dict[str, float]:
     """Return the validation bound that the log has for the current step, the same in all processes; empty if none."""
-    fields = ("bound", "bound_stderr", "bound_bits_per_char")
+    fields = ("bound", "bound_stderr", "bound_bits_per_char")  # the last of text alone
     records = run_log.read_log(out) if trainer.ranks.is_main else []
-    found = [r for r in records if r["step"] == trainer.state.step and all(name in r for name in fields)]
-    values = torch.tensor([found[-1][name] for name in fields] if found else [0.0] * 3, dtype=torch.float64)
-    has_bound, *bound = trainer.ranks.all_reduce_sum(torch.cat([torch.tensor([float(bool(found))]), values])).tolist()
-    return dict(zip(fields, bound, strict=True)) if has_bound else {}
+    found = [r for r in records if r["step"] == trainer.state.step and "bound" in r]
+    values = [found[-1].get(name, math.nan) for name in fields] if found else [0.0] * 3
+    shared = torch.tensor([float(bool(found)), *values], dtype=torch.float64)
+    has_bound, *bound = trainer.ranks.all_reduce_sum(shared).tolist()
+    named = zip(fields, bound, strict=True)
+    return {name: value for name, value in named if not math.isnan(value)} if has_bound else {}
 
 
 def _is_due(step: int, every: int) -> bool:

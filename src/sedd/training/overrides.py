@@ -51,7 +51,7 @@ def merge_config(
 ) -> RunConfig:
     """Merge defaults, the configuration of a run that is resumed, a recipe, a file, flags and ``sets``; later ones win.
 
-    A budget that is given replaces that of the recipe.
+    A budget replaces all of an earlier one: one in minutes removes a limit of steps.
 
     With neither a run to resume nor a recipe nor a file, what decides size and speed is chosen for the machine,
     the data and the budget (`sizing.choose_sizing`), unless width, depth and length of the network are all given.
@@ -70,15 +70,16 @@ def merge_config(
     stored = _stored_config(resume) if resume else None
     assignments = [f"{PATHS.get(name, name)}={json.dumps(value)}" for name, value in flags.items() if value is not None]
     try:
-        user: Any = OmegaConf.merge(
-            OmegaConf.load(file) if file else {},
-            OmegaConf.from_dotlist(assignments),
-            OmegaConf.from_dotlist(list(sets)),
-        )
-        from_recipe = dict(RECIPES[recipe]) if recipe else {}
-        if user.get("budget"):  # --minutes 60 is not cut short by the recipe's number of steps
-            from_recipe.pop("budget", None)
-        given: Any = OmegaConf.merge(stored.as_dict() if stored else {}, from_recipe, user)
+        layers: list[Any] = [
+            OmegaConf.create(stored.as_dict() if stored else {}),
+            OmegaConf.create(RECIPES[recipe] if recipe else {}),
+            OmegaConf.load(file) if file else OmegaConf.create(),
+            OmegaConf.merge(OmegaConf.from_dotlist(assignments), OmegaConf.from_dotlist(list(sets))),
+        ]
+        for i, layer in enumerate(layers):
+            if any(later.get("budget") for later in layers[i + 1 :]):
+                layer.pop("budget", None)  # --minutes 60 is not cut short by the number of steps of a recipe
+        given: Any = OmegaConf.merge(*layers)
     except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
         raise _misfit(error) from None
     config = _build(given).check_trainable()
@@ -110,7 +111,12 @@ def _fit_to_records(given: Any, on_sizing: Callable[[str], None]) -> Any:
     """Take packing and padding of prepared data from its index, and the length of records from the longest."""
     sources = _build(given).data.sources
     if len(sources) == 1 and data.is_prepared(sources[0]):
-        index = data.Index.read(Path(sources[0]))
+        index, wanted = data.Index.read(Path(sources[0])), (given.get("data") or {}).get("packing", None)
+        if wanted not in (None, index.packing):
+            raise ValueError(
+                f"data.packing is {wanted}, and {sources[0]} was prepared with {index.packing}; prepare the text again "
+                f"with --packing {wanted}, or train with --packing {index.packing}"
+            )
         given = _fill_in(given, {"data": {"packing": index.packing, **({"pad": index.pad} if index.pad else {})}})
     options = _build(given).data
     if options.packing != "lines" or not sources or "seq_len" in (given.get("model") or {}):

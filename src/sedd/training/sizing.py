@@ -41,7 +41,7 @@ def choose_sizing(
         given_model: The keys of ``model`` that were given; heads and batch fit them.
         device_name: The device that was given; None: the default.
     """
-    device = resolve_device(device_name).type
+    device = "cuda" if resolve_device(device_name).type == "cuda" else "cpu"
     flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * measure_flops(device)
     most = WEIGHTS_PER_BYTE * source_bytes(config.data)
     fitting = [

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from sedd import checkpoint, data
+from sedd import checkpoint, data, registry
 from sedd.config import DataConfig, RunConfig
 from sedd.data.readers import read_chunks
 from sedd.tokenizer import check_tokenizer
@@ -25,8 +25,9 @@ def check_data(options: DataConfig) -> None:
 
 def with_absolute_paths(config: RunConfig, out: Path) -> RunConfig:
     """Return the configuration of the run in ``out`` with absolute paths: of itself, its sources and its tokenizer."""
-    sources = [_absolute(source) for source in config.data.sources]
-    data = replace(config.data, sources=sources, tokenizer=_absolute(config.data.tokenizer))
+    sources, tokenizer = [_absolute(source) for source in config.data.sources], config.data.tokenizer
+    is_name = tokenizer.partition(":")[0] in registry.TOKENIZERS.names  # also where a file has the same name
+    data = replace(config.data, sources=sources, tokenizer=tokenizer if is_name else _absolute(tokenizer))
     return replace(config, data=data, out=os.path.abspath(out))
 
 
