@@ -19,15 +19,18 @@ from sedd import training
 from sedd.data import Index
 from sedd.runtime import run_log
 
-RUNS = ((64, 2, 250), (64, 2, 1000), (128, 2, 500), (128, 2, 1500))
-"""Width, depth and steps."""
+RUNS = ((64, 2, 250), (64, 2, 1000), (64, 2, 4000), (128, 2, 500), (128, 2, 1500))
+"""Width, depth and steps, in characters for an alphabet of at most 32, else in bytes."""
+BPE_RUNS = ((64, 2, 500), (64, 2, 1000), (128, 2, 500))
+"""The same for byte-pair encoding, if the alphabet is larger."""
 
 
 def settings(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the runs on a text: in characters for a small alphabet, else in bytes."""
-    tokenizer = "chars" if len(set(file.read_text()[:100_000])) <= 32 else "bytes"
-    for width, depth, steps in RUNS:
-        yield {"tokenizer": tokenizer, "width": width, "depth": depth, "steps": steps}
+    """Yield the runs on a text."""
+    is_small = len(set(file.read_text()[:100_000])) <= 32
+    for tokenizer, runs in {"chars": RUNS}.items() if is_small else {"bytes": RUNS, "bpe:1024": BPE_RUNS}.items():
+        for width, depth, steps in runs:
+            yield {"tokenizer": tokenizer, "width": width, "depth": depth, "steps": steps}
 
 
 def measure(file: Path, setting: dict[str, Any]) -> dict[str, Any]:
@@ -45,6 +48,8 @@ def measure(file: Path, setting: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         shards = training.prepare_data(config)
         end = training.run(config, lambda: shards, Path(folder) / "run", False, lambda kind, record: None)
+    if end.signal is not None:
+        raise SystemExit("stopped by a signal; call it again for the runs that are missing")
     index = Index.read(shards)
     return {
         "corpus": file.name,

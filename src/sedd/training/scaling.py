@@ -15,6 +15,9 @@ MEASURED: tuple[tuple[int, int, float], ...] = (
     (98_304, 256_000, 4.1419),
     (98_304, 1_024_000, 3.3825),
     (98_304, 1_024_000, 3.4549),
+    (98_304, 1_242_044, 3.1977),
+    (98_304, 2_484_087, 2.8250),
+    (98_304, 4_096_000, 3.0683),
     (147_456, 1_560_000, 3.2840),
     (147_456, 1_570_000, 3.2820),
     (147_456, 1_600_000, 3.3640),
@@ -24,6 +27,8 @@ MEASURED: tuple[tuple[int, int, float], ...] = (
     (331_776, 950_000, 3.4540),
     (393_216, 512_000, 3.6147),
     (393_216, 512_000, 4.1518),
+    (393_216, 1_242_044, 3.0715),
+    (393_216, 1_536_000, 3.2728),
     (393_216, 1_536_000, 3.5900),
     (393_216, 2_228_317, 2.9350),
     (589_824, 1_518_194, 3.0600),
@@ -46,8 +51,8 @@ MEASURED: tuple[tuple[int, int, float], ...] = (
     (56_623_104, 51_642_368, 2.1456),
 )
 """Weights of the blocks, characters of training, bits per character."""
-E, A, ALPHA, B, BETA = 1.0780, 1.4209, 0.20, 35.501, 0.20
-ERROR = 0.13
+E, A, ALPHA, B, BETA = 1.0729, 0.67373, 0.15, 35.502, 0.20
+ERROR = 0.14
 """Root mean square of the errors for runs that were left out of the fit."""
 RANGE = 1.5
 """How far outside the measured weights, characters and characters per weight a run may be, as a factor."""
