@@ -156,7 +156,7 @@ def test_another_size_is_named_only_if_it_is_expected_to_be_much_better(
     found = {}
     for width, depth in ((256, 4), (64, 2)):
         sized = replace(config, model=replace(config.model, width=width, depth=depth))
-        found[width] = dry_run._expectation(sized, blocks, 1.0, 800_000.0)
+        found[width] = dry_run._expectation(sized, blocks, 1.0, 800_000.0, "cpu")
     assert found[64]["expected_bits_per_char"] < found[256]["expected_bits_per_char"] + 0.2
     assert "better_choice" not in found[64]
     assert found[256]["better_choice"].startswith("--set model.width=")

@@ -37,7 +37,7 @@ def write_run(folder: Path, step: int, bounds: list[float], data: str, time: flo
     checkpoint.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"data": {"sources": [data]}, "objective": "lambda-dce"}))
     (folder / "log.jsonl").write_text("".join(f'{{"step": {i}, "bound": {b}}}\n' for i, b in enumerate(bounds, 1)))
-    (checkpoint / "state.json").write_text(json.dumps({"step": step, "best": None}))
+    (checkpoint / "state.json").write_text(json.dumps({"step": step, "best": min(bounds, default=None)}))
     (checkpoint / "config.json").write_text("{}")  # a checkpoint is no run
     save_file({"a": np.zeros((3, 4)), "rotary.inv_freq": np.zeros(5)}, checkpoint / "ema.safetensors")
     for name in ("config.json", "log.jsonl"):
@@ -80,13 +80,13 @@ def test_the_cache_is_measured_and_cleared(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / path).write_bytes(b"0" * size)
     monkeypatch.setenv("SEDD_CACHE", str(tmp_path))
     sizes = {"data_bytes": 3000, "models_bytes": 500, "total_bytes": 3500}
-    assert json.loads(start_without_torch("cache", "size", "--json").stdout) == {"folder": str(tmp_path), **sizes}
-    assert "total                      0.0 MiB" in sedd("cache", "size").stdout
-    cleared = json.loads(sedd("cache", "clear", "--json").stdout)
+    assert json.loads(start_without_torch("cache", "--json").stdout) == {"folder": str(tmp_path), **sizes}
+    assert "total                      0.0 MiB" in sedd("cache").stdout
+    cleared = json.loads(sedd("cache", "--clear", "--json").stdout)
     assert cleared == {"folder": str(tmp_path), "removed": 2, **sizes}
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["data/.b.preparing-1/x", "gpt2/t.json"]
-    assert json.loads(sedd("cache", "size", "--json").stdout)["total_bytes"] == 0
+    assert json.loads(sedd("cache", "--json").stdout)["total_bytes"] == 0
 
 
 @pytest.mark.parametrize(

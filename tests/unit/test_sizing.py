@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,19 @@ def test_prepared_records_bring_their_packing(tmp_path: Path) -> None:
     assert (config.data.packing, config.data.pad, config.model.seq_len) == ("lines", "ignore", 128)
     config = merge_config({"sources": [str(tmp_path / "out")]}, recipe="molecules")
     assert (config.data.packing, config.data.pad, config.model.seq_len) == ("lines", "ignore", 4)
+
+
+def test_a_budget_replaces_that_of_the_run_that_is_resumed(tmp_path: Path) -> None:
+    stored = merge_config({"minutes": 0.1, "sources": [write(tmp_path / "a.txt", 1000)]}, recipe="tiny")
+    (tmp_path / "config.json").write_text(json.dumps(stored.as_dict()))
+    assert merge_config({"steps": 70}, resume=tmp_path).budget == BudgetConfig(steps=70)
+    assert merge_config({}, resume=tmp_path).budget == BudgetConfig(minutes=0.1)
+
+
+def test_prepared_data_of_another_packing_is_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
+    data.prepare([write(tmp_path / "a.txt", 3000)], tmp_path / "packed", Bytes())
+    refuses(
+        lambda: merge_config({"sources": [str(tmp_path / "packed")], "packing": "lines"}, recipe="tiny"),
+        "data.packing is lines",
+        "prepared with packed",
+    )

@@ -1,32 +1,24 @@
 """``sedd cache``: the size of the cache, and removing it."""
 
+from typing import Annotated
+
 import typer
 
 from sedd.cache import KINDS, CacheEntry, cache_entries, cache_folder, clear_cache
-from sedd.cli.root import App, AsJson, app, print_record
-
-cache = App()
-app.add_typer(cache, name="cache", invoke_without_command=True)
+from sedd.cli.root import AsJson, app, print_record
 
 
-@cache.callback(invoke_without_command=True)
-def show_cache(context: typer.Context) -> None:
-    """Prepared data and converted models on disk: their size, and removing them."""
-    if context.invoked_subcommand is None:
-        cache_size()
-
-
-@cache.command("size")
-def cache_size(as_json: AsJson = False) -> None:
-    """Print the folder of the cache (SEDD_CACHE, by default ~/.cache/sedd), and how much it holds of each kind."""
-    print_record({"folder": str(cache_folder()), **_sizes(list(cache_entries()), as_json)}, as_json)
-
-
-@cache.command("clear")
-def cache_clear(as_json: AsJson = False) -> None:
-    """Remove prepared data and converted models; they are made again when they are needed."""
-    entries = clear_cache()
-    print_record({"folder": str(cache_folder()), "removed": len(entries), **_sizes(entries, as_json)}, as_json)
+@app.command("cache")
+def show_cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove what it holds; it is made again when it is needed.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the folder of prepared data and converted models (SEDD_CACHE, by default ~/.cache/sedd) and their size."""
+    entries = clear_cache() if clear else list(cache_entries())
+    removed = {"removed": len(entries)} if clear else {}
+    print_record({"folder": str(cache_folder()), **removed, **_sizes(entries, as_json)}, as_json)
 
 
 def _sizes(entries: list[CacheEntry], as_json: bool) -> dict[str, int | str]:
