@@ -71,8 +71,9 @@ def test_the_command_reaches_the_hub(tmp_path: Path, environment: dict[str, str]
 
 
 def test_files_without_results_are_refused(sedd: Sedd, tmp_path: Path) -> None:
+    source = publications.folder(tmp_path / "source", KINDS[0])
     for content in ("", "{}", "no JSON", "[]"):
         (tmp_path / "result.json").write_text(content)
-        done = sedd("push", tmp_path, "owner/name", "--result", tmp_path / "result.json")
+        done = sedd("push", source, "owner/name", "--result", tmp_path / "result.json")
         assert done.returncode == 2
         assert "result.json" in done.stderr

@@ -179,7 +179,12 @@ def find_model(name: Path) -> Path:
     """Return the folder of a model: ``name`` itself, or the files of that name on the Hugging Face Hub."""
     from sedd import checkpoint, hub
 
-    if not name.exists() and hub.is_repo_id(str(name)):
-        return hub.fetch(str(name))
-    checkpoint.peek_model(name)
+    try:
+        checkpoint.peek_model(name)
+    except ValueError:
+        published = (".safetensors", ".bin", ".ckpt", ".pt", ".pth")
+        has_weights = name.is_dir() and any(file.suffix in published for file in name.iterdir())
+        if not has_weights and (name.exists() or not hub.is_repo_id(str(name))):
+            raise
+        return hub.fetch(name)
     return name
