@@ -7,7 +7,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 from runs import SMALL, Sedd, ok
+
+from sedd import api
 
 HELD_OUT = ("--draws", 2, "--json")
 
@@ -22,7 +25,9 @@ def value(done: subprocess.CompletedProcess[str]) -> float:
     return float(json.loads(done.stdout)["nats_per_token"])
 
 
-def test_a_run_is_used_from_elsewhere_moved_and_copied(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+def test_a_run_is_used_from_elsewhere_moved_and_copied(
+    sedd: Sedd, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Resumed, evaluated, compared, described, reported and sampled, with relative paths and a tokenizer file."""
     home, away = tmp_path / "home", tmp_path / "away"
     (home / "texts").mkdir(parents=True)
@@ -46,6 +51,9 @@ def test_a_run_is_used_from_elsewhere_moved_and_copied(sedd: Sedd, corpus: Path,
     home.rename(tmp_path / "moved")  # the run with its data
     moved = tmp_path / "moved"
     assert value(command(sedd, away, "eval", "../moved/run", *HELD_OUT)) == expected
+    monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
+    in_python = api.load(moved / "run", device="cpu").evaluate(draws=2)
+    assert in_python["nats_per_token"] == pytest.approx(expected, rel=1e-6)
     ok(command(sedd, moved, "train", "--out", "run", "--resume", "--steps", 3))
     config = json.loads((moved / "run" / "config.json").read_text())
     assert config["data"]["sources"] == [str(moved / "texts")]
@@ -73,3 +81,10 @@ def test_too_little_data_names_the_file(sedd: Sedd, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "short.txt holds 11 tokens, 0 blocks of length 32" in done.stderr
     assert not re.search("[0-9a-f]{32}", done.stderr)
+
+
+def test_a_folder_with_the_name_of_a_tokenizer_is_not_the_tokenizer(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "bytes").mkdir()
+    for more in (["--steps", 1], ["--steps", 2, "--resume"]):
+        ok(command(sedd, tmp_path, "train", corpus, "--out", "run", *SMALL, "--tokenizer", "bytes", *more))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["tokenizer"] == "bytes"

@@ -213,3 +213,11 @@ def test_damaged_data(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     assert not HASH.search(again.stderr)
     flip(shard)
     assert "is damaged; preparing it again" in sedd("eval", tmp_path / "cached", "--draws", 2, before=cache).stderr
+
+
+def test_a_folder_of_something_else_has_no_quality(sedd: Sedd, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    done = sedd("quality", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("sedd: ")
+    assert "Traceback" not in done.stderr

@@ -284,3 +284,15 @@ def test_not_every_best_validation_is_saved(sedd: Sedd, corpus: Path, tmp_path: 
     assert saved[-1] == 11
     records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert sum("bound" in record for record in records) == 11
+
+
+def test_a_finished_run_of_integers_is_not_validated_again(sedd: Sedd, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).integers(0, 5, 4000))
+    words = ["train", tmp_path / "a.npy", "--tokenizer", "ints", *SMALL, "--steps", 2, "--out", tmp_path / "run"]
+    first = sedd(*words, "--json")
+    ok(first)
+    before = (tmp_path / "run" / "log.jsonl").read_text()
+    again = sedd(*words, "--resume", "--json")
+    ok(again)
+    assert (tmp_path / "run" / "log.jsonl").read_text() == before
+    assert json.loads(again.stdout)["bound"] == json.loads(first.stdout)["bound"]
