@@ -30,9 +30,9 @@ def load(source: str | Path, *, device: str | None = None, weights: str = "ema")
     """Load a model.
 
     Args:
-        source: The folder of a run, of one of its checkpoints or of a model; or the name of a model on the Hugging Face
-            Hub. Published SEDD, RADD and MDLM checkpoints are read directly where they are safetensors; convert pickles
-            with ``sedd import`` first.
+        source: The folder of a run, of one of its checkpoints or of a model; or the name of a model in the box
+            (``stories``), or of one on the Hugging Face Hub. Published SEDD, RADD and MDLM checkpoints are read
+            directly where they are safetensors; convert pickles with ``sedd import`` first.
         device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
     """
@@ -314,15 +314,23 @@ class Model:
         """Return this model on another device: cpu, cuda, cuda:N or mps."""
         return Model(factory.convert_precision(self.loaded, "float32", str(resolve_device(device))))
 
-    def save(self, folder: str | Path, *, name: str | None = None, results: Sequence[Mapping[str, Any]] = ()) -> Path:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        name: str | None = None,
+        results: Sequence[Mapping[str, Any]] = (),
+        dtype: str | None = None,
+    ) -> Path:
         """Write a model folder that `load` reads: EMA weights, configuration, tokenizer and a model card.
 
         Args:
             folder: The folder to write; it must be new or empty.
             name: The model's name in its card; by default that of the folder.
             results: Records of `evaluate` for the card.
+            dtype: How the weights are stored: ``int8``, ``bfloat16`` or ``float32``; by default as they are.
         """
-        return hub.save_pretrained(self.loaded.folder, Path(folder), name, results)
+        return hub.save_pretrained(self.loaded.folder, Path(folder), name, results, dtype)
 
     def push(self, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()) -> str:
         """Upload the model, with its card, to the Hugging Face Hub as ``name`` (owner/name); return its address.

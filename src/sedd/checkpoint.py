@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from sedd.config import RunConfig
+from sedd import models
+from sedd.config import RunConfig, check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +29,14 @@ CHECKPOINTS = "checkpoints"
 """The subfolder of a run with its checkpoints."""
 BUFFERS = ("inv_freq",)
 """Last parts of the names in a weights file that are not parameters."""
+SCALE_SUFFIX = "_scale"
+"""Ends the name of the scales of an int8 matrix, after the name of the matrix, which is there too."""
+WEIGHT_DTYPES = ("int8", "bfloat16", "float32")
+"""The forms in which weights are stored for sharing."""
+DTYPE_NAMES = {"I8": "int8", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+"""Dtypes by their names in a .safetensors file."""
+WEIGHT_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth")
+"""Endings of files of weights, ours and published ones."""
 PARTIAL_PREFIX = ".writing-"
 """Starts the name of a file or folder that is not completely written."""
 
@@ -83,6 +93,31 @@ def write_tensors(path: Path, values: "Mapping[str, Tensor]") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         contiguous = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
         save_file(contiguous, path, metadata={"format": "pt"})  # other readers require it
+
+
+def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tensor]":
+    """Return weights in the form in which they are stored for sharing; `load_weights` reads it.
+
+    Args:
+        weights: Those of a network.
+        dtype: ``int8``: matrices in int8 with float32 scales, everything else, which is little, in float32;
+            ``bfloat16`` or ``float32``: every parameter in that dtype.
+    """
+    import torch
+
+    from sedd.ops.int8 import quantize_int8
+
+    check_choice("dtype", dtype, WEIGHT_DTYPES)
+    packed: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if not value.isfinite().all():
+            raise ValueError(f"weight {name} is not finite; its training diverged: take another checkpoint")
+        is_buffer = name.rpartition(".")[2] in BUFFERS
+        if dtype == "int8" and value.ndim == 2:
+            packed[name], packed[name + SCALE_SUFFIX] = quantize_int8(value.float())
+        else:
+            packed[name] = value.to(torch.bfloat16 if dtype == "bfloat16" and not is_buffer else torch.float32)
+    return packed
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -166,6 +201,27 @@ def load_tensors(folder: Path, stem: str) -> "dict[str, Tensor]":
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
+def load_weights(folder: Path, stem: str) -> "dict[str, Tensor]":
+    """Load the weights of a network; those stored as int8 come back in float32."""
+    import torch
+
+    from sedd.ops.int8 import Int8Tensor, dequantize_int8
+
+    stored = load_tensors(folder, stem)
+    weights = dict(stored)
+    for name, values in stored.items():
+        if values.dtype == torch.int8:
+            scale = weights.pop(name + SCALE_SUFFIX, None)
+            if scale is None or scale.shape != (*values.shape[:-1], 1):
+                shape = "are missing" if scale is None else f"have shape {tuple(scale.shape)}"
+                raise ValueError(
+                    f"{folder / stem}.safetensors: {name} is int8 of shape {tuple(values.shape)}, and its scales "
+                    f"{shape}; there must be one per row: export the model again"
+                )
+            weights[name] = dequantize_int8(Int8Tensor(values, scale))
+    return weights
+
+
 def load_json(folder: Path, stem: str) -> Any:
     """Load one .json file of a checkpoint."""
     path = folder / f"{stem}.json"
@@ -227,6 +283,28 @@ class StoredModel(NamedTuple):
     """Hash of the data it was trained on, if it was recorded."""
 
 
+def holds_model(path: Path | str) -> bool:
+    """Return whether there are files of a model at a path: of a run, a model folder or a published checkpoint."""
+    if not os.path.isdir(path):  # of a text too long for the name of a file, `Path.is_dir` raises an error
+        return False
+    return any((Path(path) / name).exists() for name in (CHECKPOINTS, "log.jsonl", "config.json")) or has_weights(path)
+
+
+def has_weights(folder: Path | str) -> bool:
+    """Return whether a folder holds a file of weights, ours or published; the .bin files of prepared data are none."""
+    return any(file.suffix in WEIGHT_SUFFIXES or file.match("pytorch_model*.bin") for file in Path(folder).glob("*"))
+
+
+def locate_model(name: Path | str) -> Path | None:
+    """Return the folder of a model by its name: a folder here that holds one, else one in the box; None: neither."""
+    built_in = models.built_in_model(str(name))
+    if not holds_model(name):
+        return built_in
+    if built_in is not None and not built_in.samefile(name):
+        print(f"sedd: {name} is the folder here, not the model of that name in the box", file=sys.stderr)
+    return Path(name)
+
+
 def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
     """Find a model on disk and read its configuration.
 
@@ -248,7 +326,10 @@ def _no_model(folder: Path) -> str:
     if (folder / "log.jsonl").is_file():
         return f"the run {folder} has no checkpoint yet; wait for its first, or set train.save_every lower"
     what = "holds no model" if folder.exists() else "holds no model: it does not exist"
-    return f"{folder} {what}; give the folder of a run, one of its checkpoints, or what sedd import wrote"
+    return (
+        f"{folder} {what}; give the folder of a run, one of its checkpoints, or what sedd import wrote; "
+        f"{models.list_built_in()}"
+    )
 
 
 def read_stored_model(path: Path) -> StoredModel:
@@ -263,15 +344,31 @@ def read_stored_model(path: Path) -> StoredModel:
     return StoredModel(path, RunConfig.from_dict(stored), vocab_size, tuple(labels), data_sha256)
 
 
-def count_parameters(folder: Path, stem: str = "ema") -> int:
-    """Return the number of parameters in a .safetensors file, from its header."""
-    path = folder / f"{stem}.safetensors"
+class StoredWeights(NamedTuple):
+    """What the header of a .safetensors file says about the weights of a network."""
+
+    parameters: int
+    dtype: str
+    """int8, bfloat16 or float32: that of most parameters."""
+    bytes: int
+    """Size of the file."""
+
+
+def read_header(folder: Path, stem: str = "ema") -> StoredWeights:
+    """Read how weights are stored, without loading them."""
+    path, counts = folder / f"{stem}.safetensors", Counter[str]()
     try:
         with safe_open(path, framework="np") as file:
-            names = [name for name in file.keys() if name.rpartition(".")[2] not in BUFFERS]  # noqa: SIM118
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            for name, found in slices.items():
+                is_scale = name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in slices
+                if name.rpartition(".")[2] not in BUFFERS and not is_scale:
+                    counts[found.get_dtype()] += math.prod(found.get_shape())
+        size = path.stat().st_size
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+    most = max(counts, key=counts.__getitem__, default="F32")
+    return StoredWeights(counts.total(), DTYPE_NAMES.get(most, most), size)
 
 
 def peek_model(folder: Path) -> StoredModel | None:

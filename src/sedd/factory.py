@@ -309,7 +309,7 @@ def load_model(
     setup = build_setup(config, vocab_size)
     network = build_network(config, setup, len(labels))
     try:
-        network.load_state_dict(checkpoint.load_tensors(path, weights))
+        network.load_state_dict(checkpoint.load_weights(path, weights))
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
     half_precision = config.train.precision != "float32"  # float8 is for training alone

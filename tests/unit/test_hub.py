@@ -228,7 +228,15 @@ def test_a_model_is_pushed_and_loaded_again(tmp_path: Path, cache: Path, online:
     """Through huggingface_hub, to and from a Hub on this machine."""
     folder = model(tmp_path)
     assert hub.push_to_hub(folder, "owner/name", private=True, results=[RESULT]) == f"{online.address}/owner/name"
-    names = {"README.md", "config.json", "ema.safetensors", "manifest.json", "published.json", "state.json"}
+    names = {
+        "README.md",
+        "card.json",
+        "config.json",
+        "ema.safetensors",
+        "manifest.json",
+        "published.json",
+        "state.json",
+    }
     assert online.files["owner/name"].keys() == names | {"tokenizer_config.json"}
     assert online.private == {"owner/name": True}
     loaded = hub.from_pretrained("owner/name")
@@ -267,7 +275,9 @@ def test_the_card_describes_the_model(tmp_path: Path) -> None:
     assert "secret" not in card.content
     count = sum(p.numel() for p in factory.load_model(folder).network.parameters())
     assert f"{count:,}" in card.text
-    bare = ModelCard.load(hub.save_pretrained(folder, tmp_path / "bare") / "README.md")
+    again = ModelCard.load(hub.save_pretrained(folder, tmp_path / "again") / "README.md")
+    assert "≤ 1.23456 ± 0.00789" in again.text  # the same weights
+    bare = ModelCard.load(hub.save_pretrained(folder, tmp_path / "bare", dtype="int8") / "README.md")
     assert bare.data.eval_results is None
     assert "Not measured" in bare.text
 

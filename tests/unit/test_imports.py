@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+from without_torch import check_refusals, run_without_torch
 
 from sedd import checkpoint, registry
 from sedd.config import RunConfig
@@ -119,35 +120,6 @@ REFUSALS = [
     ("bench loss --process foggy", "process is 'foggy'; choose one of"),
 ]
 """Mistakes that are refused without torch, and part of the message."""
-RUN_ALL = """
-import contextlib, io, json, shlex, sys
-sys.modules["torch"] = None  # to import it is an error
-from sedd import cli
-for command in json.load(sys.stdin):
-    sys.argv = ["sedd", *shlex.split(command)]
-    code, out, err = 0, io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code
-        except BaseException as error:
-            code = repr(error)
-    print(json.dumps([code, out.getvalue(), err.getvalue()]))
-"""
-
-
-def run_without_torch(folder: Path, commands: list[str]) -> list[tuple[object, str, str]]:
-    """Type commands in ``folder``, in one process that cannot import torch; return code, stdout and stderr of each."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL],
-        cwd=folder,
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def write_model(folder: Path) -> None:
@@ -170,12 +142,7 @@ def test_mistakes_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("one two buckle my shoe")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "table.csv").write_text("text,kind\na cat,cat\n")
-    for (command, sentence), found in zip(
-        REFUSALS, run_without_torch(tmp_path, [command for command, _ in REFUSALS]), strict=True
-    ):
-        code, out, err = found
-        assert (code, out) == (2, ""), (command, found)
-        assert sentence in " ".join(err.split()), command
+    check_refusals(tmp_path, REFUSALS)
 
 
 def test_info_reads_a_model_without_torch(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
-"""``sedd import`` and ``sedd export``: convert published checkpoints."""
+"""``sedd import`` and ``sedd export``: convert published checkpoints, and write small models for sharing."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from sedd.cli.root import AsJson, ModelFolder, app, print_record
+from sedd import checkpoint
+from sedd.cli.evaluate import check_source
+from sedd.cli.root import AsJson, Device, ModelFolder, app, print_record, stderr_progress
 from sedd.config import check_choice
 
 FORMATS = ("sedd", "radd", "mdlm")
@@ -32,7 +35,7 @@ def import_checkpoint(
     - `sedd import owner/name --out model`
     - `sedd sample model`
     """
-    from sedd import checkpoint, hub
+    from sedd import hub
 
     checkpoint.require_empty(out)
     if not Path(source).exists() and not hub.is_repo_id(source):
@@ -67,19 +70,93 @@ def import_checkpoint(
 def export(
     model: ModelFolder,
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    format: Annotated[
-        str | None, typer.Option(help="sedd, radd or mdlm; by default the one that fits the model.")
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a model folder for all commands, its weights in int8 (a quarter of the size), bfloat16 (half) "
+            "or float32."
+        ),
     ] = None,
+    data: Annotated[
+        str | None, typer.Option("--eval", help="Text on which to measure what --dtype costs, for its model card.")
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(help="Monte Carlo draws per sequence for --eval, an even number, by default 8.")
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="Write a published format, sedd, radd or mdlm; by default, without --dtype, what fits."),
+    ] = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model of the reference architecture in a published format: config.json and model.safetensors."""
-    from sedd import checkpoint
+    """Write a model in another form: small, for sharing, or in a published format.
 
+    With --dtype, a model folder with EMA weights, configuration, tokenizer and a model card. int8 rounds each row of a
+    matrix to the nearest multiples of a scale, a 127th of its largest entry; the weights are float32 again once loaded.
+    Without it, config.json and model.safetensors in a published format, for models of the reference architecture.
+    Examples:
+    - `sedd export run --out small --dtype int8 --eval test.txt`
+    - `sedd export run --out theirs --format sedd`
+    """
     checkpoint.require_empty(out)
     if format is not None:
         check_choice("format", format, FORMATS)
+    if dtype is None:
+        if data is not None:
+            raise ValueError("eval measures what the dtype of the weights costs; add --dtype, or use sedd eval")
+        _export_published(model, out, format, as_json)
+        return
+    check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
+    if format is not None:
+        raise ValueError(f"dtype {dtype} is for model folders, and --format writes a published one; give one of them")
+    if data is not None:
+        check_source(data)
+    from sedd.likelihood.variance_reduction import check_draws
+
+    if draws is not None:
+        check_draws(draws)
+    from sedd import hub
+
+    with Console(stderr=True).status("writing"):
+        hub.save_pretrained(model, out, dtype=dtype)
+    was, stored = checkpoint.read_header(checkpoint.find_model(model).folder), checkpoint.read_header(out)
+    cost = {} if data is None else _measure_cost(model, out, data, draws, device)
+    if as_json:
+        print_record({"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}, as_json)
+        return
+    print(f"{out}: {stored.parameters:,} parameters in {stored.dtype}, {stored.bytes:,} bytes (before {was.bytes:,})")
+    if cost:
+        result = cost["evaluation"]
+        bound = f"{result['nats_per_token']:.6f} ± {result['stderr_nats_per_token']:.6f} nats per token"
+        print(f"bound on {cost['cost']['data']}: {bound}")
+        print(f"cost of {dtype}: {hub.describe_cost(cost['cost'])}, on the same draws")
+
+
+def _export_published(model: Path, out: Path, format: str | None, as_json: bool) -> None:
     from sedd.hub import convert
 
     with Console(stderr=True).status("writing"):
         layout = convert.export_model(model, out, format)
     print_record({"checkpoint": str(out), "layout": layout.name}, as_json)
+
+
+def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: str | None) -> dict[str, Any]:
+    """Evaluate both forms of a model on the same draws; add the bound and the difference to the model card."""
+    from sedd import evaluation, factory, hub
+    from sedd.runtime import distributed
+
+    protocol = evaluation.get_protocol("strict")
+    with distributed.process_group(device) as ranks:
+        before, after = (factory.load_model(folder, device=str(ranks.device)) for folder in (model, out))
+        corpus = evaluation.read_corpus(data, protocol, after)
+        with stderr_progress("evaluating") as on_progress:
+            result = evaluation.evaluate(after, corpus, protocol, ranks, draws=draws, on_progress=on_progress)
+        with stderr_progress("comparing") as on_progress:
+            difference = evaluation.evaluate_difference(
+                before, after, corpus, protocol, ranks, draws=draws, on_progress=on_progress
+            )
+    cost = {"dtype": checkpoint.read_header(out).dtype, "data": Path(data).name, **difference}
+    facts = hub.CardFacts.read(out)
+    hub.write_card(out, out.name, replace(facts, results=[*facts.results, result], weights_cost=cost))
+    return {"evaluation": result, "cost": cost}

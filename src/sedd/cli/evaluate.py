@@ -1,6 +1,7 @@
 """``sedd eval`` and ``sedd score``: likelihood and perplexity by named protocols."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,9 +13,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sedd.cli.root import AsJson, Column, Device, Encoding, ModelFolder, app, check_precision, stderr_progress
+from sedd.cli.root import (
+    AsJson,
+    Column,
+    Device,
+    Encoding,
+    FirstModel,
+    app,
+    check_precision,
+    find_model,
+    split_model,
+    stderr_progress,
+)
 from sedd.config import check_choice, check_label
 from sedd.generate.display import visible
+from sedd.models import built_in_folder
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
 """The names that an estimator may have; which of them fit depends on the model."""
@@ -69,7 +82,7 @@ LabelName = Annotated[
 
 @app.command("eval")
 def evaluate_dataset(
-    model: ModelFolder,
+    model: FirstModel = None,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -114,8 +127,9 @@ def evaluate_dataset(
 
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
+    folder, data = _split_data(model, data, suite)
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
-    _check(model, estimator, draws, label)
+    _check(folder, estimator, draws, label)
     if suite is not None:
         evaluation.suite_datasets(suite, chosen_protocol, dataset)
     elif data is not None:
@@ -125,7 +139,7 @@ def evaluate_dataset(
 
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group(device) as ranks:
-        loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
+        loaded = factory.condition_on_label(factory.load_model(folder, device=str(ranks.device)), label)
         published = chosen_protocol.published_vocab_size
         if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
             note = f"published numbers of protocol {chosen_protocol.name} count tokens of a vocabulary of {published:,}"
@@ -142,6 +156,18 @@ def evaluate_dataset(
         if out is not None:
             out.write_text("".join(json.dumps(record) + "\n" for record in records))
         _print(records, as_json, as_table=suite is not None)
+
+
+def _split_data(model: str | None, data: str | None, suite: str | None) -> tuple[Path, str | None]:
+    """Return the folder of the model, and the data: a single argument may be either."""
+    if data is not None:
+        return find_model(model), data
+    folder, given = split_model(model, (), "data", lambda text: os.path.exists(text) or text.startswith("hf:"))
+    if not given and suite is None and folder.parent == built_in_folder():
+        raise ValueError(
+            f"the data of {folder.name} is not in the box; name a text, as in: sedd eval {folder.name} FILE"
+        )
+    return folder, given[0] if given else None
 
 
 def _check(model: Path, estimator: str | None, draws: int | None, label: str | None) -> None:
@@ -247,7 +273,7 @@ def _describe(record: dict[str, Any]) -> None:
 
 @app.command("score")
 def score_texts(
-    model: ModelFolder,
+    model: FirstModel = None,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; - reads them from stdin, one per line.")] = None,
     file: Annotated[Path | None, typer.Option(help="File of texts, one per line.")] = None,
     estimator: EstimatorName = None,
@@ -274,15 +300,16 @@ def score_texts(
 
     - `sedd score run "the cat sat on the mat" "mat the on sat cat the"`
     """
-    lines = _read_texts(texts, file)
-    _check(model, estimator, draws, label)
+    folder, given = split_model(model, texts or (), "a text")
+    lines = _read_texts(given, file)
+    _check(folder, estimator, draws, label)
     from sedd import evaluation, factory
     from sedd.diffusion.rng import derive_seed
     from sedd.runtime import distributed
 
     run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
     with distributed.process_group(device) as ranks:
-        loaded = factory.condition_on_label(factory.load_model(model, device=str(ranks.device)), label)
+        loaded = factory.condition_on_label(factory.load_model(folder, device=str(ranks.device)), label)
         models = evaluation.models_by_precision(loaded, precision)
         for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):
             noise_seed = seed if shared_noise else derive_seed(seed, text)
@@ -291,8 +318,8 @@ def score_texts(
                 _print_score({"text": text, **record, "shared_noise": shared_noise}, as_json)
 
 
-def _read_texts(texts: list[str] | None, file: Path | None) -> list[str]:
-    found = [line for text in texts or [] for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
+def _read_texts(texts: list[str], file: Path | None) -> list[str]:
+    found = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
     if file is not None:
         if not file.is_file():
             raise ValueError(f"{file} does not exist; name a file of texts, one per line")

@@ -3,23 +3,26 @@
 from pathlib import Path
 from typing import Any
 
-from sedd.cli.root import AsJson, ModelFolder, app, print_record
+from sedd.cli.root import AsJson, OptionalModel, app, print_record
 
 
 @app.command()
 def info(
-    model: ModelFolder,
+    model: OptionalModel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds."""
+    """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds, its card."""
     from sedd import checkpoint
     from sedd.tokenizer import load_tokenizer
 
+    assert model is not None  # its callback returns the default
     folder, config, vocab_size, labels, _ = checkpoint.find_model(model)
-    state, options = checkpoint.load_json(folder, "state"), config.noise.options
+    state, options, stored = checkpoint.load_json(folder, "state"), config.noise.options, checkpoint.read_header(folder)
     record: dict[str, Any] = {
         "folder": str(folder),
-        "parameters": checkpoint.count_parameters(folder),
+        "parameters": stored.parameters,
+        "weights": stored.dtype,
+        "bytes": stored.bytes,
         "vocab_size": vocab_size,
         "seq_len": config.model.seq_len,
         "process": config.noise.process,
@@ -32,9 +35,12 @@ def info(
         "step": state["step"],
         "tokens": state["tokens"],
     }
-    bounds = _bounds(folder, state)
+    bounds, card = _bounds(folder, state), _card(folder)
     if as_json:
-        print_record({**record, **bounds}, as_json)
+        print_record({**record, **bounds, **({"card": card} if card else {})}, as_json)
+        return
+    if card:
+        print_record({**record, **_card_facts(card)}, as_json)
         return
     shown = {
         name: f"{bounds[name]:.4f} nats per token at step {bounds[f'{name}_step']:,}"
@@ -62,3 +68,26 @@ def _bounds(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
         "best_bound": state["best"],
         "best_bound_step": state["best_step"],
     }
+
+
+def _card(folder: Path) -> dict[str, Any]:
+    """Return what the model card states, if the model has one."""
+    from sedd import checkpoint
+
+    found = checkpoint.load_json(folder, "card") if (folder / "card.json").is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _card_facts(card: dict[str, Any]) -> dict[str, str]:
+    """Return the facts of a card for people, a line each."""
+    facts = {name: " ".join(str(card[name]).split()) for name in ("summary", "data", "licence", "limits", "command")}
+    for result in card.get("results", []):
+        error = f" ± {result['stderr_nats_per_token']}" if result.get("stderr_nats_per_token") else ""
+        facts[f"bound, {result['data']}"] = f"{result['nats_per_token']}{error} nats per token"
+    if cost := card.get("weights_cost"):
+        facts[f"cost of {cost['dtype']}"] = f"{cost['nats_per_token']:.6f} nats per token"
+    metrics = card.get("sample_metrics") or {}
+    facts |= {
+        name: str(metrics[name]) for name in ("validity", "uniqueness", "novelty") if metrics.get(name) is not None
+    }
+    return {name: text for name, text in facts.items() if text}

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sedd.cli.root import AsJson, Device, app, find_model, stderr_progress, writing_to
+from sedd.cli.root import DEFAULT_HELP, AsJson, Device, app, find_model, stderr_progress, writing_to
 from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.config import check_choice
 from sedd.extras import install_hint
+from sedd.models import built_in_names
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
@@ -35,14 +36,15 @@ ScoreSamples = Callable[["SampleSet"], Record]
 @sampling_options
 def quality(
     inputs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            help="Runs to sample from, or names of models on the Hub; samples (.jsonl of sedd sample, .txt with one "
-            "per line, a folder of .txt); "
-            "or saved results (.json, .jsonl) to show beside them.",
+            help="Runs to sample from, or names of models in the box or on the Hub; samples (.jsonl of sedd sample, "
+            ".txt with one per line, a folder of .txt); or saved results (.json, .jsonl) to show beside them."
+            + DEFAULT_HELP,
             show_default=False,
+            autocompletion=built_in_names,
         ),
-    ],
+    ] = None,
     judge: Annotated[
         str | None,
         typer.Option(
@@ -123,7 +125,6 @@ def quality(
     - `sedd quality samples.jsonl --judge ar-run --json > a.json`
     - `sedd quality a.json b.json`
     """
-    from sedd import hub
     from sedd.evaluation.quality import sweep as sweeps
 
     sampling = sampling_settings(settings)
@@ -131,10 +132,10 @@ def quality(
         _check_writable(path, PICTURES + RECORDS)
     if save is not None:
         _check_writable(save, RECORDS[1:])
-    inputs = [find_model(path) if not path.exists() and hub.is_repo_id(str(path)) else path for path in inputs]
+    paths = [_find_input(path) for path in inputs] if inputs else [find_model(None)]
     points = sweeps.sweep_points(sweeps.SweepPoint(sampling, length), sweep or [])
-    molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in inputs))
-    for path in inputs:
+    molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in paths))
+    for path in paths:
         _check_input(path, needs_judge=judge is None and not molecules)
     for name, value, allowed in (
         ("first-token", first_token, FIRST_TOKEN),
@@ -146,13 +147,13 @@ def quality(
     from sedd.runtime.device import resolve_device
 
     plan = _Plan(points, count, batch, str(resolve_device(device)), draw_precision, bool(sweep), molecules)
-    if save is not None and (len(inputs) > 1 or len(plan.points) > 1):
+    if save is not None and (len(paths) > 1 or len(plan.points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
     if judge is None and molecules and any(path.suffix in PICTURES for path in out or []):
         raise ValueError("the plot shows generative perplexity, which needs --judge; save the results as .jsonl")
     if known is not None and not molecules:
         raise ValueError(f"known is {known}, and there are no molecules to compare with it; add --molecules")
-    work = [results.read_results(path) or plan.samples(path) for path in inputs]
+    work = [results.read_results(path) or plan.samples(path) for path in paths]
     records = [record for item in work if isinstance(item, list) for record in item]
     if not all(isinstance(item, list) for item in work):
         if judge is None and molecules:
@@ -213,6 +214,15 @@ class _Plan:
                 return sample_sets.generate_samples(loaded, sampling_run, prompt, self.batch, str(path), on_progress)
 
         return map(draw, sampling_runs, prompts)
+
+
+def _find_input(path: Path) -> Path:
+    """Return an input: a path as it is, else a model in the box or on the Hub."""
+    from sedd import checkpoint, hub
+
+    located = checkpoint.locate_model(path)
+    is_hub_name = located is None and not path.exists() and hub.is_repo_id(str(path))
+    return find_model(path) if is_hub_name else located or path
 
 
 def _is_molecule_run(path: Path) -> bool:
@@ -297,7 +307,8 @@ def _check_input(path: Path, needs_judge: bool) -> None:
 
     if not path.exists():
         raise ValueError(f"{path} does not exist; name the folder of a run, a file of samples, or saved results")
-    if needs_judge and (path / checkpoint.CHECKPOINTS).is_dir():
+    is_model = (path / checkpoint.CHECKPOINTS).is_dir() or (path / "ema.safetensors").is_file()
+    if needs_judge and is_model:
         raise ValueError(NO_JUDGE)
 
 

@@ -1,8 +1,10 @@
 """The Typer application, and what its commands share: common options, output and progress bars."""
 
 import json
+import os
 import re
-from collections.abc import Callable, Collection, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
-from sedd import __version__, registry
+from sedd import __version__, models, registry
 from sedd.config import PRECISIONS, check_choice
 
 ORDER = (
@@ -61,12 +63,14 @@ class App(typer.Typer):
         return super().command(*args, **{"cls": Command, **options})
 
 
+_BUILT_IN = models.built_in_names()
 app = App(
     cls=_OrderedCommands,
     help="Score entropy discrete diffusion: train, sample and evaluate diffusion models of text and other sequences.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # joins the lines of a paragraph
+    epilog=f"Models in the box: {', '.join(_BUILT_IN)}." if _BUILT_IN else None,
 )
 
 
@@ -84,20 +88,40 @@ PACKING_HELP = "packed (default): one token stream, cut into blocks; lines: one 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one per line.")]
 
 
-def _find_model(context: typer.Context, name: Path) -> Path:
+def _find_model(context: typer.Context, name: Path | None) -> Path | None:
     """Return the folder of a model; refuse one that holds none before torch is imported."""
     return name if context.resilient_parsing else find_model(name)
 
 
+MODEL_HELP = (
+    "Folder of a run, of one of its checkpoints, or of an imported model; or a name on the Hugging Face Hub, owner/name"
+    + (f"; or a model in the box: {', '.join(_BUILT_IN)}." if _BUILT_IN else ".")
+)
+DEFAULT_HELP = f" By default {models.DEFAULT}."
+FIRST_HELP = (
+    f" May be left out: the first argument is a model if it is one in the box, a path that holds a model, or a name "
+    f"owner/name; else {models.DEFAULT} is used."
+)
 ModelFolder = Annotated[
     Path,
+    typer.Argument(help=MODEL_HELP, show_default=False, callback=_find_model, autocompletion=models.built_in_names),
+]
+OptionalModel = Annotated[
+    Path | None,
     typer.Argument(
-        help="Folder of a run, of one of its checkpoints, or of an imported model; or a name on the Hugging Face Hub, "
-        "owner/name.",
-        show_default=False,
-        callback=_find_model,
+        help=MODEL_HELP + DEFAULT_HELP, show_default=False, callback=_find_model, autocompletion=models.built_in_names
     ),
 ]
+FirstModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help=MODEL_HELP + FIRST_HELP,
+        show_default=False,
+        autocompletion=models.built_in_names,
+    ),
+]
+"""A model that may be left out before other arguments; `split_model` tells them apart."""
 Column = Annotated[
     str | None, typer.Option(help="Column of a table that holds the text; by default recognized by its name.")
 ]
@@ -175,16 +199,48 @@ def check_precision(precision: str | None) -> str | None:
     return precision
 
 
-def find_model(name: Path) -> Path:
-    """Return the folder of a model: ``name`` itself, or the files of that name on the Hugging Face Hub."""
+def find_model(name: Path | str | None) -> Path:
+    """Return the folder of a model: ``name`` itself, one in the box, or one on the Hub; None: the default."""
     from sedd import checkpoint, hub
 
+    if name is None:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"sedd: no model was named; using {models.DEFAULT}", file=sys.stderr)
+        return models.default_model()
+    path = checkpoint.locate_model(name) or Path(name)
     try:
-        checkpoint.peek_model(name)
+        checkpoint.peek_model(path)
     except ValueError:
-        published = (".safetensors", ".bin", ".ckpt", ".pt", ".pth")
-        has_weights = name.is_dir() and any(file.suffix in published for file in name.iterdir())
-        if not has_weights and (name.exists() or not hub.is_repo_id(str(name))):
+        if not checkpoint.has_weights(path) and (path.exists() or not hub.is_repo_id(str(path))):
             raise
-        return hub.fetch(name)
-    return name
+        return hub.fetch(path)
+    return path
+
+
+def split_model(
+    first: str | None, others: Sequence[str], kind: str, fits: Callable[[str], bool] = lambda text: True
+) -> tuple[Path, list[str]]:
+    """Return the folder of the model and the other arguments of a command whose model may be left out.
+
+    The first argument is a model if it is one in the box, a path that holds a model, or has the form of a name on the
+    Hub. If not, it is one of the others, and the model is the default.
+
+    Args:
+        first: The first argument.
+        others: Those after it.
+        kind: What the others are.
+        fits: Whether a text can be one of the others; if not, it was meant as a model.
+    """
+    from sedd import checkpoint, hub
+
+    if first is None:
+        return find_model(None), list(others)
+    is_model = checkpoint.holds_model(first) or models.built_in_model(first) is not None
+    if is_model or (not os.path.exists(first) and hub.is_repo_id(first)):
+        return find_model(first), list(others)
+    if not fits(first):
+        raise ValueError(
+            f"{first!r} is neither a model nor {kind}; a model is the folder of a run, of one of its checkpoints or "
+            f"of what sedd import wrote, or a name on the Hub, owner/name; {models.list_built_in()}"
+        )
+    return find_model(None), [first, *others]

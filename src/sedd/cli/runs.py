@@ -93,7 +93,7 @@ def _count_parameters(checkpoint_folder: Path) -> int | None:
     from sedd import checkpoint
 
     try:
-        return checkpoint.count_parameters(checkpoint_folder)
+        return checkpoint.read_header(checkpoint_folder).parameters
     except ValueError:
         return None
 

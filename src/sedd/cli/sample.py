@@ -5,23 +5,30 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
+from rich.console import Console
 
-from sedd.cli.root import AsJson, ModelDevice, ModelFolder, app, check_precision, stderr_progress, writing_to
+from sedd.cli.root import (
+    AsJson,
+    FirstModel,
+    ModelDevice,
+    OptionalModel,
+    app,
+    check_precision,
+    split_model,
+    stderr_progress,
+    writing_to,
+)
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.generate.display import separator, visible
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
     from sedd.generate import GeneratedSequence, SamplingRun
-    from sedd.sampling import Prompt, State
+    from sedd.sampling import Prompt
 
 Length = Annotated[int | None, typer.Option(help="Tokens per sample; by default the model's sequence length.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show the texts on stderr as they form.")]
@@ -37,11 +44,17 @@ Precision = Annotated[
     ),
 ]
 
+A_TEMPLATE: tuple[str, Callable[[str], bool]] = (
+    "a template with a gap, as in 'The {8} sat.'",
+    lambda text: "{" in text,
+)
+"""What the arguments after the model are, and whether a text can be one, for `split_model`."""
+
 
 @app.command()
 @sampling_options
 def sample(
-    model: ModelFolder,
+    model: OptionalModel = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Number of samples.")] = 4,
     length: Length = None,
     watch: Watch = False,
@@ -57,6 +70,7 @@ def sample(
     Texts go to stdout, with control characters escaped and a line before each if there are several; --json and --out
     keep them as they are. Statistics go to stderr. The same seed gives the same texts.
     """
+    assert model is not None  # its callback returns the default
     _check(model, count, settings, length)
     from sedd.generate import blank_prompt
 
@@ -67,7 +81,7 @@ def sample(
 @app.command()
 @sampling_options
 def infill(
-    model: ModelFolder,
+    model: FirstModel = None,
     templates: Annotated[
         list[str] | None, typer.Argument(help="Texts with gaps: 'The {8} sat.' has one gap of eight tokens.")
     ] = None,
@@ -87,13 +101,14 @@ def infill(
     tokenizer words include the space before them: write 'The{8} sat', not 'The {8} sat'. Under uniform noise the
     conditional distribution is approximate.
     """
-    all_templates = [*(templates or []), *(_read_lines(file) if file else [])]
+    folder, given = split_model(model, templates or (), *A_TEMPLATE)
+    all_templates = [*given, *(_read_lines(file) if file else [])]
     if not all_templates:
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
-    _check(model, count, settings, templates=all_templates)
+    _check(folder, count, settings, templates=all_templates)
     from sedd.generate import template
 
-    loaded, sampling_run = _load(model, device, precision, settings)
+    loaded, sampling_run = _load(folder, device, precision, settings)
     repeated = [text for text in all_templates for _ in range(count)]
     prompt = template.template_prompt(repeated, loaded)
     _generate(loaded, sampling_run, prompt, repeated, watch, as_json, out, batch)
@@ -102,7 +117,7 @@ def infill(
 @app.command()
 @sampling_options
 def trace(
-    model: ModelFolder,
+    model: FirstModel = None,
     templates: Annotated[
         list[str] | None, typer.Argument(help="Texts with gaps; without any, texts are generated from noise.")
     ] = None,
@@ -116,18 +131,15 @@ def trace(
     """Draw generated texts with each token coloured by the sampling step at which it appeared."""
     if out.suffix not in (".html", ".png"):
         raise ValueError(f"out is {out}; it must end in .html or .png")
-    _check(model, count, settings, length, templates or ())
+    folder, given = split_model(model, templates or (), *A_TEMPLATE)
+    _check(folder, count, settings, length, given)
     from sedd import generate
 
-    loaded, sampling_run = _load(model, device, precision, settings)
-    prompt = (
-        generate.template.template_prompt(templates, loaded)
-        if templates
-        else generate.blank_prompt(loaded, count, length)
-    )
+    loaded, sampling_run = _load(folder, device, precision, settings)
+    prompt = generate.template.template_prompt(given, loaded) if given else generate.blank_prompt(loaded, count, length)
     finished = _run_batches(sampling_run, prompt, 16, loaded, watch=False)
     rows = [generate.trace.trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
-    title = f"{len(rows)} texts of {model.name}" if len(rows) > 1 else f"A text of {model.name}"
+    title = f"{len(rows)} texts of {folder.name}" if len(rows) > 1 else f"A text of {folder.name}"
     about = f"Sampler {sampling_run.name}, {settings['steps']} steps, seed {settings['seed']}."
     with writing_to(out):
         if out.suffix == ".png":
@@ -192,7 +204,7 @@ def _run_batches(
             size = len(part.given)
             calls, seconds, states = stats.row_calls, stats.seconds, sampling_run.states(part, first)
             if watch:
-                last = _watch(states, loaded, console, first)
+                last = generate.watch_states(states, loaded, console, first)
             else:
                 for last in states:
                     on_progress(round((first + size * last.step / max(steps, last.step)) * steps), total * steps)
@@ -202,40 +214,6 @@ def _run_batches(
             }
             for i, sequence in enumerate(generate.final_sequences(last, part)):
                 yield sequence, first + i, cost
-
-
-def _watch(states: Iterator["State"], loaded: "LoadedModel", console: Console, first: int) -> "State":
-    """Show the texts of a batch as they form: live on a terminal, else a line each at steps 1, 2, 4, 8, …"""
-    from sedd.diffusion.process import Absorbing
-
-    mask = loaded.process.mask if isinstance(loaded.process, Absorbing) else None
-
-    def render(row: list[int]) -> Text:
-        text = Text()
-        for masked, run in groupby(row, lambda token: token == mask):
-            ids = list(run)
-            shown = "·" * len(ids) if masked else visible(loaded.tokenizer.decode(ids))
-            text.append(shown, style="dim" if masked else "")
-        return text
-
-    def render_all(state: "State") -> Group:
-        rows = state.x.tolist()
-        heads = [Text(separator(first + i), style="dim") for i in range(1, len(rows) + 1)]
-        texts = [part for head, row in zip(heads, rows, strict=True) for part in (head, render(row))]
-        return Group(*(texts if len(rows) > 1 else texts[1:]))
-
-    last = next(states)
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=20, transient=True) as live:
-            for last in states:
-                live.update(render_all(last))
-        return last
-    for last in states:
-        if last.step & (last.step - 1) == 0:
-            for number, row in enumerate(last.x.tolist(), first + 1):
-                line = f"step {last.step}, sample {number}: {visible(render(row).plain, line_ends=False)}"
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return last
 
 
 def _generate(

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
     from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
     from sedd.evaluation.protocols import DATASETS, PROTOCOLS, SINGLE_TEXT, Protocol, get_protocol, suite_datasets
-    from sedd.evaluation.results import ModelsByPrecision, evaluate, likelihood_table, models_by_precision
+    from sedd.evaluation.results import (
+        ModelsByPrecision,
+        evaluate,
+        evaluate_difference,
+        likelihood_table,
+        models_by_precision,
+    )
 
 __all__ = [
     "DATASETS",
@@ -24,6 +30,7 @@ __all__ = [
     "Protocol",
     "encode_continuation",
     "evaluate",
+    "evaluate_difference",
     "get_protocol",
     "likelihood_table",
     "models_by_precision",
@@ -41,6 +48,6 @@ __getattr__ = lazy_names(
         "continuation": ["encode_continuation", "require_packed_text", "score_continuation"],
         "corpus": ["Corpus", "read_corpus", "text_corpora", "validation_corpus"],
         "protocols": ["DATASETS", "PROTOCOLS", "SINGLE_TEXT", "Protocol", "get_protocol", "suite_datasets"],
-        "results": ["ModelsByPrecision", "evaluate", "likelihood_table", "models_by_precision"],
+        "results": ["ModelsByPrecision", "evaluate", "evaluate_difference", "likelihood_table", "models_by_precision"],
     },
 )

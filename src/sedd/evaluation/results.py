@@ -10,7 +10,7 @@ from sedd.diffusion.parameterization import DiscreteModel
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol
 from sedd.factory import LoadedModel
-from sedd.likelihood import BoundTerms, Estimator, LikelihoodEstimate, estimate_likelihood
+from sedd.likelihood import BoundTerms, Estimator, LikelihoodEstimate, estimate_difference, estimate_likelihood
 from sedd.likelihood.estimate import OnProgress
 from sedd.runtime.distributed import Ranks
 
@@ -86,6 +86,36 @@ def evaluate(
         "label": loaded.label,
         "model": str(loaded.folder),
         "model_sha256": _sha256(loaded.folder / "ema.safetensors"),
+    }
+
+
+def evaluate_difference(
+    loaded: LoadedModel,
+    other: LoadedModel,
+    corpus: Corpus,
+    protocol: Protocol,
+    ranks: Ranks,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    on_progress: OnProgress = lambda done, total: None,
+) -> dict[str, Any]:
+    """Estimate how much more ``other`` needs for ``corpus`` than ``loaded``, the same model with other weights.
+
+    Both are evaluated on the same times and noise, so the difference has a far smaller error than either value.
+    """
+    by = factory.build_estimator(None, loaded, protocol.terms, protocol.t_min, seed)
+    draws = protocol.draws if draws is None else draws
+    batch = default_batch(loaded, max(map(len, corpus.sequences)))
+    models = (loaded.model, other.model)
+    found = estimate_difference(
+        models, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
+    )
+    return {
+        "nats_per_token": round(found.nats, DIGITS + 2),
+        "stderr_nats_per_token": _per_unit(found.stderr, 1.0, DIGITS + 2),
+        "bits_per_char": _per_unit(found.nats / math.log(2), corpus.characters_per_token, DIGITS + 2),
+        "draws": 0 if by.is_exact else draws,
     }
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sedd.generate.greedy import decode_greedy
     from sedd.generate.run import GeneratedSequence, SamplingRun, SamplingStats, blank_prompt, final_sequences
     from sedd.generate.settings import SamplingSettings
+    from sedd.generate.watch import watch_states
 
 __all__ = [
     "GeneratedSequence",
@@ -22,6 +23,7 @@ __all__ = [
     "settings",
     "template",
     "trace",
+    "watch_states",
 ]
 
 __getattr__ = lazy_names(
@@ -33,5 +35,6 @@ __getattr__ = lazy_names(
         "settings": ["SamplingSettings"],
         "template": [],
         "trace": [],
+        "watch": ["watch_states"],
     },
 )

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from sedd.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from sedd.hub.card import model_card
-    from sedd.hub.client import download, is_repo_id
+    from sedd.hub.card import CardFacts, describe_cost, model_card, write_card
+    from sedd.hub.client import download
     from sedd.hub.models import fetch, find_tokenizer, from_pretrained, push_to_hub, save_pretrained, source_name
+    from sedd.hub.repo_id import is_repo_id
 
 __all__ = [
+    "CardFacts",
+    "describe_cost",
     "download",
     "fetch",
     "find_tokenizer",
@@ -23,13 +26,15 @@ __all__ = [
     "push_to_hub",
     "save_pretrained",
     "source_name",
+    "write_card",
 ]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "card": ["model_card"],
-        "client": ["download", "is_repo_id"],
+        "card": ["CardFacts", "describe_cost", "model_card", "write_card"],
+        "client": ["download"],
         "models": ["fetch", "find_tokenizer", "from_pretrained", "push_to_hub", "save_pretrained", "source_name"],
+        "repo_id": ["is_repo_id"],
     },
 )

@@ -1,12 +1,18 @@
 """Model cards: what a model is, how to use it, its likelihoods, and how it was trained."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, final
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from sedd import checkpoint, factory
 from sedd.extras import DISTRIBUTION
 from sedd.factory import LoadedModel
+from sedd.hub.convert.convert import ORIGIN
+from sedd.hub.repo_id import is_repo_id
 
 TEXT_TOKENIZERS = ("bytes", "chars", "bpe")
 """Kinds of tokenizers whose tokens are text."""
@@ -16,27 +22,85 @@ CONDITIONING = {
     "none": "not conditioned on the noise level",
 }
 """Descriptions of ``time_conditioning``."""
+README, FACTS = "README.md", "card"
+"""The model card, and the stem of the JSON file with what it states; neither is in the manifest: they may be edited."""
 
 
-def model_card(
-    loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any]], origin: Mapping[str, Any] | None
-) -> str:
+@final
+@dataclass(frozen=True)
+class CardFacts:
+    """What a model card states beyond what the configuration records; stored as card.json."""
+
+    summary: str = ""
+    """What the model generates, in a sentence."""
+    data: str = ""
+    """What it was trained on."""
+    licence: str = ""
+    """The licence of the data and of the weights."""
+    command: str = ""
+    """The commands that made it."""
+    limits: str = ""
+    """What it is not good for."""
+    template: str = ""
+    """A template to fill, as an example of use."""
+    results: Sequence[Mapping[str, Any]] = ()
+    """Records of `sedd eval`, or the validation bound of the run."""
+    weights_cost: Mapping[str, Any] | None = None
+    """What storing the weights in a smaller dtype costs: the record of `sedd export --eval`."""
+    sample_metrics: Mapping[str, Any] | None = None
+    """A record of `sedd quality`."""
+    samples: Sequence[str] = ()
+    """Generated texts, not selected."""
+
+    @staticmethod
+    def read(folder: Path) -> "CardFacts":
+        """Read the facts beside a model; without a file there are none."""
+        if not (folder / f"{FACTS}.json").is_file():
+            return CardFacts()
+        stored = checkpoint.load_json(folder, FACTS)
+        known = {field.name for field in fields(CardFacts)}
+        if not isinstance(stored, dict) or not stored.keys() <= known:
+            raise ValueError(f"{folder / FACTS}.json is not of a model card; its keys are {', '.join(sorted(known))}")
+        return CardFacts(**stored)
+
+
+def write_card(folder: Path, name: str, facts: CardFacts) -> Path:
+    """Write the card of the model in ``folder``: card.json, and README.md from it and the model; return the latter."""
+    loaded = factory.load_model(folder)
+    has_origin = (folder / f"{ORIGIN}.json").is_file()
+    public = replace(facts, results=[_public(record) for record in facts.results])
+    text = model_card(loaded, name, public, checkpoint.load_json(folder, ORIGIN) if has_origin else None)
+    checkpoint.write_json(folder / f"{FACTS}.json", asdict(public))
+    with checkpoint.explain_write_errors(folder / README):
+        (folder / README).write_text(text, encoding="utf-8")
+    return folder / README
+
+
+def _public(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record without local folders, which are not published."""
+    return {**record, **{key: Path(record[key]).name for key in ("data", "model") if record.get(key)}}
+
+
+def model_card(loaded: LoadedModel, name: str, facts: CardFacts, origin: Mapping[str, Any] | None) -> str:
     """Return the README.md of a model, with the Hub's metadata.
 
     Args:
         loaded: The model.
-        name: Its name on the Hub.
-        results: Records of `sedd eval`, or the validation bound of the run.
+        name: Its name on the Hub or in the box.
+        facts: What to state beside its configuration.
         origin: The published checkpoint it was converted from, if any.
     """
     parts = [
         f"# {name}",
+        *([facts.summary] if facts.summary else []),
         _description(loaded, origin),
-        "## Use\n\n" + _usage(loaded, name),
-        "## Evaluation\n\n" + _evaluation(results),
-        "## Training\n\n" + _training(loaded, origin),
+        "## Use\n\n" + _usage(loaded, name, facts.template),
+        "## Evaluation\n\n" + _evaluation(facts),
+        *(["## Samples\n\nNot selected:\n\n" + _samples(facts.samples)] if facts.samples else []),
+        "## Training\n\n" + _training(loaded, facts, origin),
+        *([f"## Limits\n\n{facts.limits}"] if facts.limits else []),
     ]
-    return f"---\n{_metadata(loaded, name, results).to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
+    return f"---\n{_metadata(loaded, name, facts.results).to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
 
 
 def _metadata(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any]]) -> ModelCardData:
@@ -61,7 +125,7 @@ def _metadata(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any
 
 
 def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
-    run, parameters = loaded.config, sum(p.numel() for p in loaded.network.parameters())
+    run, stored = loaded.config, checkpoint.read_header(loaded.folder)
     network = f"{run.model.architecture}, {run.model.depth} blocks, width {run.model.width}"
     lines = [
         "A discrete diffusion model of token sequences, made with `sedd`."
@@ -71,7 +135,7 @@ def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
         "",
         "| | |",
         "|---|---|",
-        f"| parameters | {parameters:,} |",
+        f"| parameters | {stored.parameters:,}, stored in {stored.dtype}: {stored.bytes / 1e6:.2f} MB |",
         f"| network | {network}, {CONDITIONING[run.time_conditioning]} |",
         f"| length | {run.model.seq_len} tokens |",
         f"| tokenizer | {loaded.tokenizer.kind}, {loaded.tokenizer.vocab_size:,} tokens |",
@@ -82,8 +146,9 @@ def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
-def _usage(loaded: LoadedModel, name: str) -> str:
-    template = "It was {12} the end." if loaded.tokenizer.kind in TEXT_TOKENIZERS else "0 1 {6} 2"
+def _usage(loaded: LoadedModel, name: str, template: str) -> str:
+    template = template or ("It was {12} the end." if loaded.tokenizer.kind in TEXT_TOKENIZERS else "0 1 {6} 2")
+    download, folder = (f"hf download {name} --local-dir model\n", "model") if is_repo_id(name) else ("", name)
     return (
         f"Install the library, which is distributed as `{DISTRIBUTION}` and imported as `sedd`: "
         f"`pip install {DISTRIBUTION}`.\n\n"
@@ -93,15 +158,48 @@ def _usage(loaded: LoadedModel, name: str) -> str:
         f'print(model.sample(4), model.infill("{template}"))\n'
         "```\n\n"
         "```sh\n"
-        f"hf download {name} --local-dir model\n"
-        "sedd sample model -n 4\n"
-        f'sedd infill model "{template}"\n'
-        "sedd eval model test.txt\n"
+        f"{download}sedd sample {folder} -n 4\n"
+        f'sedd infill {folder} "{template}"\n'
+        f"sedd eval {folder} test.txt\n"
         "```"
     )
 
 
-def _evaluation(results: Sequence[Mapping[str, Any]]) -> str:
+def _evaluation(facts: CardFacts) -> str:
+    parts = [_likelihoods(facts.results)]
+    if cost := facts.weights_cost:
+        parts.append(
+            f"Storing the weights in {cost['dtype']} instead of float32 costs {describe_cost(cost)}: both forms were "
+            f"evaluated on {cost['data']} with the same times and noise."
+        )
+    if metrics := facts.sample_metrics:
+        shown = ("samples", "steps", "sampler", "validity", "uniqueness", "novelty", "gen_ppl_by_token", "entropy_nats")
+        rows = [
+            f"| {name.replace('_', ' ')} | {_cell(metrics, name)} |" for name in shown if metrics.get(name) is not None
+        ]
+        parts.append("\n".join(["| of samples | |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def describe_cost(cost: Mapping[str, Any]) -> str:
+    """Return what the dtype of stored weights costs: nats per token with their standard error, bits per character."""
+    error = "" if cost["stderr_nats_per_token"] is None else f" ± {cost['stderr_nats_per_token']:.6f}"
+    bits = "" if cost["bits_per_char"] is None else f", {cost['bits_per_char']:.6f} bits per character"
+    return f"{cost['nats_per_token']:.6f}{error} nats per token{bits}"
+
+
+def _cell(record: Mapping[str, Any], name: str) -> str:
+    """Return a number with its standard error, if it has one."""
+    error = record.get(f"stderr_{name}")
+    return f"{record[name]}" if error is None else f"{record[name]} ± {error}"
+
+
+def _samples(texts: Sequence[str]) -> str:
+    """Return texts as a block of code, indented, so that nothing in them is markup; a line apart."""
+    return textwrap.indent("\n\n".join(text.strip("\n") for text in texts), "    ")
+
+
+def _likelihoods(results: Sequence[Mapping[str, Any]]) -> str:
     if not results:
         return "Not measured. `sedd eval model test.txt` prints the bound on your text with its standard error."
     header = ["| data | protocol | nats per token | bits per character |", "|---|---|---|---|"]
@@ -125,11 +223,17 @@ def _nats(record: Mapping[str, Any]) -> str:
     return f"{relation}{record['nats_per_token']} ± {record['stderr_nats_per_token']}"
 
 
-def _training(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
-    run = loaded.config
+def _training(loaded: LoadedModel, facts: CardFacts, origin: Mapping[str, Any] | None) -> str:
     if origin is not None:
         return f"By the authors of `{origin['source']}`; see there for data and licence."
-    sources = ", ".join(run.data.sources) or "not recorded"
+    stated = [f"{name}: {text}" for name, text in (("Data", facts.data), ("Licence", facts.licence)) if text]
+    made = [f"Made with:\n\n```sh\n{facts.command}\n```"] if facts.command else []
+    return "\n\n".join([*stated, _configuration(loaded), *made])
+
+
+def _configuration(loaded: LoadedModel) -> str:
+    run = loaded.config
+    sources = ", ".join(Path(source).name for source in run.data.sources) or "not recorded"
     return (
         f"On {sources} ({run.data.packing}), objective `{run.objective}`, {run.optim.name} with learning rate "
         f"{run.optim.lr}, batches of {run.train.batch_size} sequences, EMA decay {run.optim.ema_decay}, seed "

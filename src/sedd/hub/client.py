@@ -1,6 +1,5 @@
 """The client of the Hugging Face Hub: downloads, uploads, and its errors as sentences."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +12,6 @@ DATA_FILES = ("*.json", "*.safetensors", "merges.txt")
 PICKLE_FILES = ("*.bin", "*.ckpt", "*.pt", "*.pth")
 HTTP_ERRORS: tuple[type[Exception], ...] = (OSError, errors.HTTPError)  # type: ignore[attr-defined]
 """What the library's HTTP client raises, in all of its major versions."""
-
-
-def is_repo_id(name: str) -> bool:
-    """Return whether ``name`` has the form of a repository's id, owner/name."""
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None
 
 
 def download(name: str, revision: str | None = None, pickles: bool = False) -> Path:

@@ -1,19 +1,22 @@
-"""Models by name: a folder, a folder in a published layout, or a repository on the Hub."""
+"""Models by name: a folder, a folder in a published layout, a model in the box, or a repository on the Hub."""
 
 import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sedd import checkpoint, factory
+from sedd import checkpoint, factory, models
 from sedd import tokenizer as tokenizers
 from sedd.cache import cache_folder
+from sedd.config import check_choice
 from sedd.hub import client, convert
-from sedd.hub.card import model_card
+from sedd.hub.card import CardFacts, write_card
 from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
+from sedd.hub.repo_id import is_repo_id
 from sedd.runtime import run_log
 from sedd.tokenizer import BPE, Tokenizer
 
@@ -24,12 +27,15 @@ GPT2_VOCAB_SIZE = 50257
 def fetch(name: str | Path, revision: str | None = None) -> Path:
     """Return a folder that `factory.load_model` reads, for a model given by name.
 
+    A folder here comes first, then a model in the box, then one on the Hub.
     A published checkpoint in safetensors is converted once and cached (``SEDD_CACHE``); pickles are read by
     `sedd import` only.
     """
-    if Path(name).exists():
+    if (located := checkpoint.locate_model(name)) is not None:
+        folder = located
+    elif Path(name).exists():
         folder = Path(name)
-    elif client.is_repo_id(str(name)):
+    elif is_repo_id(str(name)):
         try:
             folder = client.download(str(name), revision)
         except ValueError as error:
@@ -37,7 +43,7 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
     else:
         raise ValueError(
             f"{name} holds no model; give the folder of a run, one of its checkpoints, what sedd import wrote, or the "
-            "name of a model on the Hub, owner/name"
+            f"name of a model on the Hub, owner/name; {models.list_built_in()}"
         )
     weights = [file for file in WEIGHT_FILES if (folder / file).is_file()]
     if (folder / checkpoint.CHECKPOINTS).is_dir() or (folder / "ema.safetensors").is_file() or not weights:
@@ -65,7 +71,7 @@ def _convert_cached(folder: Path, name: str) -> Path:
 
 def source_name(name: str) -> str:
     """Return the name under which a source is recorded: its id on the Hub, or the last part of its path."""
-    return name if client.is_repo_id(name) and not Path(name).exists() else Path(name).resolve().name
+    return name if is_repo_id(name) and not Path(name).exists() else Path(name).resolve().name
 
 
 def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None) -> Tokenizer | None:
@@ -119,12 +125,16 @@ def _gpt2_tokenizer() -> Tokenizer:
 def from_pretrained(
     name: str | Path, revision: str | None = None, *, weights: str = "ema", device: str = "cpu"
 ) -> factory.LoadedModel:
-    """Load a model by name: a folder, or a repository on the Hub, in sedd's layout or a published one."""
+    """Load a model by name: a folder, a model in the box, or a repository on the Hub; ours or a published one."""
     return factory.load_model(fetch(name, revision), weights, device)
 
 
 def save_pretrained(
-    model: str | Path, out: Path, name: str | None = None, results: Sequence[Mapping[str, Any]] = ()
+    model: str | Path,
+    out: Path,
+    name: str | None = None,
+    results: Sequence[Mapping[str, Any]] = (),
+    dtype: str | None = None,
 ) -> Path:
     """Write a model folder for sharing: EMA weights, configuration, tokenizer and a model card.
 
@@ -135,7 +145,11 @@ def save_pretrained(
         out: The folder to write.
         name: The model's name in its card; by default that of ``out``.
         results: Records of `sedd eval` for the card.
+        dtype: How the weights are stored: int8 (matrices, with a scale per row), bfloat16 or float32; by default as
+            they are in ``model``.
     """
+    if dtype is not None:
+        check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
     out, loaded = checkpoint.require_empty(out), factory.load_model(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
@@ -144,12 +158,17 @@ def save_pretrained(
     origin = checkpoint.load_json(loaded.folder, ORIGIN) if imported else None
     state = checkpoint.load_json(loaded.folder, "state")
     records = {"config": config, "state": state} | ({ORIGIN: origin} if imported else {})
-    card = model_card(loaded, name or out.name, [*_validation_result(Path(model), state), *results], origin)
-    tensors = {"ema": checkpoint.load_tensors(loaded.folder, "ema")}
-    checkpoint.save(out.parent, out.name, tensors, records, extra=loaded.tokenizer.save)
-    readme = out / "README.md"  # not in the manifest: it may be edited on the Hub
-    with checkpoint.explain_write_errors(readme):
-        readme.write_text(card, encoding="utf-8")
+    if dtype is None:
+        weights = checkpoint.load_tensors(loaded.folder, "ema")
+    else:
+        weights = checkpoint.pack_weights(checkpoint.load_weights(loaded.folder, "ema"), dtype)
+    checkpoint.save(out.parent, out.name, {"ema": weights}, records, extra=loaded.tokenizer.save)
+    facts = CardFacts.read(loaded.folder)
+    if dtype in (None, checkpoint.read_header(loaded.folder).dtype):
+        facts = replace(facts, results=[*_validation_result(Path(model), state), *facts.results])
+    else:  # what was measured before is not of these weights
+        facts = replace(facts, results=[], weights_cost=None, sample_metrics=None, samples=[])
+    write_card(out, name or out.name, replace(facts, results=[*facts.results, *results]))
     return out
 
 
@@ -178,7 +197,7 @@ def push_to_hub(
     model: str | Path, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """Upload a model with its card to the Hub as ``name`` and return its address."""
-    if not client.is_repo_id(name):
+    if not is_repo_id(name):
         raise ValueError(f"{name!r} is not the name of a repository; write owner/name")
     temporary = Path(tempfile.mkdtemp(prefix="sedd-"))
     try:

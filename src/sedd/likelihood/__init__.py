@@ -10,7 +10,12 @@ from sedd.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sedd.likelihood.bound import BoundTerms, bound_terms, times_by_noise
-    from sedd.likelihood.estimate import LikelihoodEstimate, estimate_likelihood
+    from sedd.likelihood.estimate import (
+        LikelihoodDifference,
+        LikelihoodEstimate,
+        estimate_difference,
+        estimate_likelihood,
+    )
     from sedd.likelihood.estimators import (
         AnyOrderEstimator,
         AutoregressiveEstimator,
@@ -31,12 +36,14 @@ __all__ = [
     "DiffusionTermEstimator",
     "Estimator",
     "FixedOrderEstimator",
+    "LikelihoodDifference",
     "LikelihoodEstimate",
     "MonteCarloEstimator",
     "PrecisionCheck",
     "StratifiedTimes",
     "bound_terms",
     "check_precision",
+    "estimate_difference",
     "estimate_likelihood",
     "times_by_noise",
 ]
@@ -45,7 +52,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "bound": ["BoundTerms", "bound_terms", "times_by_noise"],
-        "estimate": ["LikelihoodEstimate", "estimate_likelihood"],
+        "estimate": ["LikelihoodDifference", "LikelihoodEstimate", "estimate_difference", "estimate_likelihood"],
         "precision_check": ["PrecisionCheck", "check_precision"],
         "estimators": [
             "AnyOrderEstimator",

@@ -96,6 +96,43 @@ def estimate_likelihood(
     return estimate._replace(precision_check=check)
 
 
+class LikelihoodDifference(NamedTuple):
+    """How much more one model needs for a data set than another, in nats per token."""
+
+    nats: float
+    stderr: float | None
+    """Standard error over the sequences; None for a single one."""
+
+
+def estimate_difference(
+    models: tuple[Any, Any],
+    estimator: Estimator,
+    sequences: Sequence[Ids],
+    *,
+    draws: int,
+    seed: int,
+    batch: int,
+    ranks: Ranks,
+    on_progress: OnProgress = lambda done, total: None,
+) -> LikelihoodDifference:
+    """Estimate the likelihood under the second model minus that under the first, on the same draws.
+
+    Common random numbers: the error of the difference of similar models is far below that of either value. The other
+    arguments are those of `estimate_likelihood`.
+    """
+    times = StratifiedTimes(len(sequences), draws, seed) if isinstance(estimator, MonteCarloEstimator) else None
+    all_draws = _Draws(estimator, sequences, times, seed)
+    numbers = np.arange(len(all_draws))
+    first, second = (
+        _evaluate(model, numbers, draws=all_draws, batch=batch, ranks=ranks, on_progress=on_progress)[:, :3].sum(-1)
+        for model in models
+    )
+    costs = np.add.reduceat(second - first, all_draws.starts[:-1]) / np.diff(all_draws.starts)
+    return LikelihoodDifference(
+        float(costs.sum() / all_draws.lengths.sum()), _population_stderr(costs, all_draws.lengths)
+    )
+
+
 def _evaluate(
     model: Any,
     numbers: Int[np.ndarray, " n"],

@@ -4,6 +4,7 @@
   rotary positions, MLP, embedding.
 - `linear_loss`: the loss of a linear head and its gradients, without materializing the logits.
 - `fp8`: float8 matrix products with one scale per row.
+- `int8`: weights on disk as int8 with one scale per row; it has no kernels.
 - `categorical`: one draw per row from weights that are affine in the scores.
 - `momentum`: the elementwise halves of a Muon step.
 - `packed_tokens`: the positions that count in a loss, packed together.

@@ -1,0 +1,43 @@
+"""Models in the box: trained models that come with the package, each in a folder here, known by its name.
+
+A folder holds the configuration, the tokenizer, the weights, a manifest and a model card. ``SEDD_MODELS`` names another
+folder of models to use instead. No torch here.
+"""
+
+import os
+from pathlib import Path
+
+DEFAULT = "stories"
+"""The model of commands that are given none."""
+
+
+def built_in_folder() -> Path:
+    """Return the folder of the models in the box: ``SEDD_MODELS``, by default that of this package."""
+    return Path(os.environ.get("SEDD_MODELS") or Path(__file__).parent)
+
+
+def built_in_names() -> list[str]:
+    """Return the names of the models in the box, the default first."""
+    found = (path.parent.name for path in built_in_folder().glob("*/config.json"))
+    return sorted(found, key=lambda name: (name != DEFAULT, name))
+
+
+def built_in_model(name: str) -> Path | None:
+    """Return the folder of a model in the box; None if there is none of that name."""
+    return built_in_folder() / name if name in built_in_names() else None
+
+
+def default_model() -> Path:
+    """Return the folder of the model of commands that are given none."""
+    if (folder := built_in_model(DEFAULT)) is None:
+        raise ValueError(
+            f"no model was given, and the default, {DEFAULT}, is not there ({list_built_in()}); name the folder of a "
+            "run, or a model on the Hub, owner/name"
+        )
+    return folder
+
+
+def list_built_in() -> str:
+    """Return the models in the box as the end of a sentence."""
+    names = built_in_names()
+    return f"in the box: {', '.join(names)}" if names else "this build has no model in the box"

@@ -1,0 +1,116 @@
+"""Int8 weights: the error of every entry is at most half the scale of its row, and a mutant's is not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sedd import checkpoint, factory, hub
+from sedd.config import ModelConfig, RunConfig
+from sedd.ops.int8 import Int8Tensor, dequantize_int8, quantize_int8
+from sedd.tokenizer import Characters
+
+Refuses = Callable[..., None]
+Quantize = Callable[[Tensor], Int8Tensor]
+
+
+def matrix(seed: int, rows: int, columns: int) -> Tensor:
+    """Rows of very different sizes, one of them of zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.logspace(-30, 5, rows).unsqueeze(-1) * (torch.arange(rows) != rows // 2).unsqueeze(-1)
+    return torch.randn(rows, columns, generator=generator) * sizes
+
+
+def is_within_half_a_scale(weight: Tensor, quantize: Quantize) -> bool:
+    """|w − s·q| ≤ s/2 in every entry, where s is no more than a 127th of the largest entry of the row."""
+    values, scale = quantize(weight)
+    w, s = weight.double(), scale.double()
+    largest = w.abs().amax(-1, keepdim=True)
+    near = (w - s * values.double()).abs() <= s / 2 * (1 + 1e-9)
+    small = (s <= largest / 127 * (1 + 1e-6)) | (largest == 0)
+    return bool(near.all() and small.all())
+
+
+@given(seed=st.integers(0, 1000), rows=st.integers(1, 6), columns=st.integers(1, 9))
+def test_the_error_is_at_most_half_a_scale(seed: int, rows: int, columns: int) -> None:
+    weight = matrix(seed, rows, columns)
+    assert is_within_half_a_scale(weight, quantize_int8)
+    quantized = quantize_int8(weight)
+    again = quantize_int8(dequantize_int8(quantized))
+    assert torch.equal(again.values, quantized.values)
+    assert quantized.values.abs().max() <= 127
+
+
+def truncate(weight: Tensor) -> Int8Tensor:
+    scale = quantize_int8(weight).scale
+    return Int8Tensor((weight / scale).trunc().to(torch.int8), scale)
+
+
+def scale_of_columns(weight: Tensor) -> Int8Tensor:
+    values, scale = quantize_int8(weight.t())
+    return Int8Tensor(values.t(), scale[: len(weight)])
+
+
+def scale_of_all(weight: Tensor) -> Int8Tensor:
+    scale = (weight.abs().max() / 127).expand(len(weight), 1)
+    return Int8Tensor((weight / scale).round().to(torch.int8), scale)
+
+
+def by_128(weight: Tensor) -> Int8Tensor:
+    scale = quantize_int8(weight).scale * 127 / 128
+    return Int8Tensor((weight / scale).round().clamp(-128, 127).to(torch.int8), scale)
+
+
+@pytest.mark.parametrize("mutant", [truncate, scale_of_columns, scale_of_all, by_128])
+def test_mutants_break_it(mutant: Quantize) -> None:
+    assert not is_within_half_a_scale(matrix(0, 8, 8), mutant)
+
+
+def stored_model(folder: Path) -> Path:
+    """A model folder with random weights."""
+    run = RunConfig(model=ModelConfig(width=32, depth=2, heads=2, seq_len=16), objective="lambda-dce").resolved()
+    network = factory.build_network(run, factory.build_setup(run, vocab_size=5))
+    records = {"config": {**run.as_dict(), "vocab_size": 5}, "state": {"step": 1}}
+    tokenizer = Characters(alphabet="abcde")
+    return checkpoint.save(folder, "model", {"ema": network.state_dict()}, records, extra=tokenizer.save)
+
+
+def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
+    """int8 keeps all but matrices exactly; parameters are counted without scales; a small folder stays small."""
+    folder = stored_model(tmp_path)
+    weights = checkpoint.load_weights(folder, "ema")
+    for dtype, size in (("int8", 0.35), ("bfloat16", 0.6), ("float32", 1.0)):
+        out = hub.save_pretrained(folder, tmp_path / dtype, dtype=dtype)
+        assert checkpoint.corruption(out) is None
+        header, before = checkpoint.read_header(out), checkpoint.read_header(folder)
+        assert (header.parameters, header.dtype) == (before.parameters, dtype)
+        assert header.bytes <= size * before.bytes
+        loaded = factory.load_model(out)
+        assert all(p.dtype == torch.float32 for p in loaded.network.parameters())
+        for name, value in checkpoint.load_weights(out, "ema").items():
+            if dtype == "float32" or (dtype == "int8" and value.ndim != 2):
+                assert torch.equal(value, weights[name]), name
+            else:
+                assert torch.allclose(value.float(), weights[name], atol=float(weights[name].abs().max()) / 200), name
+        again = hub.save_pretrained(out, tmp_path / f"{dtype}-again")
+        assert (again / "ema.safetensors").read_bytes() == (out / "ema.safetensors").read_bytes()
+    assert f"stored in int8: {(tmp_path / 'int8/ema.safetensors').stat().st_size / 1e6:.2f} MB" in (
+        (tmp_path / "int8/README.md").read_text()
+    )
+
+
+def test_what_cannot_be_stored_or_read_is_refused(tmp_path: Path, refuses: Refuses) -> None:
+    folder = stored_model(tmp_path)
+    refuses(lambda: hub.save_pretrained(folder, tmp_path / "x", dtype="int4"), "'int4'", "int8, bfloat16, float32")
+    refuses(lambda: checkpoint.pack_weights({"w": torch.tensor([float("nan")])}, "int8"), "w is not finite")
+    out = hub.save_pretrained(folder, tmp_path / "small", dtype="int8")
+    tensors = checkpoint.load_tensors(out, "ema")
+    scales = [name for name in tensors if name.endswith("_scale")]
+    for changed in ({}, {scales[0]: tensors[scales[0]][:-1]}):
+        others = {name: value for name, value in tensors.items() if name != scales[0]}
+        checkpoint.write_tensors(tmp_path / "damaged" / "ema.safetensors", others | changed)
+        refuses(lambda: checkpoint.load_weights(tmp_path / "damaged", "ema"), scales[0][:-6], "one per row")
