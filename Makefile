@@ -30,7 +30,7 @@ help:  ## list the targets
 	@touch $@
 
 demo: export OMP_NUM_THREADS = 2
-demo: .venv/ready  ## train on sentences of known entropy, sample, fill gaps (500 steps, about three minutes)
+demo: .venv/ready  ## watch a story form, then train on sentences of known entropy (500 steps, about three minutes)
 	$(bin)/python examples/demo.py
 
 test: .venv/ready  ## run the tests

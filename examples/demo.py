@@ -1,7 +1,9 @@
-"""The demo of ``make demo``: train on sentences of known entropy, watch the bound approach it, sample, fill gaps.
+"""The demo of ``make demo``: a story forms; then training on sentences of known entropy.
 
-Writes ``demo/``: the sentences, the run, ``bound.png`` and ``trace.html``. Takes about three minutes on two free
-cores, and longer on a slow or busy machine: it counts steps, not seconds. Exits with code 1 if it did not converge.
+First the model in the box generates a story, fills a gap and scores two sentences, which takes seconds. Then a small
+model is trained; its bound approaches the entropy; it samples and fills gaps. Writes ``demo/``: the sentences, the run,
+``bound.png`` and ``trace.html``. Training takes about three minutes on two free cores, and longer on a slow or busy
+machine: it counts steps, not seconds. Exits with code 1 if it did not converge.
 """
 
 import argparse
@@ -19,10 +21,12 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sedd import data, factory, generate, sampling, training
+import sedd
+from sedd import data, factory, generate, models, sampling, training
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.generate.display import visible
 
@@ -31,6 +35,10 @@ import matplotlib.pyplot as plt
 
 LENGTH, SENTENCES = 8, 20_000  # seven words and a full stop, one token each
 STEPS, TIMED_STEPS = 500, 20
+POINTS = 3  # of the plot, at least
+STORY_STEPS = 64
+STORY_TEMPLATE = "Once upon a time{40} The end."
+STORY_SENTENCES = ("Tom was happy because he had a new ball.", "Ball new a had he because happy was Tom.")
 TOLERANCE = 0.015  # the bound has converged if it is this close to −log p, as a fraction of it
 # Choices and their weights. Subject and verb agree, everything else is independent; derivations are unique.
 DETERMINERS = {"the": 4, "a": 3, "every": 1}
@@ -103,8 +111,30 @@ class Bound(NamedTuple):
         return Bound(step, record["bound"] * LENGTH, record["bound_stderr"] * LENGTH)
 
 
+def show_model_in_the_box() -> None:
+    """Let the model in the box generate a story while it is shown, fill a gap and score two sentences."""
+    if models.DEFAULT not in models.built_in_names():
+        print("This build has no model in the box, so the demo begins with training.\n")
+        return
+    start = time.monotonic()
+    model = sedd.load(models.default_model(), device="cpu")
+    print(f"A story by the model in the box, {model.parameters:,} parameters; a dot is a token that is still masked:\n")
+    sampling_run = generate.SamplingRun.of(model.loaded, generate.SamplingSettings(steps=STORY_STEPS))
+    prompt = generate.blank_prompt(model.loaded, 1, None)
+    last = generate.watch_states(sampling_run.states(prompt), model.loaded, Console())
+    (story,) = generate.final_sequences(last, prompt)
+    print(f"{visible(model.tokenizer.decode(story.ids))}\n\n({time.monotonic() - start:.1f} s)\n")
+    print(f"Filling a gap of 40 tokens: {STORY_TEMPLATE}\n\n{visible(str(model.infill(STORY_TEMPLATE)))}\n")
+    print("Which of two sentences is likelier? −log p of each is at most:\n")
+    for bound in model.bound(STORY_SENTENCES, draws=32):
+        print(f"  {bound.nats:6.1f} ± {bound.stderr:.1f} nats: {bound.text}")
+    print(f"\nTo go on, now or later: sedd sample --watch; sedd infill {STORY_TEMPLATE!r}; sedd score 'a sentence'\n")
+
+
 def main(out: Path, steps: int) -> int:
-    """Write the corpus, train, compare the bound with the entropy, sample, fill gaps; return the exit code."""
+    """Show the model in the box; train another, compare its bound with the entropy, sample; return the exit code."""
+    show_model_in_the_box()
+    print("Training a small model on sentences of known entropy.")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     rng = random.Random(0)
@@ -116,7 +146,9 @@ def main(out: Path, steps: int) -> int:
         model=ModelConfig(width=128, depth=3, heads=4, seq_len=LENGTH, parameterization="mean"),
         optim=OptimConfig(lr=2e-3, warmup_steps=50, ema_decay=0.99),
         budget=BudgetConfig(steps=steps),
-        train=TrainConfig(batch_size=128, eval_every=50, eval_sequences=6_000, save_every=0, log_every=100),
+        train=TrainConfig(
+            batch_size=128, eval_every=evaluation_interval(steps), eval_sequences=6_000, save_every=0, log_every=100
+        ),
     ).resolved()
     sources = config.data.sources
     tokenizer = factory.build_tokenizer("bpe:420", lambda: data.read_documents(sources, packing="lines"))
@@ -131,10 +163,12 @@ def main(out: Path, steps: int) -> int:
         result = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=on_event)
     if result.signal is not None:
         print(f"stopped by a signal at step {result.state.step} of {steps}; start again for the rest of the demo")
+        if bounds:
+            plot_bound(bounds, entropy, optimum).savefig(out / "bound.png", dpi=120, bbox_inches="tight")
         return 128 + result.signal
     if bounds[-1:] != [last := Bound.of(result.validation, result.state.step)]:
         bounds.append(last)
-    plot_bound(bounds, entropy, optimum, out / "bound.png")
+    plot_bound(bounds, entropy, optimum).savefig(out / "bound.png", dpi=120, bbox_inches="tight")
     sample_and_infill(out)
     above = last.nats / optimum - 1
     if above > TOLERANCE:
@@ -150,7 +184,7 @@ def main(out: Path, steps: int) -> int:
 @contextmanager
 def show_progress(steps: int, bounds: list[Bound]) -> Iterator[training.OnEvent]:
     """Yield a progress callback: a bar on stderr; how long it will take; each bound, which is added to ``bounds``."""
-    start = time.monotonic()
+    start, timed_steps = time.monotonic(), min(TIMED_STEPS, evaluation_interval(steps) - 1)
     columns = (TextColumn("training"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=1.0)
@@ -165,7 +199,7 @@ def show_progress(steps: int, bounds: list[Bound]) -> Iterator[training.OnEvent]
                 error = f"± {bounds[-1].stderr:.3f} nats per sentence"
                 left = training.format_duration(per_step * (steps - record["step"]))
                 print(f"step {record['step']:5d}   bound {bounds[-1].nats:7.3f} {error}, {left} left", flush=True)
-            if record["step"] == TIMED_STEPS:
+            if record["step"] == timed_steps:
                 total = training.format_duration(per_step * steps)
                 print(
                     f"{steps} steps of training take about {total} on this machine, evaluations come on top", flush=True
@@ -174,17 +208,22 @@ def show_progress(steps: int, bounds: list[Bound]) -> Iterator[training.OnEvent]
         yield on_event
 
 
-def plot_bound(records: Sequence[Bound], entropy: float, optimum: float, path: Path) -> None:
-    """Plot the bound against steps, beside −log p of the validation sentences and the entropy."""
+def evaluation_interval(steps: int) -> int:
+    """Return the steps between two evaluations: 50, or fewer so that a short run has a curve and not a point."""
+    return min(50, max(1, steps // POINTS))
+
+
+def plot_bound(records: Sequence[Bound], entropy: float, optimum: float) -> Figure:
+    """Plot the bound against steps, beside −log p of the validation sentences and the entropy; all points are shown."""
     figure, axes = plt.subplots(figsize=(7, 4))
     steps, bounds, errors = zip(*records, strict=True)
     axes.errorbar(steps, bounds, errors, marker="o", label="validation bound")
     axes.axhline(optimum, color="black", label=f"−log p of the validation sentences, {optimum:.3f}")
     axes.axhline(entropy, color="gray", linestyle="--", label=f"entropy, {entropy:.3f}")
-    axes.set(xlabel="step", ylabel="nats per sentence", ylim=(0.9 * entropy, max(1.5 * entropy, 1.1 * bounds[-1])))
-    axes.set_xlim(left=0)
+    top = max(1.5 * entropy, 1.05 * max(bounds))
+    axes.set(xlabel="step", ylabel="nats per sentence", xlim=(0, 1.05 * steps[-1]), ylim=(0.9 * entropy, top))
     axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    return figure
 
 
 def sample_and_infill(out: Path) -> None:

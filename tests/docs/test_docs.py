@@ -1,9 +1,10 @@
 """The README and the docs: snippets run and print what is shown; commands, options, keys and links exist."""
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -12,7 +13,9 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
+from types import ModuleType
 
+import boxed
 import pytest
 import torch
 import typer
@@ -209,11 +212,52 @@ def test_examples_run(example: Path, tmp_path: Path) -> None:
     assert done.stdout
 
 
+def run_demo(out: Path, box: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples/demo.py"), "--steps", "21", "--out", str(out)]
+    environment = {**os.environ, "SEDD_MODELS": str(box)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
 def test_the_demo_counts_steps_and_states_that_it_did_not_converge(tmp_path: Path) -> None:
-    """A short one: the time that it takes is printed, the last bound is in the plot, and the exit code is 1."""
-    command = [sys.executable, str(ROOT / "examples/demo.py"), "--steps", "21", "--out", str(tmp_path / "demo")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """A short one: a story forms first; the time of training is printed, the bounds plotted, and the exit code is 1."""
+    done = run_demo(tmp_path / "demo", boxed.write_box(tmp_path / "models", "stories"))
     assert done.returncode == 1, done.stderr
-    assert "21 steps of training take about" in done.stdout
-    assert re.search(r"Training has not converged: after 21 steps the bound is \d+% above −log p", done.stdout)
+    story, training = done.stdout.split("Training a small model on sentences of known entropy.")
+    masks = [line.count("·") for line in story.splitlines() if line.startswith("step ")]
+    assert len(masks) >= 5  # at steps 1, 2, 4, 8, …
+    assert masks == sorted(masks, reverse=True)
+    assert masks[0] > masks[-1]
+    assert re.search(r"Once upon a time.+ The end\.\n\nWhich of two sentences", story, re.DOTALL)
+    assert len(re.findall(r" ± \d+\.\d nats: ", story)) == 2
+    assert "21 steps of training take about" in training
+    assert re.search(r"Training has not converged: after 21 steps the bound is \d+% above −log p", training)
+    assert len(re.findall(r"^step +\d+   bound", training, re.MULTILINE)) == 3
     assert (tmp_path / "demo/bound.png").stat().st_size > 10_000
+
+
+def load_demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples/demo.py")
+    assert spec
+    assert spec.loader
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    return demo
+
+
+def test_the_plot_of_the_demo_shows_every_bound(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs of any length and bounds of any size; without a model in the box, one line states it."""
+    demo = load_demo()
+    for steps in (1, 2, 7, 21, 500):
+        assert 1 <= demo.evaluation_interval(steps) <= max(1, steps // demo.POINTS)
+    for nats in ([60.0], [60.0, 40.0], [45.0, 20.0, 9.1], [8.5], [9.0, 300.0]):
+        figure = demo.plot_bound([demo.Bound(10 * i, value, 0.1) for i, value in enumerate(nats, 1)], 9.0, 8.9)
+        (axes,) = figure.axes
+        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        points = axes.lines[0].get_xydata()
+        assert len(points) == len(nats)
+        assert all(left < x < right and bottom < y < top for x, y in points)
+    monkeypatch.setenv("SEDD_MODELS", str(tmp_path))
+    demo.show_model_in_the_box()
+    assert capsys.readouterr().out == "This build has no model in the box, so the demo begins with training.\n\n"
