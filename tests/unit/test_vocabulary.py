@@ -98,13 +98,15 @@ def test_a_search_for_a_word_of_the_field_hits_its_module(word: str, module: str
 
 def test_no_private_word_is_an_identifier() -> None:
     assert [
-        hit for path in sources("src", "tests", "examples", "benchmarks") for hit in private_identifiers(path)
+        hit
+        for path in sources("src", "tests", "examples", "benchmarks", "experiments")
+        for hit in private_identifiers(path)
     ] == []
 
 
 def test_no_private_word_is_in_strings_comments_or_help_texts() -> None:
     found = []
-    for path in sources("src", "examples", "benchmarks"):
+    for path in sources("src", "examples", "benchmarks", "experiments"):
         for line, text in docstrings_and_comments(path):
             found += [f"{hit} (token at line {line})" for hit in private_prose(path, text)]
     assert found == []

@@ -83,7 +83,7 @@ def _card_facts(card: dict[str, Any]) -> dict[str, str]:
     facts = {name: " ".join(str(card[name]).split()) for name in ("summary", "data", "licence", "limits", "command")}
     for result in card.get("results", []):
         error = f" ± {result['stderr_nats_per_token']}" if result.get("stderr_nats_per_token") else ""
-        facts[f"bound, {result['data']}"] = f"{result['nats_per_token']}{error} nats per token"
+        facts[f"bound, {result.get('dataset') or result['data']}"] = f"{result['nats_per_token']}{error} nats per token"
     if cost := card.get("weights_cost"):
         facts[f"cost of {cost['dtype']}"] = f"{cost['nats_per_token']:.6f} nats per token"
     metrics = card.get("sample_metrics") or {}

@@ -173,7 +173,17 @@ def _evaluation(facts: CardFacts) -> str:
             f"evaluated on {cost['data']} with the same times and noise."
         )
     if metrics := facts.sample_metrics:
-        shown = ("samples", "steps", "sampler", "validity", "uniqueness", "novelty", "gen_ppl_by_token", "entropy_nats")
+        shown = (
+            "samples",
+            "steps",
+            "sampler",
+            "validity",
+            "uniqueness",
+            "novelty",
+            "validity_by",
+            "gen_ppl_by_token",
+            "entropy_nats",
+        )
         rows = [
             f"| {name.replace('_', ' ')} | {_cell(metrics, name)} |" for name in shown if metrics.get(name) is not None
         ]

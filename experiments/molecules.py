@@ -1,0 +1,127 @@
+r"""The model ``molecules`` of the box: SMILES, at most 4 MB, in a minute or two on one GPU.
+
+python experiments/molecules.py moses-test.csv.gz --out FOLDER                                 all steps
+python experiments/molecules.py moses-test.csv.gz --out FOLDER --only train,export,sample      on a GPU
+python experiments/molecules.py --out FOLDER --only measure,card --box src/sedd/models         where RDKit is
+python experiments/molecules.py moses-test.csv.gz --out FOLDER --minutes 1 --samples 100 --draws 2 --held-out 200 \
+    --set model.width=64 --set train.batch_size=64                                             to try it on a CPU
+
+The data are the test split of MOSES (Polykovskiy et al. 2020, "Molecular Sets (MOSES): A Benchmarking Platform for
+Molecular Generation Models"): a table with the column SMILES, 176,074 molecules of at most 55 characters. They are
+shuffled; some are held out. ``train`` trains with `sedd train`; ``export`` stores the weights in int8 and measures the
+bounds of both forms on the held-out molecules; ``sample`` draws molecules; ``measure`` counts the valid, unique and
+novel ones, which RDKit decides; ``card`` writes the model card and, with ``--box``, copies the model and the results.
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+from box import Study
+
+from sedd import data, hub
+
+STEPS = ("train", "export", "sample", "measure", "card")
+CONFIG = {
+    "model.width": "256",
+    "model.depth": "4",
+    "model.heads": "4",
+    "model.ngrams": "2",
+    "model.embedding_norm": "true",
+    "optim.name": "muon",
+    "optim.lr": "4e-3",
+    "optim.warmup_steps": "50",
+    "optim.lr_schedule": "linear",
+    "optim.final_lr_fraction": "0.0",
+    "optim.ema_decay": "0.99",
+    "train.batch_size": "1024",
+    "train.loss_weighting": "0.5",
+    "train.save_every": "0",
+    "data.val_fraction": "0.02",
+}
+"""The network, 3.7 million parameters, and the optimizer of the recipe text8."""
+SUMMARY = "Drug-like molecules as SMILES, one character per token."
+LICENCE = "MIT, for the data (MOSES, a filtered part of ZINC's clean leads) and for the weights."
+LIMITS = (
+    "Molecules like those of MOSES alone: 8 to 27 heavy atoms of C, N, S, O, F, Cl and Br, no charges, no "
+    "stereochemistry. Validity is syntax and valence as RDKit checks them: nothing is known about synthesis, "
+    "activity or safety."
+)
+
+
+def split(table: Path, out: Path, held_out: int) -> None:
+    """Write train.smi and test.smi: the molecules in a random order, of which the first ``held_out`` are the test."""
+    molecules = list(data.read_documents([table], packing="lines"))
+    if not 0 < held_out < len(molecules):
+        raise SystemExit(f"held-out is {held_out}; {table} has {len(molecules)} molecules: give fewer, and at least 1")
+    random.Random(0).shuffle(molecules)
+    for name, part in (("test.smi", molecules[:held_out]), ("train.smi", molecules[held_out:])):
+        (out / name).write_text("".join(f"{text}\n" for text in part))
+
+
+def card_facts(study: Study, train: Path, test: Path) -> tuple[hub.CardFacts, str]:
+    """Return what the card states about data, licence, limits and commands, and the name of the held-out data."""
+    known, held_out = (len(path.read_text().splitlines()) for path in (train, test))
+    results = study.results
+    machine, seconds = results["train"]["machine"], results["train"]["result"]["seconds"]
+    facts = hub.CardFacts(
+        summary=SUMMARY,
+        data=f"{known:,} molecules of the test split of MOSES; {held_out:,} others are held out. {seconds:.0f} seconds "
+        f"of training on one {machine['name']}.",
+        licence=LICENCE,
+        command="\n".join(
+            [
+                f"# python experiments/{study.name}.py moses-test.csv.gz --out FOLDER --box src/sedd/models runs:",
+                *(results[step]["command"] for step in ("train", "export", "sample")),
+            ]
+        ),
+        limits=LIMITS,
+        template="c1ccccc1{8}",
+    )
+    return facts, f"{held_out:,} held-out molecules"
+
+
+def main() -> None:
+    """Run the steps of ``--only``, each with the results of those before it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path, nargs="?", help="table of molecules; not needed once train.smi is written")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run, the model and results.json")
+    parser.add_argument("--only", default=",".join(STEPS), help="steps, with commas between them")
+    parser.add_argument("--minutes", type=float, default=1.25, help="minutes of training by the wall clock")
+    parser.add_argument("--precision", default="bfloat16", help="precision of training: float8 on an H100 or newer")
+    parser.add_argument("--set", action="append", default=[], help="configuration, after that of this script")
+    parser.add_argument("--held-out", type=int, default=10_000, help="molecules that are not trained on")
+    parser.add_argument("--dtype", default="int8", help="dtype of the exported weights")
+    parser.add_argument("--draws", type=int, default=8, help="Monte Carlo draws per molecule of the bounds")
+    parser.add_argument("--samples", type=int, default=10_000, help="molecules to generate")
+    parser.add_argument("--box", type=Path, help="folder of models to copy the model to: src/sedd/models")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
+    args = parser.parse_args()
+    steps = args.only.split(",")
+    if unknown := set(steps) - set(STEPS):
+        parser.error(f"only is {args.only}; choose from {', '.join(STEPS)}, not {', '.join(sorted(unknown))}")
+    study, train, test = Study("molecules", args.out), args.out / "train.smi", args.out / "test.smi"
+    if not train.exists():
+        if args.table is None:
+            parser.error(f"{train} does not exist; name the table of molecules")
+        split(args.table, args.out, args.held_out)
+    for step in steps:
+        if step == "train":
+            given = dict(assignment.split("=", 1) for assignment in args.set)
+            config = {**CONFIG, "train.precision": args.precision, **given}
+            options = [word for key, value in config.items() for word in ("--set", f"{key}={value}")]
+            study.train(train, "--recipe", "molecules", "--minutes", args.minutes, *options)
+        elif step == "export":
+            study.export(test, args.dtype, args.draws)
+        elif step == "sample":
+            study.sample(args.samples, "--steps", 128, "--batch", 1000)
+        elif step == "measure":
+            study.measure("quality", "quality", study.samples, "--molecules", "--known", train)
+        else:
+            print(study.write_card(*card_facts(study, train, test)))
+            if args.box is not None:
+                study.install(args.box, args.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The script that makes a model for the box: its steps, its card, and all of it on a few molecules."""
+
+import gzip
+import importlib
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import boxed
+import pytest
+from runs import Sedd, ok
+
+from sedd import checkpoint, hub
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_table(path: Path, count: int = 120) -> Path:
+    draw = random.Random(0)
+    rows = ["C" * draw.randint(2, 12) + draw.choice(["O", "N", "Cl"]) for _ in range(count)]
+    path.write_bytes(gzip.compress("".join(f"{row}\n" for row in ["SMILES", *rows]).encode()))
+    return path
+
+
+def test_a_model_is_described_and_put_into_the_box(sedd: Sedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From results of earlier steps: the split is disjoint, the card states them, `sedd info` finds the model."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    module = importlib.import_module("molecules")
+    study = importlib.import_module("box").Study("molecules", tmp_path / "study")
+    module.split(write_table(tmp_path / "table.csv.gz"), study.out, 20)
+    train, test = ((study.out / name).read_text().split() for name in ("train.smi", "test.smi"))
+    assert (len(train), len(test)) == (100, 20)
+    hub.save_pretrained(boxed.write_model(tmp_path / "source"), study.model, dtype="int8")
+    machine, ran = {"name": "small computer"}, {"command": f"sedd sample {study.model.name} -n 2"}
+    study.store("train", {"command": "sedd train train.smi", "machine": machine, "result": {"seconds": 60.2}})
+    evaluation = {**boxed.RESULT, "data": str(study.out / "test.smi")}
+    study.store("export", {**ran, "result": {"evaluation": evaluation, "cost": boxed.COST}})
+    study.store("quality", {"result": {"samples": 2, "validity": 0.5, "stderr_validity": 0.35, "novelty": 1.0}})
+    study.store("sample", ran)
+    study.samples.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("CCO", "CCN")))
+    card = study.write_card(*module.card_facts(study, study.out / "train.smi", study.out / "test.smi")).read_text()
+    for words in (
+        *("100 molecules of the test split of MOSES; 20 others are held out", "60 seconds of training on one small"),
+        *("| 20 held-out molecules | strict | ≤ 1.5 ± 0.25 |", "| validity | 0.5 ± 0.35 |", "    CCO\n\n    CCN"),
+        *(
+            "costs 0.000120 ± 0.000030 nats per token, 0.000200 bits per character",
+            "sedd train train.smi",
+            "Licence: MIT",
+        ),
+    ):
+        assert words in card
+    study.install(tmp_path / "models", tmp_path / "results")
+    assert str(tmp_path) not in card + (tmp_path / "results/molecules.json").read_text()
+    assert checkpoint.corruption(tmp_path / "models/molecules") is None
+    done = sedd("info", "molecules", before=f"os.environ['SEDD_MODELS'] = {str(tmp_path / 'models')!r}")
+    ok(done)
+    assert "bound, 20 held-out molecules" in done.stdout
+
+
+@pytest.mark.verify
+def test_the_script_runs_all_its_steps(tmp_path: Path) -> None:
+    script, out = [sys.executable, str(ROOT / "experiments/molecules.py")], tmp_path / "study"
+    small = {"model.width": 32, "model.depth": 1, "model.heads": 2, "train.batch_size": 16, "train.eval_sequences": 8}
+    words = ["--minutes", 0.05, "--samples", 6, "--draws", 2, "--held-out", 20, "--precision", "float32"]
+    words += [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+    words += ["--out", out, "--box", tmp_path / "models", "--results", tmp_path / "results"]
+    table = write_table(tmp_path / "table.csv.gz")
+    done = subprocess.run([*script, str(table), *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results/molecules.json").read_text())
+    assert results.keys() == {"train", "config", "run", "export", "sample", "quality"}
+    assert results["quality"]["result"]["samples"] == 6
+    cost = results["export"]["result"]["cost"]["nats_per_token"]
+    bounds = [results["run"]["result"], results["export"]["result"]["evaluation"]]
+    assert cost == pytest.approx(bounds[1]["nats_per_token"] - bounds[0]["nats_per_token"], abs=2e-4)
+    assert (tmp_path / "models/molecules/README.md").is_file()
+    refused = subprocess.run(
+        [*script, "--out", str(out), "--only", "sell"], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "choose from train, export, sample, measure, card" in refused.stderr
