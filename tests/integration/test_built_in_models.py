@@ -135,6 +135,10 @@ def test_a_folder_of_that_name_here_comes_first(with_box: Sedd, box: Path, tmp_p
     (here / "tales").mkdir()
     (here / "tales/story.txt").write_text("a text")
     assert json.loads(with_box("info", "tales", "--json").stdout)["folder"] == str(box / "tales")
+    counted = with_box(
+        "quality", "tales", "--molecules", "--known", "tales/story.txt", "--json"
+    )  # of the folder's texts
+    assert json.loads(counted.stdout)["samples"] == 1
     boxed.write_model(here / "stories", seed=5)
     done = with_box("info", "stories", "--json")
     assert json.loads(done.stdout)["folder"] == "stories"

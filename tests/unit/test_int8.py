@@ -1,18 +1,19 @@
 """Int8 weights: the error of every entry is at most half the scale of its row, and a mutant's is not."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import boxed
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sedd import checkpoint, factory, hub
-from sedd.config import ModelConfig, RunConfig
+from sedd import checkpoint, evaluation, factory, hub
 from sedd.ops.int8 import Int8Tensor, dequantize_int8, quantize_int8
-from sedd.tokenizer import Characters
+from sedd.runtime.distributed import Ranks
 
 Refuses = Callable[..., None]
 Quantize = Callable[[Tensor], Int8Tensor]
@@ -70,18 +71,9 @@ def test_mutants_break_it(mutant: Quantize) -> None:
     assert not is_within_half_a_scale(matrix(0, 8, 8), mutant)
 
 
-def stored_model(folder: Path) -> Path:
-    """A model folder with random weights."""
-    run = RunConfig(model=ModelConfig(width=32, depth=2, heads=2, seq_len=16), objective="lambda-dce").resolved()
-    network = factory.build_network(run, factory.build_setup(run, vocab_size=5))
-    records = {"config": {**run.as_dict(), "vocab_size": 5}, "state": {"step": 1}}
-    tokenizer = Characters(alphabet="abcde")
-    return checkpoint.save(folder, "model", {"ema": network.state_dict()}, records, extra=tokenizer.save)
-
-
 def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
     """int8 keeps all but matrices exactly; parameters are counted without scales; a small folder stays small."""
-    folder = stored_model(tmp_path)
+    folder = boxed.write_model(tmp_path / "model")
     weights = checkpoint.load_weights(folder, "ema")
     for dtype, size in (("int8", 0.35), ("bfloat16", 0.6), ("float32", 1.0)):
         out = hub.save_pretrained(folder, tmp_path / dtype, dtype=dtype)
@@ -104,7 +96,7 @@ def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_stored_or_read_is_refused(tmp_path: Path, refuses: Refuses) -> None:
-    folder = stored_model(tmp_path)
+    folder = boxed.write_model(tmp_path / "model")
     refuses(lambda: hub.save_pretrained(folder, tmp_path / "x", dtype="int4"), "'int4'", "int8, bfloat16, float32")
     refuses(lambda: checkpoint.pack_weights({"w": torch.tensor([float("nan")])}, "int8"), "w is not finite")
     out = hub.save_pretrained(folder, tmp_path / "small", dtype="int8")
@@ -114,3 +106,24 @@ def test_what_cannot_be_stored_or_read_is_refused(tmp_path: Path, refuses: Refus
         others = {name: value for name, value in tensors.items() if name != scales[0]}
         checkpoint.write_tensors(tmp_path / "damaged" / "ema.safetensors", others | changed)
         refuses(lambda: checkpoint.load_weights(tmp_path / "damaged", "ema"), scales[0][:-6], "one per row")
+
+
+def test_the_cost_of_a_dtype_is_measured_on_common_random_numbers(tmp_path: Path) -> None:
+    """Its error is far below that of a bound, it is the difference of the two bounds, and 0 for the same weights."""
+    folder = boxed.write_model(tmp_path / "model")
+    before, after = (factory.load_model(f) for f in (folder, hub.save_pretrained(folder, tmp_path / "s", dtype="int8")))
+    (tmp_path / "text.txt").write_text("abcde" * 80)
+    protocol, ranks = evaluation.get_protocol("strict"), Ranks(0, 1, torch.device("cpu"))
+    corpus = evaluation.read_corpus(str(tmp_path / "text.txt"), protocol, before)
+    bounds = [evaluation.evaluate(loaded, corpus, protocol, ranks, draws=4) for loaded in (before, after)]
+    cost, back, none = (
+        evaluation.evaluate_difference(*pair, corpus, protocol, ranks, draws=4)
+        for pair in ((before, after), (after, before), (before, before))
+    )
+    assert cost["nats_per_token"] == -back["nats_per_token"] != 0
+    assert none["nats_per_token"] == none["stderr_nats_per_token"] == 0
+    stderr = cost["stderr_nats_per_token"]
+    assert 0 < stderr < bounds[0]["stderr_nats_per_token"] / 10  # with other noise for each it would be the larger
+    difference = bounds[1]["nats_per_token"] - bounds[0]["nats_per_token"]
+    assert abs(cost["nats_per_token"] - difference) < 4 * stderr + 1e-5
+    assert cost["bits_per_char"] == pytest.approx(cost["nats_per_token"] / math.log(2), abs=1e-6)

@@ -14,7 +14,7 @@ from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.config import check_choice
 from sedd.extras import install_hint
-from sedd.models import built_in_names
+from sedd.models import built_in_names, list_built_in
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
@@ -217,12 +217,12 @@ class _Plan:
 
 
 def _find_input(path: Path) -> Path:
-    """Return an input: a path as it is, else a model in the box or on the Hub."""
+    """Return an input: samples, results or a model at this path, else a model in the box or on the Hub."""
     from sedd import checkpoint, hub
 
-    located = checkpoint.locate_model(path)
-    is_hub_name = located is None and not path.exists() and hub.is_repo_id(str(path))
-    return find_model(path) if is_hub_name else located or path
+    if path.exists() and not checkpoint.holds_model(path):
+        return path
+    return checkpoint.locate_model(path) or (find_model(path) if hub.is_repo_id(str(path)) else path)
 
 
 def _is_molecule_run(path: Path) -> bool:
@@ -306,7 +306,9 @@ def _check_input(path: Path, needs_judge: bool) -> None:
     from sedd import checkpoint
 
     if not path.exists():
-        raise ValueError(f"{path} does not exist; name the folder of a run, a file of samples, or saved results")
+        raise ValueError(
+            f"{path} does not exist; name the folder of a run, a file of samples, or saved results; {list_built_in()}"
+        )
     is_model = (path / checkpoint.CHECKPOINTS).is_dir() or (path / "ema.safetensors").is_file()
     if needs_judge and is_model:
         raise ValueError(NO_JUDGE)
