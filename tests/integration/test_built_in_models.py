@@ -225,3 +225,17 @@ def test_wheel_and_sdist_hold_the_models(box: Path, tmp_path: Path) -> None:
             found = {name.rpartition("/")[2] for name in names if "sedd/models/stories/" in name}
             assert found == {path.name for path in (box / "stories").iterdir()}
             assert {"ema.safetensors", "config.json", "manifest.json", "card.json", "README.md"} <= found
+
+
+def test_a_model_of_ones_own_has_a_name(sedd: Sedd, tmp_path: Path) -> None:
+    """The commands of the guide."""
+    page = (ROOT / "docs/guides/models.md").read_text()
+    export, variable, sample = re.findall(r"^(?:sedd|export) .*mine.*$|^export .*$", page, re.MULTILINE)
+    boxed.write_model(tmp_path / "run")
+    (tmp_path / "test.txt").write_text("Tom had a ball.\n")
+    here = f"os.chdir({str(tmp_path)!r}); "
+    ok(sedd(*export.split()[1:], "--draws", 2, before=here))
+    name, value = variable.removeprefix("export ").split("=")
+    done = sedd(*sample.split()[1:], *STEPS, before=f"{here}os.environ[{name!r}] = {value!r}")
+    ok(done)
+    assert done.stdout
