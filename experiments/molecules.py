@@ -71,8 +71,8 @@ def card_facts(study: Study, train: Path, test: Path) -> tuple[hub.CardFacts, st
         licence=LICENCE,
         command="\n".join(
             [
-                f"# python experiments/{study.name}.py moses-test.csv.gz --out FOLDER --box src/sedd/models runs:",
-                *(results[step]["command"] for step in ("train", "export", "sample")),
+                f"python experiments/{study.name}.py moses-test.csv.gz --out FOLDER --box src/sedd/models",
+                *(f"# {results[step]['command']}" for step in ("train", "export", "sample")),
             ]
         ),
         limits=LIMITS,

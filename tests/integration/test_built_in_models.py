@@ -126,6 +126,7 @@ def test_info_states_the_facts_of_the_card(with_box: Sedd) -> None:
         *("bound, tales.txt 1.5 ± 0.25 nats per token", "cost of int8 0.000120 nats per token"),
     ):
         assert words in shown
+    assert "more below" not in shown  # the rest of the command is in the card
     assert json.loads(with_box("info", "--json").stdout)["card"]["data"] == boxed.FACTS.data
 
 

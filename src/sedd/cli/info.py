@@ -80,7 +80,8 @@ def _card(folder: Path) -> dict[str, Any]:
 
 def _card_facts(card: dict[str, Any]) -> dict[str, str]:
     """Return the facts of a card for people, a line each."""
-    facts = {name: " ".join(str(card[name]).split()) for name in ("summary", "data", "licence", "limits", "command")}
+    facts = {name: " ".join(str(card.get(name, "")).split()) for name in ("summary", "data", "licence", "limits")}
+    facts["command"] = str(card.get("command", "")).partition("\n")[0]
     for result in card.get("results", []):
         error = f" ± {result['stderr_nats_per_token']}" if result.get("stderr_nats_per_token") else ""
         facts[f"bound, {result.get('dataset') or result['data']}"] = f"{result['nats_per_token']}{error} nats per token"
