@@ -37,7 +37,7 @@ LENGTH, SENTENCES = 8, 20_000  # seven words and a full stop, one token each
 STEPS, TIMED_STEPS = 500, 20
 POINTS = 3  # of the plot, at least
 STORY_STEPS = 64
-STORY_TEMPLATE = "Once upon a time{40} The end."
+STORY_TEMPLATE = "Once upon a time {40} The end."
 STORY_SENTENCES = ("Tom was happy because he had a new ball.", "Ball new a had he because happy was Tom.")
 TOLERANCE = 0.015  # the bound has converged if it is this close to −log p, as a fraction of it
 # Choices and their weights. Subject and verb agree, everything else is independent; derivations are unique.

@@ -100,7 +100,7 @@ def card_facts(study: Study) -> tuple[hub.CardFacts, str]:
             ]
         ),
         limits=LIMITS,
-        template="Once upon a time{40} The end.",
+        template="Once upon a time {40} The end.",
     )
     return facts, f"{held_out:,} held-out stories"
 

@@ -50,6 +50,17 @@ def test_prompts_of_different_lengths() -> None:
     assert whole.valid is None
 
 
+def test_a_space_before_a_gap_is_left_to_it_where_words_include_their_space() -> None:
+    bpe = tokenizer.BPE.train(iter(["The cat sat on the mat."] * 9), 280)
+    assert bpe.words_include_space
+    same = [template.template_ids(text, bpe) for text in ("The {3} sat on {2}", "The{3} sat on{2}")]
+    assert same[0] == same[1] == [*bpe.encode("The"), -1, -1, -1, *bpe.encode(" sat on"), -1, -1]
+    two = template.template_ids("The  {1} ", bpe)  # one of two is left, and none that no gap follows
+    assert two == [*bpe.encode("The "), -1, *bpe.encode(" ")]
+    assert not BYTES.words_include_space
+    assert template.template_ids("a {1}", BYTES) == [97, 32, -1]
+
+
 def test_invalid_prompts_are_refused(refuses: Refuses) -> None:
     refuses(lambda: template.prompt_from_ids([[1, -1, -1]], 2, 5), "3 tokens", "up to 2")
     refuses(lambda: template.prompt_from_ids([[1, 7, -1]], 8, 5), "token 7", "0..4")

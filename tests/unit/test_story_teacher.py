@@ -18,7 +18,8 @@ PIECES = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(bytes([b]) for b in range(256)), 
 def script() -> ModuleType:
     path = Path(__file__).parents[2] / "experiments" / "story_teacher.py"
     spec = importlib.util.spec_from_file_location("story_teacher", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["story_teacher"] = module
     spec.loader.exec_module(module)

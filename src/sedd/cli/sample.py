@@ -97,9 +97,9 @@ def infill(
 ) -> None:
     """Fill the gaps of templates: at the beginning, at the end, or anywhere between.
 
-    {n} is a gap of n tokens; a literal brace is written twice. The given text is returned unchanged. With a BPE
-    tokenizer words include the space before them: write 'The{8} sat', not 'The {8} sat'. Under uniform noise the
-    conditional distribution is approximate.
+    {n} is a gap of n tokens; a literal brace is written twice. The given text is returned unchanged, but with a BPE
+    tokenizer, whose words include the space before them, a space before a gap is left to the gap: 'The {8} sat' may
+    become 'The, ... sat'. Under uniform noise the conditional distribution is approximate.
     """
     folder, given = split_model(model, templates or (), *A_TEMPLATE)
     all_templates = [*given, *(_read_lines(file) if file else [])]

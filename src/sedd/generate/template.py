@@ -38,10 +38,19 @@ def parse_template(template: str) -> list[str | int]:
 
 
 def template_ids(template: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the token ids of a template, −1 in its gaps; each text between gaps is encoded by itself."""
+    """Return the token ids of a template, −1 in its gaps; each text between gaps is encoded by itself.
+
+    Where words include the space before them, as in BPE, one space before a gap is left to its first token: a space by
+    itself occurs in no text there.
+    """
     row: list[int] = []
-    for part in parse_template(template):
-        row += [-1] * part if isinstance(part, int) else tokenizer.encode(part).tolist()
+    parts = parse_template(template)
+    for part, following in zip(parts, [*parts[1:], ""], strict=True):
+        if isinstance(part, int):
+            row += [-1] * part
+            continue
+        leaves_space = isinstance(following, int) and part.endswith(" ") and tokenizer.words_include_space
+        row += tokenizer.encode(part[:-1] if leaves_space else part).tolist()
     return row
 
 

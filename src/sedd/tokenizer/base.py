@@ -64,6 +64,11 @@ class Tokenizer(ABC):
         """Return the text of one id of the base vocabulary, printable or not."""
 
     @property
+    def words_include_space(self) -> bool:
+        """Whether tokens of words include the space before them."""
+        return False
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids, special ids included; the mask is not counted."""
         return self.base_size + len({id for id in (self.eos, self.pad) if id is not None and id >= self.base_size})

@@ -98,6 +98,11 @@ class BPE(Tokenizer):
             and not any(step.get("add_prefix_space") for step in steps)
         )
 
+    @cached_property
+    def words_include_space(self) -> bool:
+        """Whether a token is a space and what follows it."""
+        return any(len(piece) > 1 and piece[0] in "Ġ▁" for piece in self._model.get_vocab(with_added_tokens=False))
+
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Encode texts; the library releases the GIL, so threads run in parallel."""
         for text in texts:
