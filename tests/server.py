@@ -22,6 +22,7 @@ PRELOADED = (
     "torch._dynamo",  # imported when an optimizer is made
     "torch.utils.tensorboard",
     "sedd.api",
+    "sedd.evaluation.audit.verdict",
     "sedd.evaluation.compare",
     "sedd.evaluation.continuation",
     "sedd.evaluation.quality.judges",

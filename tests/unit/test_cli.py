@@ -27,6 +27,7 @@ Sedd = Callable[..., subprocess.CompletedProcess[str]]
         ["eval", "--help"],
         ["score", "--help"],
         ["compare", "--help"],
+        ["audit", "--help"],
         ["--version"],
     ],
 )

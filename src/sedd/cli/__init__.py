@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from sedd.cli import (
+    audit,
     bench,
     cache,
     compare,
@@ -28,6 +29,7 @@ from sedd.cli.root import app
 
 __all__ = [
     "app",
+    "audit",
     "bench",
     "cache",
     "compare",

@@ -17,7 +17,21 @@ from sedd import __version__, models, registry
 from sedd.config import PRECISIONS, check_choice
 
 ORDER = (
-    *("train", "sample", "infill", "trace", "eval", "score", "quality", "compare", "report", "info", "plan", "runs"),
+    *(
+        "train",
+        "sample",
+        "infill",
+        "trace",
+        "eval",
+        "score",
+        "quality",
+        "compare",
+        "audit",
+        "report",
+        "info",
+        "plan",
+        "runs",
+    ),
     *("data", "cache", "import", "export", "push", "lm-eval", "bench", "demo"),
 )
 """The order of the commands in ``sedd --help``: as a newcomer needs them."""

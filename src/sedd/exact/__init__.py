@@ -1,13 +1,15 @@
 """Exact computation on small spaces by enumeration: the oracle of the tests.
 
 `Distribution` has its entropy and noisy marginals, `Score` its ratios at every noise level, `objectives` the expected
-value of every objective, `bound` that of the likelihood bound, `sample_distribution` the distribution of every sampler.
+value of every objective, `bound` that of the likelihood bound, `sample_distribution` the distribution of every
+sampler, `reverse_distribution` that of a model's reverse process.
 All of it is float64, from matrix exponentials and Bayes' rule; none of it uses the closed forms that it checks.
 """
 
 from sedd.exact.bound import ExactBound, bound, integrate
 from sedd.exact.distribution import Distribution, Score, Table, all_sequences, expm, index_of, transition_matrix
 from sedd.exact.propagation import expect, propagate
+from sedd.exact.reverse_process import reverse_distribution
 from sedd.exact.sampler_distribution import sample_distribution, step_distribution, transition_table
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "index_of",
     "integrate",
     "propagate",
+    "reverse_distribution",
     "sample_distribution",
     "step_distribution",
     "transition_matrix",

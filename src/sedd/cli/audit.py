@@ -1,0 +1,197 @@
+"""``sedd audit``: whether a loss bounds −log p, on distributions small enough to enumerate."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sedd import registry
+from sedd.cli.root import AsJson, app, list_names, stderr_progress
+from sedd.evaluation.audit.function import check_file, load_function, split_name
+
+if TYPE_CHECKING:
+    from sedd.evaluation.audit import AuditResult, CounterExample
+
+EXPLICIT = ("explicit-score-entropy", "explicit-concrete-score")
+"""Objectives that need a distribution, and so are no losses of a model and data alone."""
+
+
+def _check_process(name: str) -> str:
+    registry.PROCESSES.check(name)
+    return name
+
+
+@app.command("audit")
+def audit(
+    loss: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"Objective ({list_names(registry.OBJECTIVES, hidden=EXPLICIT)}), or FILE.py:FUNCTION. The file is "
+            "run: name only files that you trust.",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Audit all objectives, under both noise processes.")] = False,
+    process: Annotated[
+        str, typer.Option(callback=_check_process, help=f"Noise process: {list_names(registry.PROCESSES)}.")
+    ] = "absorbing",
+    draws: Annotated[
+        int, typer.Option(help="Random draws per sequence, for a function that takes generator; at least 100.")
+    ] = 4000,
+    entropy_only: Annotated[
+        bool,
+        typer.Option(
+            "--entropy-only",
+            help="Compare with the entropy alone: for a function that bounds the likelihood of another way to generate "
+            "than the model's reverse process, such as left to right or a chain of few steps.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Test whether a loss is an upper bound on −log p(x_0); print a counter-example if it is not.
+
+    The loss is evaluated on exact, perturbed and random models of two or three tokens, some of which depend on σ or are
+    not normalised. Its expectation must not be below the entropy of any distribution of data, nor below −log p of any
+    sequence under the model's own reverse process. One violation refutes it. That there is none is evidence, not
+    proof. Exit code: 0 bound, 1 not a bound (with --all: an objective that claims to be one), 2 bad input.
+
+    A function returns nats per sequence, shape (b,), and takes what it needs of these, by name:
+
+    - `model`: `model(x_t, sigma)` is the log-score (b, L, states); `model.log_mean(x_t, sigma)` is log p(x_0 | x_t)
+      (b, L, N); `model.log_next(x_0)` is log p of each token given those before it
+    - `x_0`: clean sequences (b, L); `process`, `schedule`: as in `sedd.diffusion`
+    - `x_t`, `t`: noisy sequences and their times in (0, 1); the claim is on the mean over both, which is exact
+    - `generator`: in place of `x_t` and `t`, to draw all noise; the claim is on the mean of the draws, which is tested
+      with a false-alarm probability of 1e-6 if their variance is finite
+
+    With `schedule` it must include the prior term; without, noise is log-linear: a token is masked with probability t.
+    For example, in `my_loss.py`:
+
+        import torch
+
+        def cross_entropy(model, x_0, x_t, t):
+            log_p = model.log_mean(x_t, -torch.log1p(-t))
+            log_p = log_p.gather(-1, x_0[..., None]).squeeze(-1)
+            return -torch.where(x_t != x_0, log_p, 0).sum(-1) / t
+
+    Type:
+
+    - `sedd audit my_loss.py:cross_entropy`
+    - `sedd audit score-entropy --process uniform`
+    - `sedd audit --all`
+    """
+    if (loss is None) != every:
+        raise ValueError("name one loss, an objective or FILE.py:FUNCTION, or give --all; see sedd audit --help")
+    if loss is None:
+        results = []
+        with stderr_progress("auditing", shown=not as_json) as on_progress:
+            for done, (result, total) in enumerate(_audit_all(), 1):
+                results.append(result)
+                on_progress(done, total)
+        for result in results:
+            _print_json(result) if as_json else _print_row(result)
+        raise typer.Exit(any(result.is_claimed and not result.is_bound for result in results))
+    result = _prepare(loss, process, draws, entropy_only)()
+    _print_json(result) if as_json else _describe(result)
+    raise typer.Exit(not result.is_bound)
+
+
+def _prepare(loss: str, process: str, draws: int, entropy_only: bool) -> "Callable[[], AuditResult]":
+    """Refuse what can be refused before torch is imported, and return the audit."""
+    named = split_name(loss)
+    if named is None and loss in EXPLICIT:
+        raise ValueError(f"{loss} needs the true ratios of a distribution, so it is no loss of a model and data alone")
+    if named is None and loss not in registry.OBJECTIVES.names:
+        raise ValueError(
+            f"loss is {loss!r}; name a function as FILE.py:FUNCTION, or choose one of "
+            f"{list_names(registry.OBJECTIVES, hidden=EXPLICIT)}"
+        )
+    if named is not None:
+        check_file(*named)
+        if draws < 100:
+            raise ValueError(f"draws is {draws}; a standard error needs at least 100 draws per sequence")
+
+    def run() -> "AuditResult":
+        from sedd.evaluation import audit
+
+        if named is None:
+            return audit.audit_objective(loss, process)
+        return audit.audit_function(load_function(*named), process, draws=draws, entropy_only=entropy_only)
+
+    return run
+
+
+def _audit_all() -> "Iterator[tuple[AuditResult, int]]":
+    """Yield the audit of every objective under every process that it is defined for, and their number."""
+    from sedd.evaluation import audit
+
+    pairs = [
+        (name, process)
+        for name in registry.OBJECTIVES.built_in
+        if name not in EXPLICIT
+        for process in registry.PROCESSES.built_in
+        if audit.is_defined(name, process)
+    ]
+    for name, process in pairs:
+        yield audit.audit_objective(name, process), len(pairs)
+
+
+def _record(result: "AuditResult") -> dict[str, Any]:
+    found = result.counter_example
+    return {
+        "loss": result.loss,
+        "process": result.process,
+        "verdict": result.verdict,
+        "is_bound": result.is_bound,
+        "is_claimed": result.is_claimed,
+        "cases": result.cases,
+        "expectations": "exact" if result.is_exact else "random draws",
+        "smallest_margin_nats": result.smallest_margin,
+        "gap_nats": result.gap,
+        "counter_example": None if found is None else found._asdict(),
+    }
+
+
+def _print_json(result: "AuditResult") -> None:
+    print(json.dumps(_record(result)))
+
+
+def _rounded(nats: float) -> str:
+    return f"{round(nats, 5) + 0.0:.5f}"  # + 0: no −0
+
+
+def _print_row(result: "AuditResult") -> None:
+    claim = "claims to be a bound" if result.is_claimed else "claims nothing"
+    found = result.counter_example
+    why = (
+        f"{found.difference:+.3f} nats on {found.model}"
+        if found
+        else f"gap of exact scores {_rounded(result.gap)} nats"
+    )
+    print(f"{result.loss:24s} {result.process:10s} {claim:21s} {result.verdict:19s} {why}")
+
+
+def _describe(result: "AuditResult") -> None:
+    print(result.verdict)
+    how = "exact expectations" if result.is_exact else "means of random draws"
+    rows = {"loss": f"{result.loss}, {result.process} noise", "cases": f"{result.cases}, {how}"}
+    if result.counter_example is None:
+        rows["counter-example"] = f"none; the smallest margin is {_rounded(result.smallest_margin)} nats"
+        rows["gap of exact scores"] = f"{_rounded(result.gap)} nats above the entropy, at most"
+    else:
+        rows |= _counter_example_rows(result.counter_example)
+    for name, value in rows.items():
+        print(f"{name:22s} {value}")
+
+
+def _counter_example_rows(found: "CounterExample") -> dict[str, str]:
+    error = f" ± {found.stderr:.5f}" if found.stderr else ""
+    data = ", ".join(f"{x} {p:.3g}" for x, p in found.distribution.items())
+    rows = {"counter-example": found.model, "noise": f"{found.process}, {found.schedule}", "data": data}
+    rows["entropy of the data"] = f"{found.entropy:.5f} nats"
+    if found.minus_log_p is not None:
+        rows["−log p of the model"] = f"{found.minus_log_p:.5f} nats"
+    rows["expected loss"] = f"{found.expected_loss:.5f}{error} nats"
+    rows["difference"] = f"{found.difference:+.5f} nats"
+    return rows

@@ -1,0 +1,99 @@
+"""`sedd audit`: verdicts, counter-examples, exit codes and refusals."""
+
+import inspect
+import json
+import subprocess
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sedd.cli.audit import audit
+
+Sedd = Callable[..., subprocess.CompletedProcess[str]]
+EXAMPLES = Path(__file__).parents[2] / "examples/audited_losses.py"
+
+
+def test_the_example_of_the_help_is_complete_and_a_bound(sedd: Sedd, tmp_path: Path) -> None:
+    lines = inspect.cleandoc(audit.__doc__ or "").split("\n\n")
+    code = "\n\n".join(part for part in lines if part.startswith("    "))
+    (tmp_path / "my_loss.py").write_text(textwrap.dedent(code))
+    done = sedd("audit", f"{tmp_path}/my_loss.py:cross_entropy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("bound\n")
+    assert "10, exact expectations" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "compared"),
+    [
+        ("softmax_formula", "entropy"),
+        ("unweighted_cross_entropy", "entropy"),
+        ("dependent_model_substitution", "minus_log_p"),
+        ("pseudo_likelihood", "entropy"),
+    ],
+)
+def test_losses_that_are_no_bounds_have_a_counter_example(sedd: Sedd, name: str, compared: str) -> None:
+    done = sedd("audit", f"{EXAMPLES}:{name}", "--json")
+    assert done.returncode == 1, done.stderr
+    record = json.loads(done.stdout)
+    found = record["counter_example"]
+    assert (record["loss"], record["verdict"]) == (name, "not a bound")
+    assert found["expected_loss"] == pytest.approx(found[compared] + found["difference"])
+    assert found["difference"] < -0.3
+    assert sum(found["distribution"].values()) == pytest.approx(1)
+
+
+def test_an_objective_is_audited_by_its_name(sedd: Sedd) -> None:
+    done = sedd("audit", "any-order")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "bound"), done.stderr
+    refuted = sedd("audit", "mean")
+    assert (refuted.returncode, refuted.stdout.splitlines()[0]) == (1, "not a bound")
+    for word in ("the exact score of", "entropy of the data", "expected loss", "difference"):
+        assert word in refuted.stdout
+
+
+LOSSES = """
+import torch
+def sizes(model, x_0): return model.log_next(x_0)
+def fails(model, x_0): return 1 / 0
+def unknown(model, weights): return 0
+def both(model, x_0, x_t, generator): return 0
+def constant(x_0): return 0
+def empty(model, x_0): return torch.full((len(x_0),), float("nan"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name one loss"),
+        (["mean", "--all"], "name one loss"),
+        (["entropy"], "loss is 'entropy'; name a function as FILE.py:FUNCTION, or choose one of score-entropy"),
+        (["explicit-score-entropy"], "needs the true ratios"),
+        (["t-dce", "--process", "uniform"], "needs Absorbing"),
+        (["mean", "--process", "gaussian"], "process is 'gaussian'; choose one of absorbing, uniform"),
+        (["none.py:f"], "none.py does not exist"),
+        (["LOSSES:loss"], "does not define the function 'loss'; it defines sizes, fails"),
+        (["LOSSES:sizes", "--draws", "10"], "draws is 10"),
+        (["LOSSES:sizes"], "it must return nats per sequence, shape (1,)"),
+        (["LOSSES:fails"], "ZeroDivisionError (line 4): division by zero"),
+        (["LOSSES:unknown"], "takes 'weights'; a loss is called with some of model, x_0"),
+        (["LOSSES:both"], "takes generator and x_t or t"),
+        (["LOSSES:constant"], "does not take 'model'"),
+        (["LOSSES:empty"], "returned NaN"),
+        (["BROKEN:f"], "is not Python"),
+        (["RAISING:f"], "cannot be run: RuntimeError (line 1): no"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " ".join(x),
+)
+def test_bad_input_is_a_sentence_and_exit_code_2(sedd: Sedd, tmp_path: Path, words: list[str], message: str) -> None:
+    files = {"LOSSES": LOSSES, "BROKEN": "def f(:", "RAISING": "raise RuntimeError('no')\ndef f(model): ..."}
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    given = [f"{tmp_path}/{word.replace(':', '.py:')}" if word.partition(":")[0] in files else word for word in words]
+    done = sedd("audit", *given)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
