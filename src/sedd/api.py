@@ -20,6 +20,7 @@ from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
 from sedd.generate.settings import SamplingSettings, shows_settings
+from sedd.likelihood.order_options import Orders
 from sedd.runtime.device import resolve_device
 from sedd.runtime.distributed import Ranks
 from sedd.sampling import Prompt
@@ -226,6 +227,7 @@ class Model:
         draws: int | None = None,
         seed: int = 0,
         estimator: str | None = None,
+        orders: Orders | None = None,
         label: str | None = None,
         shared_noise: bool = False,
         batch: int = 16,
@@ -235,23 +237,27 @@ class Model:
         Args:
             texts: One text, or several.
             given: Text before each of them, on which the probability is conditioned.
-            draws: Monte Carlo draws per text; more make the standard error smaller.
+            draws: Monte Carlo draws per text; more make the standard error smaller. By default 128, with ``orders`` 8.
             seed: Decides the draws, together with the text: those of different texts are independent.
             estimator: As for ``sedd eval``; by default the variational bound.
+            orders: For a time-free denoiser under absorbing noise: the number of orders of the importance-weighted
+                bound, or ``"all"`` for the exact likelihood of at most 16 tokens.
             label: Condition on this label.
             shared_noise: Use the same times and noise for all texts: differences between texts of one length then have
                 a smaller error, and sums over texts a larger one than their standard errors say.
             batch: Draws evaluated at a time; it changes no result.
         """
-        text_list, draws = _as_list(texts, "text"), evaluation.SINGLE_TEXT.draws if draws is None else draws
+        protocol, text_list = evaluation.SINGLE_TEXT, _as_list(texts, "text")
+        draws = evaluation.default_draws(protocol, orders) if draws is None else draws
         conditional = factory.condition_on_label(self.loaded, label)
-        is_exact = factory.build_estimator(estimator, conditional, evaluation.SINGLE_TEXT.terms).is_exact
+        is_exact = factory.build_estimator(estimator, conditional, protocol.terms, orders=orders).is_exact
         bounds = []
         for text, (context, ids) in zip(text_list, self._encode(text_list, given), strict=True):
             noise_seed = seed if shared_noise else derive_seed(seed, given + text)
             nats, stderr, *_ = evaluation.score_continuation(
                 *(context, ids, conditional),
                 estimator=estimator,
+                orders=orders,
                 draws=draws,
                 seed=seed,
                 noise_seed=noise_seed,
@@ -266,6 +272,7 @@ class Model:
         *,
         protocol: str | None = None,
         estimator: str | None = None,
+        orders: Orders | None = None,
         draws: int | None = None,
         seed: int = 0,
         label: str | None = None,
@@ -281,6 +288,7 @@ class Model:
             protocol: How text is cut into sequences, and which terms count; by default ``strict``, without ``data``
                 ``held-out``.
             estimator: As for `bound`.
+            orders: As for `bound`.
             draws: Monte Carlo draws per sequence; by default the protocol's.
             seed: Decides the draws.
             label: Condition on this label.
@@ -298,7 +306,29 @@ class Model:
             corpus = evaluation.read_corpus(str(data), chosen, conditional, column=column, encoding=encoding)
         ranks = Ranks(0, 1, self.loaded.device)
         return evaluation.evaluate(
-            conditional, corpus, chosen, ranks, estimator=estimator, draws=draws, batch=batch, seed=seed
+            conditional, corpus, chosen, ranks, estimator=estimator, orders=orders, draws=draws, batch=batch, seed=seed
+        )
+
+    def evaluate_samples(
+        self, samples: int, *, orders: int = 16, seed: int = 0, label: str | None = None, batch: int | None = None
+    ) -> dict[str, Any]:
+        """Bound −log p of the model's own samples, and so its entropy, from both sides.
+
+        For time-free denoisers under absorbing noise; as ``sedd eval --samples`` does.
+
+        Args:
+            samples: Number of samples to generate, one token at a time.
+            orders: Orders in each mean; more bring the two bounds closer together.
+            seed: Decides samples and orders.
+            label: Condition on this label.
+            batch: Samples at a time; by default as many as suit the device.
+
+        Returns:
+            The record of `evaluate`: ``nats_per_token`` is the upper bound, ``lower_nats_per_token`` the lower.
+        """
+        conditional, ranks = factory.condition_on_label(self.loaded, label), Ranks(0, 1, self.loaded.device)
+        return evaluation.evaluate_own_samples(
+            conditional, ranks, samples=samples, orders=orders, seed=seed, batch=batch
         )
 
     def _validation_corpus(self, loaded: LoadedModel, data: str | Path | None) -> evaluation.Corpus:

@@ -30,6 +30,7 @@ from sedd.tokenizer import build_tokenizer as build_tokenizer
 if TYPE_CHECKING:
     from sedd.diffusion.objective import Objective
     from sedd.likelihood import Estimator
+    from sedd.likelihood.order_options import Orders
     from sedd.sampling import Sampler, SamplingModel, Warping
 
 WITHOUT_FLOAT64 = ("mps",)
@@ -75,7 +76,12 @@ def build_objective(name: str, process: Process, schedule: Schedule, **options: 
 
 
 def build_estimator(
-    name: str | None, loaded: "LoadedModel", terms: Sequence[str], t_min: float = 0.0, seed: int = 0
+    name: str | None,
+    loaded: "LoadedModel",
+    terms: Sequence[str],
+    t_min: float = 0.0,
+    seed: int = 0,
+    orders: "Orders | None" = None,
 ) -> "Estimator":
     """Build the estimator of a model's likelihood.
 
@@ -86,14 +92,31 @@ def build_estimator(
             tables.  [§8]
         t_min: The time at which the integral of the diffusion term begins, where it stands alone.
         seed: Decides the order named ``random``.
+        orders: The number of orders of the mixture that a time-free denoiser of masks is, or ``all``; None: another
+            estimator.
     """
     from sedd.likelihood import BoundTerms
 
+    if orders is not None:
+        return _mixture_estimator(name, loaded, orders)
     estimators = _estimators(loaded, set(terms) == set(BoundTerms._fields), t_min, seed)
     if name is not None and name not in estimators:
         what = f"{loaded.config.model.parameterization} under {loaded.config.noise.process} noise"
         raise ValueError(f"estimator, for {what}, is {name!r}; choose one of {', '.join(estimators)}")
     return estimators[name or next(iter(estimators))]
+
+
+def _mixture_estimator(name: str | None, loaded: "LoadedModel", orders: "Orders") -> "Estimator":
+    """Return the estimator of a mixture over orders."""
+    from sedd import likelihood
+    from sedd.likelihood.order_options import check_mixture, check_orders
+
+    check_orders(orders, name)
+    check_mixture(loaded.config)
+    assert isinstance(loaded.process, Absorbing)
+    if orders == "all":
+        return likelihood.AllOrdersEstimator(loaded.process)
+    return likelihood.ImportanceWeightedEstimator(loaded.process, int(orders))
 
 
 def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int) -> "dict[str, Estimator]":

@@ -177,6 +177,42 @@ def test_orders_of_a_denoiser(sedd_in_process: Run, runs: dict[str, Path], text:
     assert forward == record(sedd_in_process("eval", runs["autoregressive"], text, "--json"))
 
 
+def test_the_likelihood_of_a_mixture_over_orders(sedd_in_process: Run, runs: dict[str, Path]) -> None:
+    """Of a text: at most, and exactly. Of the model's own samples: between; the same in any batch and from Python."""
+    words = ("score", runs["lambda"], "a mat", "--json")
+    exact, weighted, single = (record(sedd_in_process(*words, "--orders", k)) for k in ("all", 8, 1))
+    assert (exact["is_exact"], exact["orders"], exact["network_calls"]) == (True, "all", 31)
+    assert exact["lower_nats_per_token"] == exact["nats_per_token"]
+    assert (weighted["is_exact"], weighted["lower_nats_per_token"]) == (False, None)
+    assert (weighted["draws"], weighted["network_calls"]) == (8, 8 * 8 * 5)
+    for bound in (weighted, single):
+        assert bound["nats_per_token"] > exact["nats_per_token"] - 5 * bound["stderr_nats_per_token"]
+    api = sedd.load(runs["lambda"], device="cpu")
+    (found,) = api.bound("a mat", orders="all")
+    assert (round(found.nats_per_token, 5), found.is_exact) == (exact["nats_per_token"], True)
+    (after,) = api.bound("at", given="a m", orders=4)
+    assert after.tokens == 2
+    words = ("eval", runs["lambda"], "--samples", 6, "--orders", 2)
+    both = record(sedd_in_process(*words, "--json", "--batch", 4))
+    assert both["lower_nats_per_token"] <= both["nats_per_token"]  # six steps leave hardly any gap
+    assert both["stderr_lower_nats_per_token"] > 0
+    assert (both["protocol"], both["sequences"], both["network_calls"]) == ("own-samples", 6, 6 * 3 * 32)
+    assert api.evaluate_samples(6, orders=2)["lower_nats_per_token"] == both["lower_nats_per_token"]
+    code, out, err = sedd_in_process(*words)
+    assert code == 0, err
+    assert out.startswith(f"between {both['lower_nats_per_token']:.5f} ± ")
+    assert f" and {both['nats_per_token']:.5f} ± " in out
+
+
+@pytest.mark.parametrize("name", ["score", "t-dce", "d3pm-uniform", "autoregressive"])
+def test_models_that_are_no_mixture_over_orders_are_refused(
+    sedd_in_process: Run, runs: dict[str, Path], name: str
+) -> None:
+    code, out, err = sedd_in_process("score", runs[name], "a mat", "--orders", 4)
+    assert (code, out) == (2, "")
+    assert "orders is for a time-free denoiser under absorbing noise" in err
+
+
 def test_score_prints_a_line_for_each_text_independently_of_the_others(
     sedd_in_process: Run, runs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -328,6 +364,15 @@ def test_a_suite_is_one_table(sedd_in_process: Run, long_run: Path, benchmarks: 
         (["eval", "RUN", "TEXT", "--suite", "zero-shot"], "protocol strict has no suite"),
         (["eval", "RUN", "TEXT", "--dataset", "ptb", "--dataset", "lm1b"], "several only with --suite"),
         (["score", "RUN", "the cat sat on a mat and saw two small birds"], "44 tokens and the model was trained on 32"),
+        (["score", "LAMBDA", "cat", "--orders", "0"], "orders is '0'; give a number of 1 or more, or all"),
+        (
+            ["score", "LAMBDA", "cat", "--orders", "2", "--estimator", "forward"],
+            "orders are those of estimator any-order",
+        ),
+        (["score", "LAMBDA", "the cat sat on a mat", "--orders", "all"], "a sequence has 20 tokens"),
+        (["eval", "LAMBDA", "--samples", "4"], "give --orders 16"),
+        (["eval", "LAMBDA", "--samples", "1", "--orders", "2"], "samples is 1; a standard error needs at least 2"),
+        (["eval", "LAMBDA", "TEXT", "--samples", "4", "--orders", "2"], "--samples generates the data"),
         (["score", "RUN", ""], "a text is empty"),
         (["score", "RUN"], "no text was given"),
         (["score", "RUN", "--file", "none.txt"], "none.txt does not exist"),
@@ -347,7 +392,13 @@ def test_bad_input_is_a_sentence_and_exit_code_2(
 ) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "foreign.txt").write_text("Жук")
-    given = {"RUN": runs["score"], "TEXT": text, "EMPTY": "empty.txt", "FOREIGN": "foreign.txt"}
+    given = {
+        "RUN": runs["score"],
+        "LAMBDA": runs["lambda"],
+        "TEXT": text,
+        "EMPTY": "empty.txt",
+        "FOREIGN": "foreign.txt",
+    }
     code, out, err = sedd_in_process(*(given.get(word, word) for word in words))
     assert (code, out) == (2, ""), err
     assert sentence in err

@@ -99,6 +99,8 @@ REFUSALS = [
     ("eval model none.txt", "none.txt does not exist"),
     ("eval model book.txt --protocol paper", "protocol is 'paper'; choose one of strict"),
     ("eval model book.txt --estimator guess", "estimator is 'guess'; choose one of bound"),
+    ("eval model book.txt --orders 2", "orders is for a time-free denoiser under absorbing noise"),
+    ("eval model book.txt --orders few", "orders is 'few'; give a number of 1 or more, or all"),
     ("eval model book.txt --draws 3", "draws is 3; they come in pairs"),
     ("eval model . --suite all", "suite is 'all'; choose one of zero-shot"),
     ("eval model book.txt --label dog", "label is 'dog'; this model has cat"),

@@ -35,6 +35,7 @@ ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
 if TYPE_CHECKING:
     from sedd.evaluation import Corpus, Protocol
     from sedd.factory import LoadedModel
+    from sedd.likelihood.order_options import Orders
 
 ProtocolName = Annotated[
     str | None,
@@ -47,8 +48,8 @@ ProtocolName = Annotated[
 Draws = Annotated[
     int | None,
     typer.Option(
-        help="Monte Carlo draws per sequence, an even number, by default 8 (score: 128); more draws give a smaller "
-        "standard error."
+        help="Monte Carlo draws per sequence, an even number, by default 8 (score: 128), with --orders 2 (score: 8); "
+        "more draws give a smaller standard error."
     ),
 ]
 Batch = Annotated[
@@ -73,6 +74,15 @@ EstimatorName = Annotated[
         "--estimator",
         help="bound (the negative ELBO, default); for denoisers under absorbing noise also any-order (a bound "
         "with less variance) and forward, backward, random (the exact likelihood of generation in that order).",
+    ),
+]
+OrdersName = Annotated[
+    str | None,
+    typer.Option(
+        "--orders",
+        help="For time-free denoisers under absorbing noise, whose distribution is a mixture over orders: a number K "
+        "for the importance-weighted bound of K random orders, tighter the more there are, with K network calls per "
+        "token and draw; all for the exact likelihood of sequences of at most 16 tokens.",
     ),
 ]
 LabelName = Annotated[
@@ -103,12 +113,20 @@ def evaluate_dataset(
         ),
     ] = None,
     estimator: EstimatorName = None,
+    orders: OrdersName = None,
     draws: Draws = None,
     batch: Batch = None,
     precision: Precision = None,
     device: Device = None,
     seed: Seed = 0,
     label: LabelName = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Generate this many samples and evaluate them in place of DATA. With --orders K their likelihood is "
+            "bounded from both sides; its mean is the entropy of the model."
+        ),
+    ] = None,
     column: Column = None,
     encoding: Encoding = None,
     as_json: AsJson = False,
@@ -121,36 +139,51 @@ def evaluate_dataset(
     - `sedd eval run test.txt`
     - `sedd eval run text8.xz --protocol text8p --json`
     - `sedd eval run corpora --suite zero-shot --protocol sedd`
+    - `sedd eval run --samples 64 --orders 16`
     - `torchrun --nproc-per-node 8 -m sedd eval run test.txt`
     """
     from sedd import evaluation
 
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
-    folder, data = _split_data(model, data, suite)
+    folder, data = _split_data(model, data, suite is not None or samples is not None)
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
-    _check(folder, estimator, draws, label)
-    if suite is not None:
+    number = _check(folder, estimator, draws, label, orders)
+    if samples is not None:
+        _check_samples(
+            samples,
+            number,
+            {"DATA": data, "--protocol": protocol, "--suite": suite, "--draws": draws, "--precision": precision},
+        )
+    elif suite is not None:
         evaluation.suite_datasets(suite, chosen_protocol, dataset)
     elif data is not None:
         check_source(data)
     from sedd import factory
     from sedd.runtime import distributed
 
-    run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
+    run_evaluation = partial(
+        evaluation.evaluate, estimator=estimator, orders=number, draws=draws, batch=batch, seed=seed
+    )
     with distributed.process_group(device) as ranks:
         loaded = factory.condition_on_label(factory.load_model(folder, device=str(ranks.device)), label)
-        published = chosen_protocol.published_vocab_size
-        if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
-            note = f"published numbers of protocol {chosen_protocol.name} count tokens of a vocabulary of {published:,}"
-            print(f"sedd: {note}; this model has {size:,}: compare bits_per_char only", file=sys.stderr)
-        models = evaluation.models_by_precision(loaded, precision)
-        records = []
-        for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column, encoding or "utf-8"):
-            with stderr_progress(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
-                records.append(
-                    run_evaluation(loaded, corpus, chosen_protocol, ranks, models=models, on_progress=on_progress)
-                )
+        if samples is not None and isinstance(number, int):
+            with stderr_progress("evaluating samples", shown=ranks.is_main) as on_progress:
+                run_samples = partial(evaluation.evaluate_own_samples, samples=samples, orders=number)
+                records = [run_samples(loaded, ranks, seed=seed, batch=batch, on_progress=on_progress)]
+        else:
+            published = chosen_protocol.published_vocab_size
+            if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
+                note = f"published numbers of protocol {chosen_protocol.name} count tokens of a vocabulary of"
+                note = f"{note} {published:,}; this model has {size:,}: compare bits_per_char only"
+                print(f"sedd: {note}", file=sys.stderr)
+            models = evaluation.models_by_precision(loaded, precision)
+            records = []
+            for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column, encoding or "utf-8"):
+                with stderr_progress(corpus.dataset or "evaluating", shown=ranks.is_main) as on_progress:
+                    records.append(
+                        run_evaluation(loaded, corpus, chosen_protocol, ranks, models=models, on_progress=on_progress)
+                    )
         first = ranks.is_main
     if first:
         if out is not None:
@@ -158,29 +191,51 @@ def evaluate_dataset(
         _print(records, as_json, as_table=suite is not None)
 
 
-def _split_data(model: str | None, data: str | None, suite: str | None) -> tuple[Path, str | None]:
+def _split_data(model: str | None, data: str | None, has_other: bool) -> tuple[Path, str | None]:
     """Return the folder of the model, and the data: a single argument may be either."""
     if data is not None:
         return find_model(model), data
     folder, given = split_model(model, (), "data", lambda text: os.path.exists(text) or text.startswith("hf:"))
-    if not given and suite is None and folder.parent == built_in_folder():
+    if not given and not has_other and folder.parent == built_in_folder():
         raise ValueError(
             f"the data of {folder.name} is not in the box; name a text, as in: sedd eval {folder.name} FILE"
         )
     return folder, given[0] if given else None
 
 
-def _check(model: Path, estimator: str | None, draws: int | None, label: str | None) -> None:
-    """Refuse what can be refused without the weights, before torch is imported."""
+def _check(
+    model: Path, estimator: str | None, draws: int | None, label: str | None, orders: str | None
+) -> "Orders | None":
+    """Refuse what can be refused without the weights, before torch is imported; return the number of orders."""
     from sedd import checkpoint
+    from sedd.likelihood.order_options import check_mixture, check_orders, parse_orders
     from sedd.likelihood.variance_reduction import check_draws
 
     if estimator is not None:
         check_choice("estimator", estimator, ESTIMATORS)
     if draws is not None:
         check_draws(draws)
-    if label is not None and (stored := checkpoint.peek_model(model)):
+    stored = None if label is orders is None else checkpoint.peek_model(model)
+    if label is not None and stored:
         check_label(label, stored.labels)
+    if orders is None:
+        return None
+    number = parse_orders(orders)
+    check_orders(number, estimator)
+    if stored:
+        check_mixture(stored.config)
+    return number
+
+
+def _check_samples(samples: int, orders: "Orders | None", others: dict[str, Any]) -> None:
+    """Refuse --samples without a number of orders, or beside options for data that is given."""
+    if samples < 2:
+        raise ValueError(f"samples is {samples}; a standard error needs at least 2")
+    if orders is None or orders == "all":
+        raise ValueError("samples are scored from both sides by a number of orders; give --orders 16")
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name} is {value}, and --samples generates the data and scores it once; leave one out")
 
 
 def check_source(source: str) -> None:
@@ -233,7 +288,7 @@ def corpora(
 
 RECORD_FIELDS = (
     *("bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound", "stderr_population_nats_per_token"),
-    *("tokens", "sequences", "draws", "seed", "precision", "protocol", "split", "data"),
+    *("tokens", "sequences", "draws", "orders", "network_calls", "seed", "precision", "protocol", "split", "data"),
 )
 TABLE_COLUMNS = ("dataset", "split", "tokens", "ppl_bound", "nats_per_token", "stderr_nats_per_token", "bits_per_char")
 
@@ -256,11 +311,20 @@ def _print(records: list[dict[str, Any]], as_json: bool, as_table: bool) -> None
         _describe(records[0])
 
 
+def _interval(record: dict[str, Any]) -> str:
+    """Return the value in words: exact, between two bounds, or at most one."""
+    nats, lower = f"{record['nats_per_token']:.5f}", record["lower_nats_per_token"]
+    if record["is_exact"]:
+        return f"exactly {nats}"
+    nats = f"{nats} ± {record['stderr_nats_per_token']:.5f}"
+    if lower is not None:
+        return f"between {lower:.5f} ± {record['stderr_lower_nats_per_token']:.5f} and {nats}"
+    return f"at most {nats}" if None not in record["terms"].values() else f"as published, {nats}"
+
+
 def _describe(record: dict[str, Any]) -> None:
     """Print a record for people: the bound first, then the other numbers and the terms."""
-    kind = "exactly" if record["is_exact"] else "at most" if None not in record["terms"].values() else "as published,"
-    error = "" if record["is_exact"] else f" ± {record['stderr_nats_per_token']:.5f}"
-    print(f"{kind} {record['nats_per_token']:.5f}{error} nats per token")
+    print(f"{_interval(record)} nats per token")
     for name in RECORD_FIELDS:
         if record[name] is not None:  # bits per character and byte, where the tokens are not text
             print(f"{name.replace('_', ' '):34s} {record[name]}")
@@ -277,6 +341,7 @@ def score_texts(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; - reads them from stdin, one per line.")] = None,
     file: Annotated[Path | None, typer.Option(help="File of texts, one per line.")] = None,
     estimator: EstimatorName = None,
+    orders: OrdersName = None,
     draws: Draws = None,
     batch: Batch = None,
     precision: Precision = None,
@@ -302,12 +367,14 @@ def score_texts(
     """
     folder, given = split_model(model, texts or (), "a text")
     lines = _read_texts(given, file)
-    _check(folder, estimator, draws, label)
+    number = _check(folder, estimator, draws, label, orders)
     from sedd import evaluation, factory
     from sedd.diffusion.rng import derive_seed
     from sedd.runtime import distributed
 
-    run_evaluation = partial(evaluation.evaluate, estimator=estimator, draws=draws, batch=batch, seed=seed)
+    run_evaluation = partial(
+        evaluation.evaluate, estimator=estimator, orders=number, draws=draws, batch=batch, seed=seed
+    )
     with distributed.process_group(device) as ranks:
         loaded = factory.condition_on_label(factory.load_model(folder, device=str(ranks.device)), label)
         models = evaluation.models_by_precision(loaded, precision)

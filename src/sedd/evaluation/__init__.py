@@ -12,9 +12,11 @@ from sedd.lazy import lazy_names
 if TYPE_CHECKING:
     from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
     from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
+    from sedd.evaluation.own_samples import evaluate_own_samples
     from sedd.evaluation.protocols import DATASETS, PROTOCOLS, SINGLE_TEXT, Protocol, get_protocol, suite_datasets
     from sedd.evaluation.results import (
         ModelsByPrecision,
+        default_draws,
         evaluate,
         evaluate_difference,
         likelihood_table,
@@ -28,9 +30,11 @@ __all__ = [
     "Corpus",
     "ModelsByPrecision",
     "Protocol",
+    "default_draws",
     "encode_continuation",
     "evaluate",
     "evaluate_difference",
+    "evaluate_own_samples",
     "get_protocol",
     "likelihood_table",
     "models_by_precision",
@@ -48,6 +52,14 @@ __getattr__ = lazy_names(
         "continuation": ["encode_continuation", "require_packed_text", "score_continuation"],
         "corpus": ["Corpus", "read_corpus", "text_corpora", "validation_corpus"],
         "protocols": ["DATASETS", "PROTOCOLS", "SINGLE_TEXT", "Protocol", "get_protocol", "suite_datasets"],
-        "results": ["ModelsByPrecision", "evaluate", "evaluate_difference", "likelihood_table", "models_by_precision"],
+        "own_samples": ["evaluate_own_samples"],
+        "results": [
+            "ModelsByPrecision",
+            "default_draws",
+            "evaluate",
+            "evaluate_difference",
+            "likelihood_table",
+            "models_by_precision",
+        ],
     },
 )

@@ -5,6 +5,7 @@ import torch
 from sedd import factory
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, LikelihoodEstimate, estimate_likelihood
+from sedd.likelihood.order_options import Orders
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 
@@ -44,6 +45,7 @@ def score_continuation(
     loaded: LoadedModel,
     *,
     estimator: str | None = None,
+    orders: Orders | None = None,
     draws: int = 16,
     seed: int = 0,
     noise_seed: int | None = None,
@@ -52,8 +54,8 @@ def score_continuation(
     """Estimate −log p(continuation | context), or an upper bound on it, by adding noise to the continuation only.  [§8]
 
     The bound is on the distribution with which the model infills after a fixed context. For scores and denoisers under
-    absorbing noise that is the model's conditional distribution; under uniform noise it is not. ``seed`` and
-    ``noise_seed`` are as for `results.evaluate`.
+    absorbing noise that is the model's conditional distribution; under uniform noise it is not. ``orders``, ``seed``
+    and ``noise_seed`` are as for `results.evaluate`.
     """
     length = loaded.config.model.seq_len
     if len(context) + len(continuation) > length:
@@ -61,7 +63,7 @@ def score_continuation(
             f"the continuation has {len(continuation)} tokens and its context {len(context)}; the model was trained on "
             f"{length} in all: shorten one of them"
         )
-    by = factory.build_estimator(estimator, loaded, BoundTerms._fields, seed=seed)
+    by = factory.build_estimator(estimator, loaded, BoundTerms._fields, seed=seed, orders=orders)
     model = loaded.model.bind(context=torch.from_numpy(context).to(loaded.device))
     ranks = Ranks(0, 1, loaded.device)
     seed = seed if noise_seed is None else noise_seed

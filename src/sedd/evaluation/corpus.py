@@ -138,6 +138,14 @@ def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
     ]
 
 
+def sample_corpus(rows: Sequence[Ids], loaded: LoadedModel, seed: int) -> Corpus:
+    """Return the corpus of a model's own samples."""
+    texts = [loaded.tokenizer.decode(row) for row in rows]
+    sizes = _text_per_token(texts, sum(map(len, rows)), loaded.tokenizer)
+    split = f"{len(rows)} samples of the model, seed {seed}"
+    return Corpus(rows, *sizes, "samples of the model", split, _hash(texts), by_record=True)
+
+
 def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
     """Return the validation split of the prepared data in ``folder``, as the run itself reads it.
 

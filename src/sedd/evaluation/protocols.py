@@ -150,6 +150,9 @@ SUITES = ("zero-shot",)
 SINGLE_TEXT = Protocol("single-text", "each text by itself", None, Eos.NONE, KeepRemainder(), draws=128)
 """The protocol of `sedd score`, which takes no data set."""
 
+OWN_SAMPLES = Protocol("own-samples", "samples of the model", None, Eos.NONE, KeepRemainder())
+"""The protocol of `sedd eval --samples`, which generates its data."""
+
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
     for protocol in (

@@ -12,6 +12,7 @@ from sedd.evaluation.protocols import Protocol
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, Estimator, LikelihoodEstimate, estimate_difference, estimate_likelihood
 from sedd.likelihood.estimate import OnProgress
+from sedd.likelihood.order_options import Orders
 from sedd.runtime.distributed import Ranks
 
 DIGITS = 5
@@ -28,6 +29,7 @@ def evaluate(
     ranks: Ranks,
     *,
     estimator: str | None = None,
+    orders: Orders | None = None,
     draws: int | None = None,
     batch: int | None = None,
     seed: int = 0,
@@ -43,7 +45,9 @@ def evaluate(
         protocol: Which terms of the bound are reported, and from which time.
         ranks: The processes that share the work.
         estimator: Name of the estimator; by default the first that fits the model.
-        draws: Monte Carlo draws per sequence; by default the protocol's.
+        orders: For a time-free denoiser of masks: the number of orders of the importance-weighted bound, or ``all`` for
+            the exact likelihood of short sequences; None: ``estimator`` decides.
+        draws: Monte Carlo draws per sequence; by default the protocol's, with ``orders`` a sixteenth of them.
         batch: Draws per batch on each process; affects speed only. None: chosen for the device.
         seed: Seed of times and noise, and of a random order of tokens.
         noise_seed: Another seed of times and noise: results with different ones have independent errors.
@@ -55,8 +59,8 @@ def evaluate(
         The record that is printed and stored: nats, bits, perplexity bound, terms, standard errors, and every setting
         and hash they depend on.
     """
-    by = factory.build_estimator(estimator, loaded, protocol.terms, protocol.t_min, seed)
-    draws = protocol.draws if draws is None else draws
+    by = factory.build_estimator(estimator, loaded, protocol.terms, protocol.t_min, seed, orders)
+    draws = default_draws(protocol, orders) if draws is None else draws
     models = models or models_by_precision(loaded)
     found = estimate_likelihood(
         models.model,
@@ -69,13 +73,30 @@ def evaluate(
         low_precision_model=models.low_precision_model,
         on_progress=on_progress,
     )
+    facts = {"draws": 0 if by.is_exact else draws, "orders": orders, "seed": seed}
+    return make_record(found, corpus, by, facts | _precision_fields(found, models), protocol, loaded)
+
+
+def default_draws(protocol: Protocol, orders: Orders | None) -> int:
+    """Return the Monte Carlo draws per sequence: fewer where each of them consists of several orders."""
+    return protocol.draws if orders is None else max(2, protocol.draws // 16)
+
+
+def make_record(
+    found: LikelihoodEstimate,
+    corpus: Corpus,
+    by: Estimator,
+    facts: dict[str, Any],
+    protocol: Protocol,
+    loaded: LoadedModel,
+) -> dict[str, Any]:
+    """Return a result with ``facts`` about its draws and everything else that it depends on."""
     return {
         **_numbers(found, corpus, by),
-        **_precision_fields(found, models),
         "tokens": corpus.tokens,
         "sequences": len(corpus),
-        "draws": 0 if by.is_exact else draws,
-        "seed": seed,
+        **facts,
+        "network_calls": found.network_calls,
         **protocol.as_record(corpus.by_record),
         "split": corpus.split,
         "dataset": corpus.dataset,
@@ -126,6 +147,8 @@ def _numbers(found: LikelihoodEstimate, corpus: Corpus, by: Estimator) -> dict[s
         "nats_per_token": round(found.nats, DIGITS),
         "stderr_nats_per_token": round(found.stderr, DIGITS + 1),
         "stderr_population_nats_per_token": _per_unit(found.stderr_population, 1.0, DIGITS + 1),
+        "lower_nats_per_token": _per_unit(found.lower, 1.0),
+        "stderr_lower_nats_per_token": _per_unit(found.lower_stderr, 1.0, DIGITS + 1),
         "bits_per_token": round(bits, DIGITS),
         "bits_per_char": _per_unit(bits, corpus.characters_per_token),
         "bits_per_byte": _per_unit(bits, corpus.bytes_per_token),

@@ -25,10 +25,17 @@ if TYPE_CHECKING:
         FixedOrderEstimator,
         MonteCarloEstimator,
     )
+    from sedd.likelihood.orders import (
+        AllOrdersEstimator,
+        ImportanceWeightedEstimator,
+        OwnSampleBounds,
+        own_sample_bounds,
+    )
     from sedd.likelihood.precision_check import PrecisionCheck, check_precision
     from sedd.likelihood.variance_reduction import StratifiedTimes
 
 __all__ = [
+    "AllOrdersEstimator",
     "AnyOrderEstimator",
     "AutoregressiveEstimator",
     "BoundEstimator",
@@ -36,15 +43,18 @@ __all__ = [
     "DiffusionTermEstimator",
     "Estimator",
     "FixedOrderEstimator",
+    "ImportanceWeightedEstimator",
     "LikelihoodDifference",
     "LikelihoodEstimate",
     "MonteCarloEstimator",
+    "OwnSampleBounds",
     "PrecisionCheck",
     "StratifiedTimes",
     "bound_terms",
     "check_precision",
     "estimate_difference",
     "estimate_likelihood",
+    "own_sample_bounds",
     "times_by_noise",
 ]
 
@@ -53,6 +63,7 @@ __getattr__ = lazy_names(
     {
         "bound": ["BoundTerms", "bound_terms", "times_by_noise"],
         "estimate": ["LikelihoodDifference", "LikelihoodEstimate", "estimate_difference", "estimate_likelihood"],
+        "orders": ["AllOrdersEstimator", "ImportanceWeightedEstimator", "OwnSampleBounds", "own_sample_bounds"],
         "precision_check": ["PrecisionCheck", "check_precision"],
         "estimators": [
             "AnyOrderEstimator",

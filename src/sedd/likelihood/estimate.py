@@ -35,6 +35,11 @@ class LikelihoodEstimate(NamedTuple):
     single sequence."""
     terms: tuple[float, ...]
     """Diffusion, prior and reconstruction term; their sum is ``nats``."""
+    network_calls: int
+    """Sequences that the network evaluated, those of the comparison of precisions not counted."""
+    lower: float | None = None
+    """A lower bound on the negative log-likelihood, where there is one; ``nats`` itself where it is exact."""
+    lower_stderr: float | None = None
     precision_check: PrecisionCheck | None = None
     """What low precision would change, or does change if that is negligible; None if it was not tried."""
 
@@ -129,7 +134,7 @@ def estimate_difference(
     )
     costs = np.add.reduceat(second - first, all_draws.starts[:-1]) / np.diff(all_draws.starts)
     return LikelihoodDifference(
-        float(costs.sum() / all_draws.lengths.sum()), _population_stderr(costs, all_draws.lengths)
+        float(costs.sum() / all_draws.lengths.sum()), population_stderr(costs, all_draws.lengths)
     )
 
 
@@ -180,6 +185,12 @@ class _Draws:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    @property
+    def network_calls(self) -> int:
+        """The number of sequences that the network evaluates."""
+        calls = map(self.estimator.calls_per_draw, self.lengths.tolist())
+        return int(np.dot(np.diff(self.starts), list(calls)))
+
     def batches(self, numbers: Int[np.ndarray, " n"], size: int) -> Iterator[Int[np.ndarray, " b"]]:
         """Yield places in ``numbers``; sequences of one length come together, so that nothing is padded."""
         lengths = self.lengths[self._sequence_of(numbers)]
@@ -217,12 +228,15 @@ def _summary(found: Float[np.ndarray, "draws 5"], draws: _Draws) -> LikelihoodEs
     return LikelihoodEstimate(
         nats=float(nats.sum() / tokens),
         stderr=float(variance**0.5 / tokens),
-        stderr_population=_population_stderr(nats, draws.lengths),
+        stderr_population=population_stderr(nats, draws.lengths),
         terms=tuple(terms.tolist()),
+        network_calls=draws.network_calls,
+        lower=float(nats.sum() / tokens) if draws.estimator.is_exact else None,
+        lower_stderr=0.0 if draws.estimator.is_exact else None,
     )
 
 
-def _population_stderr(costs: Float[np.ndarray, " sequences"], lengths: Int[np.ndarray, " sequences"]) -> float | None:
+def population_stderr(costs: Float[np.ndarray, " sequences"], lengths: Int[np.ndarray, " sequences"]) -> float | None:
     """Standard error of the ratio estimator Σ costs/Σ lengths, from the residuals cost − ratio·length."""
     n = len(costs)
     if n < 2:

@@ -34,6 +34,10 @@ class Estimator(ABC):
     def draws_of(self, length: int, draws: int) -> int:
         """Return how many draws a sequence of this length gets, where ``draws`` were requested."""
 
+    def calls_per_draw(self, length: int) -> int:
+        """Return how many sequences of this length the network evaluates for one draw."""
+        return 1
+
     @abstractmethod
     def inputs(
         self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
@@ -93,7 +97,8 @@ def _excess_changes(
     return torch.stack([excess, -m.log() * excess], -1)
 
 
-def _diffusion_only(nats: Float[Tensor, " b"]) -> BoundTerms:
+def diffusion_only(nats: Float[Tensor, " b"]) -> BoundTerms:
+    """Return a likelihood as terms of a bound: all of it is the first term."""
     return BoundTerms(nats, torch.zeros_like(nats), torch.zeros_like(nats))
 
 
@@ -167,7 +172,7 @@ class DiffusionTermEstimator(MonteCarloEstimator):
         """Denoising score entropy."""
         x_t, t, weight = inputs
         loss = DenoisingScoreEntropy(self.process, self.schedule).loss(model, x_t, x_0, t).sum(-1)
-        return _diffusion_only(weight.to(loss.dtype) * loss)
+        return diffusion_only(weight.to(loss.dtype) * loss)
 
 
 @final
@@ -203,7 +208,7 @@ class AnyOrderEstimator(MonteCarloEstimator):
         """L/k · −log p of the k masked tokens."""
         x_t, t, weight = inputs
         loss = AnyOrder(self.process).loss(model, x_t, x_0, t).sum(-1)
-        return _diffusion_only(weight.to(loss.dtype) * loss)
+        return diffusion_only(weight.to(loss.dtype) * loss)
 
 
 @final
@@ -238,7 +243,7 @@ class FixedOrderEstimator(Estimator):
         length = x_0.shape[-1]
         masked = self.process.is_noisy(x_t).sum(-1)
         log_p = at_token(model.log_mean(x_t, -torch.log1p(-masked / (length + 1))), x_0)  # σ as in `objective.AnyOrder`
-        return _diffusion_only(-length * log_p.gather(-1, position[:, None]).squeeze(-1))
+        return diffusion_only(-length * log_p.gather(-1, position[:, None]).squeeze(-1))
 
 
 @final
@@ -261,4 +266,4 @@ class AutoregressiveEstimator(Estimator):
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """−log p of every token given those before it."""
-        return _diffusion_only(-at_token(model.log_next(x_0), x_0).sum(-1))
+        return diffusion_only(-at_token(model.log_next(x_0), x_0).sum(-1))

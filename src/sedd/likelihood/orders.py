@@ -1,0 +1,181 @@
+"""The likelihood of a time-free denoiser of masks: a mixture over orders, exactly or between two bounds.  [§8]
+
+First-hitting sampling without a grid draws an order o of the positions and then each token given those before it, so
+it generates p(x) = E_o p(x | o), the mean over all L! orders of p(x | o) = Π_j p(x at o_j | x at o_1 … o_{j−1}).
+
+- K random orders: E[−log (1/K) Σ_k p(x | o_k)] ≥ −log p(x), decreasing in K to −log p(x) (Burda et al. 2015,
+  "Importance Weighted Autoencoders"). K = 1 is the any-order bound.
+- The order in which the model itself generated x has the distribution p(o | x). With it as one of the K orders, the
+  mean of the reciprocal is 1/p(x), and E[−log (1/K) Σ_k p(x | o_k)] ≤ −log p(x), increasing in K (Grosse et al. 2015,
+  "Sandwiching the marginal likelihood using bidirectional Monte Carlo").
+- All orders, for short sequences: Σ_o p(x | o) is a sum over paths through the 2^L sets of revealed tokens.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sedd.diffusion.process import Absorbing, at_token
+from sedd.diffusion.rng import CounterRNG
+from sedd.likelihood.bound import BoundTerms
+from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, diffusion_only
+from sedd.likelihood.order_options import check_all_orders_length
+
+CHUNK = 256
+"""Sets of revealed tokens that are evaluated at a time."""
+
+
+def _any_sigma(x: Tensor) -> Tensor:
+    """A noise level, which a time-free model does not read."""
+    return torch.ones(x.shape[:-1], device=x.device)
+
+
+def random_orders(rng: CounterRNG, length: int, count: int) -> Int[Tensor, "b count length"]:
+    """Draw ``count`` orders of the positions for each row."""
+    return torch.stack([rng(length, step=k)[..., 0].argsort(-1) for k in range(count)], 1)
+
+
+def log_p_in_order(
+    model: Any, process: Absorbing, x_0: Int[Tensor, "b L"], order: Int[Tensor, "b L"]
+) -> Float[Tensor, " b"]:
+    """Return Σ_j log p(x at o_j | x at o_1 … o_{j−1}), by one network call per token; the head runs at o_j only."""
+    x_t, rows = torch.full_like(x_0, process.mask), torch.arange(len(x_0), device=x_0.device)
+    total = torch.zeros(len(x_0), dtype=torch.float64, device=x_0.device)
+    sigma = _any_sigma(x_0)
+    for position in order.unbind(-1):
+        hidden = model.hidden(x_t, sigma)[rows, position]
+        log_p = model.log_mean_at(hidden, x_t[rows, position], sigma)
+        token = x_0[rows, position]
+        total += log_p.gather(-1, token[:, None]).squeeze(-1).double()
+        x_t[rows, position] = token
+    return total
+
+
+def log_p_in_orders(
+    model: Any, process: Absorbing, x_0: Int[Tensor, "b L"], orders: Int[Tensor, "b K L"]
+) -> Float[Tensor, "b K"]:
+    """Return log p(x | o) in several orders."""
+    return torch.stack([log_p_in_order(model, process, x_0, order) for order in orders.unbind(1)], -1)
+
+
+def minus_log_mean(log_p: Float[Tensor, "b K"]) -> Float[Tensor, " b"]:
+    """−log (1/K) Σ_k p_k."""
+    return math.log(log_p.shape[-1]) - torch.logsumexp(log_p, -1)
+
+
+@final
+@dataclass(frozen=True)
+class ImportanceWeightedEstimator(MonteCarloEstimator):
+    """−log of the mean of p(x | o) over ``orders`` random orders: an upper bound on −log p, decreasing in their number.
+
+    A draw is one such mean, and takes orders·L network calls. Its times are not used.
+    """
+
+    included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
+    process: Absorbing
+    orders: int
+
+    def calls_per_draw(self, length: int) -> int:
+        """Return orders·L."""
+        return self.orders * length
+
+    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Zero: a draw does not depend on u."""
+        return torch.zeros_like(u)
+
+    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
+        """Zero: there are none."""
+        return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
+
+    def inputs(
+        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
+    ) -> tuple[Tensor, ...]:
+        """The orders."""
+        return (random_orders(rng, x_0.shape[-1], self.orders),)
+
+    def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
+        """−log (1/K) Σ_k p(x | o_k)."""
+        return diffusion_only(minus_log_mean(log_p_in_orders(model, self.process, x_0, inputs[0])))
+
+
+@final
+@dataclass(frozen=True)
+class AllOrdersEstimator(Estimator):
+    """−log p of the mixture over all orders: exact, with 2^L network calls, for at most 16 tokens.
+
+    With f(S) the mean of Π p over all orders of the positions S, f(S) = (1/|S|) Σ_{i∈S} f(S∖i)·p(x_i | x at S∖i).
+    """
+
+    is_exact: ClassVar[bool] = True
+    included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
+    process: Absorbing
+
+    def draws_of(self, length: int, draws: int) -> int:
+        """Return the number of draws: one."""
+        check_all_orders_length(length)
+        return 1
+
+    def calls_per_draw(self, length: int) -> int:
+        """Return 2^L − 1, one for each set of revealed tokens but that of all."""
+        return (1 << length) - 1
+
+    def inputs(
+        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
+    ) -> tuple[Tensor, ...]:
+        """None: all orders are used."""
+        return ()
+
+    def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
+        """−log p(x), one sequence after the other."""
+        return diffusion_only(torch.stack([-self._log_p(model, row) for row in x_0]))
+
+    def _log_p(self, model: Any, x_0: Int[Tensor, " L"]) -> Float[Tensor, ""]:
+        """log f of all positions; a set is the number whose bits are its positions."""
+        length = len(x_0)
+        log_f = torch.full((2**length,), -torch.inf, dtype=torch.float64, device=x_0.device)
+        log_f[0] = 0
+        bit = 2 ** torch.arange(length, device=x_0.device)
+        revealed = (torch.arange(2**length, device=x_0.device)[:, None] & bit) > 0
+        size = revealed.sum(-1)
+        for count in range(length):
+            for sets in (size == count).nonzero().squeeze(-1).split(CHUNK):
+                x_t = torch.where(revealed[sets], x_0, self.process.mask)
+                log_p = at_token(model.log_mean(x_t, _any_sigma(x_t)), x_0.expand(x_t.shape)).double()
+                for i in range(length):
+                    of = ~revealed[sets, i]
+                    larger = sets[of] + bit[i]
+                    step = log_f[sets[of]] + log_p[of, i] - math.log(count + 1)
+                    log_f[larger] = torch.logaddexp(log_f[larger], step)
+        return log_f[-1]
+
+
+class OwnSampleBounds(NamedTuple):
+    """A lower and an upper bound on −log p of sequences that the model generated, in nats per sequence.
+
+    Each holds in expectation over the orders, not for every single one.
+    """
+
+    lower: Float[Tensor, " b"]
+    upper: Float[Tensor, " b"]
+
+
+def own_sample_bounds(
+    model: Any, process: Absorbing, x_0: Int[Tensor, "b L"], order: Int[Tensor, "b L"], orders: int, rng: CounterRNG
+) -> OwnSampleBounds:
+    """Bound −log p of the model's own samples from both sides, by (orders + 1)·L network calls per sequence.
+
+    Args:
+        model: The model.
+        process: Its noise process.
+        x_0: Sequences that it generated, one token at a time.
+        order: The order in which it generated the tokens of each.
+        orders: Number of orders in each mean.
+        rng: The random numbers of each row.
+    """
+    others = log_p_in_orders(model, process, x_0, random_orders(rng, x_0.shape[-1], orders))
+    own = log_p_in_order(model, process, x_0, order)
+    return OwnSampleBounds(minus_log_mean(torch.cat([own[:, None], others[:, 1:]], -1)), minus_log_mean(others))
