@@ -89,11 +89,17 @@ def audit(
             for done, (result, total) in enumerate(_audit_all(), 1):
                 results.append(result)
                 on_progress(done, total)
-        for result in results:
-            _print_json(result) if as_json else _print_row(result)
+        if as_json:
+            for result in results:
+                _print_json(result)
+        else:
+            _print_table(results)
         raise typer.Exit(any(result.is_claimed and not result.is_bound for result in results))
     result = _prepare(loss, process, draws, entropy_only)()
-    _print_json(result) if as_json else _describe(result)
+    if as_json:
+        _print_json(result)
+    else:
+        _describe(result)
     raise typer.Exit(not result.is_bound)
 
 
@@ -161,15 +167,14 @@ def _rounded(nats: float) -> str:
     return f"{round(nats, 5) + 0.0:.5f}"  # + 0: no −0
 
 
-def _print_row(result: "AuditResult") -> None:
-    claim = "claims to be a bound" if result.is_claimed else "claims nothing"
-    found = result.counter_example
-    why = (
-        f"{found.difference:+.3f} nats on {found.model}"
-        if found
-        else f"gap of exact scores {_rounded(result.gap)} nats"
-    )
-    print(f"{result.loss:24s} {result.process:10s} {claim:21s} {result.verdict:19s} {why}")
+def _print_table(results: "list[AuditResult]") -> None:
+    """Print a line per audit: the difference of a counter-example, or the gap of exact scores."""
+    print(f"{'objective':24s} {'process':10s} {'claims':8s} {'verdict':20s} nats")
+    for result in results:
+        found = result.counter_example
+        nats = f"difference {found.difference:+.3f}" if found else f"gap {_rounded(result.gap)}"
+        claim = "a bound" if result.is_claimed else "nothing"
+        print(f"{result.loss:24s} {result.process:10s} {claim:8s} {result.verdict:20s} {nats}")
 
 
 def _describe(result: "AuditResult") -> None:
@@ -187,7 +192,7 @@ def _describe(result: "AuditResult") -> None:
 
 def _counter_example_rows(found: "CounterExample") -> dict[str, str]:
     error = f" ± {found.stderr:.5f}" if found.stderr else ""
-    data = ", ".join(f"{x} {p:.3g}" for x, p in found.distribution.items())
+    data = ", ".join(f"{x}: {p:.3g}" for x, p in found.distribution.items())
     rows = {"counter-example": found.model, "noise": f"{found.process}, {found.schedule}", "data": data}
     rows["entropy of the data"] = f"{found.entropy:.5f} nats"
     if found.minus_log_p is not None:
