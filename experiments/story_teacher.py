@@ -11,6 +11,7 @@ left out. On one H200 a batch of 8192 rows is 256 steps of a few milliseconds.
 
 import argparse
 import json
+import re
 import struct
 import sys
 import time
@@ -151,26 +152,35 @@ class Pieces:
             self.bytes.append(data[offset + 8 : offset + 8 + length])
             self.scores.append(score)
             offset += 8 + length
+        self._index = {
+            piece: i for i, piece in enumerate(self.bytes)
+        }  # bytes come first: a character with a piece has that
+        self._words: dict[str, list[int]] = {}
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a story."""
         return b"".join(map(self.bytes.__getitem__, ids)).decode("utf-8", "replace").strip()
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text: byte by byte, then the best pair is merged until there is none."""
-        index = {piece: i for i, piece in enumerate(self.bytes)}  # bytes come first: a character with a piece has that
-        ids = [index.get(c.encode(), -1) for c in " " + text]
-        if -1 in ids:
-            ids = [index[bytes([b])] for b in (" " + text).encode()]
-        while True:
-            pairs = [(self.scores[j], -i, j) for i in range(len(ids) - 1) if (j := self._merged(index, ids, i)) >= 0]
-            if not pairs:
-                return ids
+        """Return the tokens of a text. No piece has a space after anything else, so words are encoded one by one."""
+        return [id for word in re.findall(" *[^ ]+| +$", " " + text) for id in self._encode_word(word)]
+
+    def _encode_word(self, word: str) -> list[int]:
+        """Return the tokens of a word: its characters, of which the best pair is merged as long as there is one."""
+        if (known := self._words.get(word)) is not None:
+            return known
+        ids = [id for c in word for id in ([self._index[c.encode()]] if c.encode() in self._index else self._bytes(c))]
+        while pairs := [(self.scores[j], -i, j) for i in range(len(ids) - 1) if (j := self._merged(ids, i)) >= 0]:
             _, i, merged = max(pairs)
             ids[-i : -i + 2] = [merged]
+        self._words[word] = ids
+        return ids
 
-    def _merged(self, index: dict[bytes, int], ids: list[int], i: int) -> int:
-        return index.get(self.bytes[ids[i]] + self.bytes[ids[i + 1]], -1)
+    def _bytes(self, character: str) -> list[int]:
+        return [self._index[bytes([byte])] for byte in character.encode()]
+
+    def _merged(self, ids: list[int], i: int) -> int:
+        return self._index.get(self.bytes[ids[i]] + self.bytes[ids[i + 1]], -1)
 
 
 def complete_stories(streams: Tensor) -> Iterator[list[int]]:
@@ -241,7 +251,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("stories.jsonl"), help="where to write stories")
     parser.add_argument("--stories", type=int, default=300_000, help="how many stories")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many seconds")
-    parser.add_argument("--batch", type=int, default=8192, help="rows drawn at a time")
+    parser.add_argument("--batch", type=int, help="rows drawn at a time, by default 8192 on a GPU and 32 on a CPU")
     parser.add_argument("--temperature", type=float, default=0.8, help="of the draws, and of the likelihood")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -251,6 +261,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     teacher = Teacher(args.weights, device, torch.bfloat16 if device == "cuda" else torch.float32)
     pieces = Pieces(args.tokenizer, teacher.shape.vocab_size)
+    args.batch = args.batch or (8192 if device == "cuda" else 32)
     (score if args.score else generate)(teacher, pieces, args)
 
 

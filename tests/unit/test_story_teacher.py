@@ -107,4 +107,5 @@ def test_encoding_merges_the_best_pair_and_decoding_undoes_it(script: ModuleType
     pieces = script.Pieces(path, len(PIECES))
     assert [pieces.bytes[i] for i in pieces.encode("ab\na")] == [b" ab", b"\n", b"a"]
     assert pieces.encode("b")[0] == PIECES.index(b" ", 259)  # a piece of its own, not the byte
-    assert pieces.decode(pieces.encode("ab ba é\n b")) == "ab ba é\n b"
+    for text in ("ab ba é\n b", "ab  ab", "a b\nab ba"):
+        assert pieces.decode(pieces.encode(text)) == text
