@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -237,7 +239,9 @@ def test_score_prints_a_line_for_each_text_independently_of_the_others(
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     assert sedd_in_process("score", runs["lambda"], "--file", tmp_path / "texts.txt", "--json")[1] == out
     assert sedd_in_process("score", runs["lambda"], "-", "--json", stdin="\n".join(texts))[1] == out
-    assert "exact nats per token, 5 tokens: a mat" in sedd_in_process("score", runs["autoregressive"], "a mat")[1]
+    printed = sedd_in_process("score", runs["autoregressive"], "a mat")[1]
+    nats, bits = re.match(r" *([\d.]+) exact nats per token, 5 tokens, ([\d.]+) bits/char: a mat\n", printed).groups()
+    assert float(bits) == pytest.approx(float(nats) / math.log(2), abs=1e-3)  # tokens are characters
 
 
 @pytest.mark.parametrize("shared_noise", [False, True])

@@ -401,5 +401,6 @@ def _print_score(record: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(record), flush=True)
         return
     error = "exact" if record["is_exact"] else f"± {record['stderr_nats_per_token']:.5f}"
-    nats = record["nats_per_token"]
-    print(f"{nats:9.5f} {error} nats per token, {record['tokens']} tokens: {visible(record['text'])}", flush=True)
+    nats, bits = record["nats_per_token"], record["bits_per_char"]
+    size = f"{record['tokens']} tokens" + ("" if bits is None else f", {bits:.3f} bits/char")
+    print(f"{nats:9.5f} {error} nats per token, {size}: {visible(record['text'])}", flush=True)
