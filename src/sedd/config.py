@@ -136,7 +136,7 @@ class ModelConfig:
     seq_len: int = 256
     """Tokens per training sequence."""
     parameterization: str | None = None
-    """score (log-scores) or mean (denoiser); by default what the objective needs, else score."""
+    """score (log-scores), mean (denoiser) or, for concrete-score, signed-score; default: by objective, else score."""
     time_conditioning: str | None = None
     """Noise level given to the network: sigma, zero (always 0) or none; sigma by default if the objective has times."""
 
@@ -157,7 +157,7 @@ class ModelConfig:
                 "model.architecture=modern, or leave it out"
             )
         if self.parameterization is not None:
-            check_choice("model.parameterization", self.parameterization, ("score", "mean", "conditional", "causal"))
+            check_choice("model.parameterization", self.parameterization, registry.PARAMETERIZATIONS.names)
         if self.time_conditioning is not None:
             check_choice("model.time_conditioning", self.time_conditioning, ("sigma", "zero", "none"))
 
@@ -311,6 +311,11 @@ class RunConfig:
             raise ValueError(
                 f"objective {self.objective} trains parameterization {required}; model.parameterization is "
                 f"{self.model.parameterization}: leave it out, or choose another objective"
+            )
+        if self.model.parameterization == "signed-score" and self.objective != "concrete-score":
+            raise ValueError(
+                f"model.parameterization is signed-score, whose scores may be negative, and objective {self.objective} "
+                "needs their logarithm; choose objective concrete-score, or leave it out"
             )
         if self.objective in TIME_FREE_OBJECTIVES and self.time_conditioning == "sigma":
             raise ValueError(

@@ -177,6 +177,7 @@ PARAMETERIZATIONS = Registry(
     "parameterization",
     {
         "score": "sedd.diffusion.parameterization:ScoreModel",
+        "signed-score": "sedd.diffusion.parameterization:SignedScoreModel",
         "mean": "sedd.diffusion.parameterization:MeanModel",
         "conditional": "sedd.diffusion.parameterization:ConditionalModel",
         "causal": "sedd.diffusion.parameterization:CausalModel",

@@ -10,7 +10,8 @@ from toys import expected_loss, random_distribution, random_model, tensor
 
 from sedd import exact
 from sedd.diffusion import objective as objectives
-from sedd.diffusion.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel
+from sedd.diffusion.divergence import signed_square
+from sedd.diffusion.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform, at_token, log_odds
 from sedd.diffusion.schedule import (
     Cosine,
@@ -355,3 +356,41 @@ def test_losses_of_sampled_noise_average_to_the_expected_loss(process: Process) 
 def test_at_token_and_log_odds() -> None:
     assert at_token(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2])).tolist() == [3.0]
     assert torch.isfinite(log_odds(torch.tensor([0.0, 1e-30, 500.0]))).all()
+
+
+@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+def test_concrete_score_matching_of_scores_of_any_sign(process: Process) -> None:
+    """Its gradient is that of ½(s − p_t(y)/p_t(x))²; of positive scores it is the loss of a score model."""
+    schedule, t = LogLinear(), tensor(0.3)
+    (sigma, rate), objective = schedule(t), objectives.DenoisingConcreteScore(process, schedule)
+    signed, positive = (random_model(kind, process, 3) for kind in (SignedScoreModel, ScoreModel))
+    truth = exact.Score(P_DATA, process)
+
+    def explicit(model: SignedScoreModel) -> torch.Tensor:
+        def loss(x_t: torch.Tensor, x_0: torch.Tensor) -> torch.Tensor:
+            sigmas = sigma.expand(len(x_t))
+            return process.explicit(signed_square, model.score(x_t, sigmas), truth(x_t, sigmas), x_t).sum(-1)
+
+        return rate * exact.expect(loss, P_DATA, process, sigma)
+
+    assert (signed.score(P_DATA.sequences, sigma.expand(27)) < 0).any()
+    found = expected_loss(objective, signed, P_DATA, schedule, t)
+    torch.testing.assert_close(gradient(found, signed), gradient(explicit(signed), signed), rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        signed.network.weight.copy_(torch.expm1(positive.network.weight))
+    of_signed, of_positive = (expected_loss(objective, model, P_DATA, schedule, t) for model in (signed, positive))
+    torch.testing.assert_close(of_signed, of_positive, rtol=1e-10, atol=0)
+    log_scores = (model(P_DATA.sequences, sigma.expand(27)) for model in (signed, positive))
+    torch.testing.assert_close(*log_scores, rtol=1e-10, atol=1e-12)
+
+
+def test_a_signed_score_trained_through_its_logarithm_would_stay_negative() -> None:
+    """The mutant: the gradient of the floor is 0, so squared error of exp(log-score) cannot raise a negative score."""
+    process, schedule, t = Uniform(3), LogLinear(), tensor(0.3)
+    objective, model = objectives.DenoisingConcreteScore(process, schedule), random_model(SignedScoreModel, process, 1)
+    with torch.no_grad():
+        model.network.weight.fill_(-2)
+    data = random_distribution(3, 1, seed=0)
+    assert gradient(expected_loss(objective, model, data, schedule, t), model).abs().max() > 0.1
+    through_log = expected_loss(objective, lambda x_t, sigma: model(x_t, sigma), data, schedule, t)
+    assert gradient(through_log, model).abs().max() == 0

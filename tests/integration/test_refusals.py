@@ -40,6 +40,7 @@ def flip(path: Path, at: int = -1) -> None:
         (["CORPUS", "--process", "gauss"], "'gauss'"),
         (["CORPUS", "--objective", "lambda-dce", "--process", "uniform"], "no mask"),
         (["CORPUS", "--objective", "lambda-dce", "--parameterization", "score"], "trains parameterization mean"),
+        (["CORPUS", "--parameterization", "signed-score"], "choose objective concrete-score, or leave it out"),
         (["CORPUS", "--set", "model.width=30", "--set", "model.heads=4"], "30"),
         (["CORPUS", "--set", "model.seq_len=100000"], "100000"),
         (["CORPUS", "--set", "train.batch_size=8", "--set", "train.grad_accumulation=3"], "each in 3 equal parts"),

@@ -39,6 +39,16 @@ def test_an_objective_trains(sedd: Sedd, corpus: Path, tmp_path: Path, objective
     assert 1 < record["bound"] < math.log(len(set(corpus.read_text())))
 
 
+def test_scores_of_any_sign_train_and_sample(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    run, words = tmp_path / "run", ["--objective", "concrete-score", "--parameterization", "signed-score"]
+    done = sedd("train", corpus, *TINY, *words, "--set", "objective_options.t_min=0.05", "--out", run, "--json")
+    ok(done)
+    assert 1 < json.loads(done.stdout)["bound"] < math.log(len(set(corpus.read_text())))
+    sampled = sedd("sample", run, "-n", 1, "--steps", 4, "--json")
+    ok(sampled)
+    assert len(json.loads(sampled.stdout)["text"]) == 16
+
+
 @pytest.mark.parametrize("objective", NOT_FOR_TRAINING)
 def test_an_objective_is_refused(sedd: Sedd, corpus: Path, tmp_path: Path, objective: str) -> None:
     done = sedd("train", corpus, "--objective", objective, "--out", tmp_path / "run")

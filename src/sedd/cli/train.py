@@ -56,7 +56,10 @@ Process = Annotated[
 ]
 Parameterization = Annotated[
     str | None,
-    typer.Option(help="Network output: score (ratios) or mean (the clean token); by default what the objective needs."),
+    typer.Option(
+        help="Network output: score (ratios), mean (the clean token) or, for concrete-score, signed-score (ratios of "
+        "any sign); by default what the objective needs."
+    ),
 ]
 Objective = Annotated[
     str | None,

@@ -128,6 +128,19 @@ class Square(Divergence):
 
 
 @final
+class SignedSquare(Divergence):
+    """½(s − a)² of a score of any sign: its first argument is s itself, not log s.  [§6]"""
+
+    def value(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """½(s − a)², with s in place of log s."""
+        return _minus(log_s, log_a).square().div_(2)
+
+    def slope(self, log_s: Tensor, log_a: Tensor | None) -> Tensor:
+        """s − a, the derivative in s."""
+        return _minus(log_s, log_a)
+
+
+@final
 class LinearDivergence(Divergence):
     """s − a·s + K(a): score entropy with s in place of log s, as in `softmax-linear`; not a divergence.  [§6]"""
 
@@ -146,4 +159,5 @@ def _minus(s: Tensor, log_a: Tensor | None) -> Tensor:
 
 score_entropy = ScoreEntropy()
 square = Square()
+signed_square = SignedSquare()
 linear = LinearDivergence()

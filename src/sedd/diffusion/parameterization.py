@@ -1,14 +1,14 @@
 """Parameterizations: a network, its process and what it is conditioned on, as one model.  [§5]
 
 A network maps ``(x, sigma)`` to one output per state, ``(*b, L, num_states)``. A parameterization defines what that
-output means: a log-score (`ScoreModel`), the distribution of the clean token given all noisy ones (`MeanModel`) or all
-others (`ConditionalModel`), or that of the next token (`CausalModel`). Calling any but the last returns
-log-scores, ``log_score = model(x_t, sigma)``, with 0 at y = x_t.
+output means: a log-score (`ScoreModel`), a score (`SignedScoreModel`), the distribution of the clean token given all
+noisy ones (`MeanModel`) or all others (`ConditionalModel`), or that of the next token (`CausalModel`). Calling any but
+the last returns log-scores, ``log_score = model(x_t, sigma)``, with 0 at y = x_t.
 """
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -337,6 +337,31 @@ class ScoreModel(DiffusionModel):
         """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing).  [§5]"""
         shift = self.process.log_score_shift(sigma.to(output.dtype))[..., None, None]
         return (output + shift).scatter(-1, x_t[..., None], 0)
+
+
+@final
+class SignedScoreModel(DiffusionModel):
+    """A score model without positivity: s_y = (1 + z_y)·e^shift, where `ScoreModel` has e^(z_y + shift).  [§5]
+
+    Under uniform noise z is s − 1, the concrete score as it was proposed. Squared error can train it, where `score` may
+    be negative; a log-score, hence a bound and a sampler, is that of the score raised to at least `FLOOR`·e^shift.
+
+    Reference: Meng et al. 2022, "Concrete Score Matching: Generalized Score Matching for Discrete Data".
+    """
+
+    FLOOR: ClassVar[float] = 1e-4
+    """Least score that the log-score stands for, relative to that of uniformly random tokens."""
+
+    def score(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
+        """Return the score, of any sign."""
+        output = self._output(x_t, sigma)
+        scale = self.process.log_score_shift(sigma.to(output.dtype)).exp()[..., None, None]
+        return ((1 + output) * scale).scatter(-1, x_t[..., None], 1)
+
+    def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """log max(1 + z_y, FLOOR) + shift."""
+        shift = self.process.log_score_shift(sigma.to(output.dtype))[..., None, None]
+        return ((1 + output).clamp_min(self.FLOOR).log() + shift).scatter(-1, x_t[..., None], 0)
 
 
 @final

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sedd.diffusion import divergence
 from sedd.diffusion.objective.base import Integral, weighted
-from sedd.diffusion.parameterization import ConditionalPredictor, LogScoreModel
+from sedd.diffusion.parameterization import ConditionalPredictor, LogScoreModel, SignedScoreModel
 from sedd.diffusion.process import at_token
 
 
@@ -45,9 +45,12 @@ class DenoisingConcreteScore(Integral[LogScoreModel]):
     def loss(
         self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
-        """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²."""
+        """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²; s may be negative if the model is a `SignedScoreModel`."""
         sigma, rate = self.schedule(t)
-        loss = self.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
+        if isinstance(model, SignedScoreModel):
+            loss = self.process.denoising(divergence.signed_square, model.score(x_t, sigma), x_t, x_0, sigma)
+        else:
+            loss = self.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
         return weighted(rate, loss)
 
 
