@@ -13,7 +13,7 @@ pytest := $(bin)/pytest -n 2 --dist worksteal
 # shapes are checked at every call: of the unit tests always, of the exact ones, which that makes half as fast, by verify
 checked := --jaxtyping-packages=sedd,beartype.beartype
 
-.PHONY: help demo test lint verify journeys gpu docs bench clean
+.PHONY: help demo test lint verify journeys gpu docs results bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
@@ -61,6 +61,9 @@ gpu: .venv/ready  ## run the tests that need a GPU
 
 docs: .venv/ready  ## build the documentation in site/
 	$(bin)/zensical build --strict
+
+results: .venv/ready  ## write the results page and the tables of the README from the stored results
+	$(bin)/python experiments/results_page.py
 
 bench: .venv/ready  ## measure time and memory of the core on this machine
 	$(bin)/python benchmarks/core.py

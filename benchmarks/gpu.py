@@ -7,6 +7,7 @@ python benchmarks/gpu.py --curves               how time and memory grow with ba
 """
 
 import argparse
+import datetime
 import json
 import sys
 from collections.abc import Iterator
@@ -95,7 +96,12 @@ def main() -> None:
     args = parser.parse_args()
     machine = bench.describe_machine("cuda", "bfloat16")
     formulas = {"loss": bench.LOSS_FLOPS, "train": bench.TRAIN_FLOPS, "sample": bench.SAMPLE_FLOPS}
-    record: dict[str, object] = {"command": " ".join(sys.argv), "machine": machine._asdict(), "flops": formulas}
+    record: dict[str, object] = {
+        "command": " ".join(sys.argv),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine._asdict(),
+        "flops": formulas,
+    }
     speed = f"matrix products {machine.matmul_tflops:.0f} TFLOP/s"
     print(f"{machine.name}, torch {machine.torch}, commit {machine.commit}, {speed}", flush=True)
     curves = {f"{name} {i}": (setting, Goal()) for name, all in CURVES.items() for i, setting in enumerate(all)}

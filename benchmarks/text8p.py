@@ -12,6 +12,7 @@ recipe and so many seconds of training by the wall clock, and then `sedd eval --
 """
 
 import argparse
+import datetime
 import json
 import shlex
 import shutil
@@ -81,6 +82,7 @@ def measure_run(name: str, args: argparse.Namespace, data: Path) -> dict[str, An
         raise SystemExit(f"sedd eval ended with code {code}")
     return {
         "command": _shell(words),
+        "date": datetime.date.today().isoformat(),
         "seconds": seconds,
         "wall_seconds": sum(seconds_of_parts),
         "parts": seconds_of_parts,

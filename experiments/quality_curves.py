@@ -1,0 +1,274 @@
+"""Sample quality against compute: samplers, steps, temperatures and the precision of draws, for one trained model.
+
+python experiments/quality_curves.py MODEL --judge SmolLM2 --out quality.json --limit-seconds 560      again until done
+python experiments/quality_curves.py UNIFORM --judge SmolLM2 --out uniform.json --samplers euler,tweedie
+python experiments/quality_curves.py stories --judge SmolLM2 --out q.json --steps 8,64 -n 8 --temperatures 1    on a CPU
+python experiments/quality_curves.py --table quality.json uniform.json --plot quality.svg
+
+For every sampler and number of steps: generative perplexity under the judge, always with the entropy of the samples,
+seconds per sample and, with ``--mauve``, MAUVE. Temperatures other than 1 trace the frontier of perplexity and entropy;
+float32 draws repeat the exponential race of published samplers, whose perplexity falls with the number of steps only
+because its entropy does. Rows are as those of `sedd quality`, each stored at once; rows that are there are skipped.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from runs import Results, TimeLimit, has_gpu, report_skipped, save_figure
+
+from sedd import factory, generate, plot
+from sedd.diffusion import categorical
+from sedd.evaluation.quality import evaluate_samples, judges
+from sedd.evaluation.quality import samples as sample_sets
+from sedd.evaluation.quality.mauve import MauveReference
+from sedd.generate.run import build_warping
+from sedd.sampling import SamplingModel
+
+ABSORBING = ("euler", "tweedie", "first-hitting", "remask", "theta", "confidence")
+UNIFORM = ("euler", "tweedie", "theta")
+"""Samplers by the noise of the model; the others reveal masks."""
+STEPS = (8, 16, 32, 64, 128, 256, 512, 1024)
+PRECISIONS = ("float64", "float32")
+COLUMNS = {
+    "sampler": "{}",
+    "steps": "{}",
+    "temperature": "{}",
+    "draws": "{}",
+    "gen_ppl_by_token": "{:.1f}",
+    "entropy_nats": "{:.3f}",
+    "seconds_per_sample": "{:.3f}",
+    "nfe": "{:.0f}",
+    "mauve": "{:.3f}",
+}
+
+
+class Setting(NamedTuple):
+    """One row: a sampler at a number of steps, a temperature and a precision of draws."""
+
+    sampler: str
+    steps: int
+    temperature: float
+    draws: str
+
+    @property
+    def name(self) -> str:
+        """The key of the row."""
+        return f"{self.sampler}, {self.steps} steps, temperature {self.temperature:g}, {self.draws} draws"
+
+
+def settings(args: argparse.Namespace, default_samplers: Sequence[str]) -> list[Setting]:
+    """Return the rows: all combinations at float64, and with float32 draws those of temperature 1."""
+    samplers = args.samplers.split(",") if args.samplers else default_samplers
+    steps = [int(word) for word in args.steps.split(",")]
+    temperatures = [float(word) for word in args.temperatures.split(",")]
+    rows = [
+        Setting(sampler, count, temperature, draws)
+        for draws, temperature, count, sampler in itertools.product(
+            args.draw_precisions.split(","), temperatures, steps, samplers
+        )
+    ]
+    return [row for row in rows if row.draws == "float64" or row.temperature == 1]
+
+
+@contextlib.contextmanager
+def draw_precision(name: str) -> Iterator[None]:
+    """Draw tokens with 53 bits, or as published samples were: by an exponential race in float32."""
+    if name == "float64":
+        yield
+        return
+    import torch
+
+    def race(x: torch.Tensor, weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """Draw as `categorical.sample_next` does, all uniforms but the seed of the race left aside."""
+        seed = int((u[:1, 0].double() * 2**53).sum()) if len(u) else 0
+        generator = torch.Generator(device=weights.device).manual_seed(seed)
+        return categorical.legacy_fp32(weights / weights.sum(-1, keepdim=True), generator)
+
+    before = categorical.sample_next
+    categorical.sample_next = race
+    try:
+        yield
+    finally:
+        categorical.sample_next = before
+
+
+class Study:
+    """A model and a judge, loaded once."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.results = args, Results(args.out)
+        device = "cuda" if has_gpu() else "cpu"
+        self.loaded = factory.load_model(find_model(args.model), device=device, precision=None)
+        self.judge = judges.load_judge(args.judge, device=device)
+        texts = None if args.mauve is None else sample_sets.read_samples(args.mauve)
+        self.reference = None if texts is None else MauveReference(texts, self.judge, args.judge_batch)
+        noise = self.loaded.config.noise.process
+        self.samplers = ABSORBING if noise == "absorbing" else UNIFORM
+        self.results.describe(
+            model=Path(args.model).name, noise=noise, objective=self.loaded.config.objective, samples=args.count
+        )
+
+    def measure(self, setting: Setting) -> float:
+        """Draw and judge the samples of a row, and store it; return its seconds."""
+        start = time.perf_counter()
+        options = generate.SamplingSettings(
+            sampler=setting.sampler, steps=setting.steps, temperature=setting.temperature, seed=self.args.seed
+        )
+        fused = False if setting.draws == "float32" else None  # draws from logits have no table to race over
+        with draw_precision(setting.draws):
+            model = SamplingModel(self.loaded.model, warping=build_warping(options), fused=fused)
+            run = generate.SamplingRun(model, self.loaded.process, self.loaded.schedule, options)
+            prompt = generate.blank_prompt(self.loaded, self.args.count, self.args.length)
+            drawn = sample_sets.generate_samples(
+                self.loaded, run, prompt, self.args.batch, Path(self.args.model).name, lambda done, total: None
+            )
+        facts = {**drawn.facts, "draw_precision": setting.draws, "model": Path(self.args.model).name}
+        judged = evaluate_samples(
+            replace(drawn, facts=facts),
+            self.judge,
+            truncate=True,
+            reference=self.reference,
+            batch=self.args.judge_batch,
+        )
+        self.results.store(setting.name, {**setting._asdict(), **judged})
+        return time.perf_counter() - start
+
+
+def find_model(name: str) -> Path:
+    """Return the folder of a model: a path, or a name in the box."""
+    from sedd import checkpoint
+
+    return checkpoint.locate_model(Path(name)) or Path(name)
+
+
+# Table and figure ------------------------------------------------------------------------------------------
+
+
+def table_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return the rows as Markdown."""
+    rows = list(record["rows"].values())
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
+    heads = [name.replace("gen_ppl_by_token", "perplexity").replace("_", " ") for name in columns]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = ("" if row.get(name) is None else COLUMNS[name].format(row[name]) for name in columns)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+@plot.Style()
+def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw, for every model, perplexity against steps and against entropy; dashed: float32 draws."""
+    figure = plot.figure(11.0, 4.3 * len(records))
+    axes = plot.axes(figure, rows=len(records), columns=2)
+    for record, (by_steps, by_entropy) in zip(records, zip(axes[::2], axes[1::2], strict=True), strict=True):
+        rows = list(record["rows"].values())
+        samplers = list(dict.fromkeys(row["sampler"] for row in rows))
+        for (number, sampler), draws in itertools.product(enumerate(samplers), PRECISIONS):
+            style: dict[str, Any] = {"color": f"C{number}", "linestyle": "-" if draws == "float64" else "--"}
+            points = [row for row in rows if row["sampler"] == sampler and row["draws"] == draws]
+            at_one = sorted((row for row in points if row["temperature"] == 1), key=lambda row: row["steps"])
+            if at_one:
+                label = sampler if draws == "float64" else None
+                x, y = ([row[name] for row in at_one] for name in ("steps", "gen_ppl_by_token"))
+                by_steps.plot(x, y, "o", **style, label=label)
+                by_entropy.plot([row["entropy_nats"] for row in at_one], y, "o", **style, alpha=0.35)
+            most = max((row["steps"] for row in points), default=0)
+            frontier = sorted((r for r in points if r["steps"] == most), key=lambda row: row["temperature"])
+            if len(frontier) > 1:
+                x, y = ([row[name] for row in frontier] for name in ("entropy_nats", "gen_ppl_by_token"))
+                label = f"{sampler}, {frontier[0]['temperature']:g} to {frontier[-1]['temperature']:g}"
+                by_entropy.plot(x, y, "s", color=f"C{number}", linestyle=":", label=label)
+        title = f"{record['model']}, {record['noise']} noise, judge {rows[0]['judge']}, {record['samples']} samples"
+        by_steps.set(
+            xlabel="steps; dashed: float32 draws",
+            ylabel="generative perplexity, by token",
+            title=title,
+            xscale="log",
+            yscale="log",
+        )
+        by_steps.set_xticks(ticks := sorted({row["steps"] for row in rows}), [str(tick) for tick in ticks])
+        by_steps.set_xticks([], minor=True)
+        by_entropy.set(xlabel="entropy of a sample, nats; faint: over steps", yscale="log")
+        for each in (by_steps, by_entropy):
+            for axis in (each.yaxis.set_major_formatter, each.yaxis.set_minor_formatter):
+                axis("{x:.0f}")
+            if each.get_legend_handles_labels()[0]:
+                each.legend(fontsize="small", title="temperatures" if each is by_entropy else None)
+    return figure
+
+
+def main() -> None:
+    """Measure the rows that are missing, as far as the limit of seconds allows; print the table and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="+", help="a model in the box or a folder; with --table, files of results")
+    parser.add_argument("--judge", help="language model that judges the samples: a folder or a name on the Hub")
+    parser.add_argument("--out", type=Path, help="JSON file of the results")
+    parser.add_argument("--samplers", help=f"{', '.join(ABSORBING)}; under uniform noise {', '.join(UNIFORM)}")
+    parser.add_argument("--steps", default=",".join(map(str, STEPS)), help="numbers of steps")
+    parser.add_argument("--temperatures", default="0.7,0.8,0.9,1,1.1", help="temperatures of the frontier")
+    parser.add_argument("--draw-precisions", default=",".join(PRECISIONS), help="float64, float32 or both")
+    parser.add_argument("-n", "--count", type=int, default=64, help="samples per row")
+    parser.add_argument("--length", type=int, help="tokens per sample; by default those of training")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the samples")
+    parser.add_argument("--mauve", type=Path, help="human texts (.txt, .jsonl), for MAUVE")
+    parser.add_argument("--batch", type=int, default=64, help="samples drawn at a time")
+    parser.add_argument("--judge-batch", type=int, default=16, help="samples judged at a time")
+    parser.add_argument("--limit-seconds", type=float, help="start no row that would end later than this")
+    parser.add_argument("--table", action="store_true", help="print the tables of earlier results")
+    parser.add_argument("--plot", type=Path, help="draw the curves (.svg, .png)")
+    args = parser.parse_args()
+    if unknown := set(args.draw_precisions.split(",")) - set(PRECISIONS):
+        parser.error(f"draw-precisions is {args.draw_precisions}; choose float64, float32, not {', '.join(unknown)}")
+    if args.table:
+        records = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.model]
+    elif args.judge is None or args.out is None or len(args.model) > 1:
+        parser.error("name one model, --judge and --out; or --table with files of results")
+    else:
+        args.model = args.model[0]
+        try:
+            records = [measure_rows(args)]
+        except ValueError as error:
+            raise SystemExit(f"{parser.prog}: {error}") from None
+    records = [record for record in records if record.get("rows")]
+    for record in records:
+        print("\n".join(table_lines(record)))
+    if args.plot is not None and records:
+        print(save_figure(draw_frontier(records), args.plot))
+
+
+def measure_rows(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the rows that are missing, those with the fewest steps first; return the results."""
+    study, limit, skipped = Study(args), TimeLimit(args.limit_seconds), []
+    measured: list[tuple[Setting, float]] = []
+    for setting in settings(args, study.samplers):
+        if setting.name in study.results:
+            continue
+        if not limit.allows(expected_seconds(setting, measured)):
+            skipped.append(setting.name)
+            continue
+        seconds = study.measure(setting)
+        row = study.results.record["rows"][setting.name]
+        print(f"{setting.name}: perplexity {row['gen_ppl_by_token']}, {seconds:.1f} s", file=sys.stderr, flush=True)
+        measured.append((setting, seconds))
+    report_skipped(skipped)
+    return study.results.record
+
+
+def expected_seconds(setting: Setting, measured: Sequence[tuple[Setting, float]]) -> float:
+    """Return the seconds to expect of a row by those of its sampler, or else of all, in proportion to the steps."""
+    same = [row for row in measured if row[0].sampler == setting.sampler] or measured
+    return max((seconds * max(1.0, setting.steps / row.steps) for row, seconds in same), default=0.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,422 @@
+"""Write the results page and the tables of the README from the JSON files of benchmarks and studies.
+
+python experiments/results_page.py              writes docs/results.md, its figures, and README.md between the markers
+python experiments/results_page.py --check      names what is out of date, and then ends with code 1
+
+Every number comes from benchmarks/results/ or experiments/results/. A study without a file there has no section.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import objectives
+import quality_curves
+import zero_shot
+from matplotlib.figure import Figure
+from runs import digest, save_figure
+
+from sedd import plot
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- results: written by experiments/results_page.py -->", "<!-- end of results -->"
+HEADER = """# Results
+
+Written by `experiments/results_page.py` (`make results`) from the files in `benchmarks/results/` and
+`experiments/results/`, which hold the commands, settings and errors of all numbers. Likelihoods of diffusion models are
+upper bounds (≤) with the standard error of their Monte Carlo draws; what else a number depends on has a name, its
+[protocol](guides/likelihood.md). The [lab log](log.md) has the experiments behind them, negative results included.
+"""
+
+
+class Drawing(NamedTuple):
+    """A figure of the page, and the data by which it is known to be up to date."""
+
+    name: str
+    description: str
+    data: object
+    draw: Callable[[], Figure]
+
+    @property
+    def link(self) -> str:
+        """The image in Markdown."""
+        return f"![{self.description}](images/{self.name}.svg)"
+
+
+class Section(NamedTuple):
+    """A part of the page."""
+
+    title: str
+    lines: list[str]
+    drawings: list[Drawing]
+
+
+Json = Mapping[str, Any]
+
+
+def read(root: Path, path: str) -> Any:
+    """Return the contents of a JSON file; None if it does not exist."""
+    file = root / path
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table in Markdown."""
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+# Speed -----------------------------------------------------------------------------------------------------
+
+
+def fused_row(ours: Json, name: str) -> Json | None:
+    """Return the measurement of a setting of benchmarks/gpu.py as users run it."""
+    rows = ours.get(name, {}).get("rows", ())
+    return next((row for row in rows if row["variant"] == "fused"), None)
+
+
+def training_rows(ours: Json, rivals: Json) -> list[list[str]]:
+    """Return the rows of training: tokens per second and memory of the rival and of this package."""
+    rows = []
+    for rival in rivals["training"]:
+        bf16, float8 = (fused_row(ours, name) for name in (rival["ours"], f"{rival['ours']}, float8"))
+        assert bf16 is not None
+        assert float8 is not None
+        ratios = [each["tokens_per_second"] / rival["tokens_per_second"] for each in (bf16, float8)]
+        cells = [f"{each['tokens_per_second']:,.0f}, {each['peak_gib']:.1f} GiB" for each in (rival, bf16, float8)]
+        rows.append(
+            [rival["setting"], f"{rival['rival']}: {cells[0]}", *cells[1:], f"{ratios[0]:.1f}, {ratios[1]:.1f}"]
+        )
+    return rows
+
+
+def sampling_rows(ours: Json, rivals: Json) -> list[list[str]]:
+    """Return the rows of sampling: milliseconds per step and memory."""
+    rows = []
+    for rival in rivals["sampling"]:
+        bf16 = fused_row(ours, rival["ours"])
+        assert bf16 is not None
+        cells = [f"{each['milliseconds']:.3g} ms, {each['peak_gib']:.1f} GiB" for each in (rival, bf16)]
+        ratio = rival["milliseconds"] / bf16["milliseconds"]
+        rows.append([rival["setting"], f"{rival['rival']}: {cells[0]}", cells[1], f"{ratio:.1f}"])
+    return rows
+
+
+TRAINING_HEADS = ("training, tokens per second", "published code", "sedd, bfloat16", "sedd, float8", "times as fast")
+SAMPLING_HEADS = ("sampling, per step", "published code", "sedd, bfloat16", "times as fast")
+
+
+def speed_note(ours: Json, rivals: Json) -> str:
+    """State how the speed was measured."""
+    machine, sources = ours["machine"], ", ".join(rivals["sources"].values())
+    return (
+        f"One {machine['name']}, torch {machine['torch'].split('+')[0]}, vocabulary 50,257, length 1024, random "
+        f"tokens; memory is the peak. sedd: `benchmarks/gpu.py` at {machine['commit']}, {ours['date']}. Published "
+        f"code, in another run on one H200: {sources}."
+    )
+
+
+def speed_section(root: Path) -> Section | None:
+    """Speed beside the rivals."""
+    ours, rivals = read(root, "benchmarks/results/gpu-h200.json"), read(root, "benchmarks/results/rivals-h200.json")
+    if ours is None or rivals is None:
+        return None
+    lines = [speed_note(ours, rivals), "", *table(TRAINING_HEADS, training_rows(ours, rivals)), ""]
+    lines += table(SAMPLING_HEADS, sampling_rows(ours, rivals))
+    lines += ["", f"How the published code was run. {rivals['how']}"]
+    data = [training_rows(ours, rivals), sampling_rows(ours, rivals)]
+    about = "Tokens per second of training and milliseconds per step of sampling, beside published code"
+    return Section(
+        "Speed beside published implementations",
+        lines,
+        [Drawing("speed", about, data, lambda: draw_speed(ours, rivals))],
+    )
+
+
+@plot.Style()
+def draw_speed(ours: Json, rivals: Json) -> Figure:
+    """Draw bars of training and of sampling."""
+    figure = plot.figure(11.0, 4.2)
+    training, sampling = plot.axes(figure, columns=2)
+    colors = {"published code": plot.GREY, "sedd, bfloat16": plot.BLUE, "sedd, float8": plot.GREEN}
+    settings = rivals["training"][::-1]
+    for shift, (name, suffix) in enumerate((("sedd, float8", ", float8"), ("sedd, bfloat16", ""))):
+        rows = [fused_row(ours, rival["ours"] + suffix) for rival in settings]
+        values = [row["tokens_per_second"] / 1e3 for row in rows if row]
+        training.barh([i + 0.27 * (shift - 1) for i in range(len(rows))], values, 0.25, color=colors[name], label=name)
+    places = [i + 0.27 for i in range(len(settings))]
+    values = [rival["tokens_per_second"] / 1e3 for rival in settings]
+    training.barh(places, values, 0.25, color=colors["published code"], label="published code")
+    training.set_yticks(range(len(settings)), [f"{r['rival']}: {r['setting']}" for r in settings], fontsize=8)
+    training.set(xlabel="training, thousand tokens per second")
+    training.legend(*(part[::-1] for part in training.get_legend_handles_labels()), fontsize="small")
+    settings = rivals["sampling"][::-1]
+    rows = [fused_row(ours, rival["ours"]) for rival in settings]
+    values = [row["milliseconds"] for row in rows if row]
+    sampling.barh([i - 0.14 for i in range(len(rows))], values, 0.26, color=colors["sedd, bfloat16"])
+    values = [rival["milliseconds"] for rival in settings]
+    sampling.barh([i + 0.14 for i in range(len(rows))], values, 0.26, color=colors["published code"])
+    sampling.set_yticks(range(len(settings)), [f"{r['rival']}: {r['setting']}" for r in settings], fontsize=8)
+    sampling.set(xlabel="sampling, milliseconds per step")
+    for axes in (training, sampling):
+        axes.grid(axis="y", visible=False)
+    return figure
+
+
+# Bits ------------------------------------------------------------------------------------------------------
+
+BITS_HEADS = ("noise, seconds of training", "published code", "sedd", "characters", "network, blocks × width")
+
+
+def bits_rows(ours: Json, rivals: Json) -> list[list[str]]:
+    """Return the rows of bits per character, with the rival's after as many seconds."""
+    rows = []
+    for name, run in ours["runs"].items():
+        rival = rivals["text8p"]["runs"].get(name)
+        beside = f"{rival['rival']}: ≤ {rival['bits_per_char']:.4f}" if rival else ""
+        model, noise = run["config"]["model"], run["config"]["noise"]["process"]
+        network = f"{model['depth']} × {model['width']}"
+        characters = f"{run['training']['tokens'] / 1e6:,.0f}M"
+        rows.append(
+            [f"{noise}, {run['seconds']:,.0f} s", beside, describe_bits(run["evaluation"]), characters, network]
+        )
+    return rows
+
+
+def describe_bits(evaluation: Json) -> str:
+    """Return bits per character with their standard error, over the draws and the sequences of the test text."""
+    error = evaluation["stderr_nats_per_token"] * evaluation["bits_per_char"] / evaluation["nats_per_token"]
+    return f"{'' if evaluation['is_exact'] else '≤ '}{evaluation['bits_per_char']:.4f} ± {error:.4f}"
+
+
+def bits_note(ours: Json) -> str:
+    """State how the bits were measured."""
+    runs = ours["runs"].values()
+    commits = " and ".join(dict.fromkeys(run["commit"] for run in runs))
+    dates = " and ".join(dict.fromkeys(run["date"] for run in runs))
+    return (
+        f"Protocol `text8p`: trained on the first 64M characters of text8, strict bound on characters 69M to 74M in "
+        f"sequences of 256. One {ours['machine']['name']}; `benchmarks/text8p.py` at {commits}, {dates}."
+    )
+
+
+def bits_section(root: Path) -> Section | None:
+    """Bits per character beside the rivals."""
+    ours, rivals = read(root, "benchmarks/results/text8p-h200.json"), read(root, "benchmarks/results/rivals-h200.json")
+    if ours is None or rivals is None:
+        return None
+    rows = bits_rows(ours, rivals)
+    lines = [bits_note(ours), "", *table(BITS_HEADS, rows), "", f"Published code: {rivals['text8p']['how']}", ""]
+    lines += ["Commands:", "", *(f"- `{run['command']}`" for run in ours["runs"].values())]
+    data = [rows, [run.get("curve") for run in ours["runs"].values()]]
+    about = "Bits per character of text8p against seconds of training, beside published code"
+    return Section(
+        "Bits per character beside published code",
+        lines,
+        [Drawing("bits", about, data, lambda: draw_bits(ours, rivals))],
+    )
+
+
+@plot.Style()
+def draw_bits(ours: Json, rivals: Json) -> Figure:
+    """Draw the test bounds against seconds of training, and the validation curve of the run that has one."""
+    figure = plot.figure(8.0, 4.4)
+    (axes,) = plot.axes(figure)
+    colors = {"absorbing": plot.BLUE, "uniform": plot.ORANGE}
+    for name, run in ours["runs"].items():
+        noise = run["config"]["noise"]["process"]
+        if curve := run.get("curve"):
+            x, y = ([point[key] for point in curve] for key in ("seconds", "bits_per_char"))
+            axes.plot(x, y, color=colors[noise], linewidth=1, label=f"sedd, {noise}, validation text")
+        seconds, bits = run["seconds"], run["evaluation"]["bits_per_char"]
+        axes.plot(seconds, bits, "o", color=colors[noise], label=f"sedd, {noise}, {seconds:,.0f} s: {bits:.4f}")
+        if rival := rivals["text8p"]["runs"].get(name):
+            label = f"published {rival['rival']}, {noise}, {rival['seconds']} s: {rival['bits_per_char']:.4f}"
+            axes.plot(rival["seconds"], rival["bits_per_char"], "X", color=colors[noise], markersize=8, label=label)
+    axes.set(
+        xlabel="seconds of training on one H200", ylabel="bits per character of text8p, test bound", ylim=(1.5, 2.5)
+    )
+    axes.legend(fontsize="small")
+    return figure
+
+
+# Studies ---------------------------------------------------------------------------------------------------
+
+
+def study_note(record: Json, script: str) -> str:
+    """State the machine, the commit and the day of a study."""
+    machine = record["machine"]
+    return f"One {machine['name']}; `experiments/{script}.py` at {machine['commit']}, {record['date']}."
+
+
+def objectives_section(root: Path) -> Section | None:
+    """Training objectives at equal cost."""
+    record = read(root, "experiments/results/objectives.json")
+    if record is None:
+        return None
+    note = (
+        f"Protocol `{record['protocol']}`. {study_note(record, 'objectives')} Every row is {record['seconds']:g} "
+        f"seconds of training of the network of the recipe `text8` in {record['precision']}."
+    )
+    about = "Validation bounds of all objectives against seconds and characters"
+    curves = [row.get("curve") for row in record["rows"].values()]
+    drawing = Drawing("objectives", about, curves, lambda: objectives.draw_curves(record))
+    return Section("Training objectives at equal cost", [note, "", *objectives.table_lines(record)], [drawing])
+
+
+def quality_section(root: Path) -> Section | None:
+    """Sample quality against compute, a table and curves for each file of results."""
+    files = sorted((root / "experiments/results").glob("quality*.json"))
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    if not records:
+        return None
+    lines = []
+    for record in records:
+        judge = next(iter(record["rows"].values()))["judge"]
+        lines += [f"`{record['model']}`, {record['noise']} noise, judge {judge}, {record['samples']} samples per row. "]
+        lines += [study_note(record, "quality_curves"), "", *quality_curves.table_lines(record), ""]
+    data = [quality_curves.table_lines(record) for record in records]
+    about = "Generative perplexity against steps and entropy"
+    drawing = Drawing("quality", about, data, lambda: quality_curves.draw_frontier(records))
+    return Section("Sample quality against compute", lines, [drawing])
+
+
+def zero_shot_section(root: Path) -> Section | None:
+    """The zero-shot table in miniature."""
+    record = read(root, "experiments/results/zero-shot.json")
+    if record is None:
+        return None
+    note = (
+        f"{study_note(record, 'zero_shot')} Every model is trained for {record['seconds']:g} seconds on "
+        f"{record['characters'] / 1e6:.1f} MB ({', '.join(record['sources'])})."
+    )
+    sources = json.loads(zero_shot.PUBLISHED.read_text(encoding="utf-8"))["sources"]
+    cited = [f"- {name}: {title}." for name, title in sources.items()]
+    return Section("Zero-shot likelihood in miniature", [note, "", *zero_shot.table_lines(record), *cited], [])
+
+
+def models_section(root: Path) -> Section | None:
+    """The models in the box."""
+    rows = []
+    for name in ("stories", "molecules"):
+        record = read(root, f"experiments/results/{name}.json")
+        if record is None:
+            continue
+        evaluation, trained = record["export"]["result"]["evaluation"], record["train"]
+        bound = f"≤ {evaluation['nats_per_token']:.4f} ± {evaluation['stderr_nats_per_token']:.4f}"
+        size = f"{record['export']['folder_bytes'] / 1e6:.1f} MB"
+        seconds = f"{trained['result']['seconds']:.0f} s on one {trained['machine']['name']}"
+        rows.append([f"`{name}`", size, seconds, bound, f"{evaluation['tokens']:,}", trained["machine"]["commit"]])
+    heads = ("model", "size", "training", "nats per token, held out, `strict`", "held-out tokens", "commit")
+    return Section("Models in the box", table(heads, rows), []) if rows else None
+
+
+SECTIONS = (speed_section, bits_section, objectives_section, quality_section, zero_shot_section, models_section)
+
+
+# Page and README -------------------------------------------------------------------------------------------
+
+
+def sections(root: Path) -> list[Section]:
+    """Return the sections for which there are results."""
+    return [section for build in SECTIONS if (section := build(root)) is not None]
+
+
+def page(found: Sequence[Section]) -> str:
+    """Return the page in Markdown."""
+    parts = [HEADER]
+    for section in found:
+        images = "".join(f"\n{drawing.link}\n" for drawing in section.drawings)
+        body = "\n".join(section.lines).rstrip()
+        parts.append(f"## {section.title}\n\n{body}\n{images}")
+    return "\n".join(parts)
+
+
+def fastest(rivals: Sequence[Json], key: Callable[[Json], float]) -> list[Json]:
+    """Return the fastest rival of each of our settings."""
+    names = dict.fromkeys(rival["ours"] for rival in rivals)
+    return [min((rival for rival in rivals if rival["ours"] == name), key=key) for name in names]
+
+
+def readme(root: Path, text: str) -> str:
+    """Return the README with its two tables between the markers: speed beside the fastest rivals, and bits."""
+    ours, rivals = read(root, "benchmarks/results/gpu-h200.json"), read(root, "benchmarks/results/rivals-h200.json")
+    bits = read(root, "benchmarks/results/text8p-h200.json")
+    best = {
+        "training": fastest(rivals["training"], lambda rival: -rival["tokens_per_second"]),
+        "sampling": fastest(rivals["sampling"], lambda rival: rival["milliseconds"]),
+    }
+    training, sampling = training_rows(ours, best), sampling_rows(ours, best)
+    speed = [[f"training, {row[0]}", *row[1:4], row[4]] for row in training]
+    speed += [[f"sampling, {row[0]}", row[1], row[2], "", row[3]] for row in sampling]
+    ratios = [float(word) for row in training for word in row[4].split(", ")], [float(row[3]) for row in sampling]
+    ranges = [f"{min(values):.1f} to {max(values):.1f}" for values in ratios]
+    heads = ("tokens per second of training, time per step of sampling", *TRAINING_HEADS[1:])
+    blocks = [
+        f"On one GPU, training is {ranges[0]} and sampling {ranges[1]} times as fast as the fastest published code:",
+        "",
+        *table(heads, speed),
+        "",
+        speed_note(ours, rivals),
+        "",
+        "Equal seconds of training, in bits per character of held-out text:",
+        "",
+        *table(BITS_HEADS, bits_rows(bits, rivals)),
+        "",
+        f"{bits_note(bits)} Published code: {rivals['text8p']['how']}",
+    ]
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"README.md has no place for the tables; put {BEGIN} and {END} around it")
+    content = "\n".join(blocks)
+    return pattern.sub(lambda _: f"{BEGIN}\n\n{content}\n\n{END}", text)
+
+
+def stale(root: Path) -> list[str]:
+    """Return the files that are not what the results give, with the reason."""
+    found = sections(root)
+    problems = []
+    for name, expected in (
+        ("docs/results.md", page(found)),
+        ("README.md", readme(root, (root / "README.md").read_text(encoding="utf-8"))),
+    ):
+        file = root / name
+        if not file.exists() or file.read_text(encoding="utf-8") != expected:
+            problems.append(f"{name} differs from the results; run make results")
+    for drawing in (drawing for section in found for drawing in section.drawings):
+        file = root / f"docs/images/{drawing.name}.svg"
+        if not file.exists() or f"<dc:identifier>{digest(drawing.data)}<" not in file.read_text(encoding="utf-8"):
+            problems.append(f"docs/images/{drawing.name}.svg shows other data; run make results")
+    return problems
+
+
+def write(root: Path) -> None:
+    """Write the page, its figures and the tables of the README."""
+    found = sections(root)
+    for drawing in (drawing for section in found for drawing in section.drawings):
+        save_figure(drawing.draw(), root / f"docs/images/{drawing.name}.svg", drawing.data)
+    (root / "docs/results.md").write_text(page(found), encoding="utf-8")
+    file = root / "README.md"
+    file.write_text(readme(root, file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def main() -> None:
+    """Write everything, or name what is out of date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; end with code 1 if something is out of date"
+    )
+    args = parser.parse_args()
+    if not args.check:
+        write(ROOT)
+    elif problems := stale(ROOT):
+        print("\n".join(problems), file=sys.stderr)
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The results page and the tables of the README are what the stored results give."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def results_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    return importlib.import_module("results_page")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The files that the page is made of, without the results of the studies."""
+    for name in ("benchmarks/results", "docs/images"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("README.md", "docs/results.md"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def change(path: Path, *keys: Any, value: object) -> None:
+    """Replace one value of a JSON file."""
+    record = json.loads(path.read_text())
+    part = record
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    path.write_text(json.dumps(record))
+
+
+def test_the_page_and_the_readme_are_up_to_date(results_page: ModuleType) -> None:
+    assert results_page.stale(ROOT) == []
+
+
+def test_every_section_is_of_a_stored_result(results_page: ModuleType, tmp_path: Path) -> None:
+    assert results_page.sections(tmp_path) == []
+    text = (ROOT / "docs/results.md").read_text()
+    assert "1.7332 ± 0.0015" in text
+    assert "2.2005" in text
+
+
+def test_a_changed_result_makes_page_readme_and_figure_stale(results_page: ModuleType, copy: Path) -> None:
+    """Mutants: a number of ours, a rival's, and one in the README."""
+    results = copy / "benchmarks/results"
+    for section in results_page.sections(copy):
+        for drawing in section.drawings:
+            results_page.save_figure(drawing.draw(), copy / f"docs/images/{drawing.name}.svg", drawing.data)
+    (copy / "docs/results.md").write_text(results_page.page(results_page.sections(copy)))
+    assert results_page.stale(copy) == []
+    change(results / "text8p-h200.json", "runs", "absorbing", "evaluation", "bits_per_char", value=1.5)
+    names = [problem.split()[0] for problem in results_page.stale(copy)]
+    assert names == ["docs/results.md", "README.md", "docs/images/bits.svg"]
+    shutil.copyfile(ROOT / "benchmarks/results/text8p-h200.json", results / "text8p-h200.json")
+    change(results / "rivals-h200.json", "training", 0, "tokens_per_second", value=190_806)
+    names = [problem.split()[0] for problem in results_page.stale(copy)]
+    assert names == ["docs/results.md", "README.md", "docs/images/speed.svg"]
+    shutil.copyfile(ROOT / "benchmarks/results/rivals-h200.json", results / "rivals-h200.json")
+    readme = copy / "README.md"
+    readme.write_text(readme.read_text().replace("595,047", "595,048"))
+    assert [problem.split()[0] for problem in results_page.stale(copy)] == ["README.md"]
+
+
+def test_studies_appear_when_their_results_are_there(results_page: ModuleType, copy: Path) -> None:
+    """Rows as the scripts store them; everything is written, and is then up to date."""
+    machine = {"name": "small computer", "commit": "abc1234"}
+    facts = {"date": "2026-01-02", "machine": machine, "seconds": 60}
+    evaluation = {"bits_per_char": 1.9, "nats_per_token": 1.3, "stderr_nats_per_token": 0.001, "is_exact": False}
+    curve = [{"seconds": 1.0, "characters": 10, "bits_per_char": 2.0}]
+    run = {
+        "row": "SEDD absorbing",
+        "tuning": None,
+        "training": {"tokens": 10},
+        "evaluation": evaluation,
+        "curve": curve,
+    }
+    rows = {f"SEDD absorbing, seed {seed}": {**run, "seed": seed} for seed in (0, 1)}
+    sample = {"sampler": "euler", "steps": 8, "temperature": 1.0, "draws": "float64", "judge": "judge", "nfe": 8.0}
+    sample |= {"gen_ppl_by_token": 50.0, "entropy_nats": 5.0, "seconds_per_sample": 0.1}
+    zero_shot = {**evaluation, "dataset": "lambada", "ppl_bound": 9.0, "terms": {"prior": 0.0}, "tokenizer": "gpt2"}
+    trained = {"result": {"seconds": 540.0}, "machine": machine}
+    export = {"result": {"evaluation": {**evaluation, "tokens": 1000}}, "folder_bytes": 11_000_000}
+    records = {
+        "objectives": {**facts, "protocol": "text8p", "precision": "float8", "rows": rows},
+        "quality-stories": {**facts, "model": "stories", "noise": "absorbing", "samples": 4, "rows": {"a": sample}},
+        "zero-shot": {
+            **{**facts, "sources": ["wikitext2-train.txt"], "characters": 11_000_000},
+            "rows": {"absorbing": {"evaluation": {"sedd": [zero_shot]}}},
+        },
+        "stories": {"train": trained, "export": export},
+    }
+    folder = copy / "experiments/results"
+    folder.mkdir(parents=True)
+    for name, record in records.items():
+        (folder / f"{name}.json").write_text(json.dumps(record))
+    assert "docs/images/quality.svg shows other data; run make results" in results_page.stale(copy)
+    results_page.write(copy)
+    assert results_page.stale(copy) == []
+    page = (copy / "docs/results.md").read_text()
+    for words in (
+        "| SEDD absorbing | ≤ 1.9000 ± 0.0010 | 2 |",
+        "| euler | 8 | 1.0 | float64 | 50.0 | 5.000 |",
+        "| ours, absorbing, 60 s | ≤ 1.900 (9) |",
+        "| `stories` | 11.0 MB | 540 s on one small computer | ≤ 1.3000 ± 0.0010 | 1,000 | abc1234 |",
+        "at abc1234, 2026-01-02",
+    ):
+        assert words in page
