@@ -86,6 +86,15 @@ def test_uniforms_are_the_same_numbers(seed: int, device: str) -> None:
         assert torch.equal(philox_triton.philox_uniforms(rng, 5, step, event), rng(5, step, event))
 
 
+def test_uniforms_of_rows_with_seeds_and_steps_of_their_own(device: str) -> None:
+    seeds, steps = (torch.tensor(values, device=device) for values in ([5, 2**63 - 1, 0], [3, 70_000, 1]))
+    rng = CounterRNG(seeds, torch.tensor([0, 7, 123456], device=device))
+    for step in (steps, 3):
+        assert torch.equal(philox_triton.philox_uniforms(rng, 5, step, 1), rng(5, step, 1))
+    one = CounterRNG(5, rng.rows)
+    assert torch.equal(philox_triton.philox_uniforms(one, 5, steps, 1), one(5, steps, 1))
+
+
 def test_backends_by_device(pretend_gpu: Callable[[tuple[int, int]], None]) -> None:
     pretend_gpu((8, 0))
     assert not samples_from_logits("cpu")

@@ -34,6 +34,17 @@ def test_the_draws_of_a_row_do_not_depend_on_other_rows() -> None:
     assert torch.equal(rng(20, step=3, event=1)[7:8, :12], alone)  # nor on the length
 
 
+def test_rows_may_have_seeds_and_steps_of_their_own() -> None:
+    """Each row draws what it draws alone; with the seed or the step of its neighbour it would not."""
+    seeds, steps = torch.tensor([5, 2**62 + 1, 5, 2**40]), torch.tensor([3, 0, 4, 9])
+    rng = CounterRNG(seeds, torch.tensor([7, 7, 8, 2**33]))
+    alone = [CounterRNG(int(seeds[i]), rng.rows[i : i + 1])(6, int(steps[i]), 2)[0] for i in range(4)]
+    assert torch.equal(rng(6, steps, 2), torch.stack(alone))
+    assert torch.equal(rng[torch.tensor([3, 1])](6, steps[[3, 1]], 2), torch.stack([alone[3], alone[1]]))
+    assert not (rng(6, steps.flip(0), 2) == torch.stack(alone)).any()
+    assert not (CounterRNG(seeds.flip(0), rng.rows)(6, steps, 2) == torch.stack(alone)).any()
+
+
 def test_everything_in_the_key_counts() -> None:
     base = CounterRNG(5, torch.tensor([0, 1]))(8)
     assert len(base.unique()) == base.numel()

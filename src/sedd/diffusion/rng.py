@@ -30,7 +30,7 @@ def derive_seed(seed: int, key: str) -> int:
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def philox(counter: Words, key: tuple[int, int]) -> Words:
+def philox(counter: Words, key: tuple[int | Tensor, int | Tensor]) -> Words:
     """Return four random 32-bit words, in int64, for a counter of four words and a key of two."""
     a, b, c, d = counter
     for i in range(10):
@@ -48,23 +48,26 @@ def _uniform(high: Tensor, low: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class CounterRNG:
-    """The random numbers of some rows under one seed; ``rows`` are their numbers among all rows of that seed."""
+    """The random numbers of some rows; ``rows`` are their numbers among all rows of their seed."""
 
-    seed: int
+    seed: int | Int[Tensor, " b"]
+    """One for all rows, or one for each."""
     rows: Int[Tensor, " b"]
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
+        if isinstance(self.seed, int) and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; it must lie in 0..2^63 − 1")
 
-    def __call__(self, length: int, step: int = 0, event: int = 0) -> Float[Tensor, "b length 2"]:
-        """Return two uniforms per position for the decision ``event`` of step ``step``."""
-        row, place = self.rows[:, None], torch.arange(length, device=self.rows.device)
-        row, place = (a.expand(len(self.rows), length) for a in (row, place))
-        words = (place, row & _LOW, torch.full_like(row, step), torch.full_like(row, event))
-        a, b, c, d = philox(words, (self.seed & _LOW, self.seed >> 32))
+    def __call__(self, length: int, step: int | Int[Tensor, " b"] = 0, event: int = 0) -> Float[Tensor, "b length 2"]:
+        """Return two uniforms per position for the decision ``event`` of step ``step``, of all rows or of each."""
+        place = torch.arange(length, device=self.rows.device).expand(len(self.rows), length)
+        row = (self.rows[:, None] & _LOW).expand_as(place)
+        steps = step[:, None].expand_as(place) if isinstance(step, Tensor) else torch.full_like(place, step)
+        seed = self.seed[:, None] if isinstance(self.seed, Tensor) else self.seed
+        words = (place, row, steps, torch.full_like(place, event))
+        a, b, c, d = philox(words, (seed & _LOW, seed >> 32))
         return torch.stack([_uniform(a, b), _uniform(c, d)], -1)
 
     def __getitem__(self, index: slice | Tensor) -> "CounterRNG":
         """Select rows."""
-        return CounterRNG(self.seed, self.rows[index])
+        return CounterRNG(self.seed[index] if isinstance(self.seed, Tensor) else self.seed, self.rows[index])

@@ -90,7 +90,9 @@ def dense_weights(
     return table.scatter(-1, x[:, None], stay)
 
 
-def counter_uniforms(rng: CounterRNG, length: int, step: int, event: int) -> Float[Tensor, "b length 2"]:
+def counter_uniforms(
+    rng: CounterRNG, length: int, step: int | Int[Tensor, " b"], event: int
+) -> Float[Tensor, "b length 2"]:
     """Return ``rng(length, step, event)``, on CUDA by one kernel."""
     if rng.rows.device.type == "cuda" and devices.has_triton():
         from sedd.ops import philox_triton

@@ -12,25 +12,36 @@ SIZE = 1024
 """Positions per program."""
 
 
-def philox_uniforms(rng: CounterRNG, length: int, step: int, event: int) -> Tensor:
+def philox_uniforms(rng: CounterRNG, length: int, step: int | Tensor, event: int) -> Tensor:
     """Return ``rng(length, step, event)`` on CUDA."""
-    count = len(rng.rows) * length
-    u = torch.empty(len(rng.rows), length, 2, dtype=torch.float64, device=rng.rows.device)
-    if count:
-        low, high = rng.seed & 0xFFFFFFFF, rng.seed >> 32
-        _uniforms[(cdiv(count, SIZE),)](rng.rows, u, low, high, step, event, count, length, SIZE=SIZE)
+    rows, seed, count = rng.rows, rng.seed, len(rng.rows) * length
+    u = torch.empty(len(rows), length, 2, dtype=torch.float64, device=rows.device)
+    if not count:
+        return u
+    per_row, sizes = isinstance(seed, Tensor) or isinstance(step, Tensor), (event, count, length)
+    if per_row:  # one seed and one step for each row
+        seeds, steps = (a if isinstance(a, Tensor) else torch.full_like(rows, a) for a in (seed, step))
+        _uniforms[(cdiv(count, SIZE),)](rows, seeds, steps, u, 0, 0, 0, *sizes, PER_ROW=True, SIZE=SIZE)
+    else:
+        words = seed & 0xFFFFFFFF, seed >> 32, step
+        _uniforms[(cdiv(count, SIZE),)](rows, rows, rows, u, *words, *sizes, PER_ROW=False, SIZE=SIZE)
     return u
 
 
 @triton.jit(do_not_specialize=["low", "high", "step", "event"])
-def _uniforms(rows, u, low, high, step, event, count, length, SIZE: tl.constexpr):
+def _uniforms(rows, seeds, steps, u, low, high, step, event, count, length, PER_ROW: tl.constexpr, SIZE: tl.constexpr):
     i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = i < count
     position = (i % length).to(tl.uint32)
-    row = tl.load(rows + i // length, mask=inside, other=0).to(tl.uint32)
-    seed = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
     zero = position - position
-    a, b, c, d = tl.philox(seed, position, row, zero + step.to(tl.uint32), zero + event.to(tl.uint32))
+    row = tl.load(rows + i // length, mask=inside, other=0).to(tl.uint32)
+    if PER_ROW:
+        seed = tl.load(seeds + i // length, mask=inside, other=0).to(tl.uint64)
+        number = tl.load(steps + i // length, mask=inside, other=0).to(tl.uint32)
+    else:
+        seed = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
+        number = zero + step.to(tl.uint32)
+    a, b, c, d = tl.philox(seed, position, row, number, zero + event.to(tl.uint32))
     tl.store(u + 2 * i, _uniform(a, b), mask=inside)
     tl.store(u + 2 * i + 1, _uniform(c, d), mask=inside)
 

@@ -74,13 +74,14 @@ class StepContext(NamedTuple):
     rng: CounterRNG
     """The random numbers of these rows: ``rng(length, step, event)``; each (step, event) may be used once per run."""
     model: SamplingModel
-    step: int
-    """The number of the step, from 1."""
+    step: int | Int[Tensor, " b"]
+    """The number of the step, from 1: that of all rows, or of each."""
 
     def rows(self, index: Tensor) -> "StepContext":
         """Select rows."""
         valid = None if self.valid is None else self.valid[index]
-        return StepContext(self.free[index], valid, self.rng[index], self.model, self.step)
+        step = self.step[index] if isinstance(self.step, Tensor) else self.step
+        return StepContext(self.free[index], valid, self.rng[index], self.model, step)
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,12 @@ class GridSampler(Sampler, ABC):
         """Return the times at which the noise level is read: by default the grid itself."""
         return times
 
+    def needs_model(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Bool[Tensor, " b"]:
+        """Return the rows that `step` cannot draw without calling the model: by default those with noisy positions."""
+        return (context.free & self.process.is_noisy(x)).any(-1)
+
     @final
     def _states(
         self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel
@@ -198,7 +205,7 @@ def draw_clean_tokens(
     if not len(rows):
         return x
     row_context = context.rows(rows)
-    hidden = context.model.compute_hidden(x[rows], sigma[rows], row_context.valid)
+    hidden = context.model.hidden_of_rows(rows, x, sigma, context.valid)
     return x.index_put((rows,), draw_from_hidden(hidden, x[rows], sigma[rows], where[rows], row_context))
 
 

@@ -76,6 +76,8 @@ class SamplingModel:
         self.is_denoiser = all(isinstance(one, HiddenStateDenoiser) for one in self._models)
         self.depends_on_sigma = any(one.depends_on_sigma for one in self._models)
         self.cached = cached and not self.depends_on_sigma
+        self.requires_finite = False
+        """Whether hidden states that are not finite raise FloatingPointError."""
         self._reset()
 
     def _reset(self) -> None:
@@ -87,6 +89,7 @@ class SamplingModel:
         """How many positions had a weight below 0, which was clamped."""
         self._x: Tensor | None = None
         self._hidden: Tensor | None = None
+        self._prefetched: Tensor | None = None
 
     @classmethod
     def of(cls, model: Any) -> "SamplingModel":
@@ -104,23 +107,48 @@ class SamplingModel:
 
     # Hidden states -----------------------------------------------------------------------------------------
 
+    def prefetch(self, hidden: Float[Tensor, "b L h"]) -> None:
+        """Set the hidden states that the next call of `hidden` or `hidden_of_rows` returns.
+
+        Rows for which a sampler does not need the model may hold anything.
+        """
+        self._prefetched = hidden
+
     def hidden(
         self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
         """Return the hidden states, computed only for rows that have changed since the last call if `cached`."""
-        if not self.cached or self._hidden is None or self._x is None:
+        if self._prefetched is not None:
+            self._x, self._hidden, self._prefetched = x, self._prefetched, None
+        elif not self.cached or self._hidden is None or self._x is None:
             self._x, self._hidden = x, self.compute_hidden(x, sigma, valid)
         elif (changed := (x != self._x).any(-1)).any():
             fresh = self.compute_hidden(x[changed], sigma[changed], None if valid is None else valid[changed])
             self._x, self._hidden = x, self._hidden.index_put((changed,), fresh)
         return self._hidden
 
+    def hidden_of_rows(
+        self,
+        rows: Int[Tensor, " r"],
+        x: Int[Tensor, "b L"],
+        sigma: Float[Tensor, " b"],
+        valid: Bool[Tensor, "b L"] | None = None,
+    ) -> Float[Tensor, "r L h"]:
+        """Return the hidden states of some rows, without the cache."""
+        if self._prefetched is not None:
+            hidden, self._prefetched = self._prefetched[rows], None
+            return hidden
+        return self.compute_hidden(x[rows], sigma[rows], None if valid is None else valid[rows])
+
     def compute_hidden(
         self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
         """Return the hidden states without the cache."""
         self.calls, self.rows = self.calls + len(self._models), self.rows + len(self._models) * len(x)
-        return self._compute(x, sigma, valid)
+        hidden = self._compute(x, sigma, valid)
+        if self.requires_finite and not hidden.isfinite().all():
+            raise FloatingPointError("the network's output is not finite")
+        return hidden
 
     def _compute(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
         hidden: list[Tensor] = [model.hidden(x, sigma, valid) for model in self._models]

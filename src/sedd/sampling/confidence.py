@@ -88,13 +88,19 @@ class Confident(ConfidenceSampler, GridSampler):
         rank = uncertainty.argsort(dim=-1, stable=True).argsort(-1)
         return masks & (rank < (masks.sum(-1) - left)[:, None])
 
+    def needs_model(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Bool[Tensor, " b"]:
+        """Return the rows in which masks are to be revealed."""
+        return (context.free & self.process.is_noisy(x)).sum(-1) > self.masks_left(context.free.sum(-1), s)
+
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Int[Tensor, "b L"]:
         """Draw the most certain masks."""
-        sigma, left = self.schedule.sigma(t), self.masks_left(context.free.sum(-1), s)
-        if ((context.free & self.process.is_noisy(x)).sum(-1) <= left).all():
+        if not self.needs_model(x, t, s, context).any():
             return x
+        sigma, left = self.schedule.sigma(t), self.masks_left(context.free.sum(-1), s)
         hidden = context.model.hidden(x, sigma, context.valid)
         chosen = self.choose(self.mask_uncertainty(hidden, x, sigma, context), left)
         return draw_from_hidden(hidden, x, sigma, chosen, context)

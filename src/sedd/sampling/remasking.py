@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion.process import Absorbing
@@ -66,13 +66,24 @@ class Remask(GridSampler):
                 remasked = torch.where(t == s, most.clamp_max(self.eta), 0)
         return remasked, (alpha_s - (1 - remasked) * alpha_t) / corruption_probability(sigma_t)
 
+    def changes(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> tuple[Float[Tensor, "b L"], Bool[Tensor, "b L"], Bool[Tensor, "b L"]]:
+        """Draw the masks to reveal and the tokens to mask, by uniforms alone; return those first."""
+        remasked, revealed = self.rates(t, s)
+        u, masked = context.rng(x.shape[-1], context.step, STEP)[..., 0], self.process.is_noisy(x)
+        return u, context.free & masked & (u < revealed[:, None]), context.free & ~masked & (u < remasked[:, None])
+
+    def needs_model(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Bool[Tensor, " b"]:
+        """Return the rows in which a mask is revealed."""
+        return self.changes(x, t, s, context)[1].any(-1)
+
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Int[Tensor, "b L"]:
         """Mask some tokens and reveal some masks."""
-        remasked, revealed = self.rates(t, s)
-        u, masked = context.rng(x.shape[-1], context.step, STEP)[..., 0], self.process.is_noisy(x)
-        to_reveal = context.free & masked & (u < revealed[:, None])
-        to_mask = context.free & ~masked & (u < remasked[:, None])
+        u, to_reveal, to_mask = self.changes(x, t, s, context)
         y = draw_clean_tokens(x, self.schedule.sigma(t), to_reveal, context)
         return torch.where(to_mask, self.process.prior_sample(u), y)
