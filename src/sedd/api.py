@@ -20,6 +20,7 @@ from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
 from sedd.generate.settings import SamplingSettings, shows_settings
+from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.order_options import Orders
 from sedd.runtime.device import resolve_device
 from sedd.runtime.distributed import Ranks
@@ -231,6 +232,7 @@ class Model:
         label: str | None = None,
         shared_noise: bool = False,
         batch: int = 16,
+        on_progress: OnProgress | None = None,
     ) -> Bounds:
         """Bound −log p of each text: exact for autoregressive models, an upper bound for the others.
 
@@ -246,6 +248,7 @@ class Model:
             shared_noise: Use the same times and noise for all texts: differences between texts of one length then have
                 a smaller error, and sums over texts a larger one than their standard errors say.
             batch: Draws evaluated at a time; it changes no result.
+            on_progress: Called after each batch, with the number of draws that are done and of all, for each text.
         """
         protocol, text_list = evaluation.SINGLE_TEXT, _as_list(texts, "text")
         draws = evaluation.default_draws(protocol, orders) if draws is None else draws
@@ -262,6 +265,7 @@ class Model:
                 seed=seed,
                 noise_seed=noise_seed,
                 batch=batch,
+                on_progress=on_progress,
             )
             bounds.append(Bound(text, nats * len(ids), stderr * len(ids), len(ids), is_exact))
         return Bounds(bounds)

@@ -5,6 +5,7 @@ import torch
 from sedd import factory
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, LikelihoodEstimate, estimate_likelihood
+from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.order_options import Orders
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
@@ -50,6 +51,7 @@ def score_continuation(
     seed: int = 0,
     noise_seed: int | None = None,
     batch: int = 16,
+    on_progress: OnProgress | None = None,
 ) -> LikelihoodEstimate:
     """Estimate −log p(continuation | context), or an upper bound on it, by adding noise to the continuation only.  [§8]
 
@@ -67,4 +69,7 @@ def score_continuation(
     model = loaded.model.bind(context=torch.from_numpy(context).to(loaded.device))
     ranks = Ranks(0, 1, loaded.device)
     seed = seed if noise_seed is None else noise_seed
-    return estimate_likelihood(model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks)
+    report = on_progress or (lambda done, total: None)
+    return estimate_likelihood(
+        model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=report
+    )
