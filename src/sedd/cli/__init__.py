@@ -23,6 +23,7 @@ from sedd.cli import (
     report,
     runs,
     sample,
+    serve,
     train,
 )
 from sedd.cli.root import app
@@ -45,6 +46,7 @@ __all__ = [
     "report",
     "runs",
     "sample",
+    "serve",
     "train",
 ]
 

@@ -22,6 +22,7 @@ ORDER = (
         "sample",
         "infill",
         "trace",
+        "serve",
         "eval",
         "score",
         "quality",

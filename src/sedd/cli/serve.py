@@ -1,0 +1,116 @@
+"""``sedd serve``: a model behind an HTTP interface."""
+
+import importlib.util
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sedd.cli.root import ModelDevice, ModelFolder, app, check_precision
+from sedd.serve.limits import Limits
+
+DEFAULT_MODEL: Any = ...
+"""The model that is served if none is named; `...`: one must be."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@app.command()
+def serve(
+    model: ModelFolder = DEFAULT_MODEL,
+    host: Annotated[str, typer.Option(help="Address to listen on; by default this machine alone can connect.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8321,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File of API keys, one per line; requests must then have one of them.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's id in requests; by default the name of its folder.")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Texts that are generated at the same time.")] = Limits.slots,
+    queue: Annotated[int, typer.Option(help="Texts that may wait; further requests are refused.")] = Limits.queue,
+    timeout: Annotated[float, typer.Option(help="Seconds within which a request is answered.")] = Limits.timeout,
+    max_steps: Annotated[int, typer.Option(help="Most sampling steps of a request.")] = Limits.steps,
+    max_texts: Annotated[int, typer.Option(help="Most texts of a request.")] = Limits.rows,
+    same_shape: Annotated[
+        bool,
+        typer.Option(
+            "--same-shape",
+            help="Pad every network call to the same number of rows: replies have the same bits at any load, and a "
+            "single request takes as long as many.",
+        ),
+    ] = False,
+    device: ModelDevice = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Precision of matrix products: float32 or bfloat16; by default, on a GPU, that of training.",
+            callback=check_precision,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model over HTTP: completions as OpenAI's clients send them, infilling, likelihoods.
+
+    Requests share each call of the network, whatever their seeds, steps and samplers, and get the texts that `sedd
+    sample` and `sedd infill` give with the same seed. It prints its address on stderr, and on SIGTERM or Ctrl-C
+    finishes what it has accepted.
+    """
+    limits = Limits(slots, queue, timeout, max_texts, max_steps, same_shape=same_shape)
+    keys = _read_keys(api_key_file)
+    _require_extra()
+    with _listen(host, port) as listener:
+        import uvicorn
+
+        from sedd import factory
+        from sedd.runtime.device import resolve_device
+        from sedd.serve.app import build_app
+
+        loaded = factory.load_model(model, device=str(resolve_device(device)), precision=precision)
+        hosts = frozenset((*LOOPBACK, "[::1]")) if host in LOOPBACK else None
+        application = build_app(loaded, name or model.resolve().name, limits, keys=keys, hosts=hosts)
+        config = uvicorn.Config(
+            application,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=int(timeout) + 1,
+        )
+        shown = f"[{host}]" if ":" in host else host
+        print(f"serving {model} at http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when all is answered
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        except KeyboardInterrupt:
+            return
+
+
+def _read_keys(file: Path | None) -> frozenset[str]:
+    if file is None:
+        return frozenset()
+    try:
+        keys = frozenset(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} could not be read: {error}") from None
+    if not keys:
+        raise ValueError(f"{file} holds no key; write one per line, or leave --api-key-file out")
+    return keys
+
+
+def _require_extra() -> None:
+    from sedd.extras import install_hint
+
+    missing = [m for m in ("fastapi", "uvicorn", "prometheus_client") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise ValueError(f"sedd serve needs {', '.join(missing)}; install with: {install_hint('serve')}")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; refuse an address that cannot be used before the model is loaded."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {host}, port {port} ({error.strerror}); choose another --host or --port"
+        ) from None

@@ -1,0 +1,304 @@
+"""The engine: one thread that owns the model and advances all rows, step by step.
+
+Waiting rows enter and finished ones leave between any two steps. Jobs are admitted by their cost, which is known in
+advance: network calls times length.
+"""
+
+import contextlib
+import math
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from sedd.factory import LoadedModel
+from sedd.generate.run import SamplingRun
+from sedd.sampling import LeftToRight, Prompt, State
+from sedd.serve.batch import BatchRow, Counts, SharedBatch, failure_of, finish_ids, is_shared, width_bucket
+from sedd.serve.jobs import Call, Edit, Event, Failed, Finished, Job, Row, Step
+from sedd.serve.limits import Limits
+from sedd.serve.metrics import Metrics
+
+DEADLINE = Failed("deadline_exceeded", "the request was not finished in time; give a longer timeout, or fewer steps")
+CANCELED = Failed("canceled", "the request was canceled")
+STOPPED = Failed("canceled", "the server has stopped")
+
+
+class Overloaded(Exception):  # noqa: N818  (not an error of the server)
+    """A job is refused because others must be done first; ``retry_after`` is in seconds."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the server is busy; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Waiting(NamedTuple):
+    """A row that has no slot yet."""
+
+    row: Row
+    place: int
+    job: Job
+
+
+@dataclass(eq=False)
+class RowAlone:
+    """A row whose sampler cannot share forward passes: it runs by itself, one step at a time."""
+
+    waiting: Waiting
+    run: SamplingRun
+    """One of its own, which counts its network calls."""
+    states: Iterator[State]
+    x: list[int]
+    """Its tokens; −1 where none has been drawn."""
+
+    def show(self, state: State) -> list[int]:
+        """Return the tokens of a state; −1 at masks, and where an autoregressive model has not been."""
+        process, waits = self.run.sampler.process, isinstance(self.run.sampler, LeftToRight)
+        hidden = state.x[0] >= process.vocab_size
+        if waits:
+            given = torch.tensor(self.waiting.row.given, device=hidden.device)
+            hidden = hidden | ((state.reveal_step[0] == 0) & (given < 0))
+        shown: list[int] = torch.where(hidden, -1, state.x[0]).tolist()
+        return shown
+
+
+class Engine:
+    """Fills rows in its own thread, all of them one step at a time.
+
+    Args:
+        loaded: The model.
+        limits: Slots, length of the queue and time per request.
+        metrics: Counters to update.
+    """
+
+    def __init__(self, loaded: LoadedModel, limits: Limits, metrics: Metrics) -> None:
+        self.loaded, self.limits, self.metrics = loaded, limits, metrics
+        self.outstanding = 0
+        """The cost of all accepted work that is not done."""
+        self.tokens_per_second = math.inf
+        """The cost that is done per second while at least half of the slots are used."""
+        self._waiting: deque[Waiting] = deque()
+        self._calls: deque[Call] = deque()
+        self._batches: dict[tuple[int, bool], SharedBatch] = {}
+        self._alone: list[RowAlone] = []
+        self._condition = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # Called from any thread --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cancel what is left and end the thread."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive() and not self._stopping
+
+    def submit(self, work: Job | Call) -> None:
+        """Add work; raise `Overloaded` if it would wait too long."""
+        rows = len(work.rows) if isinstance(work, Job) else 1
+        with self._condition:
+            self._admit(rows, work.cost)
+            self.outstanding += work.cost
+            if isinstance(work, Job):
+                self._waiting.extend([Waiting(row, place, work) for place, row in enumerate(work.rows)])
+            else:
+                self._calls.append(work)
+            self._condition.notify()
+
+    def _admit(self, rows: int, cost: int) -> None:
+        seconds = (self.outstanding + cost) / self.tokens_per_second
+        waiting = len(self._waiting) + len(self._calls)
+        if self.outstanding and (waiting + rows > self.limits.queue or seconds > self.limits.timeout):
+            rest = seconds - self.limits.timeout if math.isfinite(seconds) else 0.0
+            share = self.outstanding / self.tokens_per_second * rows / max(1, waiting)
+            raise Overloaded(max(1, min(60, math.ceil(max(rest, share)))))
+
+    @property
+    def waiting(self) -> int:
+        """Rows and calls that wait."""
+        return len(self._waiting) + len(self._calls)
+
+    @property
+    def running(self) -> int:
+        """Rows in slots."""
+        return sum(len(batch.rows) for batch in list(self._batches.values())) + len(self._alone)
+
+    # The thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._stopping or self._waiting or self._calls or self.running)
+                if self._stopping:
+                    break
+            try:
+                if self._calls:
+                    self._make_call(self._calls.popleft())
+                self._advance()
+            except Exception as error:  # a bug: no request may wait forever because of it
+                traceback.print_exc(file=sys.stderr)
+                self._clear(failure_of(error))
+        self._clear(STOPPED)
+        for waiting in self._waiting:
+            self._end(waiting, STOPPED)
+        for call in self._calls:
+            call.on_done(InterruptedError(STOPPED.message))
+
+    def _clear(self, event: Failed) -> None:
+        """End all rows in slots."""
+        shared = [Waiting(r.row, r.place, r.job) for batch in self._batches.values() for r in batch.rows]
+        rows = shared + [alone.waiting for alone in self._alone]
+        self._batches.clear()
+        self._alone.clear()
+        for waiting in rows:
+            self._end(waiting, event)
+
+    def _advance(self) -> None:
+        """Let waiting rows enter, then make a step of every row."""
+        self._drop()
+        while self._waiting and self.running < self.limits.slots:
+            self._enter(self._waiting.popleft())
+        started, tokens, rows = time.perf_counter(), 0, self.running
+        for key, batch in list(self._batches.items()):
+            if not batch.rows:
+                del self._batches[key]
+                continue
+            before = list(batch.rows)
+            try:
+                events = batch.advance()
+            except Exception as error:  # the forward pass itself failed
+                traceback.print_exc(file=sys.stderr)
+                events = [(row, failure_of(error)) for row in before]
+                batch.remove(before)
+            tokens += len(before) * batch.width
+            self.metrics.count_step(batch.counts, len(before))
+            for row, event in events:
+                self._report(Waiting(row.row, row.place, row.job), event)
+        for alone in list(self._alone):
+            calls = alone.run.sampler.calls_per_step
+            self.metrics.count_step(Counts(forwards=calls, rows=calls), 1)
+            tokens += len(alone.waiting.row.given)
+            self._advance_alone(alone)
+        if 2 * rows >= self.limits.slots:
+            self._measure(tokens / (time.perf_counter() - started))
+
+    def _measure(self, rate: float) -> None:
+        old = self.tokens_per_second
+        self.tokens_per_second = rate if math.isinf(old) else 0.95 * old + 0.05 * rate
+
+    def _drop(self) -> None:
+        """Remove rows whose client has gone or whose time is over."""
+        now = time.monotonic()
+        for waiting in [w for w in list(self._waiting) if _reason(w.job, now)]:
+            self._waiting.remove(waiting)
+            self._end(waiting, _reason(waiting.job, now) or CANCELED)
+        for batch in self._batches.values():
+            gone: list[BatchRow] = [row for row in batch.rows if _reason(row.job, now)]
+            batch.remove(gone)
+            for row in gone:
+                self._end(Waiting(row.row, row.place, row.job), _reason(row.job, now) or CANCELED)
+        for alone in [a for a in self._alone if _reason(a.waiting.job, now)]:
+            self._alone.remove(alone)
+            self._end(alone.waiting, _reason(alone.waiting.job, now) or CANCELED)
+
+    def _enter(self, waiting: Waiting) -> None:
+        """Give a row a slot."""
+        row, place, job = waiting
+        try:
+            if is_shared(row.run.sampler):
+                length, longest = len(row.given), self.loaded.config.model.seq_len
+                width = width_bucket(length, longest)
+                key = width, length < width
+                if key not in self._batches:
+                    rows_per_text = 2 if self.loaded.labels else 1
+                    least = self.limits.slots * rows_per_text if self.limits.same_shape else 1
+                    self._batches[key] = SharedBatch(self.loaded, *key, least)
+                start = self._batches[key].add(row, place, job)
+                if job.streams and start.edits:
+                    self._report(waiting, start)
+            else:
+                prompt = Prompt(torch.tensor([row.given], device=self.loaded.device))
+                sampler = row.run.sampler
+                run = SamplingRun(row.run.model, sampler.process, sampler.schedule, row.run.settings)
+                states = run.states(prompt, row.index)
+                self._alone.append(RowAlone(waiting, run, states, list(row.given)))
+        except Exception as error:
+            self._end(waiting, failure_of(error))
+
+    def _advance_alone(self, alone: RowAlone) -> None:
+        """Make a step of a row that runs by itself."""
+        waiting, run = alone.waiting, alone.run
+        try:
+            state = next(alone.states, None)
+        except Exception as error:
+            event: Event = failure_of(error)
+        else:
+            if state is None:
+                event = finish_ids(alone.x, run.stats.row_calls, self.loaded.process.vocab_size)
+            else:
+                x = alone.show(state)
+                edits = [Edit(i, new) for i, (old, new) in enumerate(zip(alone.x, x, strict=True)) if new != old]
+                alone.x = x
+                calls, total = state.step * run.sampler.calls_per_step, waiting.row.total_calls
+                event = Step(state.step, x.count(-1) / waiting.row.blanks, calls, max(calls, total), edits)
+        if isinstance(event, Step):
+            if waiting.job.streams:
+                self._report(waiting, event)
+            return
+        self._alone.remove(alone)
+        self._end(waiting, event)
+
+    def _make_call(self, call: Call) -> None:
+        """Run a function that needs the model; rows go on in between."""
+
+        def proceed() -> None:
+            if call.canceled or self._stopping:
+                raise InterruptedError(CANCELED.message)
+            if time.monotonic() > call.deadline:
+                raise TimeoutError(DEADLINE.message)
+            self._advance()
+
+        try:
+            proceed()
+            result: object = call.function(proceed)
+        except Exception as error:
+            result = error
+        with self._condition:
+            self.outstanding -= call.cost
+        call.on_done(result)
+
+    def _report(self, waiting: Waiting, event: Event) -> None:
+        if isinstance(event, Step):
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                waiting.job.on_event(waiting.place, event)
+        else:
+            self._end(waiting, event)
+
+    def _end(self, waiting: Waiting, event: Finished | Failed) -> None:
+        """Report the last event of a row."""
+        with self._condition:
+            self.outstanding -= waiting.row.cost
+        self.metrics.count_end(event, waiting.row.blanks)
+        with contextlib.suppress(RuntimeError):
+            waiting.job.on_event(waiting.place, event)
+
+
+def _reason(job: Job, now: float) -> Failed | None:
+    """Return why a job's rows are to be dropped; None: they are not."""
+    return CANCELED if job.canceled else DEADLINE if now > job.deadline else None

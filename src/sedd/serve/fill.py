@@ -1,0 +1,231 @@
+"""From a request to rows, and from finished rows to the reply."""
+
+import math
+import secrets
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple, final
+
+from sedd import generate
+from sedd.diffusion.process import Absorbing
+from sedd.factory import LoadedModel
+from sedd.generate.settings import SamplingSettings
+from sedd.generate.template import prompt_from_ids, template_ids
+from sedd.sampling import Remask
+from sedd.serve.jobs import Edit, Finished, Row, Step
+from sedd.serve.limits import Limits
+from sedd.serve.schema import CompletionRequest, InfillRequest, Sampling
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Choice(NamedTuple):
+    """One text of a reply."""
+
+    row: Row
+    span: slice
+    """The positions whose text is returned."""
+    template: str | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Fill:
+    """The texts that a request wants."""
+
+    choices: list[Choice]
+    settings: SamplingSettings
+    prompt_tokens: int
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all choices."""
+        return [choice.row for choice in self.choices]
+
+
+class TextConverter:
+    """The model's texts: requests into rows of tokens, and tokens into text.
+
+    Args:
+        loaded: The model.
+        limits: Caps on what multiplies the work.
+    """
+
+    def __init__(self, loaded: LoadedModel, limits: Limits) -> None:
+        self.loaded, self.limits = loaded, limits
+        self.token_text = cache(self._token_text)
+
+    def completion(self, request: CompletionRequest) -> Fill:
+        """Return the rows of a completion: prompt, gap and suffix."""
+        self._check_caps(request)
+        if request.max_tokens > (longest := self.loaded.config.model.seq_len):
+            raise ValueError(f"max_tokens is {request.max_tokens}; this model generates up to {longest} tokens")
+        if request.logprobs is not None and not isinstance(self.loaded.process, Absorbing):
+            raise ValueError("logprobs need absorbing noise, under which every token is drawn once; leave them out")
+        encode, gap = self.loaded.tokenizer.encode, [-1] * request.max_tokens
+        end = encode(request.suffix or "").tolist()
+        starts = [encode(prompt).tolist() for prompt in _as_list(request.prompt)]
+        spans = [slice(0 if request.echo else len(start), len(start) + len(gap)) for start in starts]
+        return self._fill(request, [[*start, *gap, *end] for start in starts], spans)
+
+    def infill(self, request: InfillRequest) -> Fill:
+        """Return the rows of templates with gaps."""
+        self._check_caps(request)
+        templates = _as_list(request.template)
+        fill = self._fill(
+            request,
+            [template_ids(text, self.loaded.tokenizer) for text in templates],
+            [slice(None)] * len(templates),
+        )
+        names = [text for text in templates for _ in range(request.n)]
+        return replace(
+            fill,
+            choices=[choice._replace(template=name) for choice, name in zip(fill.choices, names, strict=True)],
+        )
+
+    def _check_caps(self, request: Sampling) -> None:
+        """Refuse what would multiply the work beyond the limits, before anything of that size is made."""
+        texts = request.prompt if isinstance(request, CompletionRequest) else getattr(request, "template", "")
+        rows, limits = len(_as_list(texts)) * request.n, self.limits
+        if rows > limits.rows:
+            raise ValueError(f"the request has {rows} texts, n times prompts; at most {limits.rows} are allowed")
+        steps = max(request.grid.count(","), request.steps if isinstance(request.steps, int) else 0)
+        if steps > limits.steps:
+            raise ValueError(f"the request has {steps} steps; at most {limits.steps} are allowed")
+
+    def _fill(self, request: Sampling, given: list[list[int]], spans: list[slice]) -> Fill:
+        settings = self._settings(request)
+        data, tokenizer = self.loaded.config.data, self.loaded.tokenizer
+        pad = tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
+        for row in given:
+            if len(row) > (longest := self.loaded.config.model.seq_len):
+                raise ValueError(f"a text has {len(row)} tokens with its gaps; the model takes up to {longest}")
+        prompt = prompt_from_ids(given, self.loaded.config.model.seq_len, self.loaded.process.vocab_size, pad)
+        rows = [ids[:length] for ids, length in zip(prompt.given.tolist(), prompt.lengths.tolist(), strict=True)]
+        run = generate.SamplingRun.of(self.loaded, settings)
+        choices = [
+            Choice(Row(run, ids, i * request.n + j), span)
+            for i, (ids, span) in enumerate(zip(rows, spans, strict=True))
+            for j in range(request.n)
+        ]
+        calls, most = max(choice.row.total_calls for choice in choices), 4 * self.limits.steps
+        if calls > most:
+            raise ValueError(
+                f"a text needs {calls} calls of the network; at most {most} are allowed: choose fewer steps"
+            )
+        return Fill(choices, settings, sum(len(ids) - ids.count(-1) for ids in given))
+
+    def _settings(self, request: Sampling) -> SamplingSettings:
+        greedy = request.temperature == 0
+        default = min(SamplingSettings.steps or 1, self.limits.steps)
+        return SamplingSettings(
+            sampler=request.sampler,
+            steps=None if request.steps == "inf" else request.steps or default,
+            grid=request.grid,
+            seed=secrets.randbits(31) if request.seed is None else request.seed,
+            temperature=1.0 if greedy else request.temperature,
+            top_p=request.top_p,
+            top_k=1 if greedy else request.top_k,
+            options=request.options,
+            label=request.label,
+            guidance=request.guidance,
+        )
+
+    def has_sampler(self, name: str) -> bool:
+        """Return whether a sampler fits the model."""
+        try:
+            generate.SamplingRun.of(self.loaded, SamplingSettings(sampler=name))
+        except ValueError:
+            return False
+        return True
+
+    # Tokens into text --------------------------------------------------------------------------------------
+
+    def text(self, ids: list[int]) -> str:
+        """Return the text of tokens."""
+        return self.loaded.tokenizer.decode(ids)
+
+    def _token_text(self, id: int) -> str | None:
+        """Return the text of one token; None for a mask."""
+        if id >= self.loaded.tokenizer.vocab_size:
+            return None
+        return self.loaded.tokenizer.decode([id]) or self.loaded.tokenizer.tokens([id])[0]
+
+    def is_final(self, row: Row) -> bool:
+        """Return whether a token that has been drawn stays."""
+        return isinstance(self.loaded.process, Absorbing) and not isinstance(row.run.sampler, Remask)
+
+    def describe_edit(self, edit: Edit, details: bool) -> dict[str, Any]:
+        """Return an edit as plain data."""
+        text = self.token_text(edit.id)
+        record: dict[str, Any] = {"position": edit.position, "id": None if text is None else edit.id, "text": text}
+        if details and text is not None:
+            record["entropy"] = edit.entropy
+            listed = edit.alternatives
+            record["alternatives"] = None if listed is None else [[self.token_text(id), p] for id, p in listed]
+        return record
+
+    def logprobs(self, choice: Choice, ids: list[int], drawn: dict[int, Edit], count: int) -> dict[str, Any]:
+        """Return the log-probabilities of a completion in OpenAI's format; None for given tokens."""
+        places = range(*choice.span.indices(len(ids)))
+        tokens = [self.token_text(ids[i]) or "" for i in places]
+        edits = [drawn.get(i) for i in places]
+        tops = [
+            {self.token_text(id) or "": _log(p) for id, p in (edit.alternatives or [])[:count]} if edit else None
+            for edit in edits
+        ]
+        offsets = [len(self.text(ids[choice.span.start : i])) for i in places]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [edit.log_prob if edit else None for edit in edits],
+            "top_logprobs": tops if count else None,
+            "text_offset": offsets,
+        }
+
+
+class Prefix:
+    """The part of a text that is final: the tokens before the first one that is still to be drawn."""
+
+    def __init__(self, texts: TextConverter, choice: Choice) -> None:
+        self.texts, self.sent = texts, ""
+        self.ids: list[int] = choice.row.given[choice.span]
+        self.first, self.is_final = choice.span.indices(len(choice.row.given))[0], texts.is_final(choice.row)
+
+    def update(self, event: Step) -> str:
+        """Return the text that an event has made final."""
+        if not self.is_final:
+            return ""
+        for edit in event.edits:
+            if 0 <= edit.position - self.first < len(self.ids):
+                self.ids[edit.position - self.first] = edit.id
+        known = self.ids[: self.ids.index(-1)] if -1 in self.ids else self.ids
+        return self._send(self.texts.text(known).rstrip(INCOMPLETE))  # a character may need more tokens
+
+    def finish(self, text: str) -> str:
+        """Return the rest of the finished text."""
+        return self._send(text)
+
+    def _send(self, text: str) -> str:
+        if not text.startswith(self.sent):
+            return ""
+        new, self.sent = text[len(self.sent) :], text
+        return new
+
+
+def usage(fill: Fill, finished: list[Finished]) -> dict[str, int]:
+    """Return the tokens and network calls of a reply."""
+    filled = sum(row.blanks for row in fill.rows)
+    return {
+        "prompt_tokens": fill.prompt_tokens,
+        "completion_tokens": filled,
+        "total_tokens": fill.prompt_tokens + filled,
+        "network_calls": sum(event.calls for event in finished),
+    }
+
+
+def _as_list(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _log(p: float) -> float:
+    return max(math.log(p), -1e4) if p > 0 else -1e4

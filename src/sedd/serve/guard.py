@@ -1,0 +1,142 @@
+"""What every request passes before it is parsed: host, API key, size of the body; and the headers of every reply."""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sedd.serve.metrics import Metrics
+
+BODY_SECONDS = 30
+"""Time in which a request's body must have arrived."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def error_body(message: str, code: str | None, param: str | None = None, status: int = 400) -> dict[str, Any]:
+    """Return an error in OpenAI's format."""
+    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
+    kind = "rate_limit_error" if status == 429 else kind
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@final
+class Guard:
+    """ASGI middleware: refuses before anything is parsed, and counts requests.
+
+    Args:
+        app: The application.
+        metrics: Where requests are counted.
+        max_body: Most bytes of a body.
+        keys: API keys, of which a request must have one, except for `/health`; empty: none is needed.
+        hosts: Names under which the server may be addressed, against DNS rebinding; None: any.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, max_body: int, keys: frozenset[str], hosts: frozenset[str] | None
+    ) -> None:
+        self.app, self.metrics, self.max_body = app, metrics, max_body
+        self.keys, self.hosts = [key.encode() for key in keys], hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                present = {name.lower() for name, _ in message["headers"]}
+                added = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in present]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        try:
+            await self._handle(scope, receive, send_with_headers)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if self.hosts is not None and _host_name(headers.get("host", "")) not in self.hosts:
+            message = f"host is {headers.get('host')!r}; this server answers to {', '.join(sorted(self.hosts))}"
+            await refuse(send, 421, message, "wrong_host")
+        elif self.keys and scope["path"] != "/health" and not self._has_key(headers.get("authorization", "")):
+            message = "this server needs an API key; send it as Authorization: Bearer KEY"
+            await refuse(send, 401, message, "invalid_api_key", {"www-authenticate": "Bearer"})
+        else:
+            await self._with_body(scope, receive, send, headers)
+
+    def _has_key(self, authorization: str) -> bool:
+        kind, _, given = authorization.partition(" ")
+        found = [hmac.compare_digest(given.strip().encode(), key) for key in self.keys]  # all, to take equal time
+        return kind.lower() == "bearer" and any(found)
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]) -> None:
+        """Read the whole body, which is small, and pass it on."""
+        declared = headers.get("content-length", "0")
+        body, more = b"", not (declared.isdecimal() and int(declared) > self.max_body)
+        too_large = not more
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while more and not too_large:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    body, more = body + message.get("body", b""), message.get("more_body", False)
+                    too_large = len(body) > self.max_body
+        except TimeoutError:
+            await refuse(send, 408, f"the body did not arrive within {BODY_SECONDS} s", "timeout")
+            return
+        if too_large:
+            reason = f"the body is larger than {self.max_body} bytes; send less text per request"
+            await refuse(send, 413, reason, "body_too_large")
+            return
+        passed = False
+
+        async def receive_again() -> Message:
+            nonlocal passed
+            if passed:
+                return await receive()  # a disconnect
+            passed = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, receive_again, send)
+
+
+def _host_name(host: str) -> str:
+    """Return a host without its port."""
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+async def refuse(send: Send, status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> None:
+    """Send an error."""
+    body = json.dumps(error_body(message, code, status=status)).encode()
+    pairs = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(k.encode(), v.encode()) for k, v in {**pairs, **(headers or {})}.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,33 @@
+"""The limits of a server: on its queue, on time, and on every number that multiplies the work of a request."""
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server. No torch here: the command line shows them."""
+
+    slots: int = 32
+    """Rows that are filled at the same time."""
+    queue: int = 256
+    """Rows that may wait."""
+    timeout: float = 120.0
+    """Seconds within which a request is answered; a request may set a shorter time."""
+    rows: int = 64
+    """Rows of one request: prompts times n."""
+    steps: int = 1024
+    draws: int = 256
+    """Monte Carlo draws per text of a likelihood."""
+    body: int = 2**20
+    """Bytes of a request's body."""
+    same_shape: bool = False
+    """Pad every forward pass to the same number of rows: replies then have the same bits at any load."""
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "queue", "rows", "steps", "draws", "body"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is {self.timeout}; it must be above 0 seconds")

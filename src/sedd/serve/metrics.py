@@ -1,0 +1,60 @@
+"""Metrics of the server, in the format of Prometheus."""
+
+from collections.abc import Callable
+from typing import final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from sedd.serve.batch import Counts
+from sedd.serve.jobs import Failed, Finished
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+@final
+class Metrics:
+    """Counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("sedd_requests", "Requests", ["route", "status"], registry=registry)
+        self.seconds = Histogram(
+            "sedd_request_seconds", "Time until a reply is complete", ["route"], buckets=_SECONDS, registry=registry
+        )
+        self.first_edit = Histogram(
+            "sedd_first_edit_seconds", "Time to the first edit of a stream", buckets=_SECONDS, registry=registry
+        )
+        self.rows = Counter("sedd_rows", "Rows by how they ended", ["end"], registry=registry)
+        self.tokens = Counter("sedd_generated_tokens", "Tokens of filled rows", registry=registry)
+        self.forwards = Counter("sedd_forwards", "Forward passes", registry=registry)
+        self.forward_rows = Counter("sedd_forward_rows", "Rows of forward passes", registry=registry)
+        self.skipped = Counter(
+            "sedd_forward_rows_skipped", "Steps of rows that needed no forward pass", registry=registry
+        )
+        self.occupancy = Histogram(
+            "sedd_batch_rows",
+            "Rows that made a step together",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+            registry=registry,
+        )
+
+    def watch(self, name: str, help: str, function: Callable[[], float]) -> None:
+        """Add a gauge whose value is that of ``function``."""
+        Gauge(name, help, registry=self.registry).set_function(function)
+
+    def count_step(self, counts: Counts, rows: int) -> None:
+        """Count one step of a batch."""
+        self.forwards.inc(counts.forwards)
+        self.forward_rows.inc(counts.rows)
+        self.skipped.inc(counts.skipped)
+        self.occupancy.observe(rows)
+
+    def count_end(self, event: Finished | Failed, tokens: int) -> None:
+        """Count the end of a row."""
+        self.rows.labels("finished" if isinstance(event, Finished) else event.code).inc()
+        if isinstance(event, Finished):
+            self.tokens.inc(tokens)
+
+    def text(self) -> bytes:
+        """Return all metrics as text."""
+        return generate_latest(self.registry)

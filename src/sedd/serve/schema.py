@@ -1,0 +1,99 @@
+"""Requests of the HTTP interface; unknown fields are refused."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+OptionValue = Annotated[int, Field(ge=0, le=10_000)] | Annotated[float, Field(ge=0, le=10_000)] | str
+Text = Annotated[str, Field(max_length=2**20)]
+Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=1024)]
+
+
+class Request(BaseModel):
+    """What all requests share."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    model: str | None = Field(None, description="The id of the model, as `/v1/models` lists it; may be left out.")
+    timeout: float | None = Field(
+        None, gt=0, le=86_400, description="Seconds within which the reply must be complete; by default the server's."
+    )
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="The same seed gives the same reply; without one, a new seed is drawn."
+    )
+    label: str | None = Field(None, description="Condition on this label, for a model trained with labels.")
+
+
+class Sampling(Request):
+    """How to sample: as `sedd sample` does, with the same defaults."""
+
+    n: int = Field(1, ge=1, le=1024, description="Replies per prompt or template.")
+    steps: Annotated[int, Field(ge=1, le=2**20)] | Literal["inf"] | None = Field(
+        None, description="Sampling steps, by default 128; inf reveals one token at a time."
+    )
+    sampler: str | None = Field(None, description="The sampler; by default the model's.")
+    options: dict[str, OptionValue] = Field({}, description="Options of the sampler.")
+    grid: str = Field("uniform", max_length=2**16, description="Time grid: uniform, cosine, or times from 1 down to 0.")
+    temperature: float = Field(
+        1.0, ge=0, le=100, description="Temperature of the distribution of the clean token; 0 takes the likeliest."
+    )
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    top_k: int | None = Field(None, ge=1, le=2**31, description="Draw from the k most probable tokens only.")
+    guidance: float = Field(1.0, ge=0, le=1000, description="Classifier-free guidance weight.")
+    stream: bool = Field(False, description="Send text as server-sent events as soon as it is final.")
+    diffusing: bool = Field(
+        False, description="Send every edit as server-sent events: start, step, end; or error. No need for stream."
+    )
+    details: bool = Field(
+        False, description="With diffusing: entropy and the most probable tokens of every edit, which take time."
+    )
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+
+
+class CompletionRequest(Sampling):
+    """`POST /v1/completions`: text after a prompt, or between a prompt and a suffix."""
+
+    prompt: Texts = Field("", description="Text before the tokens to fill, or several of them.")
+    suffix: Text | None = Field(None, description="Text after the tokens to fill.")
+    max_tokens: int = Field(16, ge=1, le=2**20, description="The number of tokens to fill.")
+    echo: bool = Field(False, description="Return the prompt before the completion.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=5,
+        description="Return the log-probability that each token had when it was drawn, and of so many others. They do "
+        "not add up to that of the text unless one token was drawn per step. Absorbing noise only.",
+    )
+    stream_options: StreamOptions | None = None
+
+
+class InfillRequest(Sampling):
+    """`POST /v1/infill`: texts with gaps anywhere."""
+
+    template: Texts = Field(description="A text in which {8} is a gap of eight tokens, or several of them.")
+
+
+class ScoreRequest(Request):
+    """`POST /v1/score`: a bound on −log p of texts."""
+
+    text: Texts = Field(description="A text, or several of them.")
+    given: Text = Field("", description="Text before each of them, on which the probability is conditioned.")
+    draws: int | None = Field(
+        None, ge=2, le=2**20, description="Monte Carlo draws per text, an even number, by default 128."
+    )
+    estimator: str | None = Field(None, description="As for `sedd score`; by default the variational bound.")
+
+
+class TokenizeRequest(BaseModel):
+    """`POST /v1/tokenize`: the tokens of a text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Text

@@ -1,0 +1,260 @@
+"""The engine of the server: what a row draws does not depend on the rows beside it, and failures stay alone."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import scipy.stats
+import torch
+from serving import Collector, Served, exact_model, running, site, tiny_model
+
+from sedd.diffusion.rng import CounterRNG
+from sedd.exact import Distribution
+from sedd.factory import LoadedModel
+from sedd.generate import SamplingRun, SamplingSettings
+from sedd.generate.template import template_prompt
+from sedd.sampling import StepContext
+from sedd.serve import Failed, Limits, Overloaded, Row, batch, build_app
+
+FALSE_ALARM = 1e-6
+TEMPLATES = ["ab{20}c{5}", "{17}ffa"]
+SAMPLERS: dict[str, tuple[LoadedModel, tuple[str, ...]]] = {
+    "denoiser": (
+        tiny_model("lambda-dce", labels=("x", "y")),
+        ("first-hitting", "tweedie", "euler", "ancestral", "theta", "remask", "ordered", "confidence", "entropy"),
+    ),
+    "score": (tiny_model("score-entropy"), ("first-hitting", "tweedie", "remask")),
+    "uniform": (tiny_model("mean", "uniform"), ("ancestral", "tweedie", "gibbs")),
+}
+
+
+def settings(kind: str) -> Iterator[SamplingSettings]:
+    loaded, samplers = SAMPLERS[kind]
+    for seed, sampler in enumerate(samplers):
+        yield SamplingSettings(sampler=sampler, steps=5, seed=seed)
+        yield SamplingSettings(sampler=sampler, steps=3, seed=2**40 + seed, grid="cosine", temperature=0.7)
+    if loaded.labels:
+        yield SamplingSettings(steps=4, label="x")
+        yield SamplingSettings(steps=4, label="y", guidance=2.0, sampler="tweedie")
+        yield SamplingSettings(steps=None, label="y", guidance=0.0)
+
+
+def rows_and_ids(kind: str) -> tuple[list[Row], list[list[int]]]:
+    """Rows of all samplers, and the tokens that ``sedd infill`` gives them."""
+    loaded, rows, expected = SAMPLERS[kind][0], [], []
+    for how in settings(kind):
+        run, prompt = SamplingRun.of(loaded, how), template_prompt(TEMPLATES, loaded)
+        expected += [sequence.ids for sequence in run.sample(prompt)]
+        lengths = prompt.lengths.tolist()
+        rows += [Row(run, prompt.given[i, :length].tolist(), i) for i, length in enumerate(lengths)]
+    return rows, expected
+
+
+def serve(kind: str, rows: list[Row], slots: int = 7, **options: Any) -> Served:
+    """Fill rows seven at a time, so that they enter and leave at different steps."""
+    with running(SAMPLERS[kind][0], Limits(slots=slots)) as engine:
+        collector = Collector(rows, **options)
+        engine.submit(collector.job)
+        served = collector.wait()
+        assert engine.outstanding == 0
+        return served
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_rows_of_all_samplers_in_one_batch_are_those_of_sedd_infill(kind: str) -> None:
+    """Different samplers, steps, grids, seeds, temperatures and labels share forward passes and change no token."""
+    rows, expected = rows_and_ids(kind)
+    served = serve(kind, rows, streams=True, alternatives=2)
+    assert served.ids == expected
+    for row, end, steps in zip(rows, served.ends, served.steps, strict=True):
+        x = list(row.given)
+        for edit in (edit for step in steps for edit in step.edits):
+            x[edit.position] = edit.id
+        assert x == served.ids[rows.index(row)]  # the edits lead from the given tokens to the last ones
+        assert steps[-1].calls <= steps[-1].total_calls
+        assert not isinstance(end, Failed)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "one stream for all rows": lambda patch: patch.setattr(
+        batch, "CounterRNG", lambda seed, rows: CounterRNG(seed, torch.zeros_like(rows))
+    ),
+    "the seed of the first row": lambda patch: patch.setattr(
+        batch,
+        "CounterRNG",
+        lambda seed, rows: CounterRNG(seed if isinstance(seed, int) else seed[:1].expand(len(rows)), rows),
+    ),
+    "the step of the first row": lambda patch: patch.setattr(
+        batch,
+        "StepContext",
+        lambda free, valid, rng, model, step: StepContext(free, valid, rng, model, step[:1].expand(len(step))),
+    ),
+    "the noise level of the first row": lambda patch: patch.setattr(
+        batch.SharedBatch, "_column", lambda self, values: torch.full((len(values),), values[0], dtype=torch.float64)
+    ),
+    "padding is read": lambda patch: patch.setattr(
+        batch.SharedBatch, "__init__", _without_padding(batch.SharedBatch.__init__)
+    ),
+}
+
+
+def _without_padding(init: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, loaded, width, padded, least: init(self, loaded, width, False, least)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_row_that_reads_its_neighbours_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, expected = rows_and_ids("score")
+    MUTANTS[mutant](monkeypatch)
+    assert serve("score", rows).ids != expected
+
+
+def test_every_forward_pass_has_the_same_shape_if_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, a matrix product may round differently in another number of rows."""
+    loaded = SAMPLERS["score"][0]
+    shapes: list[int] = []
+    hidden = type(loaded.model).hidden
+
+    def record(self: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        shapes.append(len(x))
+        return hidden(self, x, *rest)
+
+    monkeypatch.setattr(type(loaded.model), "hidden", record)
+    run = SamplingRun.of(loaded, SamplingSettings(steps=4))
+    for same, found in ((True, {6}), (False, {1, 5})):
+        shapes.clear()
+        with running(loaded, Limits(slots=6, same_shape=same)) as engine:
+            for count in (1, 5):
+                collector = Collector([Row(run, [-1] * 30, i) for i in range(count)])
+                engine.submit(collector.job)
+                collector.wait()
+        assert set(shapes) >= found
+        assert not same or set(shapes) == found
+
+
+@pytest.mark.parametrize("sampler", ["first-hitting", "tweedie", "theta", "entropy"])
+def test_a_row_that_is_not_finite_fails_alone(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network's output is NaN for rows with an f at the first position; all others stay as they are."""
+    loaded = SAMPLERS["denoiser"][0]
+    run, f = SamplingRun.of(loaded, SamplingSettings(sampler=sampler, steps=4)), loaded.process.vocab_size - 1
+    rows = [Row(run, [f if i == 2 else 0, *[-1] * 9], i) for i in range(5)]
+    healthy = serve("denoiser", rows).ids
+    hidden = type(loaded.model).hidden
+
+    def poison(self: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return torch.where((x[:, :1] == f)[..., None], torch.nan, hidden(self, x, *rest))
+
+    monkeypatch.setattr(type(loaded.model), "hidden", poison)
+    served = serve("denoiser", rows)
+    assert served.ids == [None if i == 2 else ids for i, ids in enumerate(healthy)]
+    assert [end.code for end in served.ends if isinstance(end, Failed)] == ["non_finite"]
+
+
+class Gate:
+    """Lets the network run once per `open`, so that a test decides when a step is made."""
+
+    def __init__(self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._turn, self._arrived = threading.Semaphore(0), threading.Semaphore(0)
+        hidden = type(loaded.model).hidden
+
+        def wait(model: Any, *arguments: Any) -> torch.Tensor:
+            self._arrived.release()
+            assert self._turn.acquire(timeout=60)
+            return hidden(model, *arguments)
+
+        monkeypatch.setattr(type(loaded.model), "hidden", wait)
+
+    def arrive(self) -> None:
+        """Wait until the network is called."""
+        assert self._arrived.acquire(timeout=60)
+
+    def open(self, times: int = 1) -> None:
+        self._turn.release(times)
+
+
+@pytest.mark.parametrize("sampler", ["first-hitting", "entropy"])
+@pytest.mark.parametrize("why", ["canceled", "deadline_exceeded"])
+def test_a_row_leaves_at_the_next_step(why: str, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the client has gone or the deadline has passed; a waiting row then has the slot."""
+    loaded = SAMPLERS["denoiser"][0]
+    gate = Gate(loaded, monkeypatch)
+    how = SamplingSettings(sampler=sampler, steps=None, options={"bound": 0.0} if sampler == "entropy" else {})
+    row = Row(SamplingRun.of(loaded, how), [-1] * 20, 0)
+    first, second = Collector([row]), Collector([row])
+    with running(loaded, Limits(slots=1)) as engine:
+        engine.submit(first.job)
+        gate.arrive()
+        engine.submit(second.job)
+        if why == "canceled":
+            first.job.canceled = True
+        else:
+            first.job.deadline = 0.0
+        gate.open()
+        [end] = first.wait().ends
+        assert isinstance(end, Failed)
+        assert end.code == why
+        gate.open(100)
+        assert second.wait().ids != [None]
+
+
+def test_work_is_admitted_by_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue refuses with a time to wait; so does a cost that would take longer than the deadline."""
+    loaded = SAMPLERS["denoiser"][0]
+    gate = Gate(loaded, monkeypatch)
+    run = SamplingRun.of(loaded, SamplingSettings(sampler="tweedie", steps=10))
+    row = Row(run, [-1] * 20, 0)
+    assert row.cost == 10 * 20  # network calls times length
+    with running(loaded, Limits(slots=1, queue=2, timeout=100.0)) as engine:
+        first, others = Collector([row]), Collector([row, row])
+        engine.submit(first.job)
+        gate.arrive()
+        engine.submit(others.job)
+        assert engine.outstanding == 600
+        with pytest.raises(Overloaded) as refused:
+            engine.submit(Collector([row]).job)
+        assert refused.value.retry_after >= 1
+        gate.open(1000)
+        first.wait()
+        others.wait()
+        assert engine.outstanding == 0
+        engine.tokens_per_second = 1.0  # a cost of 200 takes 200 s now
+        alone = Collector([row])
+        engine.submit(alone.job)  # nothing else is there to wait for
+        alone.wait()
+        engine.outstanding, engine.tokens_per_second = 50, 1.0
+        with pytest.raises(Overloaded) as refused:
+            engine.submit(Collector([row]).job)
+        assert refused.value.retry_after == 60  # 150 s, which is cut
+        engine.outstanding = 0
+
+
+def chi_square(texts: list[str], distribution: Distribution) -> float:
+    """Return the p-value of texts over a and b under a distribution."""
+    counts = torch.zeros(len(distribution.probabilities))
+    for text in texts:
+        counts[int(text.replace("a", "0").replace("b", "1"), 2)] += 1
+    expected = distribution.probabilities * len(texts)
+    assert expected.min() > 5
+    return float(scipy.stats.chisquare(counts.double(), expected).pvalue)
+
+
+def test_replies_have_the_distribution_of_the_model() -> None:
+    """600 replies through HTTP with the exact score, by two requests at a time that share their steps; 8 sequences.
+
+    One step instead of one token per step draws positions independently, and that is rejected at the same level.
+    """
+    p = torch.tensor([[[0.3, 0.02], [0.08, 0.1]], [[0.02, 0.2], [0.08, 0.2]]])
+    distribution, seeds = Distribution(p), iter(range(8))
+    with site(build_app(exact_model(distribution), "exact", Limits(slots=600, rows=300, queue=5000))) as server:
+
+        def texts(steps: int | str, sampler: str) -> list[str]:
+            request = {"template": "{3}", "n": 300, "seed": next(seeds), "steps": steps, "sampler": sampler}
+            return [choice["text"] for choice in server.send("/v1/infill", request).json["choices"]]
+
+        with ThreadPoolExecutor() as pool:
+            right = pool.map(texts, ["inf", "inf"], ["first-hitting", "ordered"])
+            wrong = pool.map(texts, [1, 1], ["first-hitting", "tweedie"])
+        assert chi_square([text for part in right for text in part], distribution) > FALSE_ALARM
+        assert chi_square([text for part in wrong for text in part], distribution) < FALSE_ALARM

@@ -1,0 +1,151 @@
+"""A small model behind the engine or behind HTTP, and requests to it."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+
+from sedd import factory
+from sedd.config import RunConfig
+from sedd.exact import Distribution, Score
+from sedd.factory import LoadedModel
+from sedd.serve import Engine, Failed, Finished, Job, Limits, Metrics, Row, Step
+from sedd.tokenizer import Characters
+
+
+def tiny_model(
+    objective: str = "lambda-dce", process: str = "absorbing", labels: tuple[str, ...] = (), length: int = 40
+) -> LoadedModel:
+    """A network with random weights over the letters a to f."""
+    config = RunConfig(objective=objective)
+    config.noise.process, config.model.seq_len = process, length
+    config.model.width, config.model.depth, config.model.heads, config.model.cond_dim = 16, 2, 2, 8
+    tokenizer = Characters(alphabet="abcdef")
+    setup = factory.build_setup(config.resolved(), tokenizer.vocab_size)
+    network = factory.build_network(config, setup, len(labels)).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        parameter.normal_(0, 0.3, generator=generator)
+    model = factory.build_model(config, network, setup)
+    return LoadedModel(model, network, *setup, tokenizer, config, Path("tiny"), labels)
+
+
+def exact_model(distribution: Distribution, process: str = "absorbing") -> LoadedModel:
+    """The exact score of a distribution over the first letters of the alphabet."""
+    tokenizer = Characters(alphabet="abcdef"[: distribution.vocab_size])
+    loaded = tiny_model(process=process, length=distribution.length)
+    setup = factory.build_setup(loaded.config, tokenizer.vocab_size)
+    score: Any = Score(distribution, setup.process)
+    return loaded._replace(model=score, process=setup.process, tokenizer=tokenizer)
+
+
+class Served(NamedTuple):
+    """How each row of a job ended, and its steps."""
+
+    ends: list[Finished | Failed]
+    steps: list[list[Step]]
+
+    @property
+    def ids(self) -> list[list[int] | None]:
+        return [end.ids if isinstance(end, Finished) else None for end in self.ends]
+
+
+class Collector:
+    """Collects the events of a job; ``wait`` until all rows have ended."""
+
+    def __init__(self, rows: Sequence[Row], seconds: float = 60, **options: Any) -> None:
+        self.ends: dict[int, Finished | Failed] = {}
+        self.steps: list[list[Step]] = [[] for _ in rows]
+        self.ended = threading.Event()
+        self.job = Job(list(rows), time.monotonic() + seconds, self._on_event, **options)
+
+    def _on_event(self, place: int, event: Step | Finished | Failed) -> None:
+        if isinstance(event, Step):
+            self.steps[place].append(event)
+            return
+        self.ends[place] = event
+        if len(self.ends) == len(self.job.rows):
+            self.ended.set()
+
+    def wait(self) -> Served:
+        assert self.ended.wait(60)
+        return Served([self.ends[i] for i in range(len(self.job.rows))], self.steps)
+
+
+@contextmanager
+def running(loaded: LoadedModel, limits: Limits | None = None) -> Iterator[Engine]:
+    engine = Engine(loaded, limits or Limits(), Metrics())
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[tuple[str, Any]]:
+        """Server-sent events: their names and data."""
+        found = []
+        for block in self.body.decode().strip().split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in block.splitlines())
+            data = fields["data"]
+            found.append((fields.get("event", ""), data if data == "[DONE]" else json.loads(data)))
+        return found
+
+
+class Site(NamedTuple):
+    """A server's address and engine."""
+
+    port: int
+    engine: Engine
+    headers: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def send(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        kind = {} if body is None else {"content-type": "application/json"}
+        sent = self.headers if headers is None else headers
+        connection.request("GET" if body is None else "POST", path, content, {**kind, **sent})
+        reply = connection.getresponse()
+        found = Reply(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
+        connection.close()
+        return found
+
+
+@contextmanager
+def site(app: FastAPI, headers: dict[str, str] | None = None) -> Iterator[Site]:
+    """Serve an application by uvicorn, in a thread; ``headers`` are sent with requests that have none."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    here = Site(listener.getsockname()[1], app.state.engine, headers or {})
+    try:
+        while here.send("/ready").status != 200:
+            pass
+        yield here
+    finally:
+        server.should_exit = True
+        thread.join()
