@@ -62,3 +62,20 @@ def test_refusals(refuses: Callable[..., None]) -> None:
     refuses(lambda: bench.TrainSetting(recipe="huge").run(), "huge", "small")
     refuses(lambda: bench.TrainSetting(sets=("train.precision=float8",)).run(), "train.precision", "--precision")
     assert bench.TrainSetting(sets=("optim.name=muon",)).run().optim.name == "muon"
+    refuses(lambda: bench.ServeSetting(bench.SampleSetting(), clients=0), "clients 0")
+
+
+def test_serving_is_measured_under_four_loads(sedd: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Many clients share forward passes, replies are those of single requests, and overload is refused, not failed."""
+    small = ("--vocab", "16", "--device", "cpu", "--length", "8", "--steps", "4", "--clients", "4", "--seconds", "0.3")
+    done = sedd("bench", "serve", *small, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    one, many, below, above = record["loads"]
+    assert [one["variant"], many["variant"]] == ["one at a time", "4 clients"]
+    assert one["occupancy"] == 1
+    assert many["occupancy"] > 1.5
+    assert below["first_edit"] < below["p99"]
+    assert above["replies"] > 0
+    assert all(load["errors"] == load["differing"] == 0 for load in record["loads"])
+    assert record["offline_tokens_per_second"] > 0

@@ -16,7 +16,8 @@ from sedd.bench.measure import (
     matmul_flops,
     time_calls,
 )
-from sedd.bench.sample import SAMPLE_FLOPS, SampleSetting, measure_sampling
+from sedd.bench.sample import SAMPLE_FLOPS, SampleSetting, measure_sampling, random_model
+from sedd.bench.serve import Load, ServeSetting, measure_serving
 from sedd.bench.train import TRAIN_FLOPS, NoisyBatch, TrainingSteps, TrainSetting, measure_training, random_batch
 
 __all__ = [
@@ -24,11 +25,13 @@ __all__ = [
     "SAMPLE_FLOPS",
     "TRAIN_FLOPS",
     "DeviceDefaults",
+    "Load",
     "LossSetting",
     "Machine",
     "Measurement",
     "NoisyBatch",
     "SampleSetting",
+    "ServeSetting",
     "Timing",
     "TrainSetting",
     "TrainingSteps",
@@ -38,7 +41,9 @@ __all__ = [
     "matmul_flops",
     "measure_loss",
     "measure_sampling",
+    "measure_serving",
     "measure_training",
     "random_batch",
+    "random_model",
     "time_calls",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from sedd import sampling as sampler
 from sedd.bench.measure import Machine, Measurement, free_memory, time_variant
 from sedd.bench.train import TrainSetting
 from sedd.diffusion.rng import CounterRNG
+from sedd.tokenizer import Integers
 
 SAMPLE_FLOPS = (
     "per token of each sequence in a network call, without output layer: "
@@ -42,24 +44,31 @@ class SampleSetting:
             raise ValueError(f"batch {self.batch}, steps {self.steps}, repeats {self.repeats}: each must be 1 or more")
 
 
+def random_model(setting: SampleSetting, cuda_graphs: bool = True) -> factory.LoadedModel:
+    """Build a model with random weights whose tokens are integers."""
+    run = TrainSetting(setting.recipe, setting.process, setting.objective, length=setting.length).run()
+    parts = factory.build_setup(run, setting.vocab_size)
+    network = factory.build_network(run, parts)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():  # with an output layer of zeros all tokens would be equally likely
+            parameter.normal_(0, 0.02, generator=generator)
+    prepared = factory.prepare_for_inference(network, setting.device, setting.precision)
+    model = factory.build_model(run, prepared, parts, cuda_graphs=cuda_graphs)
+    return factory.LoadedModel(model, prepared, *parts, Integers(size=setting.vocab_size), run, Path(setting.recipe))
+
+
 class SamplingRuns:
     """Samples one batch per call."""
 
     def __init__(self, setting: SampleSetting, fused: bool) -> None:
-        run = TrainSetting(setting.recipe, setting.process, setting.objective, length=setting.length).run()
-        parts = factory.build_setup(run, setting.vocab_size)
-        network = factory.build_network(run, parts)
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in network.parameters():  # with an output layer of zeros all tokens would be equally likely
-                parameter.normal_(0, 0.02, generator=generator)
-        prepared = factory.prepare_for_inference(network, setting.device, setting.precision)
-        model: Any = factory.build_model(run, prepared, parts, cuda_graphs=fused)
-        self.sampler = factory.build_sampler(setting.sampler, model, parts.process, parts.schedule)
+        loaded = random_model(setting, fused)
+        model: Any = loaded.model
+        self.sampler = factory.build_sampler(setting.sampler, model, loaded.process, loaded.schedule)
         self.times = factory.build_grid("uniform", setting.steps).to(setting.device)
-        self.prompt = sampler.empty(setting.batch, run.model.seq_len, setting.device)
+        m = loaded.config.model
+        self.prompt = sampler.empty(setting.batch, m.seq_len, setting.device)
         self.fused, self.seed, self.model = fused, 0, sampler.SamplingModel(model)
-        m = run.model
         self.flops = m.seq_len * m.depth * (24.0 * m.width**2 + 4 * m.seq_len * m.width)
 
     @torch.no_grad()

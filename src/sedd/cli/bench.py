@@ -179,6 +179,64 @@ def bench_sample(
     _print(setting.__dict__, machine, benches.SAMPLE_FLOPS, benches.measure_sampling(setting, machine), as_json)
 
 
+@bench.command("serve")
+def bench_serve(
+    recipe: RecipeName = None,
+    process: Process = "absorbing",
+    objective: Objective = "lambda-dce",
+    sampler: Annotated[
+        str | None, typer.Option(help=f"Sampler: {list_names(registry.SAMPLERS)}; by default one that fits the model.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Sampling steps; by default 128, on a CPU 16.")] = None,
+    clients: Annotated[int, typer.Option(help="Clients, and slots of the server.")] = 32,
+    seconds: Annotated[float, typer.Option(help="Duration of each of the four loads.")] = 10.0,
+    length: Length = None,
+    vocab: VocabSize = None,
+    precision: Precision = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a server over the loopback interface: one request at a time, many clients, and random arrivals.
+
+    Latencies are in milliseconds, to the end of a reply and to the first edit of a stream. A request without other load
+    must get the same text as with it; replies that differ are counted. Compare with offline sampling, which is measured
+    in the server's process first.
+    """
+    from sedd import bench as benches
+
+    defaults = benches.device_defaults(device)
+    on_cpu = defaults.device == "cpu"
+    model = benches.SampleSetting(
+        recipe=recipe or defaults.recipe,
+        process=process,
+        objective=objective,
+        sampler=sampler,
+        steps=steps or (16 if on_cpu else 128),
+        batch=clients,
+        length=length,
+        vocab_size=vocab or defaults.vocab_size,
+        precision=precision or defaults.precision,
+        device=defaults.device,
+    )
+    offline: list[float] = []
+    loads = benches.measure_serving(benches.ServeSetting(model, clients, seconds), offline.append)
+    measured = list(track(loads, "measuring", 4, console=Console(stderr=True), transient=True))
+    if as_json:
+        machine = benches.describe_machine(model.device, model.precision)
+        record = {"machine": machine._asdict(), "setting": model.__dict__, "offline_tokens_per_second": offline[0]}
+        print(json.dumps({**record, "loads": [load._asdict() for load in measured]}))
+        return
+    columns = "load", "tokens/s", "replies", "429", "errors", "p50", "p95", "p99", "first edit", "rows/pass", "skipped"
+    table = Table(*columns, "differing", box=None, pad_edge=False)
+    for load in measured:
+        times = ("" if ms is None else f"{ms:,.0f}" for ms in (load.p50, load.p95, load.p99, load.first_edit))
+        counts = (f"{load.tokens_per_second:,.0f}", *map(str, (load.replies, load.refused, load.errors)))
+        shares = f"{load.occupancy or 0:.1f}", f"{load.skipped or 0:.0%}", str(load.differing)
+        table.add_row(load.variant, *counts, *times, *shares)
+    print(f"offline sampling, batch {clients}: {offline[0]:,.0f} tokens/s")
+    Console().print(table)
+
+
 def _print(
     setting: dict[str, object], machine: "Machine", formula: str, rows: "Iterator[Measurement]", as_json: bool
 ) -> None:
