@@ -5,21 +5,19 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sedd.cli.root import ModelDevice, ModelFolder, app, check_precision
+from sedd.cli.root import ModelDevice, OptionalModel, app, check_precision
 from sedd.serve.limits import Limits
 
-DEFAULT_MODEL: Any = ...
-"""The model that is served if none is named; `...`: one must be."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @app.command()
 def serve(
-    model: ModelFolder = DEFAULT_MODEL,
+    model: OptionalModel = None,
     host: Annotated[str, typer.Option(help="Address to listen on; by default this machine alone can connect.")] = (
         "127.0.0.1"
     ),
@@ -58,6 +56,7 @@ def serve(
     sample` and `sedd infill` give with the same seed. It prints its address on stderr, and on SIGTERM or Ctrl-C
     finishes what it has accepted.
     """
+    assert model is not None  # its callback returns the default
     limits = Limits(slots, queue, timeout, max_texts, max_steps, same_shape=same_shape)
     keys = _read_keys(api_key_file)
     _require_extra()
