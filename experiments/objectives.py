@@ -150,9 +150,10 @@ class Study:
 
 
 def read_curve(folder: Path) -> list[dict[str, float]]:
-    """Return the validation bounds of a run, against seconds and characters."""
+    """Return the validation bounds of a run, against seconds and characters, at steps that were logged."""
+    needed = {"bound_bits_per_char", "seconds", "tokens"}
     lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [record for line in lines if "bound_bits_per_char" in (record := json.loads(line))]
+    records = [record for line in lines if needed <= (record := json.loads(line)).keys()]
     points = [
         {
             "seconds": round(record["seconds"], 2),

@@ -19,7 +19,7 @@ from sedd.diffusion import categorical
 ROOT = Path(__file__).parents[2]
 SMALL = {
     **{"model.width": 16, "model.depth": 1, "model.heads": 2, "train.batch_size": 2, "train.eval_sequences": 2},
-    **{"optim.warmup_steps": 1, "train.eval_every": 2},
+    **{"optim.warmup_steps": 1, "train.eval_every": 10},
 }
 
 
@@ -219,10 +219,10 @@ def test_the_zero_shot_table(corpus: Path, tmp_path: Path) -> None:
     corpora.mkdir()
     text = corpus.read_text()
     (corpora / "lambada_test.jsonl").write_text(
-        "".join(json.dumps({"text": line}) + "\n" for line in text.split("\n")[:400])
+        "".join(json.dumps({"text": line}) + "\n" for line in text.split("\n")[:890])
     )
     (corpora / "wikitext2-train.txt").write_text(
-        " \n = Cats = \n \n the cat sat @-@ on \n \n = Birds = \n \n two birds \n" * 100
+        " \n = Cats = \n \n the cat sat @-@ on \n \n = Birds = \n \n two birds \n" * 400
     )
     (corpora / "wikitext2-test.txt").write_text(" \n = Mats = \n \n a mat and a cat \n" * 30)
     config = {**SMALL, "model.seq_len": 1024, "data.val_fraction": 0.1}
@@ -239,7 +239,7 @@ def test_the_zero_shot_table(corpus: Path, tmp_path: Path) -> None:
     done = run_script("zero_shot", *words)
     assert done.returncode == 0, done.stderr
     documents = [json.loads(line)["text"] for line in (tmp_path / "out/train.jsonl").read_text().splitlines()]
-    assert len(documents) == 201
+    assert len(documents) == 801
     assert "sat-on" in documents[0]
     record = json.loads((tmp_path / "out/zero-shot.json").read_text())
     assert {*record["rows"]} == {"absorbing", "uniform", "autoregressive"}
