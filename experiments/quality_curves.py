@@ -117,27 +117,27 @@ class Study:
             model=Path(args.model).name, noise=noise, objective=self.loaded.config.objective, samples=args.count
         )
 
-    def measure(self, setting: Setting) -> float:
-        """Draw and judge the samples of a row, and store it; return its seconds."""
-        start = time.perf_counter()
+    def draw(self, setting: Setting) -> sample_sets.SampleSet:
+        """Draw the samples of a row."""
         options = generate.SamplingSettings(
             sampler=setting.sampler, steps=setting.steps, temperature=setting.temperature, seed=self.args.seed
         )
         fused = False if setting.draws == "float32" else None  # draws from logits have no table to race over
+        name = Path(self.args.model).name
         with draw_precision(setting.draws):
             model = SamplingModel(self.loaded.model, warping=build_warping(options), fused=fused)
             run = generate.SamplingRun(model, self.loaded.process, self.loaded.schedule, options)
             prompt = generate.blank_prompt(self.loaded, self.args.count, self.args.length)
             drawn = sample_sets.generate_samples(
-                self.loaded, run, prompt, self.args.batch, Path(self.args.model).name, lambda done, total: None
+                self.loaded, run, prompt, self.args.batch, name, lambda done, total: None
             )
-        facts = {**drawn.facts, "draw_precision": setting.draws, "model": Path(self.args.model).name}
+        return replace(drawn, facts={**drawn.facts, "draw_precision": setting.draws, "model": name})
+
+    def measure(self, setting: Setting) -> float:
+        """Draw and judge the samples of a row, and store it; return its seconds."""
+        start = time.perf_counter()
         judged = evaluate_samples(
-            replace(drawn, facts=facts),
-            self.judge,
-            truncate=True,
-            reference=self.reference,
-            batch=self.args.judge_batch,
+            self.draw(setting), self.judge, truncate=True, reference=self.reference, batch=self.args.judge_batch
         )
         self.results.store(setting.name, {**setting._asdict(), **judged})
         return time.perf_counter() - start
@@ -162,6 +162,25 @@ def table_lines(record: Mapping[str, Any]) -> list[str]:
     for row in rows:
         cells = ("" if row.get(name) is None else COLUMNS[name].format(row[name]) for name in columns)
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def summary_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return, of temperature 1, perplexity and entropy by sampler and steps, and the seconds per sample."""
+    rows = [row for row in record["rows"].values() if row["temperature"] == 1]
+    steps = sorted({row["steps"] for row in rows})
+    found = {(row["sampler"], row["draws"], row["steps"]): row for row in rows}
+    lines: list[str] = []
+    for title, show in (
+        ("perplexity, entropy in nats", lambda row: f"{row['gen_ppl_by_token']:.1f}, {row['entropy_nats']:.2f}"),
+        ("seconds per sample", lambda row: f"{row['seconds_per_sample']:.3g}"),
+    ):
+        lines += [f"| {title}; steps: | {' | '.join(map(str, steps))} |", "|---|" + "---|" * len(steps)]
+        for sampler, draws in dict.fromkeys(key[:2] for key in found):
+            cells = (found.get((sampler, draws, count)) for count in steps)
+            name = sampler if draws == "float64" else f"{sampler}, float32 draws"
+            lines.append(f"| {name} | {' | '.join('' if row is None else show(row) for row in cells)} |")
+        lines.append("")
     return lines
 
 
@@ -250,6 +269,9 @@ def measure_rows(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the rows that are missing, those with the fewest steps first; return the results."""
     study, limit, skipped = Study(args), TimeLimit(args.limit_seconds), []
     measured: list[tuple[Setting, float]] = []
+    if has_gpu():  # so that no row pays for the compilation of kernels and the capture of CUDA graphs
+        for sampler in study.samplers:
+            study.draw(Setting(sampler, 4, 1.0, "float64"))
     for setting in settings(args, study.samplers):
         if setting.name in study.results:
             continue

@@ -278,7 +278,7 @@ def quality_section(root: Path) -> Section | None:
     for record in records:
         judge = next(iter(record["rows"].values()))["judge"]
         lines += [f"`{record['model']}`, {record['noise']} noise, judge {judge}, {record['samples']} samples per row. "]
-        lines += [study_note(record, "quality_curves"), "", *quality_curves.table_lines(record), ""]
+        lines += [study_note(record, "quality_curves"), "", *quality_curves.summary_lines(record)]
     data = [quality_curves.table_lines(record) for record in records]
     about = "Generative perplexity against steps and entropy"
     drawing = Drawing("quality", about, data, lambda: quality_curves.draw_frontier(records))

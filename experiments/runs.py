@@ -104,7 +104,13 @@ class Results:
         self.record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def describe(self, **facts: Any) -> None:
-        """Store facts of the whole study, the day and the machine."""
+        """Store facts of the whole study, the day and the machine; rows of other facts are not mixed with these."""
+        for name, value in facts.items() if self.record.get("rows") else ():
+            if (before := self.record.get(name, value)) != value:
+                raise SystemExit(
+                    f"{self.path} holds rows with {name} {before}, and this run has {value}; give the same, or choose "
+                    "another --out"
+                )
         defaults = device_defaults(None)
         machine = describe_machine(defaults.device, defaults.precision)._asdict()
         self.record |= {**facts, "date": datetime.date.today().isoformat(), "machine": machine}

@@ -71,7 +71,7 @@ def test_p_values_are_corrected_by_holms_method(study: Any) -> None:
     assert objectives.holm([]) == []
 
 
-def test_differences_beyond_both_errors_are_significant(study: Any) -> None:
+def test_differences_larger_than_both_errors_are_significant(study: Any) -> None:
     objectives: ModuleType = study("objectives")
     bits = {"SEDD absorbing": [1.80, 1.82], "RADD λ-DCE": [1.815, 1.801], "SEDD uniform": [2.00, 2.02]}
     summaries, deviation = objectives.summarize(list(fake_rows(bits).values()))
@@ -126,6 +126,20 @@ def test_the_table_is_printed_and_the_curves_are_drawn(
     assert "RADD t-DCE, seed 0: sedd train ended with 1" in printed
     assert "learning rates 2e-3, 4e-3 for 20 seconds each" in printed
     assert "D3PM uniform" in (tmp_path / "r.svg").read_text()
+
+
+def test_rows_of_other_settings_are_not_mixed(study: Any, tmp_path: Path) -> None:
+    results = study("runs").Results(tmp_path / "r.json")
+    results.describe(seconds=60)
+    results.describe(seconds=30)  # no row yet
+    results.store("row", {"bits": 1})
+    again = study("runs").Results(tmp_path / "r.json")
+    again.describe(seconds=30)
+    assert "row" in again
+    with pytest.raises(SystemExit, match="holds rows with seconds 30, and this run has 60"):
+        again.describe(seconds=60)
+    again.store("row", {"failed": "code 1"})
+    assert "row" not in again  # it is measured again
 
 
 # Draw precision --------------------------------------------------------------------------------------------
