@@ -17,6 +17,7 @@ from sedd.serve.engine import Engine
 from sedd.serve.guard import Guard, error_body
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
+from sedd.serve.page import add_page
 from sedd.serve.server import RequestError, Server
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -67,6 +68,7 @@ def build_app(
     app.state.engine = engine
     _add_error_handlers(app)
     _add_routes(app, Server(loaded, name, limits, metrics, engine))
+    add_page(app)
     return app
 
 

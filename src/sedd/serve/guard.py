@@ -42,7 +42,8 @@ class Guard:
         app: The application.
         metrics: Where requests are counted.
         max_body: Most bytes of a body.
-        keys: API keys, of which a request must have one, except for `/health`; empty: none is needed.
+        keys: API keys, of which a request must have one, except for `/health` and the files of the page; empty: none
+            is needed.
         hosts: Names under which the server may be addressed, against DNS rebinding; None: any.
     """
 
@@ -80,7 +81,7 @@ class Guard:
         if self.hosts is not None and _host_name(headers.get("host", "")) not in self.hosts:
             message = f"host is {headers.get('host')!r}; this server answers to {', '.join(sorted(self.hosts))}"
             await refuse(send, 421, message, "wrong_host")
-        elif self.keys and scope["path"] != "/health" and not self._has_key(headers.get("authorization", "")):
+        elif self.keys and not _is_open(scope["path"]) and not self._has_key(headers.get("authorization", "")):
             message = "this server needs an API key; send it as Authorization: Bearer KEY"
             await refuse(send, 401, message, "invalid_api_key", {"www-authenticate": "Bearer"})
         else:
@@ -121,6 +122,11 @@ class Guard:
             return {"type": "http.request", "body": body, "more_body": False}
 
         await self.app(scope, receive_again, send)
+
+
+def _is_open(path: str) -> bool:
+    """Return whether a path needs no key: health, and the files of the page, in which a key can be entered."""
+    return path in ("/health", "/") or path.startswith("/page/")
 
 
 def _host_name(host: str) -> str:
