@@ -259,7 +259,7 @@ async function copy(text, message) {
     await navigator.clipboard.writeText(text);
     notify(message);
   } catch {
-    notify("The browser does not allow copying; the link is in the address bar");
+    notify(text === location.href ? "The link is in the address bar" : "The browser does not allow copying here");
   }
 }
 
