@@ -235,14 +235,15 @@ def test_no_document_of_another_site_can_use_the_server(served: Site) -> None:
         assert local.send("/health", headers={"host": "rebound.example"}).status == 421
 
 
-def test_every_route_but_health_needs_the_key() -> None:
+def test_every_route_but_health_and_the_page_needs_the_key() -> None:
     app = build_app(LOADED, "tiny", keys=frozenset({"secret", "other"}))
     with site(app, {"authorization": "Bearer secret"}) as server:
         paths = [route.path for route in app.routes]
         assert {"/health", "/openapi.json", "/v1/infill"} <= set(paths)
         for path in paths:
             for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}):
-                assert server.send(path, headers=header).status == (200 if path == "/health" else 401)
+                without = {"/health": 200, "/": 200, "/page/{name}": 404}  # the page's files; none has that name
+                assert server.send(path, headers=header).status == without.get(path, 401)
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="other", max_retries=0) as client:
             assert client.models.list().data
         with (
