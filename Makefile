@@ -35,7 +35,7 @@ demo: .venv/ready  ## watch a story form, then train on sentences of known entro
 
 test: .venv/ready  ## run the tests
 	$(pytest) -m "not verify" tests/unit $(checked)
-	$(pytest) -m "not verify" tests/docs tests/integration tests/exact
+	$(pytest) -m "not verify" tests/docs tests/integration tests/exact tests/browser
 	$(pytest) tests/compile tests/ops
 
 lint: .venv/ready  ## check style, types and imports
