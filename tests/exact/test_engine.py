@@ -121,10 +121,18 @@ def test_every_forward_pass_has_the_same_shape_if_wanted(monkeypatch: pytest.Mon
         shapes.append(len(x))
         return hidden(self, x, *rest)
 
+    def record_head(self: Any, states: torch.Tensor) -> torch.Tensor:
+        drawn.append(len(states))
+        return head(self, states)
+
+    drawn: list[int] = []
+    head = type(loaded.model)._head
     monkeypatch.setattr(type(loaded.model), "hidden", record)
+    monkeypatch.setattr(type(loaded.model), "_head", record_head)
     run = SamplingRun.of(loaded, SamplingSettings(steps=4))
     for same, found in ((True, {6}), (False, {1, 5})):
         shapes.clear()
+        drawn.clear()
         with running(loaded, Limits(slots=6, same_shape=same)) as engine:
             for count in (1, 5):
                 collector = Collector([Row(run, [-1] * 30, i) for i in range(count)])
@@ -132,6 +140,7 @@ def test_every_forward_pass_has_the_same_shape_if_wanted(monkeypatch: pytest.Mon
                 collector.wait()
         assert set(shapes) >= found
         assert not same or set(shapes) == found
+        assert (max(drawn) <= 30) == same  # positions that the head reads at once: those of one row
 
 
 @pytest.mark.parametrize("sampler", ["first-hitting", "tweedie", "theta", "entropy"])

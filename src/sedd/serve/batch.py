@@ -136,7 +136,8 @@ class SharedBatch:
         loaded: The model.
         width: Tokens per row; shorter rows are padded.
         padded: Whether rows are shorter than the width. Attention needs a mask then, so such rows have their own batch.
-        least: Forward passes are padded to so many rows; 1: they are not.
+        least: Forward passes are padded to so many rows, and each row is drawn by itself, so that no shape depends on
+            the other rows; 1: neither.
     """
 
     def __init__(self, loaded: LoadedModel, width: int, padded: bool, least: int = 1) -> None:
@@ -211,7 +212,8 @@ class SharedBatch:
     def _groups(self, t: Tensor, s: Tensor) -> Iterator[_Group]:
         keys: dict[tuple[object, ...], list[int]] = {}
         for i, row in enumerate(self.rows):
-            keys.setdefault(row.key, []).append(i)
+            alone = (i,) if self.least > 1 else ()  # else the head's products have as many rows as all draw together
+            keys.setdefault((*row.key, *alone), []).append(i)
         for members in keys.values():
             first, device = self.rows[members[0]], self.x.device
             at = torch.tensor(members, device=device)
