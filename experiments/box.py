@@ -74,7 +74,9 @@ class Study:
         shutil.rmtree(self.model, ignore_errors=True)
         self.measure("run", "eval", self.run, held_out, "--draws", draws)
         words = ("export", self.run, "--out", self.model, "--dtype", dtype, "--eval", held_out, "--draws", draws)
-        self.measure("export", *words, folder_bytes=sum(file.stat().st_size for file in self.model.glob("*")))
+        self.measure("export", *words)
+        size = sum(file.stat().st_size for file in self.model.iterdir())
+        self.store("export", self.results["export"] | {"folder_bytes": size})
 
     def sample(self, count: int, *options: object) -> None:
         """Draw ``count`` samples from the exported model."""
@@ -99,6 +101,8 @@ class Study:
     def install(self, box: Path, results: Path) -> None:
         """Copy the exported model into the box, and the results beside those of other studies."""
         target = box / self.name
+        if target.resolve() == self.model.resolve():
+            raise SystemExit(f"{box} is where the model is already; name another folder")
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         for file in sorted(self.model.iterdir()):

@@ -6,12 +6,12 @@ python experiments/stories.py --out FOLDER --only measure,card --judge SmolLM2 -
 python experiments/stories.py --out FOLDER --stories 40 --held-out 10 --minutes 1 --samples 4 --draws 2 \
     --set model.width=64 --set train.batch_size=8 --set data.tokenizer=bpe:512 --only train,export,sample      on a CPU
 
-``generate`` draws stories from a small autoregressive model (`story_teacher.py`), whose likelihood of them is their
-entropy; some are held out. ``train`` trains with `sedd train`, a story per row; a run that was stopped goes on where it
-was. ``export`` stores the weights in int8 and measures the bounds of both forms on the held-out stories; ``sample``
-draws stories; ``measure`` has them judged by a language model that has not made the data (``--judge``), and measures
-the bound on stories that were written for the teacher (``--real``); ``card`` writes the model card and, with ``--box``,
-copies the model and the results.
+``generate`` draws stories from a small autoregressive model (`story_teacher.py`); their cross-entropy under it is an
+upper bound on their entropy. Some are held out. ``train`` trains with `sedd train`, a story per row; a run that was
+stopped goes on where it was. ``export`` stores the weights in int8 and measures the bounds of both forms on the
+held-out stories; ``sample`` draws stories; ``measure`` has them judged by a language model that has not made the data
+(``--judge``), and measures the bound on stories that were written for the teacher (``--real``); ``card`` writes the
+model card and, with ``--box``, copies the model and the results.
 """
 
 import argparse
@@ -89,8 +89,9 @@ def card_facts(study: Study) -> tuple[hub.CardFacts, str]:
     facts = hub.CardFacts(
         summary=SUMMARY,
         data=f"{drawn['stories']:,} stories drawn from stories15M, an autoregressive model of 15 million parameters, "
-        f"at temperature {drawn['temperature']}. Their entropy is {drawn['teacher']['bits_per_char']:.3f} bits per "
-        f"character, by the likelihood of the model that drew them on {drawn['teacher']['texts']:,} held-out stories. "
+        f"at temperature {drawn['temperature']}. Their entropy is at most {drawn['teacher']['bits_per_char']:.3f} bits "
+        f"per character: the cross-entropy under the model that drew them, of {drawn['teacher']['texts']:,} held-out "
+        "stories. "
         f"{trained['result']['seconds']:.0f} seconds of training on one {trained['machine']['name']}.",
         licence=LICENCE,
         command="\n".join(

@@ -57,7 +57,7 @@ def test_a_model_is_exported_small_and_its_cost_is_stated(sedd: Sedd, corpus: Pa
     assert cost["nats_per_token"] != 0
     assert abs(cost["nats_per_token"]) + 2 * cost["stderr_nats_per_token"] < first["stderr_nats_per_token"]
     card = (small / "README.md").read_text()
-    assert f"instead of float32 costs {cost['nats_per_token']:.6f} ± {cost['stderr_nats_per_token']:.6f}" in card
+    assert f"int8 costs {cost['nats_per_token']:.6f} ± {cost['stderr_nats_per_token']:.6f}" in card
     assert f"≤ {second['nats_per_token']} ± {second['stderr_nats_per_token']}" in card
     shown = sedd("info", small).stdout
     assert re.search(r"weights +int8\n", shown)
@@ -179,6 +179,10 @@ BOX_REFUSALS = [
     ("eval stories", "the data of stories is not in the box; name a text, as in: sedd eval stories FILE"),
     ("eval", "the data of stories is not in the box"),
     ("score", "no text was given"),
+    ("score ./story 'the cat'", "'./story' is neither a model nor a text"),
+    ("score text.txt", "'text.txt' is neither a model nor a text"),
+    ("sample " + 300 * "a", "is no folder of a model (File name too long)"),
+    ("quality " + 300 * "a", "is no folder of a model (File name too long)"),
     ("infill tales", "no template was given"),
     ("quality", "samples need a judge"),
     ("export stories --out new --dtype int4", "dtype is 'int4'; choose one of int8, bfloat16, float32"),
@@ -207,7 +211,9 @@ def test_the_help_lists_the_models(box: Path) -> None:
     assert "or a model in the box: stories, tales. By default stories." in shown(["info"], box)
     help_of_infill = shown(["infill"], box.parent / "nothing")
     assert "in the box:" not in help_of_infill
-    assert "the first argument is a model if it is one in the box, a path that holds a model" in help_of_infill
+    rule = "the first argument is a model if it is one in the box, a path that holds a model"
+    assert rule in shown(["infill"], box)
+    assert rule not in help_of_infill
 
 
 BUILD = "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_sdist('dist')"

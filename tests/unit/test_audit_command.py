@@ -84,6 +84,10 @@ def unknown(model, weights): return 0
 def both(model, x_0, x_t, generator): return 0
 def constant(x_0): return 0
 def empty(model, x_0): return torch.full((len(x_0),), float("nan"))
+def below(model, x_0): return torch.full((len(x_0),), -float("inf"))
+def drawing(model, x_0): return torch.rand(len(x_0))
+def drawing_too(model, x_0, x_t, t): return torch.rand(len(x_0))
+def wild(model, x_0, x_t, t): return 100 * torch.sin(1e6 * t)
 """
 
 
@@ -96,12 +100,18 @@ def empty(model, x_0): return torch.full((len(x_0),), float("nan"))
         (["t-dce", "--process", "uniform"], "needs Absorbing"),
         (["LOSSES:loss"], "does not define the function 'loss'; it defines sizes, fails"),
         (["LOSSES:sizes", "--draws", "10"], "draws is 10"),
-        (["LOSSES:sizes"], "it must return nats per sequence, shape (1,)"),
+        (["LOSSES:sizes"], "it must return nats per sequence, shape (64,)"),
         (["LOSSES:fails"], "ZeroDivisionError (line 4): division by zero"),
         (["LOSSES:unknown"], "takes 'weights'; a loss is called with some of model, x_0"),
         (["LOSSES:both"], "takes generator and x_t or t"),
         (["LOSSES:constant"], "does not take 'model'"),
         (["LOSSES:empty"], "returned NaN"),
+        (["LOSSES:below", "--entropy-only"], "returned −∞"),
+        (["LOSSES:drawing"], "other values when it was called again; take generator"),
+        (["LOSSES:drawing_too"], "other values when it was called again; take generator"),
+        (["LOSSES:wild"], "varies too fast in t"),
+        (["ENDING:f"], "cannot be run: SystemExit"),
+        (["a" * 300 + ".py:f"], "does not exist"),
         (["BROKEN:f"], "is not Python"),
         (["RAISING:f"], "cannot be run: RuntimeError (line 1): no"),
     ],
@@ -109,6 +119,7 @@ def empty(model, x_0): return torch.full((len(x_0),), float("nan"))
 )
 def test_bad_input_is_a_sentence_and_exit_code_2(sedd: Sedd, tmp_path: Path, words: list[str], message: str) -> None:
     files = {"LOSSES": LOSSES, "BROKEN": "def f(:", "RAISING": "raise RuntimeError('no')\ndef f(model): ..."}
+    files["ENDING"] = "import sys\nsys.exit(0)\ndef f(model): ..."
     for name, text in files.items():
         (tmp_path / f"{name}.py").write_text(text)
     given = [f"{tmp_path}/{word.replace(':', '.py:')}" if word.partition(":")[0] in files else word for word in words]

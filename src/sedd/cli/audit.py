@@ -62,7 +62,7 @@ def audit(
       (b, L, N); `model.log_next(x_0)` is log p of each token given those before it
     - `x_0`: clean sequences (b, L); `process`, `schedule`: as in `sedd.diffusion`
     - `x_t`, `t`: noisy sequences and their times in (0, 1); the claim is on the mean over both, which is exact
-    - `generator`: in place of `x_t` and `t`, to draw all noise; the claim is on the mean of the draws, which is tested
+    - `generator`: in place of `x_t` and `t`, to draw all noise, row by row; the claim is on their mean, tested
       with a false-alarm probability of 1e-6 if their variance is finite
 
     With `schedule` it must include the prior term; without, noise is log-linear: a token is masked with probability t.

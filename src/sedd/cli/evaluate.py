@@ -365,7 +365,7 @@ def score_texts(
 
     - `sedd score run "the cat sat on the mat" "mat the on sat cat the"`
     """
-    folder, given = split_model(model, texts or (), "a text")
+    folder, given = split_model(model, texts or (), "a text", lambda text: not _is_path(text))
     lines = _read_texts(given, file)
     number = _check(folder, estimator, draws, label, orders)
     from sedd import evaluation, factory
@@ -383,6 +383,11 @@ def score_texts(
             record = run_evaluation(loaded, corpus, evaluation.SINGLE_TEXT, ranks, models=models, noise_seed=noise_seed)
             if ranks.is_main:
                 _print_score({"text": text, **record, "shared_noise": shared_noise}, as_json)
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text was probably meant as a path: it exists as one, or is written as one."""
+    return text != "-" and (text.startswith(("./", "../", "/", "~/")) or os.path.exists(text))
 
 
 def _read_texts(texts: list[str], file: Path | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sedd.cli.root import DEFAULT_HELP, AsJson, Device, app, find_model, stderr_progress, writing_to
+from sedd.cli.root import DEFAULT_HELP, AsJson, Device, app, check_file_name, find_model, stderr_progress, writing_to
 from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.config import check_choice
@@ -220,6 +220,7 @@ def _find_input(path: Path) -> Path:
     """Return an input: samples, results or a model at this path, else a model in the box or on the Hub."""
     from sedd import checkpoint, hub
 
+    check_file_name(path)
     if path.exists() and not checkpoint.holds_model(path):
         return path
     return checkpoint.locate_model(path) or (find_model(path) if hub.is_repo_id(str(path)) else path)

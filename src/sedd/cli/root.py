@@ -112,10 +112,13 @@ MODEL_HELP = (
     "Folder of a run, of one of its checkpoints, or of an imported model; or a name on the Hugging Face Hub, owner/name"
     + (f"; or a model in the box: {', '.join(_BUILT_IN)}." if _BUILT_IN else ".")
 )
-DEFAULT_HELP = f" By default {models.DEFAULT}."
+_HAS_DEFAULT = models.DEFAULT in _BUILT_IN
+DEFAULT_HELP = f" By default {models.DEFAULT}." if _HAS_DEFAULT else ""
 FIRST_HELP = (
     f" May be left out: the first argument is a model if it is one in the box, a path that holds a model, or a name "
     f"owner/name; else {models.DEFAULT} is used."
+    if _HAS_DEFAULT
+    else ""
 )
 ModelFolder = Annotated[
     Path,
@@ -214,14 +217,27 @@ def check_precision(precision: str | None) -> str | None:
     return precision
 
 
+def check_file_name(name: Path | str) -> None:
+    """Refuse a name that no file can have."""
+    try:
+        os.path.lexists(name) or os.stat(name)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{str(name)[:40]!r} … is no folder of a model ({reason}); name one") from None
+
+
 def find_model(name: Path | str | None) -> Path:
     """Return the folder of a model: ``name`` itself, one in the box, or one on the Hub; None: the default."""
     from sedd import checkpoint, hub
 
     if name is None:
+        folder = models.default_model()
         if os.environ.get("RANK", "0") == "0":
             print(f"sedd: no model was named; using {models.DEFAULT}", file=sys.stderr)
-        return models.default_model()
+        return folder
+    check_file_name(name)
     path = checkpoint.locate_model(name) or Path(name)
     try:
         checkpoint.peek_model(path)

@@ -141,7 +141,8 @@ def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
 def sample_corpus(rows: Sequence[Ids], loaded: LoadedModel, seed: int) -> Corpus:
     """Return the corpus of a model's own samples."""
     texts = [loaded.tokenizer.decode(row) for row in rows]
-    sizes = _text_per_token(texts, sum(map(len, rows)), loaded.tokenizer)
+    is_text = not any("\ufffd" in text for text in texts)  # else some bytes are not text, and have no characters
+    sizes = _text_per_token(texts, sum(map(len, rows)), loaded.tokenizer) if is_text else (None, None)
     split = f"{len(rows)} samples of the model, seed {seed}"
     return Corpus(rows, *sizes, "samples of the model", split, _hash(texts), by_record=True)
 

@@ -49,7 +49,8 @@ def evaluate_own_samples(
     if samples < 2:
         raise ValueError(f"samples is {samples}; a standard error needs at least 2")
     by = factory.build_estimator(None, loaded, OWN_SAMPLES.terms, orders=orders)
-    assert isinstance(by, ImportanceWeightedEstimator)
+    if not isinstance(by, ImportanceWeightedEstimator):
+        raise ValueError(f"orders is {orders!r}; samples are bounded from both sides by a number of orders, such as 16")
     batch = default_batch(loaded, loaded.config.model.seq_len) if batch is None else batch
     drawn = _generate(loaded, samples, seed, batch)
     found = torch.zeros(samples, 2, dtype=torch.float64, device=ranks.device)

@@ -169,7 +169,7 @@ def _evaluation(facts: CardFacts) -> str:
     parts = [_likelihoods(facts.results)]
     if cost := facts.weights_cost:
         parts.append(
-            f"Storing the weights in {cost['dtype']} instead of float32 costs {describe_cost(cost)}: both forms were "
+            f"Storing the weights in {cost['dtype']} costs {describe_cost(cost)}: the model before and after it was "
             f"evaluated on {cost['data']} with the same times and noise."
         )
     if metrics := facts.sample_metrics:

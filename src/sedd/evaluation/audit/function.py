@@ -6,6 +6,7 @@ No torch here: a mistake is refused before torch is imported.
 import ast
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -38,7 +39,7 @@ def check_parameters(what: str, required: Iterable[str]) -> None:
 
 def check_file(path: Path, name: str) -> None:
     """Refuse a file that cannot be read or does not define the function, without running it."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # False, too, for a name that is too long
         raise ValueError(f"{path} does not exist; name a Python file and a function in it: my_loss.py:name")
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -65,7 +66,7 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     sys.path.insert(0, str(path.resolve().parent))  # as for a script
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path} cannot be run: {describe_error(error, path)}") from error
     function: Callable[..., Any] = getattr(module, name)
     return function

@@ -33,6 +33,8 @@ SCHEDULES: Sequence[Schedule] = (FULL_NOISE, LogLinear(eps=0.5), Geometric(0.2, 
 """The second leaves half of all tokens clean, so that the prior term counts; the third begins with noise."""
 NODES = ((32, 48), (256, 384))
 """Nodes of two quadratures, whose difference estimates the error, and of finer ones where it is above 1e-5 nats."""
+MAX_ERROR = 0.01
+"""Nats to which the mean of a function over t must be known for a verdict."""
 METHODS = ("log_mean", "log_next", "log_conditional")
 
 
@@ -269,18 +271,31 @@ class FunctionLoss(AuditedLoss):
                 f"{self.name} returned {got} for x_0 of shape {tuple(x_0.shape)}; it must return nats per sequence, "
                 f"shape ({len(x_0)},): sum over positions"
             )
-        if found.isnan().any():
-            raise ValueError(f"{self.name} returned NaN for {audited.name}; a bound is a number for every model")
+        if found.isnan().any() or found.isneginf().any():
+            value = "NaN" if found.isnan().any() else "−∞"
+            raise ValueError(f"{self.name} returned {value} for {audited.name}; a bound is a number for every model")
         return found.double()
 
     def accepts(self, audited: AuditModel) -> bool:
-        """Try one sequence, and return whether the model has the methods that the function calls."""
-        x_0 = torch.zeros(1, audited.length, dtype=torch.long)
-        noise = {"x_t": x_0, "t": torch.full((1,), 0.5, dtype=torch.float64), "generator": torch.Generator()}
+        """Try one sequence, and return whether the model has the methods that the function calls.
+
+        Raises:
+            ValueError: The function draws random numbers, and not from ``generator``: its mean is not its value.
+        """
+        x_0 = torch.zeros(64, audited.length, dtype=torch.long)
+        x_t = x_0 if audited.process.vocab_size == audited.process.num_states else x_0 + audited.process.vocab_size
+        t = torch.full((64,), 0.5, dtype=torch.float64)
         try:
-            self._call(audited, FULL_NOISE, x_0=x_0, **noise)
+            first, second = (
+                self._call(audited, FULL_NOISE, x_0=x_0, x_t=x_t, t=t, generator=torch.Generator()) for _ in range(2)
+            )
         except AttributeError:
             return False
+        if not torch.equal(first, second):
+            raise ValueError(
+                f"{self.name} returned other values when it was called again; take generator and draw all random "
+                "numbers from it, or take x_t and t"
+            )
         return True
 
     def expected(self, audited: AuditModel, schedule: Schedule) -> Expected:
@@ -292,18 +307,28 @@ class FunctionLoss(AuditedLoss):
             nats = self._call(audited, schedule, x_0=x_0)
             return Expected(nats, torch.zeros_like(nats))
 
-        return _integrate(
+        found = _integrate(
             lambda nodes: _by_schedule(audited, schedule, nodes),
             lambda noise: self._call(audited, schedule, x_0=noise.x_0, x_t=noise.x_t, t=noise.t),
             len(x_0),
         )
+        if (found.error > MAX_ERROR).any():
+            raise ValueError(
+                f"the mean of {self.name} over t is known to {found.error.max():.2g} nats only ({audited.name}): it "
+                "varies too fast in t; take generator instead of x_t and t"
+            )
+        return found
 
     def _draw(self, audited: AuditModel, schedule: Schedule, x_0: Tensor) -> Expected:
-        """Return the means of two halves of the draws, and the standard error of the second."""
+        """Return the means of two halves of the draws, and the standard error of the second.
+
+        The function is called for each half: whatever it does with the rows of a call, the halves are independent.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         half = self.draws // 2
-        rows = (row.expand(2 * half, -1) for row in x_0)
-        found = torch.stack([self._call(audited, schedule, x_0=row, generator=generator).view(2, half) for row in rows])
+        rows = (row.expand(half, -1) for row in x_0)
+        halves = ([self._call(audited, schedule, x_0=row, generator=generator) for _ in range(2)] for row in rows)
+        found = torch.stack([torch.stack(pair) for pair in halves])
         mean, error = found.mean(-1), found[:, 1].std(-1) / half**0.5
         return Expected(mean[:, 0], error, mean[:, 1])
 
