@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
-from runs import (
+from study_runs import (
     Printed,
     Results,
     TimeLimit,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
-from runs import Results, TimeLimit, has_gpu, report_skipped, save_figure
+from study_runs import Results, TimeLimit, has_gpu, report_skipped, save_figure
 
 from sedd import factory, generate, plot
 from sedd.diffusion import categorical

@@ -18,7 +18,7 @@ import objectives
 import quality_curves
 import zero_shot
 from matplotlib.figure import Figure
-from runs import digest, save_figure
+from study_runs import digest, save_figure
 
 from sedd import plot
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runs import Results, TimeLimit, parse_config, report_skipped, run_command, set_options
+from study_runs import Results, TimeLimit, parse_config, report_skipped, run_command, set_options
 
 from sedd.data import read_documents
 from sedd.evaluation.protocols import DATASETS, get_protocol

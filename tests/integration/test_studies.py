@@ -129,11 +129,11 @@ def test_the_table_is_printed_and_the_curves_are_drawn(
 
 
 def test_rows_of_other_settings_are_not_mixed(study: Any, tmp_path: Path) -> None:
-    results = study("runs").Results(tmp_path / "r.json")
+    results = study("study_runs").Results(tmp_path / "r.json")
     results.describe(seconds=60)
     results.describe(seconds=30)  # no row yet
     results.store("row", {"bits": 1})
-    again = study("runs").Results(tmp_path / "r.json")
+    again = study("study_runs").Results(tmp_path / "r.json")
     again.describe(seconds=30)
     assert "row" in again
     with pytest.raises(SystemExit, match="holds rows with seconds 30, and this run has 60"):
