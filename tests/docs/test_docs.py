@@ -201,12 +201,17 @@ def test_test_files_of_the_verification_page_exist() -> None:
     assert set(named) <= files
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name)
+TRAINED = ("sudoku.py", "dna.py", "molecules.py")
+EXAMPLES = [
+    pytest.param(path, marks=pytest.mark.verify if path.name in TRAINED else (), id=name(path))
+    for path in sorted((ROOT / "examples").glob("*.py"))
+    if path.name != "demo.py"  # see below
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
-    short = {name: ["--steps", "20"] for name in ("sudoku.py", "dna.py", "molecules.py")}
-    if example.name == "demo.py":  # see below
-        return
-    command = [sys.executable, str(example), *short.get(example.name, [])]
+    command = [sys.executable, str(example), *(["--steps", "20"] if example.name in TRAINED else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -218,6 +223,7 @@ def run_demo(out: Path, box: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.verify
 def test_the_demo_counts_steps_and_states_that_it_did_not_converge(tmp_path: Path) -> None:
     """A short one: a story forms first; the time of training is printed, the bounds plotted, and the exit code is 1."""
     done = run_demo(tmp_path / "demo", boxed.write_box(tmp_path / "models", "stories"))

@@ -56,6 +56,7 @@ def test_toy_distribution() -> None:
     assert names["curve"][-1][1] < names["p_data"].entropy() + 0.2  # nats per sentence; 5.4 at the start
 
 
+@pytest.mark.verify
 def test_text() -> None:
     """The model learns sentences of known entropy."""
     names, _ = run("text.ipynb")

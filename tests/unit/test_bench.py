@@ -65,6 +65,7 @@ def test_refusals(refuses: Callable[..., None]) -> None:
     refuses(lambda: bench.ServeSetting(bench.SampleSetting(), clients=0), "clients 0")
 
 
+@pytest.mark.verify
 def test_serving_is_measured_under_four_loads(sedd: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """Many clients share forward passes, replies are those of single requests, and overload is refused, not failed."""
     small = ("--vocab", "16", "--device", "cpu", "--length", "8", "--steps", "4", "--clients", "4", "--seconds", "0.3")
