@@ -103,6 +103,7 @@ def test_the_step_test_passes_for_sample_next() -> None:
     assert p_value(reveals(step, seed=0)) > FALSE_ALARM
 
 
+@pytest.mark.verify
 def test_the_step_test_catches_legacy_fp32() -> None:
     """Power: the legacy rate is 1/6 of the right one, and 50,000 rows show that with probability > 0.999."""
     rate = legacy_rate()

@@ -112,6 +112,7 @@ def coverage(distributions: int, sequences: int, draws: int) -> tuple[float, flo
     return inside / distributions, population / distributions, min(above)
 
 
+@pytest.mark.verify
 def test_the_error_is_calibrated_and_the_bound_bounds() -> None:
     """92 to 98 % of 200 distributions, in both: 95 % is outside with probability 3 %, 90 % inside with 21 %.
 

@@ -50,6 +50,7 @@ def test_two_processes_compute_what_one_does(
                 assert abs(a[key] - b[key]) <= 1e-5 * max(1, abs(a[key])), (a["step"], key)
 
 
+@pytest.mark.verify
 def test_resume_at_another_number_of_processes(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     words = ["train", corpus, *SMALL, "--save-every", 4]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
