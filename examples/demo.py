@@ -27,8 +27,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sedd
 from sedd import data, factory, generate, models, sampling, training
+from sedd.border import visible
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
-from sedd.generate.display import visible
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -36,8 +36,8 @@ import matplotlib.pyplot as plt
 LENGTH, SENTENCES = 8, 20_000  # seven words and a full stop, one token each
 STEPS, TIMED_STEPS = 500, 20
 POINTS = 3  # of the plot, at least
-STORY_STEPS = 64
-STORY_TEMPLATE = "Once upon a time {40} The end."
+STORY_STEPS, STORY_TEMPERATURE = 64, 0.6
+STORY_TEMPLATE = "Once upon a time, there was a dog named Max. {60} Max was very happy. The end."
 STORY_SENTENCES = ("Tom was happy because he had a new ball.", "Ball new a had he because happy was Tom.")
 TOLERANCE = 0.015  # the bound has converged if it is this close to −log p, as a fraction of it
 # Choices and their weights. Subject and verb agree, everything else is independent; derivations are unique.
@@ -119,16 +119,20 @@ def show_model_in_the_box() -> None:
     start = time.monotonic()
     model = sedd.load(models.default_model(), device="cpu")
     print(f"A story by the model in the box, {model.parameters:,} parameters; a dot is a token that is still masked:\n")
-    sampling_run = generate.SamplingRun.of(model.loaded, generate.SamplingSettings(steps=STORY_STEPS))
+    sampling_run = generate.SamplingRun.of(
+        model.loaded, generate.SamplingSettings(steps=STORY_STEPS, temperature=STORY_TEMPERATURE)
+    )
     prompt = generate.blank_prompt(model.loaded, 1, None)
     last = generate.watch_states(sampling_run.states(prompt), model.loaded, Console())
     (story,) = generate.final_sequences(last, prompt)
     print(f"{visible(model.tokenizer.decode(story.ids))}\n\n({time.monotonic() - start:.1f} s)\n")
-    print(f"Filling a gap of 40 tokens: {STORY_TEMPLATE}\n\n{visible(str(model.infill(STORY_TEMPLATE)))}\n")
+    (filled,) = model.infill(STORY_TEMPLATE, temperature=STORY_TEMPERATURE)
+    print(f"Filling a gap of 60 tokens: {STORY_TEMPLATE}\n\n{visible(filled.text)}\n")
     print("Which of two sentences is likelier? −log p of each is at most:\n")
     for bound in model.bound(STORY_SENTENCES, draws=32):
         print(f"  {bound.nats:6.1f} ± {bound.stderr:.1f} nats: {bound.text}")
-    print(f"\nTo go on, now or later: sedd sample --watch; sedd infill {STORY_TEMPLATE!r}; sedd score 'a sentence'\n")
+    commands = f"sedd sample --watch --temperature 0.6; sedd infill {STORY_TEMPLATE!r}; sedd score 'a sentence'"
+    print(f"\nTo go on, now or later: {commands}\n")
 
 
 def main(out: Path, steps: int) -> int:

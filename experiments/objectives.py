@@ -305,7 +305,7 @@ def tuning_lines(record: Mapping[str, Any]) -> list[str]:
 @plot.Style()
 def draw_curves(record: Mapping[str, Any]) -> Figure:
     """Draw the validation bound of every run against seconds and characters."""
-    figure = plot.figure(11.0, 4.8)
+    figure = plot.figure(12.5, 4.8)
     seconds, characters = plot.axes(figure, columns=2, sharey=True)
     runs = [row for row in record["rows"].values() if "failed" not in row]
     names = [summary.row for summary in summarize(runs)[0]]
@@ -323,7 +323,7 @@ def draw_curves(record: Mapping[str, Any]) -> Figure:
         seconds.set_ylim(min(ends) - 0.1, max(ends) + 0.8)
     seconds.set(xlabel="seconds of training", ylabel="bits per character, validation bound")
     characters.set(xlabel="characters, millions")
-    characters.legend(fontsize="small")
+    characters.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))  # beside the curves
     return figure
 
 

@@ -134,11 +134,14 @@ class Study:
         return replace(drawn, facts={**drawn.facts, "draw_precision": setting.draws, "model": name})
 
     def measure(self, setting: Setting) -> float:
-        """Draw and judge the samples of a row, and store it; return its seconds."""
-        start = time.perf_counter()
-        judged = evaluate_samples(
-            self.draw(setting), self.judge, truncate=True, reference=self.reference, batch=self.args.judge_batch
-        )
+        """Draw and judge the samples of a row, and store it, or why it has no metrics; return its seconds."""
+        start, drawn = time.perf_counter(), self.draw(setting)
+        try:
+            judged = evaluate_samples(
+                drawn, self.judge, truncate=True, reference=self.reference, batch=self.args.judge_batch
+            )
+        except ValueError as error:  # samples without text: of records, a sampler may be surest of padding
+            judged = {"failed": str(error)}
         self.results.store(setting.name, {**setting._asdict(), **judged})
         return time.perf_counter() - start
 
@@ -155,19 +158,29 @@ def find_model(name: str) -> Path:
 
 def table_lines(record: Mapping[str, Any]) -> list[str]:
     """Return the rows as Markdown."""
-    rows = list(record["rows"].values())
+    rows = measured_rows(record)
     columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
     heads = [name.replace("gen_ppl_by_token", "perplexity").replace("_", " ") for name in columns]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(columns)]
     for row in rows:
         cells = ("" if row.get(name) is None else COLUMNS[name].format(row[name]) for name in columns)
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return [*lines, "", *failed_lines(record)]
+
+
+def failed_lines(record: Mapping[str, Any]) -> list[str]:
+    """Name the rows without metrics, and why."""
+    return [f"- {name}: {row['failed']}." for name, row in record["rows"].items() if "failed" in row]
+
+
+def measured_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows that have metrics."""
+    return [row for row in record["rows"].values() if "failed" not in row]
 
 
 def summary_lines(record: Mapping[str, Any]) -> list[str]:
     """Return, of temperature 1, perplexity and entropy by sampler and steps, and the seconds per sample."""
-    rows = [row for row in record["rows"].values() if row["temperature"] == 1]
+    rows = [row for row in measured_rows(record) if row["temperature"] == 1]
     steps = sorted({row["steps"] for row in rows})
     found = {(row["sampler"], row["draws"], row["steps"]): row for row in rows}
     lines: list[str] = []
@@ -181,7 +194,7 @@ def summary_lines(record: Mapping[str, Any]) -> list[str]:
             name = sampler if draws == "float64" else f"{sampler}, float32 draws"
             lines.append(f"| {name} | {' | '.join('' if row is None else show(row) for row in cells)} |")
         lines.append("")
-    return lines
+    return [*lines, *failed_lines(record)]
 
 
 @plot.Style()
@@ -190,7 +203,7 @@ def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
     figure = plot.figure(11.0, 4.3 * len(records))
     axes = plot.axes(figure, rows=len(records), columns=2)
     for record, (by_steps, by_entropy) in zip(records, zip(axes[::2], axes[1::2], strict=True), strict=True):
-        rows = list(record["rows"].values())
+        rows = measured_rows(record)
         samplers = list(dict.fromkeys(row["sampler"] for row in rows))
         for (number, sampler), draws in itertools.product(enumerate(samplers), PRECISIONS):
             style: dict[str, Any] = {"color": f"C{number}", "linestyle": "-" if draws == "float64" else "--"}
@@ -201,7 +214,7 @@ def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
                 x, y = ([row[name] for row in at_one] for name in ("steps", "gen_ppl_by_token"))
                 by_steps.plot(x, y, "o", **style, label=label)
                 by_entropy.plot([row["entropy_nats"] for row in at_one], y, "o", **style, alpha=0.35)
-            most = max((row["steps"] for row in points), default=0)
+            most = max((row["steps"] for row in points if row["temperature"] != 1), default=0)
             frontier = sorted((r for r in points if r["steps"] == most), key=lambda row: row["temperature"])
             if len(frontier) > 1:
                 x, y = ([row[name] for row in frontier] for name in ("entropy_nats", "gen_ppl_by_token"))
@@ -270,7 +283,7 @@ def measure_rows(args: argparse.Namespace) -> dict[str, Any]:
     study, limit, skipped = Study(args), TimeLimit(args.limit_seconds), []
     measured: list[tuple[Setting, float]] = []
     if has_gpu():  # so that no row pays for the compilation of kernels and the capture of CUDA graphs
-        for sampler in study.samplers:
+        for sampler in args.samplers.split(",") if args.samplers else study.samplers:
             study.draw(Setting(sampler, 4, 1.0, "float64"))
     for setting in settings(args, study.samplers):
         if setting.name in study.results:
@@ -280,7 +293,8 @@ def measure_rows(args: argparse.Namespace) -> dict[str, Any]:
             continue
         seconds = study.measure(setting)
         row = study.results.record["rows"][setting.name]
-        print(f"{setting.name}: perplexity {row['gen_ppl_by_token']}, {seconds:.1f} s", file=sys.stderr, flush=True)
+        outcome = row.get("failed") or f"perplexity {row['gen_ppl_by_token']}"
+        print(f"{setting.name}: {outcome}, {seconds:.1f} s", file=sys.stderr, flush=True)
         measured.append((setting, seconds))
     report_skipped(skipped)
     return study.results.record

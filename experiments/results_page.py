@@ -276,7 +276,7 @@ def quality_section(root: Path) -> Section | None:
         return None
     lines = []
     for record in records:
-        judge = next(iter(record["rows"].values()))["judge"]
+        judge = quality_curves.measured_rows(record)[0]["judge"]
         lines += [f"`{record['model']}`, {record['noise']} noise, judge {judge}, {record['samples']} samples per row. "]
         lines += [study_note(record, "quality_curves"), "", *quality_curves.summary_lines(record)]
     data = [quality_curves.table_lines(record) for record in records]

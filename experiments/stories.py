@@ -53,7 +53,9 @@ LICENCE = (
 )
 LIMITS = (
     "A small model for demonstrations: stories of at most 1000 characters in the words of four-year-olds, whose thread "
-    "is sometimes lost. It repeats the names and endings that its data repeat. It knows nothing about the world."
+    "is sometimes lost, and at temperature 1 often. Sampling by confidence may end in an empty text. Short templates "
+    "are unlike its data: nine in ten held-out stories have 132 to 223 tokens, the shortest 69. It repeats the names "
+    "and endings that its data repeat. It knows nothing about the world."
 )
 
 
@@ -101,7 +103,7 @@ def card_facts(study: Study) -> tuple[hub.CardFacts, str]:
             ]
         ),
         limits=LIMITS,
-        template="Once upon a time {40} The end.",
+        template="Once upon a time, there was a dog named Max. {60} Max was very happy. The end.",
     )
     return facts, f"{held_out:,} held-out stories"
 
@@ -124,6 +126,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=8, help="Monte Carlo draws per story of the bounds")
     parser.add_argument("--samples", type=int, default=500, help="stories to generate")
     parser.add_argument("--steps", type=int, default=128, help="sampling steps of the generated stories")
+    parser.add_argument("--sample-temperature", type=float, default=0.6, help="temperature of the generated stories")
     parser.add_argument("--judge", help="language model that judges the samples: a folder or a name on the Hub")
     parser.add_argument("--real", type=Path, help="a .jsonl file of stories that were not drawn from the teacher")
     parser.add_argument("--box", type=Path, help="folder of models to copy the model to: src/sedd/models")
@@ -147,7 +150,7 @@ def main() -> None:
         elif step == "export":
             study.export(test, args.dtype, args.draws)
         elif step == "sample":
-            study.sample(args.samples, "--steps", args.steps)
+            study.sample(args.samples, "--steps", args.steps, "--temperature", args.sample_temperature)
         elif step == "measure":
             if args.judge:
                 study.measure("quality", "quality", study.samples, "--judge", args.judge)

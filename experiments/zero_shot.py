@@ -80,7 +80,9 @@ class Study:
         self.results = Results(args.out / "zero-shot.json")
         self.text = prepare_text(args.text, args.out / "train.jsonl")
         sources = [source.name for source in args.text]
-        self.results.describe(seconds=args.seconds, sources=sources, characters=self.text.stat().st_size)
+        tokens = Path(args.tokenizer).name
+        size = self.text.stat().st_size
+        self.results.describe(seconds=args.seconds, sources=sources, characters=size, tokenizer=tokens)
 
     def measure(self, row: str) -> bool:
         """Train a row, or go on with it, and evaluate it; return whether it is done."""
@@ -147,7 +149,7 @@ def table_lines(record: Mapping[str, Any]) -> list[str]:
             cells = (describe(records.get(column)) for column in columns)
             lines.append(f"| ours, {name}, {record['seconds']:g} s | {' | '.join(cells)} |")
         lines += [*published_rows(protocol, columns), ""]
-        if any(result["tokenizer"] != "gpt2" for records in found.values() for result in records.values()):
+        if record["tokenizer"] != "gpt2":
             lines.append("- Our tokens are not those of GPT-2: published perplexities are for scale only.")
         lines += [*(f"- {note}" for note in contamination(record, protocol, columns)), ""]
     return lines
