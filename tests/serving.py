@@ -2,7 +2,11 @@
 
 import http.client
 import json
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -149,3 +153,47 @@ def site(app: FastAPI, headers: dict[str, str] | None = None) -> Iterator[Site]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+class ServerProcess:
+    """A server in a process of its own, which prints its address on stderr; killed at the end of a `with` block."""
+
+    def __init__(self, environment: dict[str, str], *words: object) -> None:
+        command = [sys.executable, *map(str, words)]
+        self.process = subprocess.Popen(command, env=environment, stderr=-1, text=True)
+        self.site = Site(self._port(), None, {})  # type: ignore[arg-type]
+
+    def _port(self) -> int:
+        assert self.process.stderr
+        printed = ""
+        for line in self.process.stderr:
+            printed += line
+            if found := re.search(r"^serving .* at http://127.0.0.1:(\d+)", line):
+                self.reader = threading.Thread(target=self.process.stderr.read, daemon=True)  # the pipe must not fill
+                self.reader.start()
+                return int(found[1])
+        raise AssertionError(printed)
+
+    def stop(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.reader.join()
+        assert self.process.stderr
+        self.process.stderr.close()
+
+
+def sedd_serve(environment: dict[str, str], *words: object) -> ServerProcess:
+    """``sedd serve``; at any free port, unless the words name one."""
+    port = () if "--port" in words else ("--port", 0)
+    return ServerProcess(environment, "-m", "sedd", "serve", *words, *port)

@@ -60,8 +60,14 @@ def address_with_key(model: LoadedModel) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def shots() -> Path:
+    """The folder of screenshots, the artefact of a CI run."""
     SHOTS.mkdir(parents=True, exist_ok=True)
+    return SHOTS
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
@@ -83,7 +89,9 @@ def new_page(browser: Any, **options: Any) -> Any:
 
 
 @pytest.fixture
-def open_page(browser: Any, window: Any, address: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+def open_page(
+    browser: Any, window: Any, address: str, shots: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Any]]:
     """Open the page; a script error or a breach of the content security policy fails the test."""
     problems: list[str] = []
     pages: list[Any] = []
@@ -106,7 +114,7 @@ def open_page(browser: Any, window: Any, address: str, request: pytest.FixtureRe
         return page
 
     yield open_
-    pages[-1].screenshot(path=SHOTS / f"{request.node.name}.png")
+    pages[-1].screenshot(path=shots / f"{request.node.name}.png")
     for page in pages:
         if page is not window:
             page.context.close()

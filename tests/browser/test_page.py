@@ -3,10 +3,9 @@
 import itertools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
-
-from conftest import SHOTS
 
 Open = Callable[..., Any]
 SENTENCE = "the cat sat on a mat"
@@ -114,7 +113,7 @@ def test_tokens_tell_step_entropy_and_alternatives(open_page: Open) -> None:
     token.hover()
     card = page.locator("#card")
     card.wait_for()
-    assert re.search(r"step \d of 8 · t [01]\.\d\d · \d\.\d\d nats", card.inner_text())
+    assert re.search(r"%\s+step \d of 8 · t [01]\.\d\d · \d\.\d\d nats", card.inner_text())
     assert card.locator("li").count() == 5
     assert re.search(r"step \d, entropy \d", token.get_attribute("aria-label"))
     steps = page.locator(".token").evaluate_all("tokens => tokens.map((token) => token.dataset.bin)")
@@ -135,6 +134,17 @@ def test_a_run_can_be_canceled_and_another_follows(open_page: Open) -> None:
     page.fill("[name=steps]", "4")
     run(page)
     assert "4/4 calls" in page.text_content(".stats")
+    assert page.text_content("#toast") == ""
+
+
+def test_a_run_canceled_before_its_first_edit_shows_that_it_was(open_page: Open) -> None:
+    page = open_page(link("the {40} mat"))
+    page.route("**/v1/infill", lambda route: None)  # a reply that never begins
+    page.click("#run")
+    page.click("#cancel")
+    page.locator("#toast", has_text="Canceled").wait_for()
+    assert page.locator("#player").is_hidden()
+    assert page.locator("#empty").is_visible()
 
 
 def test_a_bad_setting_is_named(open_page: Open) -> None:
@@ -289,7 +299,7 @@ def brightness(page: Any) -> int:
     return sum(map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]))
 
 
-def test_nothing_is_cut_off_at_three_widths_in_both_themes(open_page: Open) -> None:
+def test_nothing_is_cut_off_at_three_widths_in_both_themes(open_page: Open, shots: Path) -> None:
     page = open_page(link("the {30} mat and {20} near water", **{"b.steps": 4}))
     run(page)
     for width, theme in itertools.product((390, 820, 1440), ("light", "dark")):
@@ -300,7 +310,7 @@ def test_nothing_is_cut_off_at_three_widths_in_both_themes(open_page: Open) -> N
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert (brightness(page) > 384) == (theme == "light")
         assert page.evaluate("document.getAnimations().length") == 0
-        page.screenshot(path=SHOTS / f"{width}-{theme}.png", full_page=True)
+        page.screenshot(path=shots / f"{width}-{theme}.png", full_page=True)
     page.click("#theme-button")
     assert "light" in page.text_content("#theme-button")
     assert brightness(page) > 384
@@ -308,6 +318,47 @@ def test_nothing_is_cut_off_at_three_widths_in_both_themes(open_page: Open) -> N
     assert brightness(page) > 384
     page.emulate_media(color_scheme="light")
     page.set_viewport_size({"width": 1280, "height": 800})
+
+
+CONTRAST = """() => {
+  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (colours) => {  // painted over one another, as a browser mixes them
+    for (const colour of colours) { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); }
+    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const luminance = (values) => values.reduce((sum, value, i) => {
+    const v = value / 255;
+    return sum + [0.2126, 0.7152, 0.0722][i] * (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const backgrounds = (element) =>
+    element ? [...backgrounds(element.parentElement), getComputedStyle(element).backgroundColor] : [];
+  const found = {};
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !element.checkVisibility() || element.closest(".mask, [disabled]")) continue;
+    const style = getComputedStyle(element);
+    const below = backgrounds(element);
+    const levels = [luminance(rgb([...below, style.color])), luminance(rgb(below))].sort((a, b) => b - a);
+    const name = `${element.tagName} ${element.className} ${element.id} ${element.textContent.slice(0, 20)}`;
+    found[name] = (levels[0] + 0.05) / (levels[1] + 0.05);
+  }
+  return found;
+}"""
+
+
+def test_text_can_be_read_in_both_themes(open_page: Open) -> None:
+    """The contrast of all text with what is behind it is at least 4.5 (WCAG AA)."""
+    page = open_page(link("the {30} mat", **{"b.steps": 4}))
+    run(page)
+    for theme, colour in itertools.product(("light", "dark"), ("step", "entropy")):
+        page.emulate_media(color_scheme=theme)
+        page.check(f"input[name=colour][value={colour}]", force=True)
+        page.locator(".token").nth(9).hover()
+        page.locator("#card").wait_for()
+        found = page.evaluate(CONTRAST)
+        assert len(found) > 60
+        assert {name: ratio for name, ratio in found.items() if ratio < 4.5} == {}
+    page.emulate_media(color_scheme="light")
 
 
 def test_touch_makes_a_gap_on_a_narrow_screen(open_page: Open) -> None:
@@ -318,6 +369,11 @@ def test_touch_makes_a_gap_on_a_narrow_screen(open_page: Open) -> None:
     page.locator("#run").tap()
     wait_until_done(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator("#settings").evaluate("settings => { settings.open = true; }")
+    page.fill("[name=steps]", "0")
+    page.locator("#run").tap()
+    line, bar = (page.locator(name).bounding_box() for name in ("fieldset .problem-line", ".actions"))
+    assert line["y"] + line["height"] <= bar["y"]  # not behind the button
 
 
 def test_a_key_is_requested_where_one_is_needed(open_page: Open, address_with_key: str) -> None:

@@ -6,6 +6,7 @@ from sedd.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sedd.serve.app import build_app
+    from sedd.serve.checks import read_keys
     from sedd.serve.engine import Engine, Overloaded
     from sedd.serve.jobs import Call, Edit, Failed, Finished, Job, Row, Step
     from sedd.serve.limits import Limits
@@ -24,12 +25,14 @@ __all__ = [
     "Row",
     "Step",
     "build_app",
+    "read_keys",
 ]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "app": ["build_app"],
+        "checks": ["read_keys"],
         "engine": ["Engine", "Overloaded"],
         "jobs": ["Call", "Edit", "Failed", "Finished", "Job", "Row", "Step"],
         "limits": ["Limits"],

@@ -123,8 +123,8 @@ class Engine:
 
     def _admit(self, rows: int, cost: int) -> None:
         seconds = (self.outstanding + cost) / self.tokens_per_second
-        waiting = len(self._waiting) + len(self._calls)
-        if self.outstanding and (waiting + rows > self.limits.queue or seconds > self.limits.timeout):
+        waiting, places = self.waiting, self.limits.slots + self.limits.queue  # a burst may come while slots are empty
+        if self.outstanding and (self.running + waiting + rows > places or seconds > self.limits.timeout):
             rest = seconds - self.limits.timeout if math.isfinite(seconds) else 0.0
             share = self.outstanding / self.tokens_per_second * rows / max(1, waiting)
             raise Overloaded(max(1, min(60, math.ceil(max(rest, share)))))

@@ -111,7 +111,8 @@ class TextConverter:
         calls, most = max(choice.row.total_calls for choice in choices), 4 * self.limits.steps
         if calls > most:
             raise ValueError(
-                f"a text needs {calls} calls of the network; at most {most} are allowed: choose fewer steps"
+                f"a text needs {calls} calls of the network; at most {most} are allowed: choose fewer steps, or other "
+                f"options of the sampler"
             )
         return Fill(choices, settings, sum(len(ids) - ids.count(-1) for ids in given))
 
@@ -160,8 +161,8 @@ class TextConverter:
         text = self.token_text(edit.id)
         record: dict[str, Any] = {"position": edit.position, "id": None if text is None else edit.id, "text": text}
         if details and text is not None:
-            record["entropy"] = edit.entropy
-            listed = edit.alternatives
+            listed, log_prob = edit.alternatives, edit.log_prob
+            record["entropy"], record["probability"] = edit.entropy, None if log_prob is None else math.exp(log_prob)
             record["alternatives"] = None if listed is None else [[self.token_text(id), p] for id, p in listed]
         return record
 

@@ -13,6 +13,7 @@ import { fromFragment, serverTemplate, toFragment } from "./template.js";
 const find = (selector) => document.querySelector(selector);
 const on = (selector, action) => find(selector).addEventListener("click", action);
 const mobile = matchMedia("(max-width: 700px)");
+const stacked = matchMedia("(max-width: 1000px)"); // the result is below the text
 
 const card = new Card(find("#card"));
 const editor = new Editor(find, () => textChanged());
@@ -128,6 +129,7 @@ async function run() {
 }
 
 function prepare() {
+  notify("");
   const separator = forms[0].model.tokenizer === "ints" ? " " : "";
   panes = forms.map((form, i) => new Pane(forms.length > 1 ? "AB"[i] : "", card, separator));
   panes.forEach((pane, i) => pane.show(new Recording(structuredClone(editor.parts), forms[i].values)));
@@ -137,7 +139,7 @@ function prepare() {
   find("#player").hidden = find("#colours").hidden = false;
   setRunning(true);
   player.follow();
-  if (mobile.matches) find("#result").scrollIntoView({ block: "start" });
+  if (stacked.matches) find("#result").scrollIntoView({ block: mobile.matches ? "start" : "nearest" });
 }
 
 async function fill(pane, body, signal) {

@@ -120,7 +120,7 @@ export class Pane {
     const entropies = this.recording.entropies();
     const mean = entropies.reduce((sum, value) => sum + value, 0) / entropies.length;
     const facts = [`${done}/${total} calls`, `${seconds.toFixed(1)} s`, `seed ${seed}`];
-    if (isDone && entropies.length) facts.push(`mean entropy ${mean.toFixed(2)}`);
+    if (isDone && entropies.length) facts.push(`mean entropy ${mean.toFixed(2)} nats`);
     if (isDone && this.other?.isDone) {
       facts.push(`${this.recording.agreement(this.other)}/${this.recording.slots.length} tokens as in A`);
     }
@@ -164,8 +164,10 @@ export class Card {
     clearTimeout(this.timer);
     const facts = [`step ${step} of ${recording.lastStep}`, `t ${t.toFixed(2)}`];
     if (typeof edit.entropy === "number") facts.push(`${edit.entropy.toFixed(2)} nats`);
-    const lines = [make("p", "card-token", visible(edit.text)), make("p", "card-facts number", facts.join(" · "))];
-    this.element.replaceChildren(...lines);
+    const head = make("p", "card-head");
+    head.append(make("span", "card-token", visible(edit.text)));
+    if (typeof edit.probability === "number") head.append(make("span", "number", percent(edit.probability)));
+    this.element.replaceChildren(head, make("p", "card-facts number", facts.join(" · ")));
     if (edit.alternatives?.length) {
       const list = make("ol", "alternatives");
       list.append(...edit.alternatives.map(([text, p]) => alternative(text, p, text === edit.text)));
@@ -204,10 +206,13 @@ export class Card {
 
 function alternative(text, p, isDrawn) {
   const item = make("li", isDrawn ? "drawn" : "");
-  const percent = `${(100 * p).toFixed(1)} %`;
-  item.append(make("span", "alternative", visible(text ?? "mask")), make("span", "number", percent));
+  item.append(make("span", "alternative", visible(text ?? "mask")), make("span", "number", percent(p)));
   item.style.setProperty("--p", p);
   return item;
+}
+
+function percent(p) {
+  return p < 5e-4 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`;
 }
 
 export function make(name, className, text) {

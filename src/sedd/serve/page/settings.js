@@ -81,6 +81,7 @@ export class Settings {
     input?.setAttribute("aria-invalid", "true");
     input?.closest("details")?.setAttribute("open", "");
     input?.focus();
+    if (input) this.problem.scrollIntoView({ block: "nearest" });
     return Boolean(input);
   }
 }
