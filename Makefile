@@ -13,7 +13,7 @@ pytest := $(bin)/pytest -n 2 --dist worksteal
 # shapes are checked at every call: of the unit tests always, of the exact ones, which that makes half as fast, by verify
 checked := --jaxtyping-packages=sedd,beartype.beartype
 
-.PHONY: help demo test lint verify journeys gpu docs results bench clean
+.PHONY: help demo test lint verify journeys ray gpu docs results pictures lock bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
@@ -35,7 +35,7 @@ demo: .venv/ready  ## watch a story form, then train on sentences of known entro
 
 test: .venv/ready  ## run the tests
 	$(pytest) -m "not verify" tests/unit $(checked)
-	$(pytest) -m "not verify" tests/docs tests/integration tests/exact tests/browser
+	$(pytest) -m "not verify" tests/docs tests/integration tests/exact tests/browser tests/faults tests/fuzz
 	$(pytest) tests/compile tests/ops
 
 lint: .venv/ready  ## check style, types and imports
@@ -47,7 +47,15 @@ lint: .venv/ready  ## check style, types and imports
 verify: .venv/ready  ## run the long verification tests
 	$(pytest) tests/exact $(checked)
 	$(pytest) -m verify tests/unit tests/integration tests/docs
-	$(MAKE) journeys
+	SEDD_FUZZ=1000 $(pytest) tests/fuzz  # other examples each time
+	$(bin)/python tests/mutations/run.py
+	$(bin)/python tests/faults/run.py
+	$(MAKE) ray journeys
+
+ray: .venv/ready  ## test serving and training on a local Ray, two replicas or workers (installs Ray in build/ray)
+	links=$$($(bin)/python -m pip config get global.find-links 2>/dev/null || true); UV_FIND_LINKS="$$links" \
+	  $(bin)/uv pip install --quiet --python $(bin)/python --target build/ray --constraint constraints.txt 'ray[serve,train]'
+	PYTHONPATH=$(CURDIR)/build/ray $(bin)/pytest -q -m verify tests/integration/test_ray_serve.py tests/integration/test_engines.py
 
 journeys: export OMP_NUM_THREADS = 2
 journeys: .venv/ready  ## type what three users would type, in a fresh environment; read what is in build/journeys (20 minutes)
@@ -64,6 +72,14 @@ docs: .venv/ready  ## build the documentation in site/
 
 results: .venv/ready  ## write the results page and the tables of the README from the stored results
 	$(bin)/python experiments/results_page.py
+
+pictures: .venv/ready  ## draw the figures of docs/pictures.md
+	$(bin)/python experiments/pictures.py
+
+lock: .venv/ready  ## write requirements.lock, the tested versions with hashes, and the licences of docs/security.md
+	$(bin)/uv pip compile --quiet --no-header --no-annotate --generate-hashes --python $(bin)/python \
+	  --constraint constraints.txt --extra dev --extra docs --output-file requirements.lock pyproject.toml
+	$(bin)/python experiments/licences.py
 
 bench: .venv/ready  ## measure time and memory of the core on this machine
 	$(bin)/python benchmarks/core.py

@@ -23,7 +23,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
     }
     state = {"step": 7, "tokens": 700, "seconds": 1.0, "skipped": 0, "best": None, "best_step": None}
     records = {"config": {**run.as_dict(), "vocab_size": 256}, "state": state}
-    return checkpoint.save(folder.parent, folder.name, {"ema": weights}, records, extra=Bytes().save)
+    return checkpoint.save(folder.parent, folder.name, {"ema": weights}, records, Bytes().files())
 
 
 RESULT = {

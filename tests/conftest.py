@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -7,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import Commands, start_server
 from hypothesis import settings
 
 # The same examples every time: a failure is a fact about the code, never about the day.
@@ -52,31 +52,25 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def server(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(Path(__file__).with_name("server.py"))]
-    with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) as process:
+    with start_server(environment) as process:
         yield process
         assert process.stdin
         process.stdin.close()
 
 
 @pytest.fixture
-def sedd(
-    server: subprocess.Popen[str], environment: dict[str, str], tmp_path: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command line in its own process after the code ``before``, or under torchrun in several."""
+def sedd(server: subprocess.Popen[str], tmp_path: Path) -> Commands:
+    """Run the command line in a process of its own, or in several that are ranks of one group."""
+    return Commands(server, tmp_path)
 
-    def run(*words: object, processes: int = 1, before: str = "") -> subprocess.CompletedProcess[str]:
-        given = [str(word) for word in words]
-        if processes > 1:
-            start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "sedd"]
-            command = [sys.executable, *start, *given]
-            return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240)
-        out, err = tmp_path / ".out", tmp_path / ".err"
-        assert server.stdin
-        assert server.stdout
-        request = {"words": given, "before": before, "out": str(out), "err": str(err)}
-        print(json.dumps(request), file=server.stdin, flush=True)
-        code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(given, code, out.read_text(), err.read_text())
+
+@pytest.fixture
+def torchrun(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line in two processes that torchrun starts."""
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sedd"]
+        command = [sys.executable, *start, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240)
 
     return run

@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from sedd import checkpoint, evaluation, factory, generate, hub, training
+from sedd.border import check_count
 from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
@@ -59,7 +60,7 @@ def train(
         out: The folder of the run.
         recipe: A named configuration to start from: tiny, text8, text8-uniform, dna, molecules, small, medium.
         resume: Continue from the newest checkpoint in ``out``.
-        on_event: Called with each event and its record; by default a progress bar shows them.
+        on_event: Called with each event and its record, in every process; by default a progress bar shows them.
         track: Send the log to a tracker too: wandb or trackio.
         device: cpu, cuda or cuda:N; by default the GPU if there is one.
         **options: Options of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
@@ -68,6 +69,7 @@ def train(
     folder, paths = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     flags = {**options, **({"sources": [str(path) for path in paths]} if paths else {})}
     checkpoint.check_writable(folder)
+    resume = training.decide_resume(folder, resume)
     with training.progress_bar() as (show_event, show_preparation):
         report = on_event or show_event
         config = training.merge_config(
@@ -201,7 +203,7 @@ class Model:
             **settings: Fields of `generate.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
                 ``label`` …), where ``steps=None`` reveals one token at a time; others are options of the sampler.
         """
-        _check_count(count)
+        check_count("count", count)
         prompt = generate.blank_prompt(self.loaded, count, length)
         return self._generate(prompt, [None] * count, SamplingSettings.of(**settings), batch)
 
@@ -215,7 +217,7 @@ class Model:
             batch: Texts generated at a time; it changes no text.
             **settings: As for `sample`.
         """
-        _check_count(count)
+        check_count("count", count)
         repeated = [text for text in _as_list(templates, "template") for _ in range(count)]
         prompt = template.template_prompt(repeated, self.loaded)
         return self._generate(prompt, repeated, SamplingSettings.of(**settings), batch)
@@ -402,8 +404,3 @@ def _as_list(given: str | Sequence[str], what: str) -> list[str]:
     if not texts:
         raise ValueError(f"no {what} was given; give one, or a list of them")
     return texts
-
-
-def _check_count(count: int) -> None:
-    if count < 1:
-        raise ValueError(f"count is {count}; it must be 1 or more")

@@ -4,22 +4,23 @@ A checkpoint is a folder ``step-00000500`` that appears by a rename once everyth
 damaged later, its manifest shows it, and the checkpoint before it is used. What is not tensors is read without torch.
 """
 
-import hashlib
 import json
 import math
 import os
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from sedd import models
+from sedd import files, models
+from sedd.border import check_count, check_fields, parse_json, warn
 from sedd.config import RunConfig, check_choice
+from sedd.runtime.launch import find_launch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,22 +38,18 @@ DTYPE_NAMES = {"I8": "int8", "BF16": "bfloat16", "F16": "float16", "F32": "float
 """Dtypes by their names in a .safetensors file."""
 WEIGHT_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth")
 """Endings of files of weights, ours and published ones."""
-PARTIAL_PREFIX = ".writing-"
-"""Starts the name of a file or folder that is not completely written."""
+MODEL_FILES = ("config.json", "ema.safetensors", "state.json", "tokenizer_config.json")
+"""What a model folder must have."""
+CHECKPOINT_FILES = (*MODEL_FILES, "model.safetensors", "optimizer.safetensors")
+"""What a checkpoint of a run must have."""
+STATE_TYPES: dict[str, Any] = dict.fromkeys(("step", "tokens", "best_step"), int | None)
+STATE_TYPES |= dict.fromkeys(("seconds", "best"), float | None)
+"""Numbers that the training state of every model has; None where they are not known."""
 
 
 def step_name(step: int) -> str:
     """Return the name of the checkpoint of a step."""
     return f"step-{step:08d}"
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 hash of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 # Writing ---------------------------------------------------------------------------------------------------
@@ -69,13 +66,13 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, before any work."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
+    """Refuse a folder that cannot be written to or is in use, before any work; one that does not exist is not left.
+
+    Of several processes the first checks.
+    """
+    if find_launch().rank == 0:
+        with files.locked_folder(folder):
+            pass
 
 
 def require_empty(out: Path) -> Path:
@@ -91,8 +88,20 @@ def write_tensors(path: Path, values: "Mapping[str, Tensor]") -> None:
 
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        contiguous = {key: value.detach().cpu().contiguous().clone() for key, value in values.items()}
-        save_file(contiguous, path, metadata={"format": "pt"})  # other readers require it
+        save_file(_without_sharing(values), path, metadata={"format": "pt"})  # other readers require it
+
+
+def _without_sharing(values: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Return tensors on the CPU that are contiguous and share no memory, as the format needs them; few are copied."""
+    found: dict[str, Tensor] = {}
+    used: set[int] = set()
+    for key, value in values.items():
+        host = value.detach().cpu().contiguous()
+        if host.untyped_storage().nbytes() != host.nbytes or host.data_ptr() in used:
+            host = host.clone()
+        used.add(host.data_ptr())
+        found[key] = host
+    return found
 
 
 def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tensor]":
@@ -109,9 +118,9 @@ def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tens
 
     check_choice("dtype", dtype, WEIGHT_DTYPES)
     packed: dict[str, Tensor] = {}
+    if name := nonfinite(weights):
+        raise ValueError(f"weight {name} is not finite; its training diverged: take another checkpoint")
     for name, value in weights.items():
-        if not value.isfinite().all():
-            raise ValueError(f"weight {name} is not finite; its training diverged: take another checkpoint")
         is_buffer = name.rpartition(".")[2] in BUFFERS
         if dtype == "int8" and value.ndim == 2:
             packed[name], packed[name + SCALE_SUFFIX] = quantize_int8(value.float())
@@ -122,14 +131,8 @@ def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tens
 
 def write_json(path: Path, value: Any) -> None:
     """Write a .json file atomically: a killed process leaves the old file or the new one."""
-    temporary = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
-    try:
-        with explain_write_errors(path):
-            temporary.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
-            _fsync(temporary)
-            temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with explain_write_errors(path):
+        files.write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
 def save(
@@ -137,19 +140,22 @@ def save(
     name: str,
     tensors: "Mapping[str, Mapping[str, Tensor]]",
     records: Mapping[str, Any],
-    extra: Callable[[Path], None] = lambda _: None,
+    contents: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write the checkpoint ``root/name`` atomically; an intact one of that name is left as it is.
+
+    Its manifest states these files, all of which must be there, or it is not saved.
 
     Args:
         root: The folder of the checkpoints.
         name: As from `step_name`.
         tensors: Contents of the .safetensors files by their stem.
         records: Contents of the .json files by their stem.
-        extra: Writes more files into the folder it is given.
+        contents: Contents of other files by their name, such as those of a tokenizer.
     """
-    target, temporary = root / name, root / f"{PARTIAL_PREFIX}{name}"
-    if target.exists() and corruption(target) is None:
+    target, temporary = root / name, root / f"{files.PARTIAL_PREFIX}{name}"
+    names = [*(f"{stem}.safetensors" for stem in tensors), *(f"{stem}.json" for stem in records), *contents]
+    if target.exists() and corruption(target, names) is None:
         return target
     try:
         with explain_write_errors(target):
@@ -159,32 +165,23 @@ def save(
                 write_tensors(temporary / f"{stem}.safetensors", values)
             for stem, record in records.items():
                 write_json(temporary / f"{stem}.json", record)
-            extra(temporary)
-            _write_manifest(temporary)
+            for file, content in contents.items():
+                (temporary / file).write_bytes(content)
+            _write_manifest(temporary, names)
             shutil.rmtree(target, ignore_errors=True)  # damaged
             temporary.rename(target)
-            _fsync(root)
+            files.fsync(root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
-def _write_manifest(folder: Path) -> None:
-    """Add the manifest, and flush all files to the disk."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    manifest = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in files}
-    write_json(folder / MANIFEST, manifest)
-    for path in [*files, folder]:
-        _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    """Flush to the disk: after a power failure a rename may otherwise name a file whose content was lost."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _write_manifest(folder: Path, names: Sequence[str]) -> None:
+    """Add the manifest of these files, all of which must be there, and flush them to the disk."""
+    paths = {name: folder / name for name in sorted(names)}
+    write_json(folder / MANIFEST, {n: {"bytes": p.stat().st_size, "sha256": files.sha256(p)} for n, p in paths.items()})
+    for path in [*paths.values(), folder]:
+        files.fsync(path)
 
 
 # Reading ---------------------------------------------------------------------------------------------------
@@ -196,9 +193,26 @@ def load_tensors(folder: Path, stem: str) -> "dict[str, Tensor]":
 
     path = folder / f"{stem}.safetensors"
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+    if name := nonfinite(tensors):
+        raise ValueError(
+            f"{path}: {name} holds a value that is NaN or infinite; the file is damaged, or its training diverged: use "
+            "another checkpoint"
+        )
+    return tensors
+
+
+def nonfinite(tensors: "Mapping[str, Tensor]") -> str | None:
+    """Return the name of a tensor that has a value that is not finite, or None if all are."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and value.numel():
+            wide = value if value.element_size() > 1 else value.float()  # torch has no aminmax of float8
+            low, high = wide.detach().aminmax()  # one pass, without a copy
+            if not (low.isfinite() and high.isfinite()):
+                return name
+    return None
 
 
 def load_weights(folder: Path, stem: str) -> "dict[str, Tensor]":
@@ -226,25 +240,39 @@ def load_json(folder: Path, stem: str) -> Any:
     """Load one .json file of a checkpoint."""
     path = folder / f"{stem}.json"
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_json(path.read_text())
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-def corruption(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint compared with its manifest, or None if it is intact."""
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read the training state of a model: its step, tokens, seconds and best bound, numbers or None."""
+    state = load_json(folder, "state")
+    check_fields(str(folder / "state.json"), state, STATE_TYPES, required=("step", "tokens", "best", "best_step"))
+    return dict(state)
+
+
+def corruption(folder: Path, required: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with a checkpoint compared with its manifest, or None if it is intact.
+
+    Args:
+        folder: The checkpoint.
+        required: Names that its manifest must state.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = parse_json((folder / MANIFEST).read_text())
         expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "its manifest cannot be read"
+    if absent := [name for name in required if name not in expected]:
+        return f"its manifest does not have {', '.join(absent)}"
     for name, entry in expected.items():
         path = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:  # a downloaded manifest is untrusted
             return f"its manifest names {name}, outside of it"
         if not path.is_file():
             return f"{name} is missing"
-        if entry != (path.stat().st_size, sha256(path)):
+        if entry != (path.stat().st_size, files.sha256(path)):
             return f"{name} is not what was written"
     return None
 
@@ -258,7 +286,7 @@ def newest(root: Path, warn: Callable[[str], None]) -> Path | None:
     """Return the newest intact checkpoint, or None if there are no checkpoints; ``warn`` is called for damaged ones."""
     checkpoints = list_checkpoints(root)
     for folder in checkpoints:
-        if (reason := corruption(folder)) is None:
+        if (reason := corruption(folder, CHECKPOINT_FILES)) is None:
             return folder
         warn(f"checkpoint {folder.name} is damaged ({reason}); trying the one before it")
     if checkpoints:
@@ -301,7 +329,7 @@ def locate_model(name: Path | str) -> Path | None:
     if not holds_model(name):
         return built_in
     if built_in is not None and not built_in.samefile(name):
-        print(f"sedd: {name} is the folder here, not the model of that name in the box", file=sys.stderr)
+        warn(f"{name} is the folder here, not the model of that name in the box")
     return Path(name)
 
 
@@ -314,9 +342,13 @@ def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
     """
     path = Path(folder)
     if (path / CHECKPOINTS).is_dir():
-        path = newest(path / CHECKPOINTS, lambda text: print(f"sedd: {text}", file=sys.stderr)) or path
-    elif (path / MANIFEST).is_file() and (reason := corruption(path)):
-        raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
+        path = newest(path / CHECKPOINTS, warn) or path
+    elif (path / MANIFEST).is_file():
+        present = [name for name in (*MODEL_FILES, f"{weights}.safetensors") if (path / name).is_file()]
+        if reason := corruption(path, present):
+            raise ValueError(f"{path} is damaged: {reason}; use another checkpoint")
+    elif holds_model(path):
+        warn(f"{path} has no {MANIFEST}, so only damage that leaves its weights unreadable or not finite is noticed")
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
         raise ValueError(_no_model(Path(folder)))
     return read_stored_model(path)
@@ -335,11 +367,14 @@ def _no_model(folder: Path) -> str:
 def read_stored_model(path: Path) -> StoredModel:
     """Read the configuration of a model folder or checkpoint."""
     stored = load_json(path, "config")
-    if not isinstance(stored, dict) or not isinstance(vocab_size := stored.pop("vocab_size", None), int):
+    vocab_size = stored.pop("vocab_size", None) if isinstance(stored, dict) else None
+    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
         raise ValueError(f"{path / 'config.json'} has no vocab_size; it is not the configuration of a model")
+    check_count("vocab_size", vocab_size)
     labels = stored.pop("labels", [])
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise ValueError(f"{path / 'config.json'} has labels {labels!r}; they must be a list of names")
+        raise ValueError(f"{path / 'config.json'} has labels {repr(labels)[:80]}; they must be a list of names")
+    check_count("the number of labels", len(labels), 0, "labels")
     data_sha256 = stored.pop("data_sha256", None)
     return StoredModel(path, RunConfig.from_dict(stored), vocab_size, tuple(labels), data_sha256)
 
@@ -410,5 +445,5 @@ def set_aside_corrupted(root: Path, resumed: Path | None) -> None:
                 damaged = root / f"damaged-{folder.name}"
                 shutil.rmtree(damaged, ignore_errors=True)
                 folder.rename(damaged)
-    for folder in root.glob(f"{PARTIAL_PREFIX}*"):
+    for folder in root.glob(f"{files.PARTIAL_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_type_hints
 
-from sedd import registry
+from sedd import border, registry
+from sedd.border import check_count
 
 REQUIRED_PARAMETERIZATION = {
     "ratio-matching": "conditional",
@@ -32,6 +33,8 @@ NOT_FOR_TRAINING = {
 """Objectives that no run can have: why, and where they work."""
 
 
+MAX_LR = 1e30
+"""A larger learning rate moves weights beyond float32, which ends at 3e38, within a few steps."""
 PRECISIONS = ("float32", "bfloat16")
 """Precisions of matrix products in inference."""
 
@@ -51,13 +54,14 @@ def check_label(label: str, labels: Sequence[str]) -> None:
 
 
 def _check_at_least(name: str, value: int | float, least: int) -> None:
-    if not value >= least:
-        raise ValueError(f"{name} is {value}; it must be {least} or more")
+    if not least <= value < math.inf:
+        raise ValueError(f"{name} is {value}; it must be {least} or more, and finite")
 
 
-def _check_positive(name: str, value: int | float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value}; it must be above 0")
+def _check_positive(name: str, value: int | float, most: float = math.inf) -> None:
+    if not (0 < value <= most and value < math.inf):
+        limit = "" if most == math.inf else f" and at most {most:g}"
+        raise ValueError(f"{name} is {value}; it must be above 0{limit}")
 
 
 @dataclass
@@ -65,7 +69,7 @@ class DataConfig:
     """What to train on."""
 
     sources: list[str] = field(default_factory=list)
-    """Files or folders: text, JSON lines, CSV, Parquet, compressed or not, or one folder of prepared data."""
+    """Files or folders: text, JSON lines, CSV, Parquet, token ids, compressed or not, or one prepared folder."""
     tokenizer: str = "bytes"
     """Tokenizer: bytes, chars, ints, bpe:SIZE (trained on the data), gpt2, or the path of a tokenizer."""
     packing: str = "packed"
@@ -143,7 +147,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choice("model.architecture", self.architecture, ("modern", "reference"))
         for name in ("width", "depth", "heads", "seq_len", "cond_dim"):
-            _check_at_least(f"model.{name}", getattr(self, name), 1)
+            check_count(f"model.{name}", getattr(self, name))
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout is {self.dropout}; it is a probability and must lie in [0, 1)")
         if not 0 <= self.ngrams <= 4:
             raise ValueError(f"model.ngrams is {self.ngrams}; it must lie in 0..4")
         if self.ngrams and self.architecture == "reference":
@@ -197,9 +203,10 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_choice("optim.name", self.name, ("adamw", "muon"))
         check_choice("optim.lr_schedule", self.lr_schedule, ("constant", "linear", "cosine"))
-        _check_positive("optim.lr", self.lr)
+        _check_positive("optim.lr", self.lr, MAX_LR)
+        _check_at_least("optim.weight_decay", self.weight_decay, 0)
         _check_positive("optim.grad_clip", self.grad_clip)
-        _check_at_least("optim.warmup_steps", self.warmup_steps, 0)
+        check_count("optim.warmup_steps", self.warmup_steps, 0, "budget.steps")
         for name in ("beta1", "beta2", "ema_decay", "final_lr_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optim.{name} is {getattr(self, name)}; it must lie in [0, 1]")
@@ -225,6 +232,8 @@ class BudgetConfig:
         for name in ("steps", "tokens", "minutes"):
             if (value := getattr(self, name)) is not None:
                 _check_positive(f"budget.{name}", value)
+        for name in ("steps", "tokens"):
+            check_count(f"budget.{name}", getattr(self, name) or 1)
 
 
 @dataclass
@@ -248,7 +257,7 @@ class TrainConfig:
     activation_checkpointing: str = "none"
     """Activations recomputed in the backward pass to save memory: none, selective (all but matrix products), full."""
     deterministic: bool = False
-    """Use deterministic algorithms on a GPU, as a CPU always does; attention is slower."""
+    """Use deterministic algorithms on a GPU, as a CPU always does, with any number of threads; attention is slower."""
     fsdp: bool = False
     """Shard weights, gradients and optimizer state over processes (FSDP2)."""
     log_every: int = 10
@@ -273,10 +282,11 @@ class TrainConfig:
         check_choice("train.time_sampling", self.time_sampling, ("uniform", "low-noise", "bell"))
         check_choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
         check_choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
-        for name in ("batch_size", "grad_accumulation", "log_every", "keep_checkpoints", "eval_sequences"):
-            _check_at_least(f"train.{name}", getattr(self, name), 1)
-        for name in ("eval_every", "save_every", "sample_every", "max_skips", "loss_weighting"):
-            _check_at_least(f"train.{name}", getattr(self, name), 0)
+        for name in ("batch_size", "grad_accumulation", "keep_checkpoints", "eval_sequences"):
+            check_count(f"train.{name}", getattr(self, name))
+        for name in ("log_every", "eval_every", "save_every", "sample_every", "max_skips"):
+            check_count(f"train.{name}", getattr(self, name), int(name == "log_every"), "budget.steps")
+        _check_at_least("train.loss_weighting", self.loss_weighting, 0)
 
 
 @dataclass
@@ -297,6 +307,10 @@ class RunConfig:
     """Seed of initial weights, data order, times, noise and dropout."""
     out: str | None = None
     """Folder of the run, set by --out; data that was moved together with the run is found relative to it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must lie in 0..2^63 − 1")
 
     @property
     def time_conditioning(self) -> str:
@@ -358,10 +372,8 @@ class RunConfig:
             "budget": BudgetConfig,
             "train": TrainConfig,
         }
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(data) - known):
-            raise ValueError(f"the configuration has {', '.join(unknown)}; it may have {', '.join(sorted(known))}")
-        try:
-            return cls(**{name: sections[name](**value) if name in sections else value for name, value in data.items()})
-        except TypeError as error:
-            raise ValueError(f"the configuration does not fit: {error}") from None
+        border.check_fields("the configuration", data, get_type_hints(cls), closed=True)
+        for name in sections.keys() & data.keys():
+            hints = get_type_hints(sections[name])
+            border.check_fields("the configuration", data[name], hints, closed=True, section=f"{name}.")
+        return cls(**{name: sections[name](**value) if name in sections else value for name, value in data.items()})

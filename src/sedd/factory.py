@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -241,6 +242,7 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
     m = config.model
     causal, hollow = config.objective == "autoregressive", m.parameterization == "conditional"
     states = setup.process.vocab_size + 1 if causal else setup.process.num_states
+    _check_memory(m.width, m.depth, states)
     return build_transformer(
         m.architecture,
         states=states,
@@ -257,6 +259,16 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
         labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
     )
+
+
+def _check_memory(width: int, depth: int, states: int) -> None:
+    """Refuse a network whose weights alone are larger than the memory of this machine."""
+    least, memory = 4 * width * (states + 8 * depth * width), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if least > memory and torch.get_default_device().type != "meta":
+        raise ValueError(
+            f"a network of width {width} and depth {depth} for {states} states has weights of at least {least:,} "
+            f"bytes, and this machine has a memory of {memory:,}; choose a smaller width, depth or vocabulary"
+        )
 
 
 def build_model(

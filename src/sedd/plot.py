@@ -16,6 +16,8 @@ from matplotlib.figure import Figure, FigureBase, SubFigure
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
+from sedd import files
+
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#808080"
 """Distinguishable with all common kinds of colour blindness, on white and on black."""
 _STYLE: Any = {
@@ -120,7 +122,8 @@ def save_png(figure: Figure, path: Path) -> Path:
     """Write a figure as a PNG, creating its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata={"Software": None})
+        with files.atomic_write(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
     except OSError as error:
         raise ValueError(f"{path} cannot be written to ({error.strerror}); choose another --out") from None
     return path

@@ -11,12 +11,13 @@ Such names are accepted wherever the built-in ones are. This module does not imp
 """
 
 import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, final
+
+from sedd.border import warn
 
 
 @final
@@ -61,7 +62,7 @@ class Registry:
         packages = " and ".join(_package(entry) for entry in plugins)
         if name in self.built_in:
             if plugins:
-                print(f"sedd: {self.kind} {name} is built in; that of {packages} is ignored", file=sys.stderr)
+                warn(f"{self.kind} {name} is built in; that of {packages} is ignored")
             module, _, attribute = self.built_in[name].partition(":")
             return getattr(importlib.import_module(module), attribute)
         if len(plugins) > 1:

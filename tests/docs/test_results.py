@@ -85,15 +85,22 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
     }
     rows = {f"SEDD absorbing, seed {seed}": {**run, "seed": seed} for seed in (0, 1)}
     sample = {"sampler": "euler", "steps": 8, "temperature": 1.0, "draws": "float64", "judge": "judge", "nfe": 8.0}
+    empty = {**sample, "sampler": "confidence", "failed": "sample 0 is empty"}
     sample |= {"gen_ppl_by_token": 50.0, "entropy_nats": 5.0, "seconds_per_sample": 0.1}
-    zero_shot = {**evaluation, "dataset": "lambada", "ppl_bound": 9.0, "terms": {"prior": 0.0}, "tokenizer": "gpt2"}
+    zero_shot = {**evaluation, "dataset": "lambada", "ppl_bound": 9.0, "terms": {"prior": 0.0}, "tokenizer": "bpe"}
     trained = {"result": {"seconds": 540.0}, "machine": machine}
     export = {"result": {"evaluation": {**evaluation, "tokens": 1000}}, "folder_bytes": 11_000_000}
     records = {
         "objectives": {**facts, "protocol": "text8p", "precision": "float8", "rows": rows},
-        "quality-stories": {**facts, "model": "stories", "noise": "absorbing", "samples": 4, "rows": {"a": sample}},
+        "quality-stories": {
+            **facts,
+            "model": "stories",
+            "noise": "absorbing",
+            "samples": 4,
+            "rows": {"confidence, 8 steps": empty, "a": sample},
+        },
         "zero-shot": {
-            **{**facts, "sources": ["wikitext2-train.txt"], "characters": 11_000_000},
+            **{**facts, "sources": ["wikitext2-train.txt"], "characters": 11_000_000, "tokenizer": "gpt2"},
             "rows": {"absorbing": {"evaluation": {"sedd": [zero_shot]}}},
         },
         "stories": {"train": trained, "export": export},
@@ -113,5 +120,11 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
         "| ours, absorbing, 60 s | ≤ 1.900 (9) |",
         "| `stories` | 11.0 MB | 540 s on one small computer | ≤ 1.3000 ± 0.0010 | 1,000 | abc1234 |",
         "at abc1234, 2026-01-02",
+        "- confidence, 8 steps: sample 0 is empty.",
     ):
         assert words in page
+    note = "Our tokens are not those of GPT-2"
+    assert note not in page
+    change(folder / "zero-shot.json", "tokenizer", value="bpe:4096")
+    results_page.write(copy)
+    assert note in (copy / "docs/results.md").read_text()

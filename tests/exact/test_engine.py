@@ -62,6 +62,18 @@ def serve(kind: str, rows: list[Row], slots: int = 7, **options: Any) -> Served:
         return served
 
 
+@pytest.mark.parametrize("sampler", ["first-hitting", "ordered"])
+def test_the_head_runs_at_revealed_positions_alone(sampler: str) -> None:
+    """Of samplers that plan what they reveal: as often as there are tokens to draw, in any number of steps."""
+    loaded, heads = SAMPLERS["denoiser"][0], []
+    run = SamplingRun.of(loaded, SamplingSettings(sampler=sampler, steps=6))
+    counted = loaded.network.head.register_forward_hook(lambda head, given, out: heads.append(len(given[0])))
+    serve("denoiser", [Row(run, [-1] * 30, i) for i in range(3)])
+    counted.remove()
+    assert sum(heads) == 3 * 30
+    assert len(heads) > 1
+
+
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_rows_of_all_samplers_in_one_batch_are_those_of_sedd_infill(kind: str) -> None:
     """Different samplers, steps, grids, seeds, temperatures and labels share forward passes and change no token."""
@@ -206,6 +218,20 @@ def test_a_row_leaves_at_the_next_step(why: str, sampler: str, monkeypatch: pyte
         assert end.code == why
         gate.open(100)
         assert second.wait().ids != [None]
+
+
+def test_a_burst_fills_slots_and_queue() -> None:
+    """Before the engine has given a row its slot: as many rows are accepted as there are slots and places to wait."""
+    loaded = SAMPLERS["denoiser"][0]
+    row = Row(SamplingRun.of(loaded, SamplingSettings(steps=2)), [-1] * 4, 0)
+    accepted = [Collector([row]) for _ in range(5)]
+    with running(loaded, Limits(slots=3, queue=2)) as engine:
+        with engine._condition:  # the engine cannot go on
+            for collector in accepted:
+                engine.submit(collector.job)
+            with pytest.raises(Overloaded):
+                engine.submit(Collector([row]).job)
+        assert all(collector.wait().ids != [None] for collector in accepted)
 
 
 def test_work_is_admitted_by_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,4 +254,8 @@ def test_long_steps_in_float32_are_caught(steps: int, mutant: str, monkeypatch: 
                 dsigma.exp()[..., None, None] * score - dsigma.expm1()[..., None, None] * score.mean(-1, keepdim=True)
             ),
         )
-    assert not p_value_of_few_steps(steps, "tweedie") > 1e-5
+    try:
+        p_value = p_value_of_few_steps(steps, "tweedie")
+    except ValueError as error:  # no weight was above 0, which a run notices
+        p_value = 0.0 if "nothing can be drawn" in str(error) else 1.0
+    assert not p_value > 1e-5

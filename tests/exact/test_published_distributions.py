@@ -120,7 +120,7 @@ def test_import_undoes_export(tmp_path: Path, name: str) -> None:
         for i, parameter in enumerate(network.parameters()):
             parameter.normal_(generator=torch.Generator().manual_seed(i))
     records = {"config": {**run.as_dict(), "vocab_size": 256}, "state": {}}
-    first = checkpoint.save(tmp_path, "first", {"ema": network.state_dict()}, records, extra=Bytes().save)
+    first = checkpoint.save(tmp_path, "first", {"ema": network.state_dict()}, records, Bytes().files())
     layout = convert.export_model(first, tmp_path / "out")
     assert layout.name == name.split()[0]
     found = convert.read_published(tmp_path / "out")

@@ -641,6 +641,8 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
         pytest.approx([0.25 / 0.9, 0.25 / 0.9, 0.4 / 0.9, 0]),
     ]
     assert kept(top_p=1e-9) == kept(top_k=1)  # one is always left
+    p = p.float()
+    assert kept(top_p=5e-324) == kept(temperature=5e-324) == kept(top_k=1)  # both are 0 in float32
 
 
 # Refusals --------------------------------------------------------------------------------------------------

@@ -76,6 +76,72 @@ def test_a_killed_run_resumes_bit_for_bit(
     check(sedd, corpus, whole, tmp_path / "killed", FLAGS[kind], point)
 
 
+BACKGROUND = """
+from sedd.training import saving
+start = saving.BackgroundWriter.__init__
+saving.BackgroundWriter.__init__ = lambda self, in_background: start(self, True)
+"""
+FAILS = """
+from sedd import checkpoint
+def fail(root, name, *rest):
+    raise ValueError(f"{root / name} could not be written: No space left on device")
+checkpoint.save = fail
+"""
+
+
+def test_checkpoints_written_in_the_background(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """As on a GPU: the same bits, also if it is killed in the middle of one; a failure ends the run."""
+    whole, out, full = tmp_path / "whole", tmp_path / "killed", tmp_path / "full"
+    ok(sedd(*words(corpus, whole, [])))
+    killed = sedd(*words(corpus, out, []), before=BACKGROUND + POINTS["in the moments"][0])
+    assert killed.returncode == -signal.SIGKILL
+    done = sedd(*words(corpus, out, []), "--resume", before=BACKGROUND)
+    ok(done)
+    assert "resuming from step-00000005" in done.stderr
+    same(whole, out, 10)
+    failed = sedd(*words(corpus, full, []), before=BACKGROUND + FAILS)
+    assert failed.returncode == 2
+    assert "step-00000005 could not be written: No space left" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.verify
+def test_two_threads_compute_the_same_bits(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """A whole run and one that was killed, each with two threads, of which neither adds what the other does."""
+    flags = ["--set", "model.width=64", "--set", "model.seq_len=64", "--set", "train.batch_size=16"]
+    threads, (point, start) = "import torch; torch.set_num_threads(2)\n", POINTS["between checkpoints"]
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    ok(sedd(*words(corpus, whole, flags), before=threads))
+    assert sedd(*words(corpus, out, flags), before=threads + point).returncode == -signal.SIGKILL
+    done = sedd(*words(corpus, out, flags), "--resume", before=threads)
+    ok(done)
+    assert f"resuming from step-{start:08d}" in done.stderr
+    same(whole, out, 10)
+
+
+NAN = """
+from sedd.training import optimizer
+clip, calls = optimizer.clip_grad_norm, []
+optimizer.clip_grad_norm = lambda *given: (calls.append(1), clip(*given) / (len(calls) > 1))[1]
+"""
+"""The first gradient is not finite."""
+
+
+@pytest.mark.parametrize("flags", [[], ["--set", "optim.name=muon"]], ids=["adamw", "muon"])
+def test_a_run_that_stopped_at_its_first_step_resumes_bit_for_bit(
+    sedd: Sedd, corpus: Path, tmp_path: Path, flags: list[str]
+) -> None:
+    """Its optimizers have no state yet."""
+    whole, out = tmp_path / "whole", tmp_path / "stopped"
+    ok(sedd(*words(corpus, whole, flags)))
+    stopped = sedd(*words(corpus, out, flags), before=NAN)
+    assert stopped.returncode == 1, stopped.stderr
+    ok(sedd(*words(corpus, out, flags), "--resume"))
+    for stem in ("model", "ema", "optimizer"):
+        one, two = ((run / "checkpoints/step-00000010" / f"{stem}.safetensors").read_bytes() for run in (whole, out))
+        assert one == two, stem
+
+
 @pytest.mark.parametrize("mutant", [PRUNE_FIRST, FORGET_MOMENTS], ids=["prune first", "forget moments"])
 def test_lost_state_is_detected(sedd: Sedd, corpus: Path, tmp_path: Path, mutant: str) -> None:
     with pytest.raises(AssertionError, match=r"resuming from|^model "):

@@ -51,38 +51,41 @@ def trained_run(sedd: Sedd, table: Path, runs: Path, kind: str) -> Path:
 
 
 def starts(sedd: Sedd, run: Path, *words: object) -> tuple[float, list[dict[str, object]]]:
-    """Return the fraction of a among the first letters of 400 samples, and their records."""
-    done = sedd("sample", run, "-n", 400, "--batch", 400, "--steps", 16, "--json", *words)
+    """Return the fraction of a among the first letters of 2,000 samples, and their records."""
+    done = sedd("sample", run, "-n", 2000, "--batch", 2000, "--steps", 16, "--json", *words)
     ok(done)
     records = [json.loads(line) for line in done.stdout.splitlines()]
-    return sum(record["text"][:1] == "a" for record in records) / 400, records
+    return sum(record["text"][:1] == "a" for record in records) / 2000, records
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_learns_the_distribution_of_each_label_and_their_mixture(
     sedd: Sedd, table: Path, runs: Path, kind: str
 ) -> None:
-    """The label decides the first letter; without one, or at guidance 0, both are as common as in the data."""
+    """The label decides the first letter; without one, or at guidance 0, both are as common as in the data.
+
+    The models that are trained here draw the right letter in 97 % or more: 95 % is more than 5 standard errors away.
+    """
     run = trained_run(sedd, table, runs, kind)
-    assert starts(sedd, run, "--label", "up")[0] > 0.95
+    fraction, labelled = starts(sedd, run, "--label", "up")
+    assert fraction > 0.95
     assert starts(sedd, run, "--label", "down")[0] < 0.05
     fraction, plain = starts(sedd, run)
     assert 0.35 < fraction < 0.65
     unguided = starts(sedd, run, "--label", "up", "--guidance", 0)[1]
     assert [record["ids"] for record in unguided] == [record["ids"] for record in plain]
-    fraction, records = starts(sedd, run, "--label", "up", "--guidance", 2)
+    fraction, guided = starts(sedd, run, "--label", "up", "--guidance", 2)
     assert fraction > 0.95
-    assert (records[0]["label"], records[0]["guidance"]) == ("up", 2.0)
+    assert (guided[0]["label"], guided[0]["guidance"]) == ("up", 2.0)
     assert plain[0]["label"] is None
-    once, twice = (starts(sedd, run, "--label", "up", *more)[1] for more in ([], ["--guidance", 1.5]))
-    assert twice[0]["calls"] > 1.5 * once[0]["calls"]
+    assert guided[0]["calls"] > 1.5 * labelled[0]["calls"]
 
 
 def test_infilling_bounds_and_exports_use_labels(sedd: Sedd, table: Path, runs: Path) -> None:
     run = trained_run(sedd, table, runs, "mean")
-    filled = sedd("infill", run, "{1}ab", "-n", 40, "--label", "down")
+    filled = sedd("infill", run, "{1}ab", "-n", 400, "--batch", 400, "--label", "down")
     ok(filled)
-    assert filled.stdout.count("bab\n") >= 38
+    assert filled.stdout.count("bab\n") >= 380
     right, wrong, nothing = (
         json.loads(sedd("score", run, "aab", "--json", *label).stdout)
         for label in (["--label", "up"], ["--label", "down"], [])

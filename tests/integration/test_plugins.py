@@ -2,17 +2,15 @@
 
 import os
 import random
-import subprocess
-import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from commands import Commands, start_server
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def install(site: Path, name: str, groups: dict[str, dict[str, str]]) -> None:
@@ -36,20 +34,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sedd(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def sedd(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """Commands in forks of a process that was started where these packages are installed."""
     path = os.pathsep.join([str(site), str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
     cache = str(tmp_path_factory.mktemp("cache"))
-    environment = {**os.environ, "PYTHONPATH": path, "SEDD_CACHE": cache, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
-
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sedd", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240)
-
-    return run
+    with start_server({**os.environ, "PYTHONPATH": path, "SEDD_CACHE": cache, "COLUMNS": "400"}) as server:
+        yield Commands(server, tmp_path_factory.mktemp("output"))
+        assert server.stdin
+        server.stdin.close()
 
 
 @pytest.fixture(scope="module")
-def model(sedd: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(sedd: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of short ordered sequences under noise that only the plugin has."""
     folder = tmp_path_factory.mktemp("plugin")
     draw = random.Random(0)
@@ -65,13 +61,13 @@ def model(sedd: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_names_show_up_in_help(sedd: Run) -> None:
+def test_the_names_show_up_in_help(sedd: Commands) -> None:
     assert "random-walk" in sedd("train", "--help").stdout
     assert "renoise" in sedd("sample", "--help").stdout
 
 
 @pytest.mark.parametrize("sampler", ["renoise", "ancestral"])
-def test_a_plugin_trains_and_samples(sedd: Run, model: Path, sampler: str) -> None:
+def test_a_plugin_trains_and_samples(sedd: Commands, model: Path, sampler: str) -> None:
     done = sedd("sample", model, "--sampler", sampler, "--steps", 4, "-n", 3)
     assert done.returncode == 0, done.stderr
     rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
@@ -80,7 +76,7 @@ def test_a_plugin_trains_and_samples(sedd: Run, model: Path, sampler: str) -> No
     assert sedd("info", model).returncode == 0
 
 
-def test_the_bound_of_a_plugin_is_estimated(sedd: Run, model: Path) -> None:
+def test_the_bound_of_a_plugin_is_estimated(sedd: Commands, model: Path) -> None:
     done = sedd("score", model, "1 2 3 4 3 2 1 0", "--json", "--draws", 4)
     assert done.returncode == 0, done.stderr
 
@@ -92,14 +88,14 @@ def test_the_bound_of_a_plugin_is_estimated(sedd: Run, model: Path) -> None:
         (["--sampler", "other"], ["sampler is 'other'; choose one of first-hitting", "renoise"]),
     ],
 )
-def test_a_plugin_that_fails_is_a_sentence(sedd: Run, model: Path, words: list[str], sentences: list[str]) -> None:
+def test_a_plugin_that_fails_is_a_sentence(sedd: Commands, model: Path, words: list[str], sentences: list[str]) -> None:
     done = sedd("sample", model, *words)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert all(sentence in done.stderr for sentence in sentences)
 
 
-def test_a_built_in_name_stays_built_in(sedd: Run, tmp_path: Path) -> None:
+def test_a_built_in_name_stays_built_in(sedd: Commands, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abc " * 200)
     done = sedd("plan", tmp_path / "text.txt", "--recipe", "tiny", "--process", "uniform", "--set", "model.depth=1")
     assert done.returncode == 0, done.stderr

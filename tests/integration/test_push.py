@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import local_hub
@@ -53,19 +51,22 @@ def commands_take_its_name(sedd: Sedd, shared: Path, tmp_path: Path, sampled: st
     assert "there is no folder owner/missing here, and on the Hub: " in missing.stderr
 
 
-def test_the_command_reaches_the_hub(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_command_reaches_the_hub(sedd: Sedd, tmp_path: Path) -> None:
     """With huggingface_hub's environment variables: import by name, then offline from the cache."""
     source = publications.folder(tmp_path / "source", KINDS[0], "pickle")
-    base = {**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
-    def sedd(*words: object, **settings: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sedd", *map(str, words)]
-        return subprocess.run(command, env=base | settings, capture_output=True, text=True, check=False, timeout=120)
+    def with_variables(**variables: str) -> str:
+        """Return code that sets variables and lets huggingface_hub read them, as it does when it is imported."""
+        base = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        read = "import importlib; from huggingface_hub import constants; importlib.reload(constants)"
+        return f"os.environ.update({base | variables!r}); {read}"
 
     with local_hub.serve() as hub:
         hub.files["owner/name"] = {path.name: path.read_bytes() for path in source.iterdir()}
-        ok(sedd("import", "owner/name", "--out", tmp_path / "first", HF_ENDPOINT=hub.address))
-    ok(sedd("import", "owner/name", "--out", tmp_path / "second", HF_HUB_OFFLINE="1"))
+        online = with_variables(HF_ENDPOINT=hub.address)
+        ok(sedd("import", "owner/name", "--out", tmp_path / "first", before=online))
+        assert hub.requests
+    ok(sedd("import", "owner/name", "--out", tmp_path / "second", before=with_variables(HF_HUB_OFFLINE="1")))
     first, second = ((tmp_path / name / "ema.safetensors").read_bytes() for name in ("first", "second"))
     assert first == second
 

@@ -9,7 +9,8 @@ import pytest
 from runs import Sedd, ok
 
 from sedd import factory, generate, sampling
-from sedd.generate.display import separator, split_texts, visible
+from sedd.border import visible
+from sedd.generate.display import separator, split_texts
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
@@ -211,3 +212,26 @@ def test_samplers_that_need_not_sample_the_models_distribution_state_when_they_d
     ok(done)
     has_note = "need not sample the model's distribution" in done.stderr
     assert has_note == ("at most one token per step and exact conditionals" in done.stderr) == (sampler[0] in "ce")
+
+
+@pytest.mark.parametrize("steps", [8, None])
+def test_progress_counts_the_steps_of_every_batch(
+    steps: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a grid of times a text takes as many steps as it has gaps: progress must not begin at its end."""
+    from contextlib import nullcontext
+
+    import boxed
+
+    from sedd.cli import sample
+
+    loaded = factory.load_model(boxed.write_model(tmp_path / "model"))
+    run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps))
+    shown: list[tuple[int, int]] = []
+    monkeypatch.setattr(sample, "stderr_progress", lambda *_, **__: nullcontext(lambda *done: shown.append(done)))
+    list(sample._run_batches(run, generate.blank_prompt(loaded, 3, 12), 2, loaded, watch=False))
+    assert [total for _, total in shown] == [3 * (steps or 12)] * len(shown)
+    done = [count for count, _ in shown]
+    assert done == sorted(done)
+    assert done[1] < 0.2 * shown[0][1]
+    assert done[-1] == shown[0][1]

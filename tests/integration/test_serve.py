@@ -1,30 +1,25 @@
-"""``sedd serve``: OpenAI's client, streams, refusals, keys, limits, and the same texts as the command line."""
+"""The HTTP interface: OpenAI's client, streams, refusals, keys, limits, and the same texts as `Model.infill`."""
 
 import json
-import re
-import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from runs import SMALL, Sedd, ok
+from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from serving import Site, site, tiny_model
 
 from sedd import api
-from sedd.serve import Limits, build_app
+from sedd.serve import Limits, build_app, guard
 
 LOADED = tiny_model(labels=("x", "y"))
 
@@ -128,6 +123,8 @@ def test_diffusing_streams_every_edit(served: Site) -> None:
             tokens[edit["position"]] = edit["text"]
             assert 0 <= edit["entropy"] <= 1.7918  # log 6
             assert len(edit["alternatives"]) == 5
+            listed = dict(edit["alternatives"])
+            assert edit["probability"] == pytest.approx(listed.get(edit["text"], 1 - sum(listed.values())), abs=1e-6)
             assert all(p >= q for (_, p), (_, q) in zip(edit["alternatives"], edit["alternatives"][1:], strict=False))
     assert "".join(tokens) == end["text"] == offline("ab{9}c{4}", seed=4, steps=6)[0]
     assert end["usage"]["network_calls"] == len(steps) == start["nfe_total"] - (start["nfe_total"] - len(steps))
@@ -153,6 +150,9 @@ def test_uniform_noise_streams_its_noise_first() -> None:
         ]
         refused = server.send("/v1/completions", {"prompt": "a", "logprobs": 1})
         assert (refused.status, "absorbing noise" in refused.json["error"]["message"]) == (400, True)
+        many = server.send("/v1/infill", {**request, "sampler": "gibbs", "options": {"sites": 10_000}})
+        assert many.status == 400
+        assert "40005 calls of the network; at most 4096" in many.json["error"]["message"]
 
 
 def test_score_is_the_bound(served: Site) -> None:
@@ -292,11 +292,7 @@ def test_a_busy_server_refuses_and_a_late_reply_fails() -> None:
     """429 with Retry-After while the queue is full; 408 after the deadline; a lost client frees its slot."""
     with site(build_app(LOADED, "tiny", Limits(slots=1, queue=1, timeout=60.0))) as server:
         long = {"template": "{40}", "sampler": "remask", "steps": 1000, "options": {"eta": 1.0}}
-        body = json.dumps(long).encode()
-        kind = f"content-type: application/json\r\ncontent-length: {len(body)}"
-        head = f"POST /v1/infill HTTP/1.1\r\nhost: x\r\n{kind}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", server.port)) as lost:
-            lost.sendall(head.encode() + body)
+        with connect(server, "/v1/infill", long) as lost:
             while not server.engine.running:
                 pass
             with ThreadPoolExecutor() as pool:
@@ -321,6 +317,48 @@ def test_a_busy_server_refuses_and_a_late_reply_fails() -> None:
         assert server.engine.outstanding == 0
 
 
+def connect(server: Site, path: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request whose reply is not read."""
+    content = json.dumps(body).encode()
+    kind = f"content-type: application/json\r\ncontent-length: {len(content)}"
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\n{kind}\r\n\r\n".encode() + content)
+    return connection
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+
+
+def test_a_lost_stream_and_a_lost_score_end_at_once() -> None:
+    """And a likelihood that takes too long fails with status 408, while other requests go on."""
+    with site(build_app(LOADED, "tiny", Limits(slots=1, steps=10_000, draws=100_000, timeout=3600.0))) as server:
+        engine = server.engine
+        stream = {"template": "{40}", "sampler": "remask", "steps": 10_000, "options": {"eta": 1.0}, "diffusing": True}
+        with connect(server, "/v1/infill", stream) as lost:
+            assert lost.recv(100)
+            wait_for(lambda: engine.running == 1)
+        wait_for(lambda: engine.running == 0)
+        assert engine.metrics.rows.labels("canceled")._value.get() == 1
+        score = {"text": "abcabc", "draws": 100_000}
+        late = server.send("/v1/score", {**score, "timeout": 0.3})
+        assert (late.status, late.json["error"]["code"]) == (408, "deadline_exceeded")
+        with connect(server, "/v1/score", score):
+            wait_for(lambda: engine.outstanding > 0)
+            assert server.send("/v1/infill", {"template": "a{3}", "steps": 3}).status == 200
+            assert engine.outstanding > 0
+        wait_for(lambda: engine.outstanding == 0)
+
+
+def test_a_body_must_arrive_in_time(served: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", served.port)) as slow:
+        slow.sendall(b"POST /v1/infill HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        assert b" 408 " in slow.recv(1000)
+
+
 def test_a_failed_row_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with site(build_app(LOADED, "tiny")) as server:
         hidden = type(LOADED.model).hidden
@@ -329,138 +367,64 @@ def test_a_failed_row_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None
         assert (reply.status, reply.json["error"]["code"]) == (500, "non_finite")
 
 
-def test_fuzzing_the_schema_finds_no_server_error(served: Site) -> None:
+SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.none(),
+    "timeout": st.none(),
+    "template": st.sampled_from(["ab{3}c", ["{2}", "a{4}"]]),
+    "prompt": st.sampled_from(["ab", ""]),
+    "suffix": st.sampled_from([None, "a"]),
+    "max_tokens": st.integers(1, 20),
+    "text": st.sampled_from(["abc", ["a", "bcd"]]),
+    "given": st.sampled_from(["", "a"]),
+    "draws": st.sampled_from([2, 16]),
+    "estimator": st.sampled_from([None, "bound", "forward"]),
+    "n": st.integers(1, 4),
+    "steps": st.sampled_from([1, 7, "inf"]),
+    "grid": st.sampled_from(["uniform", "cosine", "1,0.5,0"]),
+    "label": st.sampled_from([None, "x"]),
+    "sampler": st.sampled_from([None, "tweedie", "theta", "remask", "entropy"]),
+    "options": st.dictionaries(st.sampled_from(["theta", "eta", "bound"]), st.floats(0, 10_000), max_size=1),
+}
+"""Fields whose arbitrary values are nearly always refused; with these the others are tried too."""
+
+
+@pytest.mark.parametrize("examples", [15, pytest.param(300, marks=pytest.mark.verify)])
+def test_fuzzing_the_schema_finds_no_server_error(served: Site, examples: int) -> None:
+    """Bodies as the schema describes them, bodies that are not, and bodies with texts that the model can read."""
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
-    paths = set()
+    statuses: Counter[tuple[str, int]] = Counter()
+
+    def check(case: Any) -> None:
+        statuses[case.operation.path, case.call_and_validate(checks=[not_a_server_error]).status_code] += 1
+
+    def check_sensible(case: Any, data: st.DataObject) -> None:
+        if isinstance(case.body, dict):
+            case.body |= {name: data.draw(values) for name, values in SENSIBLE.items() if name in case.body}
+        check(case)
+
+    limit = settings(max_examples=examples, suppress_health_check=list(HealthCheck), database=None)
     for found in schema.get_all_operations():
         operation = found.ok()
-
-        paths.add(operation.path)
-
-        @settings(max_examples=15, suppress_health_check=list(HealthCheck), database=None)
-        @given(case=operation.as_strategy())
-        def check(case: Any) -> None:
-            case.call_and_validate(checks=[not_a_server_error])
-
-        check()
-    assert {"/v1/infill", "/v1/completions", "/v1/score"} <= paths
+        limit(given(case=operation.as_strategy())(check))()
+        if operation.method == "post":
+            valid = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+            limit(given(case=valid, data=st.data())(check_sensible))()
+    for path in ("/v1/infill", "/v1/completions", "/v1/score"):
+        assert statuses[path, 200]
+        assert statuses[path, 400]
 
 
-# The command -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("served")
-
-
-@pytest.fixture
-def run(sedd: Sedd, shelf: Path, corpus: Path) -> Path:
-    """A run of one step."""
-    if not (shelf / "run").exists():
-        ok(sedd("train", corpus, *SMALL, "--steps", "1", "--tokenizer", "chars", "--out", shelf / "run"))
-    return shelf / "run"
-
-
-class Process:
-    """``sedd serve`` in a process of its own."""
-
-    def __init__(self, environment: dict[str, str], *words: object) -> None:
-        command = [sys.executable, "-m", "sedd", "serve", *map(str, words), "--port", "0"]
-        self.process = subprocess.Popen(command, env=environment, stderr=-1, text=True)
-        assert self.process.stderr
-        line = self.process.stderr.readline()
-        found = re.search(r"http://127.0.0.1:(\d+)", line)
-        assert found, line + self.process.stderr.read()
-        self.site = Site(int(found[1]), None, {})  # type: ignore[arg-type]
-
-
-def test_the_command_serves_the_texts_of_sedd_infill_and_drains(
-    sedd: Sedd, run: Path, environment: dict[str, str]
+def test_prompts_and_replies_are_not_logged(
+    served: Site, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SIGTERM: what was accepted is answered, nothing more is, and the exit code is 0."""
-    offline = sedd("infill", run, "the {9} sat", "-n", "3", "--seed", "7", "--steps", "9", "--json")
-    ok(offline)
-    expected = [json.loads(line)["text"] for line in offline.stdout.splitlines()]
-    server = Process(environment, run, "--name", "words", "--slots", "2")
-    try:
-        request = {"template": "the {9} sat", "n": 3, "seed": 7, "steps": 9, "model": "words"}
-        reply = server.site.send("/v1/infill", request)
-        assert [choice["text"] for choice in reply.json["choices"]] == expected
-        answers: list[int] = []
-        long = {"template": "{32}", "steps": 100, "sampler": "remask", "options": {"eta": 1.0}, "n": 3}
-        thread = threading.Thread(target=lambda: answers.append(server.site.send("/v1/infill", long).status))
-        thread.start()
-        while b"sedd_rows_running 2.0" not in server.site.send("/metrics").body:
-            pass
-        server.process.send_signal(signal.SIGTERM)
-        thread.join()
-        assert answers == [200]
-        assert server.process.wait(30) == 0
-        with pytest.raises(ConnectionRefusedError):
-            server.site.send("/health")
-    finally:
-        server.process.kill()
-        server.process.communicate()
-
-
-def test_the_command_refuses_before_the_model_is_loaded(sedd: Sedd, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("\n")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for words, expected in (
-            ((run, "--api-key-file", tmp_path / "keys"), "holds no key"),
-            ((run, "--api-key-file", tmp_path / "none"), "could not be read"),
-            ((run, "--port", port), f"port {port}"),
-            ((run, "--slots", "0"), "slots is 0"),
-            ((tmp_path / "nothing",), "holds no model"),
-        ):
-            done = sedd("serve", *words, before="import sedd.factory; sedd.factory.load_model = None")
-            assert done.returncode == 2
-            assert expected in done.stderr
-            assert "Traceback" not in done.stderr
-
-
-SOAK_SECONDS = 600
-
-
-@pytest.mark.verify
-@pytest.mark.timeout(SOAK_SECONDS + 300)
-def test_ten_minutes_at_twice_the_capacity(run: Path, environment: dict[str, str]) -> None:
-    """No error but 429, every accepted request answered, memory flat; a killed server leaves nothing behind."""
-    server = Process(environment, run, "--slots", "8", "--queue", "16")
-    statuses: Counter[int] = Counter()
-    memory: list[int] = []
-    end = time.monotonic() + SOAK_SECONDS
-
-    def client(seed: int) -> None:
-        while time.monotonic() < end:
-            kind = seed % 4
-            request = {"template": f"{{{8 * (kind + 1)}}}", "seed": seed, "steps": 8, "diffusing": kind == 3}
-            reply = server.site.send("/v1/infill", request)
-            statuses[reply.status] += 1
-            if reply.status == 200 and kind == 3:
-                assert reply.events[-1][0] == "end"
-
-    try:
-        with ThreadPoolExecutor(48) as pool:  # 24 rows fit
-            clients = [pool.submit(client, seed) for seed in range(48)]
-            while time.monotonic() < end:
-                wait(clients, SOAK_SECONDS / 20)
-                memory.append(int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]))
-            for done in clients:
-                done.result()
-        assert set(statuses) == {200, 429}
-        metrics = server.site.send("/metrics").body.decode()
-        assert "sedd_rows_running 0.0" in metrics
-        assert "sedd_outstanding_cost 0.0" in metrics
-        assert max(memory[10:]) < 1.05 * max(memory[3:10])
-    finally:
-        server.process.kill()
-        server.process.communicate()
-    again = Process(environment, run, "--slots", "8")
-    try:
-        assert again.site.send("/v1/infill", {"template": "{8}", "steps": 8}).status == 200
-    finally:
-        again.process.kill()
-        again.process.communicate()
+    """Not in the log at any level, not in the metrics: of requests that are answered, refused or broken."""
+    secret = "abcdefedcbaabcdef"
+    with caplog.at_level(0):
+        reply = served.send("/v1/completions", {"prompt": secret, "max_tokens": 8, "seed": 1})
+        assert reply.status == 200
+        text = reply.json["choices"][0]["text"]
+        for body in ({"prompt": secret, "steps": 10**9}, {"prompt": f"{secret}€"}, f'{{"prompt": "{secret}"'.encode()):
+            assert served.send("/v1/completions", body).status in (400, 422)
+    written = "".join(capfd.readouterr()) + caplog.text + served.send("/metrics").body.decode()
+    assert secret not in written
+    assert text not in written

@@ -170,7 +170,7 @@ def test_a_given_context_is_not_scored(model: sedd.Model) -> None:
         (lambda m: sedd.train(out="/proc/none"), "cannot be written"),
         (lambda m: sedd.train("x.txt", out="run", recipe="huge"), "recipe is 'huge'"),
         (lambda m: sedd.train("x.txt", out="run", widht=3), "widht"),
-        (lambda m: sedd.train(out=m.loaded.folder.parents[1], steps=1), "no data was given"),
+        (lambda m: sedd.train(out=m.loaded.folder.parents[1] / "new", steps=1), "no data was given"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,5 +1,6 @@
 """Benchmarks, on tiny sizes: FLOP counts and agreement of the variants."""
 
+import importlib.util
 import json
 import subprocess
 from collections.abc import Callable
@@ -65,18 +66,31 @@ def test_refusals(refuses: Callable[..., None]) -> None:
     refuses(lambda: bench.ServeSetting(bench.SampleSetting(), clients=0), "clients 0")
 
 
+def test_a_server_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused in a sentence, before a process is started."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
+    with pytest.raises(ValueError, match=r"needs uvicorn; install with: pip install .*\[serve\]"):
+        next(bench.measure_serving(bench.ServeSetting(bench.SampleSetting()), lambda _: None))
+
+
 @pytest.mark.verify
 def test_serving_is_measured_under_four_loads(sedd: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """Many clients share forward passes, replies are those of single requests, and overload is refused, not failed."""
-    small = ("--vocab", "16", "--device", "cpu", "--length", "8", "--steps", "4", "--clients", "4", "--seconds", "0.3")
+    """32 clients share forward passes: at least 4 times the throughput of one, and the replies of single requests.
+
+    Overload is refused, not failed.
+    """
+    small = ("--vocab", "64", "--device", "cpu", "--length", "16", "--steps", "64", "--seconds", "4")
     done = sedd("bench", "serve", *small, "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     one, many, below, above = record["loads"]
-    assert [one["variant"], many["variant"]] == ["one at a time", "4 clients"]
+    assert [one["variant"], many["variant"]] == ["one at a time", "32 clients"]
+    assert many["tokens_per_second"] >= 4 * one["tokens_per_second"]
     assert one["occupancy"] == 1
-    assert many["occupancy"] > 1.5
+    assert many["occupancy"] > 16
     assert below["first_edit"] < below["p99"]
+    assert above["refused"] > 0
     assert above["replies"] > 0
     assert all(load["errors"] == load["differing"] == 0 for load in record["loads"])
-    assert record["offline_tokens_per_second"] > 0
+    assert record["offline_tokens_per_second"] > many["tokens_per_second"]

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import random
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sedd import data, factory
+from sedd import data, factory, files
 from sedd.data import (
     Index,
     TextEncoding,
@@ -516,7 +517,7 @@ def test_files_of_killed_processes_are_removed_and_those_of_running_ones_are_not
     (left,) = place.iterdir()
     assert left.name.startswith(".out.preparing-")
     assert any(left.iterdir())
-    with shards._temporary_folder(place / "out") as busy:
+    with files.temporary_folder(place, ".out.preparing-") as busy:
         assert list(place.iterdir()) == [busy]
         prepare([file], place / "out", Bytes())
         assert sorted(place.iterdir()) == sorted([busy, place / "out"])
@@ -554,8 +555,9 @@ def test_the_cache_key_covers_content_and_options(tmp_path: Path) -> None:
 
 @pytest.fixture
 def letters(tmp_path: Path) -> Path:
-    """A prepared folder of 1000 tokens."""
-    prepare([write(tmp_path / "a.txt", bytes(range(65, 75)) * 100)], tmp_path / "letters", Bytes())
+    """A prepared folder of 1000 tokens, no two blocks of ten alike."""
+    content = bytes(random.Random(0).choices(range(65, 75), k=1000))
+    prepare([write(tmp_path / "a.txt", content)], tmp_path / "letters", Bytes())
     return tmp_path / "letters"
 
 
@@ -572,9 +574,9 @@ def test_validation_is_the_tail(letters: Path, length: int, val_fraction: float,
 
 
 def test_blocks_are_read_by_index(letters: Path, refuses: Refuses) -> None:
-    blocks = TokenBlocks.open(letters, 3, "train")
+    blocks, text = TokenBlocks.open(letters, 3, "train"), (letters.parent / "a.txt").read_text()
     rows, _ = blocks.read(np.array([5, 0, 5]))
-    assert [blocks.tokenizer.decode(row) for row in rows] == ["FGH", "ABC", "FGH"]
+    assert [blocks.tokenizer.decode(row) for row in rows] == [text[15:18], text[:3], text[15:18]]
     assert blocks.read(np.zeros(0, int))[0].shape == (0, 3)
     for number in (-1, len(blocks)):
         refuses(lambda number=number: blocks.read(np.array([number])), f"{number}..{number}", f"0..{len(blocks) - 1}")

@@ -1,5 +1,6 @@
 """Templates, sampling runs and traces."""
 
+import itertools
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sedd import factory, generate, sampling, tokenizer
 from sedd.diffusion import process, schedule
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
+from sedd.diffusion.rng import CounterRNG
 from sedd.generate import template, trace
 from sedd.nn import transformer
 
@@ -98,8 +100,8 @@ CASES = [
 def test_a_sample_does_not_depend_on_its_batch(parameterization: type, kind: type, name: str) -> None:
     """A row is the same alone and, padded, in a batch with longer rows; hidden states and head are computed apart."""
     model, noise = small_model(parameterization, kind)
-    rows = [[-1] * 9, [3, -1, -1, 5], [-1, -1, -1, -1, -1, 2], [1, 2, -1]]
-    settings = generate.SamplingSettings(sampler=name, steps=6, seed=3)
+    rows = [[-1] * 9, [3, -1, -1, 5, -1, -1], [1, 2, -1]]
+    settings = generate.SamplingSettings(sampler=name, steps=4, seed=3)
 
     def sampling_run() -> generate.SamplingRun:
         return generate.SamplingRun(model, noise, schedule.LogLinear(), settings)
@@ -127,6 +129,35 @@ def test_log_scores_from_hidden_states(parameterization: type, kind: type) -> No
     sigma = torch.tensor([0.1, 0.5, 1.0, 3.0], dtype=torch.float64)
     rows = model.log_score_at(model.hidden(x, sigma).flatten(0, 1), x.flatten(), sigma.repeat_interleave(7))
     torch.testing.assert_close(rows.view(4, 7, -1), model(x, sigma), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("parameterization", "kind", "name"), CASES)
+def test_output_that_is_not_finite_is_refused(parameterization: type, kind: type, name: str, refuses: Refuses) -> None:
+    """Whatever the sampler, also where noise would be left as it is."""
+    noise = kind(11)
+    network = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
+    with torch.no_grad():
+        network.vocab_embed.embedding[:, 0] = torch.nan
+    model = parameterization(network.eval().requires_grad_(False), noise)
+    settings = generate.SamplingSettings(name, steps=2)
+    sampling_run = generate.SamplingRun(model, noise, schedule.LogLinear(), settings)
+    refuses(lambda: sampling_run.sample(sampling.empty(2, 8)), "not finite", "another checkpoint")
+    if name == "entropy":  # which goes on until there are no masks
+        rng = CounterRNG(0, torch.arange(2))
+        states = sampling_run.sampler.run(sampling.empty(2, 8), sampling_run.times, rng)
+        refuses(lambda: list(itertools.islice(states, 20)), "not finite")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(process.Absorbing, "tweedie"), (process.Uniform, "tweedie")])
+def test_log_scores_that_overflow_are_refused(kind: type, name: str, refuses: Refuses) -> None:
+    """e^800 is infinite."""
+    noise = kind(11)
+    network = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
+    with torch.no_grad():
+        network.output_layer.linear.weight.normal_(0, 1e4, generator=torch.Generator().manual_seed(0))
+    model = ScoreModel(network.eval().requires_grad_(False), noise)
+    sampling_run = generate.SamplingRun(model, noise, schedule.LogLinear(), generate.SamplingSettings(name, steps=4))
+    refuses(lambda: sampling_run.sample(sampling.empty(2, 8)), "beyond the range of floating point")
 
 
 class LargestTensor(TorchDispatchMode):

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 
 import numpy as np
+import pytest
 import safetensors.numpy
 from without_torch import check_refusals, run_without_torch
 
@@ -14,14 +16,42 @@ from sedd import checkpoint, registry
 from sedd.config import RunConfig
 from sedd.tokenizer import Bytes
 
+Imported = Callable[[str], set[str]]
 LIST = "import sys; print(*sorted(name for name in sys.modules if name.split('.')[0] in ('sedd', 'torch')))"
 
 
-def imported(code: str) -> set[str]:
-    """The modules of sedd and torch that are loaded after ``code`` in a new process."""
-    done = subprocess.run([sys.executable, "-c", f"{code}\n{LIST}"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines()[-1].split())
+FORKS = f"""
+import json, os, sys, torch
+for line in sys.stdin:
+    if (child := os.fork()) == 0:
+        try:
+            exec(json.loads(line))
+            {LIST}
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+    print("end", flush=True)
+os._exit(0)
+"""
+"""Runs code in forks of a process that has imported torch and nothing else."""
+
+
+@pytest.fixture(scope="module")
+def imported() -> Iterator[Imported]:
+    """Return the modules of sedd and torch that are loaded after code in a process with torch alone."""
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+
+        def run(code: str) -> set[str]:
+            print(json.dumps(code), file=process.stdin, flush=True)
+            lines = list(iter(process.stdout.readline, "end\n"))
+            assert lines, "the code failed"
+            return set(lines[-1].split())
+
+        yield run
+        process.stdin.close()
 
 
 def test_help_does_not_load_torch() -> None:
@@ -33,24 +63,26 @@ def test_help_does_not_load_torch() -> None:
         "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
         "        cli.app(words)\n"
     )
-    assert "torch" not in imported(code)
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{LIST}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "torch" not in done.stdout.split()
 
 
-def test_a_loaded_model_imports_no_kernels_and_no_training() -> None:
+def test_a_loaded_model_imports_no_kernels_and_no_training(imported: Imported) -> None:
     """What ``sedd info`` imports: the factory and the classes of one model."""
     found = imported("from sedd import checkpoint, factory\nfactory.build_process('absorbing', 5)")
     assert not {name for name in found if name.startswith("sedd.ops.") and name.endswith("_triton")}
     assert not {name for name in found if name.startswith(("sedd.training", "sedd.sampling.", "sedd.likelihood"))}
 
 
-def test_training_imports_no_compiler_and_no_sharding() -> None:
+def test_training_imports_no_compiler_and_no_sharding(imported: Imported) -> None:
     """Each takes a second; torch's optimizers import the compiler when the first of them is made."""
     assert not {"torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"} & imported(
         "import sedd.training.loop"
     )
 
 
-def test_a_sampler_imports_no_other() -> None:
+def test_a_sampler_imports_no_other(imported: Imported) -> None:
     found = imported("from sedd import registry\nregistry.SAMPLERS.load('tweedie')")
     others = {path.partition(":")[0] for path in registry.SAMPLERS.built_in.values()} - {"sedd.sampling.grid"}
     assert not others & found
@@ -135,10 +167,10 @@ def write_model(folder: Path) -> None:
     (saved / "config.json").write_text(json.dumps(stored))
     (saved / "state.json").write_text(json.dumps({"step": 1, "tokens": 2, "best": 0.5, "best_step": 1}))
     Bytes().save(saved)
-    safetensors.numpy.save_file(
-        {"weight": np.zeros((2, 3)), "rotary_emb.inv_freq": np.zeros(4)}, saved / "ema.safetensors"
-    )
-    checkpoint._write_manifest(saved)
+    for stem in ("ema", "model", "optimizer"):
+        weights = {"weight": np.zeros((2, 3)), "rotary_emb.inv_freq": np.zeros(4)}
+        safetensors.numpy.save_file(weights, saved / f"{stem}.safetensors")
+    checkpoint._write_manifest(saved, [path.name for path in saved.iterdir()])
     (folder / "log.jsonl").write_text('{"step": 1, "tokens": 2, "bound": 0.5, "bound_stderr": 0.1}\n')
 
 
@@ -169,7 +201,7 @@ def test_options_of_samplers_are_those_of_their_classes() -> None:
         assert registry.SAMPLER_OPTIONS.get(name, {}) == found
 
 
-def test_loading_a_model_imports_no_distributed_checkpoints() -> None:
+def test_loading_a_model_imports_no_distributed_checkpoints(imported: Imported) -> None:
     """`torch.distributed.checkpoint` takes a second; training imports it when it saves."""
     found = imported("import sedd\nsedd.load")
     assert "sedd.api" in found

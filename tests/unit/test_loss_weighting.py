@@ -13,7 +13,7 @@ from sedd.diffusion.objective import LambdaDCE, MeanCrossEntropy, TimeDCE
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import Cosine, LogLinear
 from sedd.runtime.distributed import Ranks
-from sedd.training.batches import _use_one_core
+from sedd.training.batches import use_one_core
 from sedd.training.datasets import open_datasets
 from sedd.training.trainer import Trainer
 
@@ -83,7 +83,7 @@ def test_the_thread_of_the_loader_uses_one_core_and_the_others_do_not() -> None:
     torch.set_num_threads(2)
     try:
         with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
-            _use_one_core(pool)
+            use_one_core(pool)
             torch.ones(100_000).sum()
             assert pool.submit(torch.get_num_threads).result() == 1
             assert other.submit(torch.get_num_threads).result() == torch.get_num_threads() == 2

@@ -137,3 +137,43 @@ def test_decay_over_all_of_the_budget() -> None:
     for fraction in (0.0, 1.1):
         with pytest.raises(ValueError, match="decay_fraction"):
             OptimConfig(decay_fraction=fraction)
+
+
+SCHEDULES = [  # schedule, warmup steps, decay fraction, final fraction; then step, budget used, factor
+    ("constant", 0, 1.0, 0.1, [(0, 0.0, 1.0), (7, 0.5, 1.0), (9, 1.0, 1.0)]),
+    ("constant", 4, 1.0, 0.1, [(0, 0.0, 0.25), (1, 0.1, 0.5), (2, 0.2, 0.75), (3, 0.3, 1.0), (4, 0.4, 1.0)]),
+    ("linear", 0, 1.0, 0.1, [(0, 0.0, 1.0), (1, 0.25, 0.775), (5, 0.5, 0.55), (9, 0.9, 0.19), (10, 1.0, 0.1)]),
+    ("linear", 0, 0.5, 0.2, [(0, 0.0, 1.0), (5, 0.5, 1.0), (6, 0.625, 0.8), (7, 0.75, 0.6), (10, 1.0, 0.2)]),
+    ("linear", 10, 1.0, 0.0, [(0, 0.0, 0.1), (4, 0.5, 0.25), (9, 0.75, 0.25), (20, 1.0, 0.0)]),
+    ("cosine", 0, 1.0, 0.1, [(0, 0.0, 1.0), (1, 1 / 3, 0.775), (2, 0.5, 0.55), (3, 2 / 3, 0.325), (4, 1.0, 0.1)]),
+    ("cosine", 0, 1.0, 0.0, [(1, 0.25, 0.8535533905932737), (3, 0.75, 0.1464466094067262), (4, 1.0, 0.0)]),
+    ("cosine", 0, 0.25, 0.2, [(0, 0.75, 1.0), (1, 0.75 + 1 / 12, 0.8), (2, 0.875, 0.6), (3, 1.0, 0.2)]),
+    ("cosine", 5, 1.0, 0.0, [(0, 0.0, 0.2), (1, 0.5, 0.2), (4, 0.5, 0.5), (5, 1.0, 0.0)]),
+]
+
+
+@pytest.mark.parametrize(("schedule", "warmup", "decay", "final", "rows"), SCHEDULES)
+def test_learning_rates_by_hand(
+    schedule: str, warmup: int, decay: float, final: float, rows: list[tuple[int, float, float]]
+) -> None:
+    config = OptimConfig(lr_schedule=schedule, warmup_steps=warmup, decay_fraction=decay, final_lr_fraction=final)
+    found = [lr_multiplier(config, step, used) for step, used, _ in rows]
+    assert found == pytest.approx([factor for *_, factor in rows], abs=1e-12)
+
+
+def test_the_ema_by_hand() -> None:
+    """Its decay rises as (1 + n)/(10 + n) up to the given one; from 0 the average of 1, 2, 3 is then 2.82525."""
+    network = nn.Linear(1, 1, bias=False)
+    ema = EMA(network, copy.deepcopy(network), 0.999)
+    expected = {0: 0.1, 1: 2 / 11, 2: 0.25, 8: 0.5, 90: 0.91, 8989: 8990 / 8999, 8990: 0.999, 10**6: 0.999}
+    assert {step: ema.decay_at(step) for step in expected} == pytest.approx(expected, abs=1e-15)
+    short = EMA(network, copy.deepcopy(network), 0.15)
+    averages = []
+    with torch.no_grad():
+        short.weights[0].zero_()
+        for step, value in enumerate((1.0, 2.0, 3.0)):
+            network.weight.fill_(value)
+            short.update(step)
+            averages.append(short.weights[0].item())
+    assert averages == pytest.approx([0.9, 0.15 * 0.9 + 0.85 * 2, 2.82525], rel=1e-6)
+    assert network.weight.item() == 3

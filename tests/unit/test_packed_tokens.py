@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedd import registry
@@ -65,6 +67,36 @@ def losses_and_gradients(
 def relative_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """Return the largest relative difference."""
     return max(((a - b).norm() / (b.norm() + 1e-300)).item() for a, b in zip(ours, theirs, strict=True))
+
+
+class AccumulatingWrites(TorchDispatchMode):
+    """Records writes that add to the same entry from several threads, in any order, on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "index_put" in str(function) and len(args) > 3 and args[3]:
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@architectures
+def test_nothing_is_added_in_any_order(architecture: type[Transformer]) -> None:
+    """So that two threads compute the same bits every time."""
+    network = build_network(architecture)
+    with AccumulatingWrites() as writes:
+        losses_and_gradients(network, MASKED["some"])
+    assert writes.found == []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, *others = (losses_and_gradients(network, MASKED["some"]) for _ in range(3))
+    finally:
+        torch.set_num_threads(threads)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])

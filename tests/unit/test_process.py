@@ -7,6 +7,7 @@ import scipy.stats
 import torch
 
 from sedd import exact
+from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.process import Absorbing, Process, Uniform, log_odds
 from sedd.diffusion.schedule import (
     Cosine,
@@ -16,6 +17,7 @@ from sedd.diffusion.schedule import (
     LowNoiseTimes,
     Polynomial,
     Schedule,
+    TimeSampler,
     UniformTimes,
     bell_times,
     stratified,
@@ -135,3 +137,16 @@ def test_times_come_back_inside_the_unit_interval(schedule: Schedule, dtype: tor
     assert ((back >= 0) & (back <= 1)).all()
     schedule.sigma(back)
     refuses(lambda: schedule.t(torch.tensor([1e3], dtype=dtype)), "sigma is 1000.0", "between")
+
+
+@pytest.mark.parametrize(
+    "time_sampler", [UniformTimes(), LowNoiseTimes(), bell_times()], ids=lambda s: type(s).__name__
+)
+def test_objectives_draw_times_from_t_min_on(time_sampler: TimeSampler) -> None:
+    """∫ f dt from t_min to 1 by the times and weights of an objective, not of the sampler alone."""
+    u = (torch.arange(20_000).double() + 0.5) / 20_000
+    t, weight = DenoisingScoreEntropy(Absorbing(3), LogLinear(), t_min=0.3, time_sampler=time_sampler).times(u)
+    assert 0.3 <= t.min() < 0.3001
+    for power in (0, 1, 4):
+        expected = (1 - 0.3 ** (power + 1)) / (power + 1)
+        assert math.isclose((weight * t**power).mean(), expected, rel_tol=1e-3)

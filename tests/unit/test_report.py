@@ -160,7 +160,9 @@ def test_unfinished_runs(tmp_path: Path, records: list[dict[str, Any]], tail: st
 def test_other_folders_are_refused(tmp_path: Path, refuses: Callable[..., None]) -> None:
     refuses(lambda: report.read_run(tmp_path), "log.jsonl", "not the folder of a run")
     refuses(lambda: report.read_run(write(tmp_path, [], '{"step": 1')), "logged nothing yet")
-    refuses(lambda: report.read_run(write(tmp_path, RECORDS, "not json\n")), "cannot be read")
+    refuses(
+        lambda: report.read_run(write(tmp_path, RECORDS, "not json\n")), "log.jsonl, line", "not a record of a step"
+    )
     refuses(lambda: report.read_run(write(tmp_path, RECORDS, '{"text": "x"}\n')), "not a record of a step")
     (write(tmp_path, RECORDS) / "config.json").unlink()
     refuses(lambda: report.read_run(tmp_path), "config.json", "cannot be read")

@@ -18,8 +18,13 @@ from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+import torch
+
 from sedd.bench.sample import SampleSetting, random_model
+from sedd.factory import LoadedModel
 from sedd.generate import SamplingRun, SamplingSettings, blank_prompt
+from sedd.runtime.cuda_graphs import batch_bucket
+from sedd.serve.checks import check_installed
 from sedd.serve.limits import Limits
 
 
@@ -92,6 +97,7 @@ def measure_serving(setting: ServeSetting, on_offline: Callable[[float], None]) 
         setting: The model and the load.
         on_offline: Called with the tokens per second of ``sedd sample`` in the server's process.
     """
+    check_installed()
     with _server(setting) as (port, offline):
         on_offline(offline)
         alone = _closed_loop(setting, port, 1)
@@ -115,7 +121,10 @@ def _server(setting: ServeSetting) -> Iterator[tuple[int, float]]:
     try:
         offline = here.recv()
         port = here.recv()
-        _wait_until_ready(port)
+        while not _is_ready(port):
+            if process.exitcode is not None:
+                raise EOFError
+            time.sleep(0.05)
         yield port, offline
     except EOFError:
         raise RuntimeError("the server's process has ended; its error is above") from None
@@ -132,7 +141,8 @@ def _serve(setting: ServeSetting, pipe: Connection) -> None:
     loaded = random_model(setting.model)
     run = SamplingRun.of(loaded, SamplingSettings(sampler=setting.model.sampler, steps=setting.model.steps))
     prompt = blank_prompt(loaded, setting.model.batch, None).to(loaded.device)
-    run.sample(prompt, setting.model.batch)  # the first batch captures CUDA graphs
+    _capture_graphs(loaded, setting.model.batch)
+    run.sample(prompt, setting.model.batch)
     start = time.perf_counter()
     run.sample(prompt, setting.model.batch)
     pipe.send(prompt.given.numel() / (time.perf_counter() - start))
@@ -142,13 +152,21 @@ def _serve(setting: ServeSetting, pipe: Connection) -> None:
     uvicorn.Server(uvicorn.Config(build_app(loaded, "random", limits), log_level="warning")).run(sockets=[listener])
 
 
-def _wait_until_ready(port: int) -> None:
-    while True:
-        try:
-            if _get(port, "/ready")[0] == 200:
-                return
-        except OSError:
-            time.sleep(0.05)
+def _capture_graphs(loaded: LoadedModel, rows: int) -> None:
+    """Call the network with batches of every size that a server of so many slots pads to.
+
+    Each captures a CUDA graph at its first call; under load that would be part of what is measured.
+    """
+    x = torch.zeros(rows, loaded.config.model.seq_len, dtype=torch.long, device=loaded.device)
+    for count in {batch_bucket(count): count for count in range(1, rows + 1)}.values():
+        loaded.model.hidden(x[:count], torch.ones(count, device=loaded.device))
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        return _get(port, "/ready")[0] == 200
+    except OSError:
+        return False
 
 
 def _get(port: int, path: str) -> tuple[int, str]:

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
+from sedd.border import warn
 from sedd.cli import (
     audit,
     bench,
@@ -26,6 +27,7 @@ from sedd.cli import (
     serve,
     train,
 )
+from sedd.cli.resource_errors import explain
 from sedd.cli.root import app
 
 __all__ = [
@@ -51,24 +53,17 @@ __all__ = [
 ]
 
 
-OUT_OF_MEMORY = (
-    "the GPU has too little memory. For training, accumulate gradients (--set train.grad_accumulation=4), use "
-    "activation checkpointing (--set train.activation_checkpointing=selective) or turn CUDA graphs off (--set "
-    "train.cuda_graphs=false); otherwise use a smaller --batch"
-)
-
-
 def main() -> None:
-    """Run the command line; a ValueError is printed as a sentence, with exit code 2."""
+    """Run the command line; an error is printed as a sentence: of what was given with code 2, of the machine with 1."""
     try:
         app()
     except ValueError as error:
-        print(f"sedd: {error}", file=sys.stderr)
+        warn(str(error))
         _exit(2)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # of torch, which may not be imported
+    except (MemoryError, OSError, RuntimeError) as error:
+        if (sentence := explain(error, sys.argv[1:])) is None:
             raise
-        print(f"sedd: {OUT_OF_MEMORY}. {'. '.join(str(error).split('. ')[:3])}", file=sys.stderr)
+        warn(sentence)
         _exit(1)
     except SystemExit as end:
         _exit(end.code)

@@ -1,7 +1,7 @@
 """``sedd bench``: time and memory on this machine."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +14,7 @@ from sedd.cli.root import App, AsJson, Device, app, list_names
 from sedd.config import NOT_FOR_TRAINING, check_choice
 
 if TYPE_CHECKING:
-    from sedd.bench import Machine, Measurement
+    from sedd.bench import Load, Machine, Measurement
 
 bench = App(help="Time and memory on this machine, compared with the PyTorch reference.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
@@ -179,6 +179,25 @@ def bench_sample(
     _print(setting.__dict__, machine, benches.SAMPLE_FLOPS, benches.measure_sampling(setting, machine), as_json)
 
 
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f} ms"
+
+
+_LOAD_ROWS: "dict[str, Callable[[Load], str]]" = {
+    "tokens/s": lambda load: f"{load.tokens_per_second:,.0f}",
+    "replies": lambda load: str(load.replies),
+    "refused (429)": lambda load: str(load.refused),
+    "errors": lambda load: str(load.errors),
+    "latency p50": lambda load: _milliseconds(load.p50),
+    "p95": lambda load: _milliseconds(load.p95),
+    "p99": lambda load: _milliseconds(load.p99),
+    "first edit p50": lambda load: _milliseconds(load.first_edit),
+    "rows per pass": lambda load: f"{load.occupancy or 0:.1f}",
+    "passes skipped": lambda load: f"{load.skipped or 0:.0%}",
+    "differing": lambda load: str(load.differing),
+}
+
+
 @bench.command("serve")
 def bench_serve(
     recipe: RecipeName = None,
@@ -198,9 +217,9 @@ def bench_serve(
 ) -> None:
     """Measure a server over the loopback interface: one request at a time, many clients, and random arrivals.
 
-    Latencies are in milliseconds, to the end of a reply and to the first edit of a stream. A request without other load
-    must get the same text as with it; replies that differ are counted. Compare with offline sampling, which is measured
-    in the server's process first.
+    Random arrivals come at half and at twice the throughput of many clients. Latencies are to the end of a reply, and
+    to the first edit of a stream. A request without other load must get the same text as with it; replies that differ
+    are counted. Compare with offline sampling, which is measured in the server's process first.
     """
     from sedd import bench as benches
 
@@ -226,14 +245,15 @@ def bench_serve(
         record = {"machine": machine._asdict(), "setting": model.__dict__, "offline_tokens_per_second": offline[0]}
         print(json.dumps({**record, "loads": [load._asdict() for load in measured]}))
         return
-    columns = "load", "tokens/s", "replies", "429", "errors", "p50", "p95", "p99", "first edit", "rows/pass", "skipped"
-    table = Table(*columns, "differing", box=None, pad_edge=False)
-    for load in measured:
-        times = ("" if ms is None else f"{ms:,.0f}" for ms in (load.p50, load.p95, load.p99, load.first_edit))
-        counts = (f"{load.tokens_per_second:,.0f}", *map(str, (load.replies, load.refused, load.errors)))
-        shares = f"{load.occupancy or 0:.1f}", f"{load.skipped or 0:.0%}", str(load.differing)
-        table.add_row(load.variant, *counts, *times, *shares)
+    table = Table("", *(load.variant for load in measured), box=None, pad_edge=False)
+    for name, show in _LOAD_ROWS.items():
+        table.add_row(name, *map(show, measured))
+    alone, many = measured[:2]
     print(f"offline sampling, batch {clients}: {offline[0]:,.0f} tokens/s")
+    print(
+        f"{many.variant}: {many.tokens_per_second / offline[0]:.1%} of that, "
+        f"{many.tokens_per_second / alone.tokens_per_second:.1f} times {alone.variant}"
+    )
     Console().print(table)
 
 

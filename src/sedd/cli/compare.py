@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, check_source, corpora
-from sedd.cli.root import AsJson, Device, app, stderr_progress
+from sedd.cli.root import AsJson, Device, app, check_out, show, stderr_progress
 
 
 @app.command()
@@ -34,6 +34,7 @@ def compare(
 
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
+    check_out(path)
     for run in runs:
         checkpoint.peek_model(run)
     if data is not None:
@@ -68,4 +69,4 @@ def _print(rows: list[dict[str, object]], as_json: bool) -> None:
         return
     header = [name.replace("_", " ") for name in comparison.COLUMNS]
     for words in (header, ["---"] * len(header), *cells):
-        print(f"| {' | '.join(words)} |")
+        show(f"| {' | '.join(words)} |")

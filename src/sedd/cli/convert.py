@@ -1,6 +1,5 @@
 """``sedd import`` and ``sedd export``: convert published checkpoints, and write small models for sharing."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +8,9 @@ import typer
 from rich.console import Console
 
 from sedd import checkpoint
+from sedd.border import warn
 from sedd.cli.evaluate import check_source
-from sedd.cli.root import AsJson, Device, ModelFolder, app, print_record, stderr_progress
+from sedd.cli.root import AsJson, Device, ModelFolder, app, print_record, show, stderr_progress
 from sedd.config import check_choice
 
 FORMATS = ("sedd", "radd", "mdlm")
@@ -50,7 +50,7 @@ def import_checkpoint(
         tokens = hub.find_tokenizer(found, tokenizer)
         folder = convert.save_model_folder(found, tokens, out, hub.source_name(source))
     if tokens is None:
-        print("sedd: no tokenizer was found, tokens are shown as integers; name one with --tokenizer", file=sys.stderr)
+        warn("no tokenizer was found, tokens are shown as integers; name one with --tokenizer")
     record = {
         "model": str(out),
         "layout": found.layout.name,
@@ -125,11 +125,11 @@ def export(
     if as_json:
         print_record({"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}, as_json)
         return
-    print(f"{out}: {stored.parameters:,} parameters in {stored.dtype}, {stored.bytes:,} bytes (before {was.bytes:,})")
+    show(f"{out}: {stored.parameters:,} parameters in {stored.dtype}, {stored.bytes:,} bytes (before {was.bytes:,})")
     if cost:
         result = cost["evaluation"]
         bound = f"{result['nats_per_token']:.6f} ± {result['stderr_nats_per_token']:.6f} nats per token"
-        print(f"bound on {cost['cost']['data']}: {bound}")
+        show(f"bound on {cost['cost']['data']}: {bound}")
         print(f"cost of {dtype}: {hub.describe_cost(cost['cost'])}, on the same draws")
 
 

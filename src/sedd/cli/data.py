@@ -1,13 +1,13 @@
 """``sedd data``: tokenize corpora into shards on disk."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, App, AsJson, Column, Encoding, app, stderr_progress
+from sedd.border import warn
+from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, App, AsJson, Column, Encoding, app, show, stderr_progress
 
 if TYPE_CHECKING:
     from sedd.data import Index
@@ -21,7 +21,7 @@ def data_prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy, also compressed), "
+            help="Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy .bin .ds, also compressed), "
             "or hf:NAME[:SPLIT] (a Hugging "
             "Face dataset)."
         ),
@@ -48,14 +48,16 @@ def data_prepare(
     as_json: AsJson = False,
 ) -> None:
     """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer."""
-    from sedd.data import TextEncoding, prepare, read_documents
+    from sedd.data import TextEncoding, expand_sources, prepare, read_documents
+    from sedd.data.token_files import refuse_fitting
     from sedd.tokenizer import build_tokenizer
 
+    refuse_fitting([file for source in expand_sources(sources) for file in source.files], tokenizer)
     text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding or "utf-8")
     with stderr_progress("fitting the tokenizer"):
         built = build_tokenizer(tokenizer, lambda: read_documents(sources, column, packing, text_encoding))
     if not built.is_lossless:
-        print(f"sedd: {tokenizer} is not lossless; decoded text may differ from the text encoded", file=sys.stderr)
+        warn(f"{tokenizer} is not lossless; decoded text may differ from the text encoded")
     with stderr_progress("encoding") as on_progress:
         index = prepare(
             sources,
@@ -84,7 +86,7 @@ def data_prepare(
     if as_json:
         print(json.dumps(row))
     else:
-        print(
+        show(
             f"{out}: {index.tokens} tokens in {index.records} records, {row['bytes_per_token']:.4f} bytes per token, "
             f"vocabulary of {index.vocab_size}{_describe_records(index)}"
         )

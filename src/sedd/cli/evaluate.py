@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sedd import files
+from sedd.border import read_text, visible, warn
 from sedd.cli.root import (
     AsJson,
     Column,
@@ -20,13 +22,15 @@ from sedd.cli.root import (
     Encoding,
     FirstModel,
     app,
+    check_out,
     check_precision,
     find_model,
+    show,
     split_model,
     stderr_progress,
+    writing_to,
 )
 from sedd.config import check_choice, check_label
-from sedd.generate.display import visible
 from sedd.models import built_in_folder
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
@@ -144,8 +148,10 @@ def evaluate_dataset(
     """
     from sedd import evaluation
 
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
+    if out is not None:
+        if not out.parent.is_dir():
+            raise ValueError(f"{out.parent} does not exist; make it, or choose another --out")
+        check_out(out)
     folder, data = _split_data(model, data, suite is not None or samples is not None)
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     number = _check(folder, estimator, draws, label, orders)
@@ -176,7 +182,7 @@ def evaluate_dataset(
             if published not in (None, size := loaded.tokenizer.vocab_size) and ranks.is_main:
                 note = f"published numbers of protocol {chosen_protocol.name} count tokens of a vocabulary of"
                 note = f"{note} {published:,}; this model has {size:,}: compare bits_per_char only"
-                print(f"sedd: {note}", file=sys.stderr)
+                warn(note)
             models = evaluation.models_by_precision(loaded, precision)
             records = []
             for corpus in corpora(loaded, data, chosen_protocol, suite, dataset, column, encoding or "utf-8"):
@@ -187,7 +193,8 @@ def evaluate_dataset(
         first = ranks.is_main
     if first:
         if out is not None:
-            out.write_text("".join(json.dumps(record) + "\n" for record in records))
+            with writing_to(out):
+                files.write_text(out, "".join(json.dumps(record) + "\n" for record in records))
         _print(records, as_json, as_table=suite is not None)
 
 
@@ -327,7 +334,7 @@ def _describe(record: dict[str, Any]) -> None:
     print(f"{_interval(record)} nats per token")
     for name in RECORD_FIELDS:
         if record[name] is not None:  # bits per character and byte, where the tokens are not text
-            print(f"{name.replace('_', ' '):34s} {record[name]}")
+            show(f"{name.replace('_', ' '):34s} {record[name]}")
     if difference := record["bfloat16_difference"]:
         about = f"{difference['nats_per_token']:.6f} ± {difference['stderr']:.6f} nats per token"
         print(f"{'bfloat16 − float32':34s} {about}, on {difference['draws']} draws")
@@ -395,7 +402,7 @@ def _read_texts(texts: list[str], file: Path | None) -> list[str]:
     if file is not None:
         if not file.is_file():
             raise ValueError(f"{file} does not exist; name a file of texts, one per line")
-        found += file.read_text(encoding="utf-8").splitlines()
+        found += read_text(file).splitlines()
     if not found:
         raise ValueError("no text was given; give one or more, or --file FILE, or - to read them from stdin")
     return found

@@ -1,9 +1,12 @@
 """``sedd info``: describe a model."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sedd.cli.root import AsJson, OptionalModel, app, print_record
+
+if TYPE_CHECKING:
+    from sedd.hub.card_facts import CardFacts
 
 
 @app.command()
@@ -13,11 +16,12 @@ def info(
 ) -> None:
     """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds, its card."""
     from sedd import checkpoint
+    from sedd.hub.card_facts import CardFacts
     from sedd.tokenizer import load_tokenizer
 
     assert model is not None  # its callback returns the default
     folder, config, vocab_size, labels, _ = checkpoint.find_model(model)
-    state, options, stored = checkpoint.load_json(folder, "state"), config.noise.options, checkpoint.read_header(folder)
+    state, options, stored = checkpoint.read_state(folder), config.noise.options, checkpoint.read_header(folder)
     record: dict[str, Any] = {
         "folder": str(folder),
         "parameters": stored.parameters,
@@ -35,17 +39,18 @@ def info(
         "step": state["step"],
         "tokens": state["tokens"],
     }
-    bounds, card = _bounds(folder, state), _card(folder)
+    bounds, facts = _bounds(folder, state), CardFacts.read(folder)
+    card = {name: value for name, value in vars(facts).items() if value}
     if as_json:
         print_record({**record, **bounds, **({"card": card} if card else {})}, as_json)
         return
     if card:
-        print_record({**record, **_card_facts(card)}, as_json)
+        print_record({**record, **_card_facts(facts)}, as_json)
         return
     shown = {
         name: f"{bounds[name]:.4f} nats per token at step {bounds[f'{name}_step']:,}"
         for name in ("bound", "best_bound")
-        if bounds[name] is not None
+        if None not in (bounds[name], bounds[f"{name}_step"])
     }
     every = config.train.eval_every
     when = f"the run evaluates every {every:,} steps and at its end" if every else "the run evaluates at its end"
@@ -70,24 +75,17 @@ def _bounds(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _card(folder: Path) -> dict[str, Any]:
-    """Return what the model card states, if the model has one."""
-    from sedd import checkpoint
-
-    found = checkpoint.load_json(folder, "card") if (folder / "card.json").is_file() else {}
-    return found if isinstance(found, dict) else {}
-
-
-def _card_facts(card: dict[str, Any]) -> dict[str, str]:
+def _card_facts(card: "CardFacts") -> dict[str, str]:
     """Return the facts of a card for people, a line each."""
-    facts = {name: " ".join(str(card.get(name, "")).split()) for name in ("summary", "data", "licence", "limits")}
-    facts["command"] = str(card.get("command", "")).partition("\n")[0]
-    for result in card.get("results", []):
+    facts = {name: " ".join(getattr(card, name).split()) for name in ("summary", "data", "licence", "limits")}
+    facts["command"] = card.command.partition("\n")[0]
+    for result in card.results:
         error = f" ± {result['stderr_nats_per_token']}" if result.get("stderr_nats_per_token") else ""
-        facts[f"bound, {result.get('dataset') or result['data']}"] = f"{result['nats_per_token']}{error} nats per token"
-    if cost := card.get("weights_cost"):
-        facts[f"cost of {cost['dtype']}"] = f"{cost['nats_per_token']:.6f} nats per token"
-    metrics = card.get("sample_metrics") or {}
+        data = result.get("dataset") or result.get("data") or "a text"
+        facts[f"bound, {data}"] = f"{result['nats_per_token']}{error} nats per token"
+    if cost := card.weights_cost:
+        facts[f"cost of {cost.get('dtype')}"] = f"{cost['nats_per_token']:.6f} nats per token"
+    metrics = card.sample_metrics or {}
     facts |= {
         name: str(metrics[name]) for name in ("validity", "uniqueness", "novelty") if metrics.get(name) is not None
     }

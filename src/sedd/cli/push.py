@@ -1,12 +1,12 @@
 """``sedd push``: upload a model to the Hugging Face Hub."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from sedd.border import check_fields, parse_json
 from sedd.cli.root import AsJson, ModelFolder, app, print_record
 
 
@@ -36,11 +36,15 @@ def push(
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    needed = {"nats_per_token", "stderr_nats_per_token", "protocol", "data"}
+    from sedd.hub.card_facts import RESULT_TYPES
+
+    needed = ("nats_per_token", "stderr_nats_per_token", "protocol", "data")
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as results: {error}") from None
-    if not found or not all(isinstance(record, dict) and needed <= record.keys() for record in found):
+    if not found or not all(isinstance(record, dict) and set(needed) <= record.keys() for record in found):
         raise ValueError(f"{path} holds no results; write them with: sedd eval MODEL DATA --out {path}")
+    for number, record in enumerate(found, 1):
+        check_fields(f"line {number} of {path}", record, RESULT_TYPES, required=needed)
     return found

@@ -1,7 +1,6 @@
 """``sedd quality``: generative perplexity and other metrics of samples."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sedd.cli.root import DEFAULT_HELP, AsJson, Device, app, check_file_name, find_model, stderr_progress, writing_to
+from sedd import files
+from sedd.border import check_count, warn
+from sedd.cli.root import (
+    DEFAULT_HELP,
+    AsJson,
+    Device,
+    app,
+    check_file_name,
+    check_out,
+    find_model,
+    show,
+    stderr_progress,
+    writing_to,
+)
 from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.config import check_choice
@@ -185,8 +197,7 @@ class _Plan:
 
     def __post_init__(self) -> None:
         for name in ("count", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+            check_count(name, getattr(self, name))
 
     def samples(self, path: Path) -> "Iterator[SampleSet]":
         """Check an input now; samples of a run are drawn when iterated over."""
@@ -228,12 +239,14 @@ def _find_input(path: Path) -> Path:
 
 def _is_molecule_run(path: Path) -> bool:
     """Return whether ``path`` is the folder of a run that was trained on files of SMILES."""
+    from sedd import checkpoint
     from sedd.data.readers import SMILES, file_kind
 
-    config = path / "config.json"
-    stored = json.loads(config.read_text()).get("data", {}) if config.is_file() else {}
-    sources = stored.get("sources", [])
-    return bool(sources) and all(file_kind(Path(source)) in SMILES for source in sources)
+    stored = checkpoint.load_json(path, "config") if (path / "config.json").is_file() else {}
+    match stored:
+        case {"data": {"sources": [*sources]}}:
+            return bool(sources) and all(file_kind(Path(str(source))) in SMILES for source in sources)
+    return False
 
 
 class _MoleculeCounter:
@@ -265,7 +278,7 @@ class _MoleculeCounter:
             length, fraction = config.model.seq_len, config.data.val_fraction
             blocks = data.TokenBlocks.open(training.prepare_data(config), length, "train", fraction)
         except ValueError as error:
-            print(f"sedd: novelty is not known, name the training data with --known: {error}", file=sys.stderr)
+            warn(f"novelty is not known, name the training data with --known: {error}")
             return None
         return blocks.decode()
 
@@ -321,6 +334,7 @@ def _check_writable(path: Path, kinds: Sequence[str]) -> None:
         raise ValueError(f"{path} cannot be written; the name must end in {' or '.join(kinds)}")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} does not exist; make it, or choose another folder for {path.name}")
+    check_out(path)
 
 
 def _save_samples(samples: "SampleSet", path: Path | None) -> "SampleSet":
@@ -356,9 +370,9 @@ def _report(records: list[Record], swept: list[str], out: list[Path], as_json: b
             plot.save_png(plot_quality(records, swept), path)
         else:
             with writing_to(path):
-                path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+                files.write_text(path, "".join(json.dumps(record) + "\n" for record in records))
     for warning in comparison_warnings(records):
-        print(f"sedd: {warning}", file=sys.stderr)
+        warn(warning)
     if as_json:
         for record in records:
             print(json.dumps(record))
@@ -374,15 +388,15 @@ def _print(records: list[Record], columns: list[str], found: list[list[Any]]) ->
     ]
     heads, first = [name.replace("_", " ") for name in columns], records[0]
     for line in _about(records):
-        print(line)
+        show(line)
     if len(cells) == 1:
         counts = [name for name in ("samples", "tokens", "truncated", "known_molecules") if first.get(name) is not None]
         shown = [*cells[0], *(str(first[name]) for name in counts)]
         for name, cell in zip([*heads, *(name.replace("_", " ") for name in counts)], shown, strict=True):
-            print(f"{name:22s} {cell}")
+            show(f"{name:22s} {cell}")
         return
     for row in (heads, ["---"] * len(heads), *cells):
-        print(f"| {' | '.join(row)} |")
+        show(f"| {' | '.join(row)} |")
 
 
 def _about(records: list[Record]) -> Iterator[str]:

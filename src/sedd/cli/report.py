@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sedd.cli.root import AsJson, Device, app, print_record, writing_to
+from sedd import files
+from sedd.cli.root import AsJson, Device, app, check_out, print_record, writing_to
 
 
 @app.command()
@@ -24,10 +25,11 @@ def report(
     """
     from sedd.evaluation import report as reports
 
+    path = out or run / "report.html"
     history = reports.read_run(run)
+    check_out(path)
     with Console(stderr=True).status("sampling"):
         texts = reports.report_samples(history, samples, seed, device)
-    path = out or run / "report.html"
     with writing_to(path):
-        path.write_text(reports.render_report(history, texts))
+        files.write_text(path, reports.render_report(history, texts))
     print_record({"report": str(path), "step": history.records[-1]["step"], "samples": len(texts.texts)}, as_json)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
 from sedd import __version__, models, registry
+from sedd.border import LIMITS, check_limit, visible, warn
 from sedd.config import PRECISIONS, check_choice
 
 ORDER = (
@@ -47,11 +49,22 @@ def _without_flag_types(params: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command whose help fits a reader."""
+    """A command whose help fits a reader, and whose counts have limits."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, also for the help."""
         return _without_flag_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Refuse numbers above the limits of `border.LIMITS`, then run the command.
+
+        Those of ``sedd train`` and ``sedd plan`` are keys of the configuration, which has limits of its own.
+        """
+        is_run = self.name in ("train", "plan") and ctx.parent.parent is None
+        for name, value in ctx.params.items():
+            if isinstance(value, int) and name in LIMITS and not is_run:
+                check_limit(name.replace("_", "-"), value, name)
+        return super().invoke(ctx)
 
 
 class Group(TyperGroup):
@@ -62,9 +75,28 @@ class Group(TyperGroup):
         return _without_flag_types(super().get_params(ctx))
 
 
+@contextmanager
+def _visible_usage_errors() -> Iterator[None]:
+    """Escape control characters in the messages of errors of usage, which quote the command line."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = visible(message)  # type: ignore[attr-defined]
+        raise
+
+
 class _OrderedCommands(Group):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _visible_usage_errors():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _visible_usage_errors():
+            return super().invoke(ctx)
 
 
 class App(typer.Typer):
@@ -188,7 +220,12 @@ def print_record(record: dict[str, Any], as_json: bool) -> None:
         return
     for name, value in record.items():
         shown = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if isinstance(value, float) else str(value)
-        print(f"{name.replace('_', ' '):26s} {shown}")
+        show(f"{name.replace('_', ' '):26s} {shown}")
+
+
+def show(text: str) -> None:
+    """Print text that may come from a file or a name: on a terminal with control characters escaped, else as it is."""
+    print(visible(text) if sys.stdout.isatty() else text, flush=True)
 
 
 @contextmanager
@@ -208,6 +245,19 @@ def writing_to(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"{out} cannot be written to ({error.strerror}); choose another --out") from None
+
+
+def check_out(out: Path) -> None:
+    """Refuse a file that cannot be written, before any work; nothing is left behind."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file in it with --out")
+    if out.exists() and not out.is_file():  # a device, such as /dev/null
+        return
+    folder = next(path for path in out.absolute().parents if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
 
 
 def check_precision(precision: str | None) -> str | None:
@@ -235,7 +285,7 @@ def find_model(name: Path | str | None) -> Path:
     if name is None:
         folder = models.default_model()
         if os.environ.get("RANK", "0") == "0":
-            print(f"sedd: no model was named; using {models.DEFAULT}", file=sys.stderr)
+            warn(f"no model was named; using {models.DEFAULT}")
         return folder
     check_file_name(name)
     path = checkpoint.locate_model(name) or Path(name)

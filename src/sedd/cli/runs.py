@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from sedd.border import is_of_type, parse_json, visible
 from sedd.cli.root import AsJson, app
 
 Run = dict[str, Any]
@@ -39,7 +41,7 @@ def runs(
     for name in COLUMNS:
         table.add_column(name.replace("_", " "), overflow="fold")
     for run in found:
-        table.add_row(*(_cell(run[name]) for name in COLUMNS))
+        table.add_row(*(Text(visible(_cell(run[name]), line_ends=False)) for name in COLUMNS))
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table)  # no wrapping in files
 
@@ -58,23 +60,31 @@ def _describe(path: Path, root: Path) -> Run:
     config, log = _read_json(path / "config.json"), _read_log(path / "log.jsonl")
     newest = max((path / "checkpoints").glob("step-*"), default=path)
     state = _read_json(newest / "state.json")
-    sources = config.get("data", {}).get("sources", [])
+    match config:
+        case {"data": {"sources": [*sources]}}:
+            data = ", ".join(Path(str(source)).name for source in sources)
+        case _:
+            data = ""
     changed = max(file.stat().st_mtime for file in (path / "config.json", path / "log.jsonl") if file.exists())
     return {
         "run": str(path.relative_to(root)) if path != root else path.resolve().name,
         "folder": str(path),
-        "data": ", ".join(Path(source).name for source in sources),
+        "data": data,
         "objective": config.get("objective"),
         "parameters": _count_parameters(newest),
-        "step": max([state.get("step", 0), *(record["step"] for record in log[-1:])]),
-        "best_bound": state.get("best"),
+        "step": max([_number(state, "step") or 0, *(record["step"] for record in log[-1:])]),
+        "best_bound": _number(state, "best"),
         "date": datetime.fromtimestamp(changed).isoformat(" ", "minutes"),
     }
 
 
+def _number(state: Run, name: str) -> int | float | None:
+    return state[name] if is_of_type(state.get(name), float) else None
+
+
 def _read_json(path: Path) -> Run:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from sedd import files
+from sedd.border import check_count, read_text, visible
 from sedd.cli.root import (
     AsJson,
     FirstModel,
     ModelDevice,
     OptionalModel,
     app,
+    check_out,
     check_precision,
+    show,
     split_model,
     stderr_progress,
     writing_to,
 )
 from sedd.cli.sampling_options import sampling_options, sampling_settings
-from sedd.generate.display import separator, visible
+from sedd.generate.display import separator
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
@@ -71,6 +75,8 @@ def sample(
     keep them as they are. Statistics go to stderr. The same seed gives the same texts.
     """
     assert model is not None  # its callback returns the default
+    if out is not None:
+        check_out(out)
     _check(model, count, settings, length)
     from sedd.generate import blank_prompt
 
@@ -105,6 +111,8 @@ def infill(
     all_templates = [*given, *(_read_lines(file) if file else [])]
     if not all_templates:
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
+    if out is not None:
+        check_out(out)
     _check(folder, count, settings, templates=all_templates)
     from sedd.generate import template
 
@@ -131,6 +139,7 @@ def trace(
     """Draw generated texts with each token coloured by the sampling step at which it appeared."""
     if out.suffix not in (".html", ".png"):
         raise ValueError(f"out is {out}; it must end in .html or .png")
+    check_out(out)
     folder, given = split_model(model, templates or (), *A_TEMPLATE)
     _check(folder, count, settings, length, given)
     from sedd import generate
@@ -145,8 +154,8 @@ def trace(
         if out.suffix == ".png":
             generate.trace.save_trace_png(rows, f"{title}. {about}", out)
         else:
-            out.write_text(generate.trace.trace_page(rows, title, about), encoding="utf-8")
-    print(out)
+            files.write_text(out, generate.trace.trace_page(rows, title, about))
+    show(str(out))
     _print_stats(sampling_run)
 
 
@@ -159,8 +168,7 @@ def _check(
     from sedd.generate.settings import check_length
     from sedd.generate.template import parse_template
 
-    if count < 1:
-        raise ValueError(f"count is {count}; it must be 1 or more")
+    check_count("count", count)
     sampling = sampling_settings(settings)
     for text in templates:
         parse_template(text)
@@ -182,10 +190,7 @@ def _load(
 
 
 def _read_lines(file: Path) -> list[str]:
-    try:
-        return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} could not be read: {error}") from None
+    return [line for line in read_text(file).splitlines() if line.strip()]
 
 
 def _run_batches(
@@ -194,10 +199,10 @@ def _run_batches(
     """Sample batch by batch; yields each sequence, its index, and its network calls and seconds."""
     from sedd import generate
 
-    if batch < 1:
-        raise ValueError(f"batch is {batch}; it must be 1 or more")
+    check_count("batch", batch)
     console, stats = Console(stderr=True), sampling_run.stats
-    total, steps = len(prompt.given), max(1, len(sampling_run.times) - 1)
+    total, grid = len(prompt.given), len(sampling_run.times)
+    steps = max(1, grid - 1 if grid else int(prompt.blank.sum(-1).max()))  # without a grid, one token per step
     with stderr_progress("sampling", shown=not watch) as on_progress:
         for first in range(0, total, batch):
             part = prompt.rows(slice(first, first + batch)).to(loaded.device)
@@ -208,6 +213,7 @@ def _run_batches(
             else:
                 for last in states:
                     on_progress(round((first + size * last.step / max(steps, last.step)) * steps), total * steps)
+                on_progress((first + size) * steps, total * steps)  # the last step may change nothing
             cost = {
                 "calls": (stats.row_calls - calls) / size,
                 "seconds": round((stats.seconds - seconds) / size, 6),
@@ -252,7 +258,7 @@ def _open_output(out: Path | None) -> Iterator[Callable[[str], None]]:
     if out is None:
         yield lambda line: print(line, flush=True)
         return
-    with writing_to(out), out.open("w", encoding="utf-8") as file:
+    with writing_to(out), files.atomic_write(out) as temporary, temporary.open("w", encoding="utf-8") as file:
         yield lambda line: print(line, file=file)
 
 
@@ -270,4 +276,4 @@ def _print_stats(sampling_run: "SamplingRun") -> None:
     print("; ".join(parts), file=sys.stderr)
     if sampling_run.sampler.order == 0:
         note = f"{sampling_run.name} need not sample the model's distribution: {sampling_run.sampler.assumes}"
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {visible(note)}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """``sedd serve``: a model behind an HTTP interface."""
 
-import importlib.util
 import signal
 import socket
 import sys
@@ -9,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from sedd.border import visible, warn
 from sedd.cli.root import ModelDevice, OptionalModel, app, check_precision
+from sedd.serve.checks import check_installed, read_keys
 from sedd.serve.limits import Limits
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -58,8 +59,8 @@ def serve(
     """
     assert model is not None  # its callback returns the default
     limits = Limits(slots, queue, timeout, max_texts, max_steps, same_shape=same_shape)
-    keys = _read_keys(api_key_file)
-    _require_extra()
+    keys = read_keys(api_key_file)
+    check_installed()
     with _listen(host, port) as listener:
         import uvicorn
 
@@ -77,32 +78,15 @@ def serve(
             timeout_graceful_shutdown=int(timeout) + 1,
         )
         shown = f"[{host}]" if ":" in host else host
-        print(f"serving {model} at http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+        if hosts is None and not keys:
+            warn("every machine that can connect may use this server; --api-key-file makes it require a key")
+        address = f"http://{shown}:{listener.getsockname()[1]}"
+        print(visible(f"serving {model} at {address}"), file=sys.stderr, flush=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when all is answered
         try:
             uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:
             return
-
-
-def _read_keys(file: Path | None) -> frozenset[str]:
-    if file is None:
-        return frozenset()
-    try:
-        keys = frozenset(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} could not be read: {error}") from None
-    if not keys:
-        raise ValueError(f"{file} holds no key; write one per line, or leave --api-key-file out")
-    return keys
-
-
-def _require_extra() -> None:
-    from sedd.extras import install_hint
-
-    missing = [m for m in ("fastapi", "uvicorn", "prometheus_client") if importlib.util.find_spec(m) is None]
-    if missing:
-        raise ValueError(f"sedd serve needs {', '.join(missing)}; install with: {install_hint('serve')}")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,7 +1,6 @@
 """``sedd train`` and ``sedd plan``: train a model, or estimate what it would cost."""
 
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sedd import recipes, registry
+from sedd.border import warn
 from sedd.cli.root import (
     PACKING_HELP,
     TOKENIZER_HELP,
@@ -20,15 +20,17 @@ from sedd.cli.root import (
     app,
     list_names,
     print_record,
+    show,
     stderr_progress,
 )
 from sedd.config import NOT_FOR_TRAINING, RunConfig
+from sedd.runtime.launch import find_launch
 from sedd.training.trackers import import_tracker
 
 Sources = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy, also compressed), "
+        help="Files or folders (.txt .jsonl .json .csv .parquet .smi .fasta .npy .bin .ds, also compressed), "
         "hf:NAME[:SPLIT] (a Hugging Face "
         "dataset), or a folder written by sedd data prepare."
     ),
@@ -118,7 +120,7 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
         recipe=options["recipe"],
         file=options["config"],
         sets=options["sets"] or [],
-        on_sizing=lambda text: print(f"sedd: {text}", file=sys.stderr),
+        on_sizing=warn,
         device=options["device"],
     )
     sources.check_data(config.data)
@@ -175,11 +177,9 @@ def train_model(
     - `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`
     """
     from sedd import checkpoint
+    from sedd.training.overrides import decide_resume
 
-    if not resume and checkpoint.list_checkpoints(out / checkpoint.CHECKPOINTS):
-        raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
-    if resume and not out.is_dir():
-        raise ValueError(f"{out} does not exist, so there is no run to resume; leave --resume out to start one")
+    resume = decide_resume(out, resume)
     if track is not None:
         import_tracker(track)
     run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
@@ -192,19 +192,19 @@ def train_model(
             with training.track_run(track, run_config, out, on_event) as on_tracked_event:
                 end = training.run(run_config, prepare, out, resume, on_tracked_event, device)
         except training.NonFiniteError as error:
-            print(f"sedd: {error}", file=sys.stderr)
+            warn(str(error))
             raise typer.Exit(1) from None
     if end.signal is not None:
         print(f"sedd: stopped by a signal at step {end.state.step} and saved; continue with --resume", file=sys.stderr)
         raise typer.Exit(128 + end.signal)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if find_launch().rank == 0:
         bound, state = end.validation, end.state
         times = {name: round(getattr(state, name), 3) for name in ("seconds", "eval_seconds", "save_seconds")}
         if as_json:
             print(json.dumps({"run": str(out), "step": state.step, "tokens": state.tokens, **times, **bound}))
         else:
             bits = bound.get("bound_bits_per_char")  # none where the tokens are not text
-            print(
+            show(
                 f"{out}: {state.step} steps, validation bound {bound['bound']:.4f} nats per token "
                 + ("" if bits is None else f"= {bits:.4f} bits per character ")
                 + f"(± {bound['bound_stderr']:.4f} nats)"

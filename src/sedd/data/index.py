@@ -8,10 +8,23 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from sedd.border import check_fields, parse_json
+
 FORMAT = 2
 INDEX = "index.json"
 LENGTHS = "lengths.bin"
 LABELS = "labels.bin"
+DTYPES = ("<u2", "<u4")
+FIELD_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("format", "vocab_size", "tokens", "records", "characters", "bytes"), int),
+    **dict.fromkeys(("packing", "dtype", "tokenizer", "sha256"), str),
+    **dict.fromkeys(("pad", "lengths"), str | None),
+    "length": int | None,
+    "shards": list[dict[str, Any]],
+    "labels": dict[str, Any] | None,
+}
+SHARD_TYPES = {"name": str, "tokens": int, "sha256": str}
+LABEL_TYPES = {"names": list[str], "sha256": str}
 PREPARE_AGAIN = "remove the folder and prepare the data again"
 
 
@@ -58,9 +71,10 @@ class Index:
         """Read the index of ``folder`` and check its hash."""
         path = folder / INDEX
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["format"] != FORMAT:
-                raise ValueError(f"its format is {found['format']}, and this version reads format {FORMAT}")
+            found = parse_json(path.read_text(encoding="utf-8"))
+            if isinstance(found, dict) and found.get("format") != FORMAT:
+                raise ValueError(f"its format is {found.get('format')}, and this version reads format {FORMAT}")
+            _check_types(found)
             shards = tuple(Shard(**shard) for shard in found["shards"])
             labels = Labels(tuple(found["labels"]["names"]), found["labels"]["sha256"]) if "labels" in found else None
             index = Index(**{**found, "shards": shards, "labels": labels})
@@ -72,6 +86,10 @@ class Index:
             raise ValueError(f"{path} is damaged: {error}; {PREPARE_AGAIN}") from None
         if index.sha256 != index.content_hash():
             raise ValueError(f"{path} is damaged: its SHA-256 does not match; {PREPARE_AGAIN}")
+        try:
+            _check_values(index)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}; {PREPARE_AGAIN}") from None
         return index
 
     def content_hash(self) -> str:
@@ -88,6 +106,43 @@ class Index:
         plain = {**asdict(self), "shards": [shard._asdict() for shard in self.shards]}
         del plain["labels"]
         return plain if self.labels is None else {**plain, "labels": self.labels._asdict()}
+
+
+def shard_name(number: int) -> str:
+    """Return the name of the file of a shard."""
+    return f"tokens-{number:05d}.bin"
+
+
+def _check_types(found: Any) -> None:
+    """Refuse an index with fields of other types than `prepare` writes: its author may be anyone."""
+    check_fields("it", found, FIELD_TYPES, required=set(FIELD_TYPES) - {"labels"}, closed=True)
+    for shard in found["shards"]:
+        check_fields("a shard", shard, SHARD_TYPES, required=SHARD_TYPES, closed=True)
+    if found.get("labels") is not None:
+        check_fields(
+            "labels", found["labels"], {"names": list[str], "sha256": str}, required=("names", "sha256"), closed=True
+        )
+
+
+def _check_values(index: "Index") -> None:
+    """Refuse values that contradict each other, or that `prepare` never writes."""
+    names = [shard.name for shard in index.shards]
+    if names != [shard_name(number) for number in range(len(names))]:
+        raise ValueError(f"its shards are {', '.join(names)[:80]!r}; they are called {shard_name(0)!r} and so on")
+    sizes = [shard.tokens for shard in index.shards]
+    is_packed = index.packing == "packed"
+    if (
+        index.dtype not in DTYPES
+        or index.packing not in ("packed", "lines")
+        or index.pad not in (None, "model", "ignore")
+        or min(index.tokens, index.records, index.characters, index.bytes, *sizes) < 0
+        or not 1 <= index.vocab_size < 2**32
+        or sum(sizes) != index.tokens
+        or (index.lengths is None) != is_packed
+        or (index.length is None) != is_packed
+        or (index.length or 1) < 1
+    ):
+        raise ValueError("its values contradict each other")
 
 
 def is_prepared(folder: str | Path) -> bool:

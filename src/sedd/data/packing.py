@@ -115,7 +115,7 @@ class TokenBlocks:
             raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{len(self) - 1}")
         if self.index.packing == "packed":
             rows = self._read_windows((self._first + indices) * self.length)
-            return rows, np.ones(rows.shape, bool)
+            return self._check_ids(rows), np.ones(rows.shape, bool)
         fill = self.tokenizer.pad if self.index.pad == "model" else 0
         rows = np.full((len(indices), self.length), fill, np.int64)
         valid = np.ones(rows.shape, bool)
@@ -124,7 +124,15 @@ class TokenBlocks:
             self._copy(start, row[: stop - start])
             if self.index.pad == "ignore":
                 mask[stop - start :] = False
-        return rows, valid
+        return self._check_ids(rows), valid
+
+    def _check_ids(self, rows: Int[np.ndarray, "n length"]) -> Int[np.ndarray, "n length"]:
+        """Return rows of ids, which must be in the vocabulary: the network's embedding does not check it."""
+        if (top := rows.max(initial=0)) >= self.vocab_size:
+            raise ValueError(
+                f"{self.name} holds token {top}, and its vocabulary has {self.vocab_size}; {PREPARE_AGAIN}"
+            )
+        return rows
 
     def decode(self) -> list[str]:
         """Return the text of every block."""

@@ -11,10 +11,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-import numpy as np
-
+from sedd.border import parse_json
 from sedd.data.compression import COMPRESSED, import_optional, make_seekable, open_decompressed
 from sedd.data.text_file import UTF8, TextEncoding, TextFile
+from sedd.data.token_files import check_compression, companions, is_token_file, read_array, read_token_file
 from sedd.tokenizer import Ids
 
 PIECE = 1 << 18  # bytes read, and characters encoded, at a time; at four times as many a BPE needs twice the memory
@@ -23,7 +23,7 @@ LONGEST_LINE = 1 << 26
 TABLES = (".jsonl", ".json", ".csv", ".parquet")
 SMILES = (".smi", ".smiles")
 FASTA = (".fa", ".fasta", ".fna", ".faa")
-KINDS = (".txt", ".tokens", *TABLES, *SMILES, *FASTA, ".npy")
+KINDS = (".txt", ".tokens", *TABLES, *SMILES, *FASTA, ".npy", ".bin", ".ds")
 TEXT_COLUMNS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")
 
 TextOrIds = str | Ids
@@ -86,6 +86,8 @@ def expand_sources(sources: Sequence[str | Path]) -> list[Source]:
 def has_several_documents(sources: Sequence[Source]) -> bool:
     """Return whether the sources may hold more than one document."""
     files = [file for source in sources for file in source.files]
+    if files and all(map(is_token_file, files)):
+        return False  # their ids have end-of-text tokens already
     return len(files) != 1 or file_kind(files[0]) in (*TABLES, *SMILES, *FASTA)
 
 
@@ -105,7 +107,7 @@ def read_chunks(
         label: The column of a table that holds the labels.
         encoding: The encoding of text files, JSON lines and CSV.
     """
-    done = 0
+    done, is_first = 0, True
     for source in sources:
         empty = True
         hub = source.name.startswith("hf:")
@@ -116,7 +118,9 @@ def read_chunks(
         )
         for chunk in chunks:
             empty = False
-            yield chunk._replace(done=done + chunk.done)
+            follows = not is_first and packing == "packed" and is_token_file(Path(chunk.source))
+            is_first = False
+            yield chunk._replace(done=done + chunk.done, continues=chunk.continues or follows)
         if empty:
             raise ValueError(f"{source.name} holds no text; name a source that does")
         done += source.size
@@ -129,9 +133,13 @@ def _files(source: str | Path) -> list[Path]:
     if path.is_dir():
         kinds = set(KINDS) - {".json"}  # in a folder of data these mostly describe it
         files = sorted(file for file in path.rglob("*") if file.is_file() and file_kind(file) in kinds)
+        described = {table for file in files for table in companions(file)}
+        files = [file for file in files if file not in described and (file_kind(file) != ".bin" or companions(file))]
         if not files:
             raise ValueError(f"the folder {path} holds no file that ends in {', '.join(KINDS)}; name one that does")
         return files
+    if not path.exists() and Path(f"{path}.idx").is_file():  # Megatron names both files without their endings
+        raise ValueError(f"{path} is the name of two files of Megatron; name {path}.bin")
     if not path.exists():
         raise ValueError(f"{path} does not exist; name a file, a folder, or hf:NAME for a Hugging Face dataset")
     if file_kind(path) not in (*KINDS, ""):
@@ -139,6 +147,7 @@ def _files(source: str | Path) -> list[Path]:
             f"{path} ends in {file_kind(path)}; supported are {', '.join(KINDS)}, "
             f"also followed by {', '.join(COMPRESSED)}, and plain text without an ending"
         )
+    check_compression(path)
     return [path]
 
 
@@ -204,8 +213,10 @@ def _read_groups(file: TextFile, column: str | None, packing: str, label: str | 
             return _group_rows(_csv_texts(file, column, label), label)
         case ".parquet":
             return _group_rows(_parquet_texts(path, stream, column, label), label)
-        case ".npy":
-            return _array_rows(path, stream)
+        case ".bin" | ".ds" | ".npy":
+            tokens = is_token_file(path)
+            rows = read_token_file(path, stream, packing, PIECE) if tokens else read_array(path, stream, PIECE)
+            return (Group(*row) for row in rows)
     return _line_records(file) if packing == "lines" else _document_pieces(file)
 
 
@@ -279,10 +290,10 @@ def _json_rows(file: TextFile) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             if "\\ud" in line.lower():
                 json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no character
-        except (json.JSONDecodeError, UnicodeEncodeError) as error:
+        except ValueError as error:
             raise ValueError(f"line {number} of {file.path} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ValueError(f"line {number} of {file.path} is a {type(row).__name__}; each line must be an object")
@@ -291,9 +302,10 @@ def _json_rows(file: TextFile) -> Iterator[dict[str, Any]]:
 
 def _json_document(file: TextFile, column: str | None, label: str | None) -> Iterator[Row]:
     """Yield the texts of a JSON array of strings, or of objects as in JSON lines; it is read as a whole."""
+    text = "".join(file.decode(PIECE))
     try:
-        found = json.loads("".join(file.decode(PIECE)))
-    except json.JSONDecodeError as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"{file.path} is not JSON: {error}; for one object per line, name it .jsonl") from None
     rows: list[Any] = found if isinstance(found, list) else [None]
     if all(isinstance(row, dict) for row in rows):
@@ -415,31 +427,3 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label
         for batch in parquet_file.iter_batches(batch_size=1024, columns=list({text_column, label or text_column})):
             for row in batch.to_pylist():
                 yield row[text_column], None if label is None else _label(row[label], str(file), label)
-
-
-def _array_rows(file: Path, stream: BufferedIOBase) -> Iterator[Group]:
-    """Yield integers: a one-dimensional array is one document, a two-dimensional one has a record per row."""
-    with make_seekable(file, stream) as plain:
-        try:
-            version = np.lib.format.read_magic(plain)
-            read_header = (
-                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            )
-            shape, fortran_order, dtype = read_header(plain)
-        except ValueError as error:
-            raise ValueError(f"{file} is not an .npy file: {error}") from None
-        if dtype.kind not in "iu" or len(shape) not in (1, 2):
-            raise ValueError(f"{file} holds {dtype} of shape {shape}; it must hold integers in one or two dimensions")
-        if fortran_order and len(shape) == 2:
-            raise ValueError(f"{file} is stored column by column; save it again with numpy.ascontiguousarray")
-        width = shape[1] if len(shape) == 2 else 1
-        step = max(1, PIECE // max(1, width)) * width * dtype.itemsize
-        left, continues = int(np.prod(shape)) * dtype.itemsize, False
-        while left:
-            block = plain.read(min(step, left))
-            if not block:
-                raise EOFError(f"{left} bytes are missing at its end")
-            left -= len(block)
-            row = np.frombuffer(block, dtype).astype(np.int64)
-            yield Group(list(row.reshape(-1, width)) if len(shape) == 2 else [row], continues)
-            continues = len(shape) == 1

@@ -1,14 +1,10 @@
 """Tokenize sources into shards of token ids; the output folder is complete or absent."""
 
 import contextlib
-import fcntl
-import glob
 import hashlib
 import json
 import os
-import secrets
 import shutil
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,11 +15,14 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from jaxtyping import UInt
 
-from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, is_prepared
+from sedd import files
+from sedd.border import check_count, warn
+from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, is_prepared, shard_name
 from sedd.data.packing import TokenBlocks
 from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.data.text_file import TextEncoding
-from sedd.tokenizer import Ids, Integers, Tokenizer
+from sedd.data.token_files import companions
+from sedd.tokenizer import BPE, Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
 
 SHARD = 1 << 27  # tokens per file
@@ -78,7 +77,10 @@ def prepare(
         labelled=label is not None,
     )
     try:
-        with _temporary_folder(out) as folder, contextlib.closing(_DatasetWriter(folder, encoder)) as writer:
+        with (
+            files.temporary_folder(out.parent, f".{out.name}.preparing-") as folder,
+            contextlib.closing(_DatasetWriter(folder, encoder)) as writer,
+        ):
             chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding))
             for encoded in _in_order(encoder, chunks, workers or _cores()):
                 writer.add(encoded)
@@ -117,7 +119,8 @@ def prepare_cached(
     _check(packing, length, pad, label, workers)
     tokenizer_files = tuple(sorted(_files_below(Path(spec)))) if Path(spec).exists() else None
     used = [*expand_sources(sources), *([] if tokenizer_files is None else [Source(spec, tokenizer_files)])]
-    files = [(file.name, _sha256(file)) for source in used for file in source.files]
+    used_files = (path for source in used for file in source.files for path in (file, *companions(file)))
+    files = [(file.name, _sha256(file)) for file in used_files]
     names = [source.name for source in used if not source.files]
     name = spec if tokenizer_files is None else ""  # files are identified by their content
     settings = [FORMAT, name, packing, length, pad, column, *([label] if label else [])]
@@ -125,9 +128,7 @@ def prepare_cached(
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
     if is_prepared(folder) and _is_damaged(folder):
-        print(
-            f"sedd: the cached copy of {', '.join(map(str, sources))} is damaged; preparing it again", file=sys.stderr
-        )
+        warn(f"the cached copy of {', '.join(map(str, sources))} is damaged; preparing it again")
         shutil.rmtree(folder, ignore_errors=True)
     if not is_prepared(folder):
         options = {
@@ -157,36 +158,6 @@ def _is_damaged(folder: Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _temporary_folder(out: Path) -> Iterator[Path]:
-    """Create a hidden, locked folder beside ``out``, after removing those that killed processes have left."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for stale in out.parent.glob(f".{glob.escape(out.name)}.preparing-*"):
-        with contextlib.suppress(OSError), _locked(stale):
-            shutil.rmtree(stale)
-    name = secrets.token_hex(8)
-    folder, locked = out.parent / f".{out.name}.new-{name}", out.parent / f".{out.name}.preparing-{name}"
-    try:
-        folder.mkdir()
-        with _locked(folder):  # before it gets the name that other processes clean up
-            folder.rename(locked)
-            yield locked
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(locked, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which the system releases when the process ends; OSError if it is taken."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _files_below(path: Path) -> Iterator[Path]:
     return (file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
 
@@ -212,8 +183,8 @@ def _check(packing: str, length: int | None, pad: str | None, label: str | None,
         )
     if length is not None and length < 1:
         raise ValueError(f"length is {length}; a record needs 1 token or more")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers is {workers}; it must be 1 or more")
+    if workers is not None:
+        check_count("workers", workers)
 
 
 class _Encoded(NamedTuple):
@@ -264,8 +235,11 @@ class _Encoder:
     def _rows(self, texts: Sequence[TextOrIds]) -> list[Ids]:
         if all(isinstance(text, str) for text in texts):
             return self.tokenizer.encode_batch([str(text) for text in texts])
-        if not isinstance(self.tokenizer, Integers):
-            raise ValueError(f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints")
+        if not isinstance(self.tokenizer, Integers | BPE):
+            raise ValueError(
+                f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints, or the "
+                "tokenizer.json whose ids they are"
+            )
         return [self.tokenizer.check_ids(row) for row in texts]
 
     def _separate(self, rows: list[Ids], skip_first: bool) -> list[Ids]:
@@ -352,7 +326,7 @@ class _DatasetWriter:
         """Append an encoded chunk."""
         ids = encoded.ids
         while ids.size:
-            self.shard = self.shard or _HashedFile(self.folder / self._shard_name())
+            self.shard = self.shard or _HashedFile(self.folder / shard_name(len(self.shards)))
             part, ids = ids[: self.space], ids[self.space :]
             self.shard.add(part.data)
             self.space -= part.size
@@ -415,10 +389,7 @@ class _DatasetWriter:
             raise ValueError(f"there are more than {NO_LABEL} labels; choose a column with fewer distinct values")
         return number
 
-    def _shard_name(self) -> str:
-        return f"tokens-{len(self.shards):05d}.bin"
-
     def _close_shard(self) -> None:
         if self.shard is not None:
-            self.shards.append(Shard(self._shard_name(), SHARD - self.space, self.shard.finish()))
+            self.shards.append(Shard(shard_name(len(self.shards)), SHARD - self.space, self.shard.finish()))
             self.shard, self.space = None, SHARD

@@ -85,7 +85,7 @@ def _first_above(target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     sums = weights.cumsum(-1)
     end = torch.nextafter(sums[:, -1:], torch.zeros_like(target))
     target = torch.minimum(target, end)  # rounding may pass the end
-    index = torch.searchsorted(sums, target, right=True)
+    index = torch.searchsorted(sums, target, right=True).clamp_max(sums.shape[-1] - 1)  # NaN is past the end
     before = torch.where(index > 0, sums.gather(-1, (index - 1).clamp_min(0)), 0)
     return index, target - before
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from sedd import checkpoint, plot
+from sedd import checkpoint, files, plot
 from sedd.runtime import run_log
 from sedd.templates import render
 
@@ -39,8 +39,9 @@ def read_curve(run: Path) -> ValidationCurve:
     records = run_log.read_log(run)
     timed = [record for record in records if "seconds" in record]
     evaluated = [record for record in records if "bound" in record]
-    tokens = np.array([record["tokens"] for record in evaluated])
-    seconds = np.interp(tokens, [0, *(r["tokens"] for r in timed)], [0, *(r["seconds"] for r in timed)])
+    tokens = np.array([record["tokens"] for record in evaluated], dtype=float)
+    known = np.array([(0, 0), *((record["tokens"], record["seconds"]) for record in timed)], dtype=float)
+    seconds = np.interp(tokens, *known.T)
     nats, stderr = (np.array([r[name] for r in evaluated], dtype=float) for name in ("bound", "bound_stderr"))
     bits = np.array([r.get("bound_bits_per_char", r["bound"] / np.log(2)) for r in evaluated], dtype=float)
     return ValidationCurve(tokens, seconds, bits, stderr * bits / nats)
@@ -61,7 +62,7 @@ def run_record(run: Path, loaded: "LoadedModel", record: dict[str, Any]) -> dict
 
     ``bits`` are per character, or per token where the tokens are not text.
     """
-    state, model = checkpoint.load_json(loaded.folder, "state"), loaded.config.model
+    state, model = checkpoint.read_state(loaded.folder), loaded.config.model
     bits = record["bits_per_token"] if record["bits_per_char"] is None else record["bits_per_char"]
     return {
         "run": str(run),
@@ -98,7 +99,8 @@ def write_comparison(records: Sequence[dict[str, Any]], curves: Sequence[Validat
     """Write a PNG of the curves, or an HTML page with the table and the curves."""
     figure = plot_comparison(records, curves)
     if path.suffix == ".html":
-        path.write_text(
+        files.write_text(
+            path,
             render(
                 "compare.html.j2",
                 title="Comparison of runs",
@@ -108,7 +110,6 @@ def write_comparison(records: Sequence[dict[str, Any]], curves: Sequence[Validat
                 svg=plot.to_svg(figure, "runs", "Bits against tokens and seconds of training, for each run."),
                 caption="Lines: bounds logged during training. Points: the table. Bands and bars are 95 % intervals.",
             ),
-            encoding="utf-8",
         )
     else:
         plot.save_png(figure, path)
@@ -117,7 +118,7 @@ def write_comparison(records: Sequence[dict[str, Any]], curves: Sequence[Validat
 @plot.Style()
 def plot_comparison(records: Sequence[dict[str, Any]], curves: Sequence[ValidationCurve]) -> Figure:
     """Plot bits against tokens and seconds of training, with the final results as points and 95 % intervals."""
-    figure = plot.figure(11, 4.5)
+    figure = plot.figure(11.0, 4.5)
     left, right = plot.axes(figure, columns=2, sharey=True)
     for number, (record, curve) in enumerate(zip(records, curves, strict=True)):
         color, label = f"C{number % 10}", f"{Path(record['run']).name} ({record['objective']})"

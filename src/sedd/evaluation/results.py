@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from sedd import checkpoint, factory
+from sedd import factory, files
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol
@@ -19,7 +19,7 @@ DIGITS = 5
 """Digits of nats and bits in results; differences between batch sizes and numbers of processes are far smaller."""
 COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "label")
 """Fields that results must share to be compared in one table."""
-_sha256 = cache(checkpoint.sha256)  # `sedd score` evaluates many texts with the same weights
+_sha256 = cache(files.sha256)  # `sedd score` evaluates many texts with the same weights
 
 
 def evaluate(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sedd import factory, registry
+from sedd.border import check_count
 from sedd.diffusion.process import Process
 from sedd.diffusion.rng import PRECISION, CounterRNG
 from sedd.diffusion.schedule import Schedule
@@ -95,7 +96,11 @@ class SamplingRun:
         indices = first + torch.arange(len(prompt.given), device=prompt.given.device)
         model = SamplingModel.of(self.model)
         times = self.times.to(prompt.given.device)
-        yield from self.sampler.run(prompt, times, CounterRNG(self.settings.seed, indices), model)
+        for state in self.sampler.run(prompt, times, CounterRNG(self.settings.seed, indices), model):
+            if state.x.device.type == "cpu":  # a GPU is waited for at the end alone
+                model.check_finite()
+            yield state
+        model.check_finite(state.x)
         stats = self.stats
         stats.samples, stats.tokens = stats.samples + len(indices), stats.tokens + int(prompt.blank.sum())
         stats.expected_calls += self.expected_calls(prompt)
@@ -105,8 +110,7 @@ class SamplingRun:
 
     def sample(self, prompt: Prompt, batch: int = 64) -> list[GeneratedSequence]:
         """Generate all rows of a prompt, ``batch`` at a time; the batch size changes no sample."""
-        if batch < 1:
-            raise ValueError(f"batch is {batch}; it must be 1 or more")
+        check_count("batch", batch)
         sequences: list[GeneratedSequence] = []
         for first in range(0, len(prompt.given), batch):
             part = prompt.rows(slice(first, first + batch))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, final
 
 from sedd import registry
+from sedd.border import check_count
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,6 +79,8 @@ class SamplingSettings:
             if self.sampler in registry.SAMPLERS.built_in:
                 types = registry.SAMPLER_OPTIONS.get(self.sampler, {})
                 registry.check_sampler_options(self.sampler, self.options, types)
+        if self.steps is not None:
+            check_count("steps", self.steps)
         if "," not in self.grid:
             registry.GRIDS.check(self.grid)
         if not 0 <= self.seed < 2**63:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sedd.border import check_count
 from sedd.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ def parse_template(template: str) -> list[str | int]:
                 parts[-1] += text
             else:
                 parts.append(text)
-        elif piece[1:-1].isdecimal() and int(piece[1:-1]) > 0:
-            parts.append(int(piece[1:-1]))
+        elif piece[1:-1].isdecimal() and (length := int(piece[1:-1])) > 0:
+            check_count("a gap of the template", length, limit="gap")
+            parts.append(length)
         else:
             raise ValueError(
                 f"the template holds {piece!r}; a gap is a number of tokens in braces, as in {{8}}, and a brace itself "

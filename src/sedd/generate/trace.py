@@ -4,6 +4,7 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+from sedd import files
 from sedd.generate.run import GeneratedSequence
 from sedd.templates import render
 from sedd.tokenizer import Tokenizer
@@ -103,7 +104,8 @@ def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> Non
     scale = ScalarMappable(Normalize(1, last), "viridis")
     below = figure.add_axes((0.12 / width, 0.5 / inches, min(3.6, width - 0.3) / width, 0.14 / inches))
     figure.colorbar(scale, cax=below, orientation="horizontal", label="step; framed: given")
-    figure.savefig(path, dpi=120)
+    with files.atomic_write(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
     plt.close(figure)
 
 

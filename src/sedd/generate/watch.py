@@ -7,9 +7,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from sedd.border import visible
 from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
-from sedd.generate.display import separator, visible
+from sedd.generate.display import separator
 from sedd.sampling import State
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from sedd.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from sedd.hub.card import CardFacts, describe_cost, model_card, write_card
+    from sedd.hub.card import describe_cost, model_card, write_card
+    from sedd.hub.card_facts import CardFacts
     from sedd.hub.client import download
     from sedd.hub.models import fetch, find_tokenizer, from_pretrained, push_to_hub, save_pretrained, source_name
     from sedd.hub.repo_id import is_repo_id
@@ -32,7 +33,8 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "card": ["CardFacts", "describe_cost", "model_card", "write_card"],
+        "card": ["describe_cost", "model_card", "write_card"],
+        "card_facts": ["CardFacts"],
         "client": ["download"],
         "models": ["fetch", "find_tokenizer", "from_pretrained", "push_to_hub", "save_pretrained", "source_name"],
         "repo_id": ["is_repo_id"],

@@ -2,15 +2,16 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from sedd import checkpoint, factory
+from sedd import checkpoint, factory, files
 from sedd.extras import DISTRIBUTION
 from sedd.factory import LoadedModel
+from sedd.hub.card_facts import FACTS, CardFacts
 from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.repo_id import is_repo_id
 
@@ -22,46 +23,8 @@ CONDITIONING = {
     "none": "not conditioned on the noise level",
 }
 """Descriptions of ``time_conditioning``."""
-README, FACTS = "README.md", "card"
-"""The model card, and the stem of the JSON file with what it states; neither is in the manifest: they may be edited."""
-
-
-@final
-@dataclass(frozen=True)
-class CardFacts:
-    """What a model card states beyond what the configuration records; stored as card.json."""
-
-    summary: str = ""
-    """What the model generates, in a sentence."""
-    data: str = ""
-    """What it was trained on."""
-    licence: str = ""
-    """The licence of the data and of the weights."""
-    command: str = ""
-    """The commands that made it."""
-    limits: str = ""
-    """What it is not good for."""
-    template: str = ""
-    """A template to fill, as an example of use."""
-    results: Sequence[Mapping[str, Any]] = ()
-    """Records of `sedd eval`, or the validation bound of the run."""
-    weights_cost: Mapping[str, Any] | None = None
-    """What storing the weights in a smaller dtype costs: the record of `sedd export --eval`."""
-    sample_metrics: Mapping[str, Any] | None = None
-    """A record of `sedd quality`."""
-    samples: Sequence[str] = ()
-    """Generated texts, not selected."""
-
-    @staticmethod
-    def read(folder: Path) -> "CardFacts":
-        """Read the facts beside a model; without a file there are none."""
-        if not (folder / f"{FACTS}.json").is_file():
-            return CardFacts()
-        stored = checkpoint.load_json(folder, FACTS)
-        known = {field.name for field in fields(CardFacts)}
-        if not isinstance(stored, dict) or not stored.keys() <= known:
-            raise ValueError(f"{folder / FACTS}.json is not of a model card; its keys are {', '.join(sorted(known))}")
-        return CardFacts(**stored)
+README = "README.md"
+"""The model card; it is not in the manifest, as it may be edited."""
 
 
 def write_card(folder: Path, name: str, facts: CardFacts) -> Path:
@@ -72,7 +35,7 @@ def write_card(folder: Path, name: str, facts: CardFacts) -> Path:
     text = model_card(loaded, name, public, checkpoint.load_json(folder, ORIGIN) if has_origin else None)
     checkpoint.write_json(folder / f"{FACTS}.json", asdict(public))
     with checkpoint.explain_write_errors(folder / README):
-        (folder / README).write_text(text, encoding="utf-8")
+        files.write_text(folder / README, text)
     return folder / README
 
 
@@ -94,7 +57,7 @@ def model_card(loaded: LoadedModel, name: str, facts: CardFacts, origin: Mapping
         f"# {name}",
         *([facts.summary] if facts.summary else []),
         _description(loaded, origin),
-        "## Use\n\n" + _usage(loaded, name, facts.template),
+        "## Use\n\n" + _usage(loaded, name, facts.template, (facts.sample_metrics or {}).get("temperature") or 1.0),
         "## Evaluation\n\n" + _evaluation(facts),
         *(["## Samples\n\nNot selected:\n\n" + _samples(facts.samples)] if facts.samples else []),
         "## Training\n\n" + _training(loaded, facts, origin),
@@ -146,20 +109,23 @@ def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
-def _usage(loaded: LoadedModel, name: str, template: str) -> str:
+def _usage(loaded: LoadedModel, name: str, template: str, temperature: float) -> str:
     template = template or ("It was {12} the end." if loaded.tokenizer.kind in TEXT_TOKENIZERS else "0 1 {6} 2")
     download, folder = (f"hf download {name} --local-dir model\n", "model") if is_repo_id(name) else ("", name)
+    argument = "" if temperature == 1 else f", temperature={temperature}"
+    option = "" if temperature == 1 else f" --temperature {temperature}"
     return (
         f"Install the library, which is distributed as `{DISTRIBUTION}` and imported as `sedd`: "
         f"`pip install {DISTRIBUTION}`.\n\n"
         "```python\n"
         "import sedd\n\n"
         f'model = sedd.load("{name}")\n'
-        f'print(model.sample(4), model.infill("{template}"))\n'
+        f"print(model.sample(4{argument}))\n"
+        f'print(model.infill("{template}"{argument}))\n'
         "```\n\n"
         "```sh\n"
-        f"{download}sedd sample {folder} -n 4\n"
-        f'sedd infill {folder} "{template}"\n'
+        f"{download}sedd sample {folder} -n 4{option}\n"
+        f'sedd infill {folder} "{template}"{option}\n'
         f"sedd eval {folder} test.txt\n"
         "```"
     )
@@ -177,10 +143,12 @@ def _evaluation(facts: CardFacts) -> str:
             "samples",
             "steps",
             "sampler",
+            "temperature",
             "validity",
             "uniqueness",
             "novelty",
             "validity_by",
+            "judge",
             "gen_ppl_by_token",
             "entropy_nats",
         )

@@ -1,19 +1,19 @@
 """Models by name: a folder, a folder in a published layout, a model in the box, or a repository on the Hub."""
 
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sedd import checkpoint, factory, models
+from sedd import checkpoint, factory, files, models
 from sedd import tokenizer as tokenizers
 from sedd.cache import cache_folder
 from sedd.config import check_choice
 from sedd.hub import client, convert
-from sedd.hub.card import CardFacts, write_card
+from sedd.hub.card import write_card
+from sedd.hub.card_facts import CardFacts
 from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
 from sedd.hub.repo_id import is_repo_id
@@ -156,13 +156,13 @@ def save_pretrained(
     config["data"]["tokenizer"], config["out"] = Path(loaded.config.data.tokenizer).name, None
     imported = (loaded.folder / f"{ORIGIN}.json").is_file()
     origin = checkpoint.load_json(loaded.folder, ORIGIN) if imported else None
-    state = checkpoint.load_json(loaded.folder, "state")
+    state = checkpoint.read_state(loaded.folder)
     records = {"config": config, "state": state} | ({ORIGIN: origin} if imported else {})
     if dtype is None:
         weights = checkpoint.load_tensors(loaded.folder, "ema")
     else:
         weights = checkpoint.pack_weights(checkpoint.load_weights(loaded.folder, "ema"), dtype)
-    checkpoint.save(out.parent, out.name, {"ema": weights}, records, extra=loaded.tokenizer.save)
+    checkpoint.save(out.parent, out.name, {"ema": weights}, records, loaded.tokenizer.files())
     facts = CardFacts.read(loaded.folder)
     if dtype in (None, checkpoint.read_header(loaded.folder).dtype):
         facts = replace(facts, results=[*_validation_result(Path(model), state), *facts.results])
@@ -199,9 +199,6 @@ def push_to_hub(
     """Upload a model with its card to the Hub as ``name`` and return its address."""
     if not is_repo_id(name):
         raise ValueError(f"{name!r} is not the name of a repository; write owner/name")
-    temporary = Path(tempfile.mkdtemp(prefix="sedd-"))
-    try:
+    with files.temporary_folder(Path(tempfile.gettempdir()), "sedd-push-", mode=0o700) as temporary:
         folder = save_pretrained(model, temporary / "model", name, results)
         return client.upload(folder, name, private, f"Model and card of {name}")
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

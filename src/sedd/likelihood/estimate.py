@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sedd.border import check_count
 from sedd.diffusion.rng import CounterRNG
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
@@ -74,8 +75,7 @@ def estimate_likelihood(
         low_precision_model: The same model in a faster precision; None: there is none.
         on_progress: Called after each batch.
     """
-    if batch < 1:
-        raise ValueError(f"batch is {batch}; at least 1 draw is evaluated at a time")
+    check_count("batch", batch)
     if not sequences or not all(map(len, sequences)):
         raise ValueError(f"of {len(sequences)} sequences some or all are empty; there is nothing to score in them")
     times = StratifiedTimes(len(sequences), draws, seed) if isinstance(estimator, MonteCarloEstimator) else None

@@ -3,6 +3,7 @@
 This module does not import torch: a mistake is refused before torch is imported.
 """
 
+from sedd.border import check_count
 from sedd.config import RunConfig
 
 Orders = int | str
@@ -24,6 +25,8 @@ def check_orders(orders: Orders, estimator: str | None) -> None:
     """Refuse a number of orders below 1, and an estimator that has other draws."""
     if orders != "all" and (not isinstance(orders, int) or orders < 1):
         raise ValueError(f"orders is {orders!r}; give a number of 1 or more, or all")
+    if isinstance(orders, int):
+        check_count("orders", orders)
     if estimator not in (None, "any-order"):
         raise ValueError(
             f"orders are those of estimator any-order, and estimator is {estimator!r}; leave one of them out"

@@ -21,6 +21,8 @@ from typing import NamedTuple, final
 import numpy as np
 from jaxtyping import Float, Int, UInt
 
+from sedd.border import check_count
+
 SEGMENTS = 32
 """Most segments of the piecewise linear function; each needs 16 pairs."""
 MIN_PAIRS = 8
@@ -31,6 +33,7 @@ def check_draws(draws: int) -> None:
     """Refuse a number of draws per sequence that is not even."""
     if draws < 2 or draws % 2:
         raise ValueError(f"draws is {draws}; they come in pairs, whose differences give the error: choose 2, 4, 6 …")
+    check_count("draws", draws)
 
 
 class AdjustedCosts(NamedTuple):

@@ -171,7 +171,9 @@ class TorchBlockOps(BlockOps):
         """Add a branch to the residual stream, normalize the sum and modulate it."""
 
         def per_token(per_sequence: Tensor) -> Tensor:
-            return per_sequence[:, None] if packed is None else per_sequence[packed.sequence]
+            if packed is None:
+                return per_sequence[:, None]
+            return per_sequence.index_select(0, packed.sequence)  # the backward pass of [ ] adds in any order on a CPU
 
         if branch is not None:
             y = upcast(branch.y) if branch.bias is None else upcast(branch.y) + upcast(branch.bias)

@@ -1,4 +1,4 @@
-"""Distributed training: this process among those that torchrun started, and reductions over all of them."""
+"""Distributed training: this process among those that were started together, and reductions over all of them."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sedd.runtime.device import resolve_device
+from sedd.runtime.launch import find_launch
 
 T = TypeVar("T")
 
@@ -22,6 +23,8 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    cpu_group: dist.ProcessGroup | None = None
+    """The group that reduces tensors on the CPU; None: the default group."""
 
     @property
     def is_main(self) -> bool:
@@ -47,7 +50,7 @@ class Ranks:
         """Return the sum of ``values`` over all processes; of values on the CPU without waiting for a GPU."""
         if self.world_size > 1:
             values = values.clone()
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.cpu_group if values.device.type == "cpu" else None)
         return values
 
     def once_per_node(self, function: Callable[[], T]) -> T:
@@ -57,13 +60,13 @@ class Ranks:
         if self.world_size == 1:
             return results[0]
         gathered: list[list[T]] = [[] for _ in range(self.world_size)]
-        dist.all_gather_object(gathered, results)
+        dist.all_gather_object(gathered, results, group=self.cpu_group)
         return gathered[self.rank - local_rank][0]
 
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.world_size > 1:
-            dist.barrier()
+            dist.barrier(group=self.cpu_group)
 
 
 _GROUPS: list[object] = []
@@ -72,21 +75,66 @@ _GROUPS: list[object] = []
 
 @contextmanager
 def process_group(device_name: str | None = None) -> Iterator[Ranks]:
-    """Join the processes that torchrun started, or run alone without it; the device is as for `resolve_device`."""
-    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    device = resolve_device(device_name)
+    """Join the processes that were started together, or run alone; the device is as for `resolve_device`.
+
+    A process group that exists, as in Ray Train, is used and left as it is; else one is made of the processes that
+    torchrun started, and destroyed at the end.
+    """
+    rank, world_size = find_launch()
+    exists = dist.is_available() and dist.is_initialized()
+    device = _resolve_device(device_name, exists)
     if device.type == "mps":
         raise ValueError("device is mps, which has no float64, and this needs it; choose cpu")
-    cuda = device.type == "cuda"
-    if cuda:
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     if world_size == 1:
         yield Ranks(0, 1, device)
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    _GROUPS.append(dist.group.WORLD)
+    with _explain_lost_processes(rank):
+        if exists:
+            ranks = Ranks(rank, world_size, device, _cpu_group(device))
+            yield ranks
+            ranks.barrier()
+            return
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        _GROUPS.append(dist.group.WORLD)
+        try:
+            yield Ranks(rank, world_size, device)
+            dist.barrier()  # no process may leave while another still communicates
+        finally:
+            dist.destroy_process_group()
+
+
+def _resolve_device(name: str | None, in_group: bool) -> torch.device:
+    """Return the device of this process; of one whose host program has chosen its GPU already, that GPU."""
+    if in_group and "LOCAL_RANK" not in os.environ and torch.cuda.is_available() and name in (None, "cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
+    return resolve_device(name)
+
+
+def _cpu_group(device: torch.device) -> dist.ProcessGroup | None:
+    """Return a group for tensors on the CPU beside the default group; None: that has a backend for them."""
+    if "cpu:" in dist.get_backend_config():
+        return None
+    if device.type == "cpu":
+        raise ValueError(
+            f"device is cpu, and the process group that exists has the backend {dist.get_backend()}, which is for GPUs "
+            "alone; initialise it with gloo, or train on the GPUs"
+        )
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    _GROUPS.append(group)
+    return group
+
+
+@contextmanager
+def _explain_lost_processes(rank: int) -> Iterator[None]:
+    """Convert the error of a process whose peers have ended to a ValueError of one sentence."""
     try:
-        yield Ranks(rank, world_size, device)
-        dist.barrier()  # no process may leave while another still communicates
-    finally:
-        dist.destroy_process_group()
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not any(word in str(error) for word in ("gloo", "NCCL")):
+            raise
+        raise ValueError(
+            f"process {rank} stops because another process of the run has ended; what that one printed, if it was not "
+            "killed, says why. Start the run again with --resume"
+        ) from None

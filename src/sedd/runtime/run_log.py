@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from sedd import __version__
+from sedd import __version__, files
+from sedd.border import check_fields, parse_json
+
+LOG = "log.jsonl"
+FIELD_TYPES = {
+    **dict.fromkeys(("step", "tokens"), int),
+    **dict.fromkeys(("loss", "seconds", "bound", "bound_stderr", "bound_bits_per_char"), float),
+    "loss_by_time": list[float],
+    "samples": list[str],
+}
+"""The types of the fields of a record that others read."""
 
 
 class RunLog:
@@ -22,29 +32,26 @@ class RunLog:
 
         A killed run may have logged steps that its last checkpoint does not contain.
         """
-        self.path = folder / "log.jsonl"
-        lines = [line for line in self._lines() if json.loads(line)["step"] <= after]
-        temporary = self.path.with_suffix(".writing")
-        temporary.write_text("".join(line + "\n" for line in lines))
-        temporary.rename(self.path)
+        self.path = folder / LOG
+        records, torn = _read_records(self.path) if self.path.exists() else ([], "")
+        kept = [line for line, record in records if record["step"] <= after]
+        files.write_text(self.path, "".join(line + "\n" for line in kept))
+        self.records = len(kept)
+        """Number of records."""
+        self.torn = torn
+        """What was dropped because a killed process had not written all of it."""
         self._board: Any = None
         if importlib.util.find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1)
 
-    def _lines(self) -> list[str]:
-        """Return the complete lines: a killed run may have left half of the last one."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_text()
-        return text[: text.rfind("\n") + 1].splitlines()
-
     def write(self, record: dict[str, Any]) -> None:
         """Append one record, which has a field ``step``."""
         fields = {key: value for key, value in record.items() if value is not None}
         with self.path.open("a") as file:
             file.write(json.dumps(fields) + "\n")
+        self.records += 1
         if self._board is not None:
             for key, value in fields.items():
                 if key != "step" and isinstance(value, int | float) and math.isfinite(value):
@@ -58,17 +65,32 @@ class RunLog:
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Read the records of a run, which may still be running: an incomplete last line is ignored."""
-    path = folder / "log.jsonl"
+    path = folder / LOG
     if not path.exists():
-        raise ValueError(f"{folder} holds no log.jsonl; it is not the folder of a run")
+        raise ValueError(f"{folder} holds no {LOG}; it is not the folder of a run")
+    return [record for _, record in _read_records(path)[0]]
+
+
+def _read_records(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+    """Read the lines of a log with their records, and the last line if a killed process has not written all of it."""
     try:
-        text = path.read_text()
-        records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if not all(isinstance(record, dict) and isinstance(record.get("step"), int) for record in records):
-        raise ValueError(f"{path} holds a line that is not a record of a step; it is not the log of a run")
-    return records
+        *lines, last = path.read_bytes().decode(errors="replace").split("\n")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    return [(line, _parse(f"{path}, line {number}", line)) for number, line in enumerate(lines, 1)], last
+
+
+def _parse(place: str, line: str) -> dict[str, Any]:
+    """Return the record of a step that a line holds."""
+    try:
+        record = parse_json(line)
+        names = record.keys() if isinstance(record, dict) else set()
+        required = ["step", *["bound_stderr"] * ("bound" in names), *["tokens"] * bool({"bound", "seconds"} & names)]
+        check_fields("it", record, FIELD_TYPES, required=required)
+    except ValueError as error:
+        what = f"{place} is not a record of a step: {error}"
+        raise ValueError(f"{what}; remove that line, or restore the file") from None
+    return dict(record)
 
 
 def environment() -> dict[str, str]:

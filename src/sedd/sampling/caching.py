@@ -87,6 +87,8 @@ class SamplingModel:
         """On how many rows in all."""
         self.clamped: Tensor | int = 0
         """How many positions had a weight below 0, which was clamped."""
+        self.finite: Tensor | bool = True
+        """Whether no hidden state was NaN or inf, and all sums of p(x_0 | x) were finite; no GPU is waited for."""
         self._x: Tensor | None = None
         self._hidden: Tensor | None = None
         self._prefetched: Tensor | None = None
@@ -148,6 +150,7 @@ class SamplingModel:
         hidden = self._compute(x, sigma, valid)
         if self.requires_finite and not hidden.isfinite().all():
             raise FloatingPointError("the network's output is not finite")
+        self.finite = (hidden < torch.inf).all() & self.finite  # an exact score has −inf
         return hidden
 
     def _compute(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -291,6 +294,7 @@ class SamplingModel:
         if plan.weights is not None:
             return self.draw_fused(hidden, plan)
         p = self.clean_probs_at(hidden, plan.x, plan.sigma)
+        self.finite = p.sum(-1).isfinite().all() & self.finite
         p = torch.nn.functional.pad(p, (0, self.process.num_states - self.process.vocab_size))
         return categorical.sample_next(plan.x, p, plan.u)
 
@@ -308,6 +312,14 @@ class SamplingModel:
         total = weights.sum(-1)
         self.clamped = self.clamped + (weights.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)).sum()
         return weights.clamp_min(0)
+
+    def check_finite(self, x: Int[Tensor, "b L"] | None = None) -> None:
+        """Raise ValueError if an output was not finite, or if positions of ``x`` are masks at the end."""
+        if not self.finite or (x is not None and (x >= self.process.vocab_size).any()):
+            raise ValueError(
+                "the network's output is not finite, or beyond the range of floating point, so that nothing can be "
+                "drawn from it; its weights are damaged, or its training diverged: use another checkpoint"
+            )
 
 
 def gather_rows(values: Float[Tensor, " b"], length: int, at: Int[Tensor, " k"]) -> Float[Tensor, " k"]:

@@ -148,6 +148,7 @@ class EntropyBounded(ConfidenceSampler):
             sigma = sigma_of_masked_fraction(masks.sum(-1) / prompt.lengths, self.schedule)
             hidden = model.hidden(state.x, sigma, prompt.valid)
             chosen = self.choose(self.mask_uncertainty(hidden, state.x, sigma, context))
+            model.check_finite()  # of NaN none is ever chosen
             x = draw_from_hidden(hidden, state.x, sigma, chosen, context)
             state = State(x, torch.where(chosen, state.step + 1, state.reveal_step), state.step + 1)
             yield state

@@ -7,6 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+COLDEST = 1e-30
+"""Lower temperatures give the same distribution, but log p divided by them may exceed float32."""
+
 
 @final
 @dataclass(frozen=True)
@@ -37,13 +40,15 @@ class Warping:
 
     def __call__(self, log_p: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
         """Return log p^(1/temperature), limited to the top_k likeliest tokens and to the fewest that reach top_p."""
-        log_p = (log_p / self.temperature).log_softmax(-1)
+        log_p = (log_p / max(self.temperature, COLDEST)).log_softmax(-1)
         if self.top_k is not None and self.top_k < log_p.shape[-1]:
             least = log_p.topk(self.top_k, -1).values[:, -1:]
             log_p = log_p.masked_fill(log_p < least, -torch.inf).log_softmax(-1)
         if self.top_p < 1:
             ordered = log_p.sort(-1, descending=True)
             before = ordered.values.exp().cumsum(-1) - ordered.values.exp()
-            dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, ordered.indices, before >= self.top_p)
+            # in float32 the least top_p are 0; the likeliest token, before which there is nothing, always stays
+            outside = (before >= self.top_p) & (before > 0)
+            dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, ordered.indices, outside)
             log_p = log_p.masked_fill(dropped, -torch.inf).log_softmax(-1)
         return log_p

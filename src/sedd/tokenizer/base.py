@@ -149,11 +149,3 @@ def utf8(text: str, keeps_bytes: bool = False) -> bytes:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file; raise ValueError if that fails."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} could not be read as text: {error}") from None

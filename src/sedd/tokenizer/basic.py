@@ -11,6 +11,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from jaxtyping import UInt
 
+from sedd.border import check_count
 from sedd.tokenizer.base import Ids, Tokenizer, utf8
 
 
@@ -129,8 +130,7 @@ class Integers(Tokenizer):
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size is {self.size}; a vocabulary of integers needs at least 1")
+        check_count("size", self.size, limit="vocab_size")
         self._check_specials()
 
     @classmethod

@@ -1,9 +1,10 @@
 """Byte pair encoding, by the `tokenizers` library."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
 
@@ -11,7 +12,13 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from sedd.tokenizer.base import DEFINITION, Ids, Tokenizer, read_text, utf8
+from sedd.border import check_count, read_text
+from sedd.tokenizer.base import DEFINITION, Ids, Tokenizer, utf8
+
+SECONDS = 30.0
+"""Time that a call with regular expressions from a file may take, beside that for its text."""
+SPEED = 10_000
+"""Characters per second that are the least for such a call."""
 
 
 @final
@@ -36,6 +43,7 @@ class BPE(Tokenizer):
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         if vocab_size < len(alphabet):
             raise ValueError(f"vocab_size is {vocab_size}; byte-level BPE needs {len(alphabet)} or more, one per byte")
+        check_count("the vocabulary of bpe", vocab_size, limit="bpe")
         model = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         model.train_from_iterator(texts, trainer)
@@ -88,7 +96,7 @@ class BPE(Tokenizer):
     @cached_property
     def is_lossless(self) -> bool:
         """Whether it is byte-level without normalization and without a prefix space."""
-        parts = json.loads(self.definition)
+        parts = json.loads(self._model.to_str())  # has all keys, whatever the definition leaves out
         splitter = parts["pre_tokenizer"] or {}
         steps = splitter.get("pretokenizers", [splitter])
         return (
@@ -107,7 +115,9 @@ class BPE(Tokenizer):
         """Encode texts; the library releases the GIL, so threads run in parallel."""
         for text in texts:
             utf8(text)
-        encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
+        encode = partial(self._model.encode_batch_fast, list(texts), add_special_tokens=False)
+        has_patterns = '"Regex"' in self.definition  # which another author wrote; those of this package are linear
+        encodings = _within(SECONDS + sum(map(len, texts)) / SPEED, encode) if has_patterns else encode()
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def settings(self) -> dict[str, Any]:
@@ -126,6 +136,33 @@ class BPE(Tokenizer):
     def _piece(self, id: int) -> str:
         text: str = self._model.decode([id], skip_special_tokens=False)
         return self._model.id_to_token(id) or "" if "\ufffd" in text else text  # part of a character
+
+
+def _within(seconds: float, call: Callable[[], list[tokenizers.Encoding]]) -> list[tokenizers.Encoding]:
+    """Return the result of a call that searches for the regular expressions of a tokenizer's file.
+
+    Such a search may take exponential time. The library gives up some of them, with an error that is no `Exception`;
+    the others are left to a thread that ends with the process.
+    """
+    found: list[list[tokenizers.Encoding] | BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:  # the panic of a library in Rust is no Exception
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    match found:
+        case [list(encodings)]:
+            return encodings
+        case [error]:
+            reason = str(error)
+        case _:
+            reason = f"it takes more than {seconds:.0f} seconds"
+    raise ValueError(f"a regular expression of the tokenizer cannot be applied to this text: {reason}; use another one")
 
 
 def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:

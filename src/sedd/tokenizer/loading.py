@@ -1,11 +1,11 @@
 """Load saved tokenizers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from sedd.border import parse_json, read_text
 from sedd.registry import TOKENIZERS
-from sedd.tokenizer.base import CONFIG, DEFINITION, FORMAT, Tokenizer, read_text
+from sedd.tokenizer.base import CONFIG, DEFINITION, FORMAT, Tokenizer
 from sedd.tokenizer.bpe import BPE
 
 
@@ -28,8 +28,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        found = parse_json(read_text(path))
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; save the tokenizer again") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}, not an object; save the tokenizer again")

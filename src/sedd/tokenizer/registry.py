@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from sedd.border import check_count
 from sedd.registry import TOKENIZERS
 from sedd.tokenizer.base import Tokenizer
 from sedd.tokenizer.basic import Bytes, Characters, Integers
@@ -50,6 +51,8 @@ def check_tokenizer(spec: str) -> None:
     known = name in (*TOKENIZERS.names, "gpt2") and takes_size and not (size and name in ("bytes", "chars", "gpt2"))
     if not known and not Path(spec).exists():
         raise ValueError(_unknown(spec))
+    if known and size and name in ("bpe", "ints"):
+        check_count(f"the vocabulary of {name}", int(size), limit="bpe" if name == "bpe" else "vocab_size")
 
 
 def _unknown(spec: str) -> str:

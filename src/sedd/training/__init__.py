@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from sedd.training.batches import Batch, TrainingDataLoader
     from sedd.training.datasets import prepare_data
     from sedd.training.dry_run import estimate_cost
-    from sedd.training.loop import NonFiniteError, OnEvent, TrainingResult, run
-    from sedd.training.overrides import merge_config
+    from sedd.training.loop import OnEvent, TrainingResult, run
+    from sedd.training.overrides import decide_resume, merge_config
     from sedd.training.progress import format_duration, progress_bar
     from sedd.training.sources import check_data, find_sources, require_sources
-    from sedd.training.state import PendingStep, TrainingState
+    from sedd.training.state import NonFiniteError, PendingStep, TrainingState
     from sedd.training.step import StepMetrics, finish_step, train_step
     from sedd.training.trackers import TRACKERS, import_tracker, track_run
     from sedd.training.trainer import Trainer
@@ -33,6 +33,7 @@ __all__ = [
     "TrainingResult",
     "TrainingState",
     "check_data",
+    "decide_resume",
     "estimate_cost",
     "find_sources",
     "finish_step",
@@ -53,11 +54,11 @@ __getattr__ = lazy_names(
         "batches": ["Batch", "TrainingDataLoader"],
         "datasets": ["prepare_data"],
         "dry_run": ["estimate_cost"],
-        "loop": ["NonFiniteError", "OnEvent", "TrainingResult", "run"],
-        "overrides": ["merge_config"],
+        "loop": ["OnEvent", "TrainingResult", "run"],
+        "overrides": ["decide_resume", "merge_config"],
         "progress": ["format_duration", "progress_bar"],
         "sources": ["check_data", "find_sources", "require_sources"],
-        "state": ["PendingStep", "TrainingState"],
+        "state": ["NonFiniteError", "PendingStep", "TrainingState"],
         "step": ["StepMetrics", "finish_step", "train_step"],
         "trackers": ["TRACKERS", "import_tracker", "track_run"],
         "trainer": ["Trainer"],

@@ -89,7 +89,7 @@ class TrainingDataLoader:
         """Yield batches from ``first_step`` on without end; a thread builds the next one while this one is used."""
         with ThreadPoolExecutor(1) as pool:
             if self.ranks.device.type == "cuda":
-                _use_one_core(pool)
+                use_one_core(pool)
             prefetched = pool.submit(self.__getitem__, first_step)
             while True:
                 batch, first_step = prefetched.result(), first_step + 1
@@ -97,7 +97,7 @@ class TrainingDataLoader:
                 yield batch
 
 
-def _use_one_core(pool: ThreadPoolExecutor) -> None:
+def use_one_core(pool: ThreadPoolExecutor) -> None:
     """Let the thread of a pool use one core: threads that wait for its next operation would take the main thread's."""
 
     def use_one() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sedd import checkpoint
+from sedd import checkpoint, files
 from sedd.config import RunConfig, TrainConfig
 from sedd.runtime import distributed, run_log
 from sedd.runtime.distributed import Ranks
@@ -21,21 +21,17 @@ from sedd.training import optimizer
 from sedd.training.clock import Clock
 from sedd.training.datasets import open_datasets
 from sedd.training.sources import with_absolute_paths
-from sedd.training.state import PendingStep, TrainingState
+from sedd.training.state import NonFiniteError, PendingStep, TrainingState
 from sedd.training.step import StepMetrics, finish_step, train_step
 from sedd.training.trainer import Trainer
 
 Record = dict[str, Any]
 OnEvent = Callable[[str, Record], None]
-"""Progress callback, called in the first process: ("log", record) after each step, ("note", {"text": …}) for messages.
+"""Progress callback, called in every process: ("log", record) after each step, ("note", {"text": …}) for messages.
 
 The record of a step has ``spent``, the fraction of the budget that is used, and what was measured at that step; on a
 GPU the metrics of a logged step come in a second record, one step later.
 """
-
-
-class NonFiniteError(RuntimeError):
-    """A loss or gradient was not finite; the weights from before that step are saved."""
 
 
 class TrainingResult(NamedTuple):
@@ -67,13 +63,16 @@ def run(
         on_event: Progress callback.
         device: cpu or cuda; by default the GPU if there is one.
     """
-    with distributed.process_group(device) as ranks, _deterministic(config.train.deterministic):
-        on_event = on_event if ranks.is_main else _ignore_event
+    with (
+        distributed.process_group(device) as ranks,
+        _locked(out, ranks),
+        _deterministic(config.train.deterministic),
+    ):
         trainer = Trainer(with_absolute_paths(config, out), *open_datasets(config, prepare, ranks), ranks)
         if trainer.blocks.padding is not None:
             on_event("note", {"text": trainer.blocks.padding})
         _resume_or_start(trainer, out, resume, on_event)
-        with _signals() as stop_signal, _open_log(trainer, out) as write:
+        with _signals() as stop_signal, _open_log(trainer, out, on_event) as write, _all_written(trainer, on_event):
             validation = _train(trainer, out, stop_signal, write, on_event)
         return TrainingResult(out, trainer.state, stop_signal(), validation)
 
@@ -100,6 +99,7 @@ def _train(
     for batch in trainer.dataloader.iterate(state.step):
         if spent >= 1 or stopping:
             break
+        trainer.writer.check()
         lr = config.optim.lr * optimizer.lr_multiplier(config.optim, state.step, spent)
         metrics = train_step(trainer, batch, lr, on_nonfinite)
         if unread is not None:  # the record of the step before, for which train_step has waited
@@ -133,9 +133,13 @@ def _train(
             report(record)
         else:
             on_event("log", {"spent": spent, **record})
+        if is_complete:
+            _check_bound(state.step, validation)
         if is_last or _is_due(state.step, options.save_every) or (is_best and options.save_every):
             with clock.count_apart("save_seconds"):
                 trainer.save(out / checkpoint.CHECKPOINTS)
+                if is_last:
+                    trainer.writer.wait()
     if spent < 1 or stopping:
         return validation
     validation = validation or _logged_bound(trainer, out)
@@ -144,7 +148,17 @@ def _train(
             validation = trainer.validation_bound()
         state.update_best(validation["bound"])
         report({"step": state.step, "tokens": state.tokens, **validation})
+    _check_bound(state.step, validation)
     return validation
+
+
+def _check_bound(step: int, validation: dict[str, float]) -> None:
+    """Refuse to end with a bound that is not finite."""
+    if not math.isfinite(validation["bound"]):
+        raise NonFiniteError(
+            f"at step {step}, the last, the validation bound is {validation['bound']}; that step is not saved, and "
+            "checkpoints before it are as they were. Try a lower optim.lr"
+        )
 
 
 def _logged_bound(trainer: Trainer, out: Path) -> dict[str, float]:
@@ -204,6 +218,7 @@ def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: P
         return
     state.step, state.tokens = pending.step, pending.tokens
     trainer.save(out / checkpoint.CHECKPOINTS)
+    trainer.writer.wait()
     repeated = "" if options.on_nonfinite == "stop" else f" {state.skipped} times, more than train.max_skips allows"
     raise NonFiniteError(
         f"at step {pending.step} the loss or its gradient is not finite{repeated}; weights from before it are saved, "
@@ -225,9 +240,34 @@ def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEven
         on_event("note", {"text": f"resuming from {newest.name}"})
     trainer.ranks.barrier()  # until all processes have read it
     if trainer.ranks.is_main:
-        out.mkdir(parents=True, exist_ok=True)
+        if (out / run_log.LOG).exists():
+            run_log.read_log(out)  # raises if it is damaged, before anything is written
         checkpoint.set_aside_corrupted(root, newest)
-        trainer.prune(root)
+        trainer.prune(root, trainer.state.best_step)
+
+
+@contextmanager
+def _locked(out: Path, ranks: Ranks) -> Iterator[None]:
+    """Hold the lock of the run's folder, which the first process creates, for all processes."""
+    if not ranks.is_main:
+        yield
+        return
+    with files.locked_folder(out):
+        yield
+
+
+@contextmanager
+def _all_written(trainer: Trainer, on_event: OnEvent) -> Iterator[None]:
+    """Wait at the end for what is written in the background; its error is raised, or printed beside another one."""
+    try:
+        yield
+    except BaseException:
+        try:
+            trainer.writer.wait()
+        except Exception as error:
+            on_event("note", {"text": str(error)})
+        raise
+    trainer.writer.wait()
 
 
 @contextmanager
@@ -247,7 +287,10 @@ def _deterministic(enabled: bool) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int | None]]:
-    """Catch SIGTERM and Ctrl-C, so that the current step is finished; yield a function that returns the signal."""
+    """Catch SIGTERM, SIGHUP and Ctrl-C, so that the current step is finished; yield a function that returns the signal.
+
+    Signals after the first are caught too, until everything is saved.
+    """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # the only thread that may handle signals
         yield lambda: None
@@ -256,7 +299,10 @@ def _signals() -> Iterator[Callable[[], int | None]]:
     def handle(number: int, frame: FrameType | None) -> None:
         caught.append(number)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield lambda: caught[-1] if caught else None
     finally:
@@ -294,24 +340,27 @@ class _Throughput:
         return times | {"tokens_per_second": round(per_second)}
 
 
-def _ignore_event(kind: str, record: Record) -> None:
-    """Do nothing: only the first process reports."""
-
-
 @contextmanager
-def _open_log(trainer: Trainer, out: Path) -> Iterator[Callable[[Record], None]]:
+def _open_log(trainer: Trainer, out: Path, on_event: OnEvent) -> Iterator[Callable[[Record], None]]:
     """Write config.json and environment.json, and yield a function that appends to the log; first process only."""
     if not trainer.ranks.is_main:
         yield lambda record: None
         return
     checkpoint.write_json(out / "config.json", trainer.config.as_dict())
     checkpoint.write_json(out / "environment.json", run_log.environment())
-    with checkpoint.explain_write_errors(out / "log.jsonl"):
+    with checkpoint.explain_write_errors(out / run_log.LOG):
         log = run_log.RunLog(out, after=trainer.state.step)
+    if log.torn:
+        on_event("note", {"text": f"the last line of {log.path} was not completely written; it was dropped"})
+    if (expected := trainer.state.logged) is not None and log.records < expected:
+        lost = f"{log.path} has {log.records} of the {expected} records up to step {trainer.state.step}"
+        on_event("note", {"text": f"{lost}; the others are lost, and what is computed does not depend on them"})
+    trainer.state.logged = log.records
 
     def write(record: Record) -> None:
         with checkpoint.explain_write_errors(log.path):
             log.write(record)
+        trainer.state.logged = log.records
 
     with _quiet_writer_threads():
         try:

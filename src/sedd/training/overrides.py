@@ -1,7 +1,6 @@
 """Merge defaults, a recipe, a file and flags into the configuration of a run."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from sedd import checkpoint, data
+from sedd import border, checkpoint, data
 from sedd.config import RunConfig
 from sedd.recipes import RECIPES
+from sedd.runtime.launch import find_launch, is_restart
 from sedd.training.sources import check_data, find_sources, require_sources
 
 PATHS = {
@@ -37,6 +37,22 @@ PATHS = {
     "sources": "data.sources",
 }
 """The configuration key that each flag of ``sedd train`` sets."""
+
+
+def decide_resume(out: Path, resume: bool) -> bool:
+    """Return whether to continue the run in ``out``: if ``resume`` is given, or torchrun has restarted this process.
+
+    A run that would be overwritten is refused, and so is a folder without a run to continue.
+    """
+    holds_run = (out / "config.json").is_file()
+    if is_restart():
+        return holds_run
+    if resume and not holds_run:
+        why = "it has no config.json" if out.is_dir() else "it does not exist"
+        raise ValueError(f"{out} holds no run to resume: {why}; check --out, or leave --resume out to start a run")
+    if not resume and checkpoint.list_checkpoints(out / checkpoint.CHECKPOINTS):
+        raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
+    return resume
 
 
 def merge_config(
@@ -73,15 +89,17 @@ def merge_config(
         layers: list[Any] = [
             OmegaConf.create(stored.as_dict() if stored else {}),
             OmegaConf.create(RECIPES[recipe] if recipe else {}),
-            OmegaConf.load(file) if file else OmegaConf.create(),
-            OmegaConf.merge(OmegaConf.from_dotlist(assignments), OmegaConf.from_dotlist(list(sets))),
+            OmegaConf.create((border.read_settings(file) or {}) if file else {}),
+            OmegaConf.merge(OmegaConf.from_dotlist(assignments), OmegaConf.from_dotlist(_checked(sets))),
         ]
+        for layer in layers:
+            border.refuse_interpolation(OmegaConf.to_container(layer, resolve=False))
         for i, layer in enumerate(layers):
             if any(later.get("budget") for later in layers[i + 1 :]):
                 layer.pop("budget", None)  # --minutes 60 is not cut short by the number of steps of a recipe
         given: Any = OmegaConf.merge(*layers)
-    except (OmegaConfBaseException, OSError, TypeError, YAMLError) as error:
-        raise _misfit(error) from None
+    except (OmegaConfBaseException, LookupError, OSError, RecursionError, TypeError, YAMLError) as error:
+        raise _misfit(error) from None  # a LookupError: OmegaConf's, at odd keys
     config = _build(given).check_trainable()
     if resume and stored and config.data.sources == stored.data.sources:
         require_sources(config, resume, f"sedd train DATA --out {resume} --resume")
@@ -100,6 +118,13 @@ def merge_config(
     config = _build(given)
     config.model.check_heads()
     return config.resolved()
+
+
+def _checked(sets: Sequence[str]) -> list[str]:
+    """Return assignments whose values, which are YAML, can be parsed safely."""
+    for text in sets:
+        border.check_yaml(f"the option {text.partition('=')[0]}", text.partition("=")[2])
+    return list(sets)
 
 
 def _fill_in(given: Any, values: Mapping[str, Any]) -> Any:
@@ -127,7 +152,7 @@ def _fit_to_records(given: Any, on_sizing: Callable[[str], None]) -> Any:
 
 
 def _misfit(error: Exception) -> ValueError:
-    return ValueError(f"the options do not fit: {str(error).splitlines()[0]}")
+    return ValueError(f"the options do not fit: {(str(error).splitlines() or [type(error).__name__])[0]}")
 
 
 def _build(given: Any) -> RunConfig:
@@ -141,9 +166,9 @@ def _build(given: Any) -> RunConfig:
 
 
 def _needs_sizing(config: RunConfig, given: Any) -> bool:
-    """Whether the network's size is open; under torchrun processes could choose differently, so defaults apply."""
+    """Whether the network's size is open; several processes could choose differently, so defaults apply."""
     open_keys = {"width", "depth", "seq_len"} - set(given.get("model") or {})
-    return bool(open_keys and config.data.sources) and int(os.environ.get("WORLD_SIZE", "1")) == 1
+    return bool(open_keys and config.data.sources) and find_launch().world_size == 1
 
 
 def _stored_config(out: Path) -> RunConfig | None:

@@ -3,14 +3,17 @@
 No torch here: all commands show their progress by this module.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from sedd.border import visible
+from sedd.runtime.launch import find_launch
 
 if TYPE_CHECKING:
     from sedd.training.loop import OnEvent
@@ -55,7 +58,7 @@ def progress_on_stderr(label: str, shown: bool = True) -> Iterator[OnProgress]:
     """Show the progress of one piece of work; yields the callback."""
     console, timer = Console(stderr=True), LineTimer()
     with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
-        task = bar.add_task(label, total=None)
+        task = bar.add_task(escape(visible(label)), total=None)
 
         def on_progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
@@ -75,12 +78,17 @@ def progress_bar() -> Iterator[tuple["OnEvent", OnProgress]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    console, is_main = Console(stderr=True), int(os.environ.get("RANK", "0")) == 0
+    console, is_main = Console(stderr=True), find_launch().rank == 0
     with (
         progress_on_stderr("preparing the data", shown=is_main and not console.is_terminal) as preparing,
         Progress(*columns, console=console, disable=not (is_main and console.is_terminal)) as bar,
     ):
-        yield _training_callback(bar), _preparation_callback(bar) if console.is_terminal else preparing
+        on_event = _training_callback(bar) if is_main else _ignore_event
+        yield on_event, _preparation_callback(bar) if console.is_terminal else preparing
+
+
+def _ignore_event(kind: str, record: dict[str, Any]) -> None:
+    """Do nothing: the first process alone prints."""
 
 
 def _preparation_callback(bar: Progress) -> OnProgress:
@@ -92,7 +100,7 @@ def _training_callback(bar: Progress) -> "OnEvent":
     task = bar.add_task("training", total=1.0, visible=False, note="")
     timer, latest = LineTimer(), ""
 
-    def on_event(kind: str, record: dict[str, Any]) -> None:
+    def show(kind: str, record: dict[str, Any]) -> None:
         nonlocal latest
         if kind == "note":
             _print_line(bar.console, record["text"])
@@ -107,6 +115,10 @@ def _training_callback(bar: Progress) -> "OnEvent":
         if latest and not bar.console.is_terminal and (record["spent"] >= 1 or timer.is_due(record["spent"])):
             _print_line(bar.console, f"{timer.describe(record['spent'])}: {latest}")
 
+    def on_event(kind: str, record: dict[str, Any]) -> None:
+        with suppress(OSError):  # of a terminal that was closed: the run must be saved
+            show(kind, record)
+
     return on_event
 
 
@@ -116,4 +128,4 @@ def _describe_bits(record: dict[str, Any], bits: str, nats: str) -> str:
 
 
 def _print_line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(visible(text), markup=False, highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ import torch
 
 from sedd import data
 from sedd.config import DataConfig, RunConfig
+from sedd.data.token_files import holds_ids
 from sedd.runtime.device import resolve_device
 
 DEFAULT_MINUTES = 5.0
@@ -134,7 +135,9 @@ def choose_tokenizer(options: DataConfig, device_name: str | None = None) -> dic
     Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
     """
     names = [str(source) for source in options.sources]
-    if data.is_prepared(names[0]) or any(name.startswith("hf:") or ".npy" in name for name in names):
+    if data.is_prepared(names[0]) or any(name.startswith("hf:") for name in names):
+        return {}
+    if holds_ids([file for source in data.expand_sources(names) for file in source.files]):
         return {}
     return {"data": {"tokenizer": _tokenizer(options, 8192 if resolve_device(device_name).type == "cuda" else 2048)}}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from sedd import checkpoint, data, registry
 from sedd.config import DataConfig, RunConfig
 from sedd.data.readers import read_chunks
+from sedd.data.token_files import refuse_fitting
 from sedd.tokenizer import check_tokenizer
 
 
@@ -19,6 +20,7 @@ def check_data(options: DataConfig) -> None:
     check_tokenizer(options.tokenizer)
     encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)
     for source in data.expand_sources(options.sources):
+        refuse_fitting(source.files, options.tokenizer)
         if source.files:  # a data set of the Hub is not downloaded for this
             next(read_chunks([source], options.column, options.packing, options.label, encoding), None)
 

@@ -10,6 +10,10 @@ from torch import Tensor
 from sedd.training.batches import Batch
 
 
+class NonFiniteError(RuntimeError):
+    """A loss, gradient, weight or final bound was not finite; checkpoints from before that are kept."""
+
+
 @dataclass
 class TrainingState:
     """Counters of a run, stored as state.json in each checkpoint."""
@@ -27,6 +31,8 @@ class TrainingState:
     best: float | None = None
     """Lowest validation bound so far."""
     best_step: int | None = None
+    logged: int | None = None
+    """Records in the log."""
 
     def update_best(self, bound: float) -> bool:
         """Store ``bound`` if it is the lowest validation bound so far, and return whether it is."""

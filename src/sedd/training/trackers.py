@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sedd.config import RunConfig
 from sedd.extras import install_hint
+from sedd.runtime.launch import find_launch
 
 if TYPE_CHECKING:
     from sedd.training.loop import OnEvent
@@ -36,7 +37,7 @@ def track_run(name: str | None, config: RunConfig, out: Path, on_event: "OnEvent
     The tracker's run has the name of the folder ``out``, in the project ``sedd`` unless the tracker's own settings name
     another, and the configuration of the run. Of several processes the first alone sends.
     """
-    if name is None or int(os.environ.get("RANK", "0")) != 0:
+    if name is None or find_launch().rank != 0:
         yield on_event
         return
     tracker = import_tracker(name)

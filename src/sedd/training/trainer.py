@@ -6,6 +6,7 @@ network here, from outside it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from sedd.training import optimizer, validation
 from sedd.training.batches import Batch, TrainingDataLoader
 from sedd.training.ema import EMA
 from sedd.training.loss import FusedLoss, has_fused_loss
-from sedd.training.state import PendingStep, TrainingState
+from sedd.training.saving import BackgroundWriter, copy_to_host
+from sedd.training.state import NonFiniteError, PendingStep, TrainingState
 
 
 class _WholeNetwork(nn.Module):
@@ -92,6 +94,7 @@ class Trainer:
             self._float32_model = factory.build_model(config, _Float32Network(ema_network), self.setup)
         self.state = TrainingState()
         self.pending_step: PendingStep | None = None
+        self.writer = BackgroundWriter(in_background=ranks.device.type == "cuda")
 
     def _build_network(self, reshard_after_forward: bool) -> Transformer:
         """Build a network on the device, sharded by FSDP and with mixed precision as configured."""
@@ -206,29 +209,45 @@ class Trainer:
     # Checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, root: Path) -> None:
-        """Save everything that the next step depends on, and remove older checkpoints; the first process writes."""
+        """Save everything that the next step depends on, and remove older checkpoints; the first process writes.
+
+        On a GPU the files are written in the background; `writer.wait` waits for them.
+        """
         from torch.distributed.checkpoint import state_dict  # takes a second to import
 
-        gather = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        # FSDP gathers one weight at a time and moves it to the host; without it the copies are those of `copy_to_host`
+        gather = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=self.config.train.fsdp)
         weights: dict[str, Any] = {
             "model": state_dict.get_model_state_dict(self.network, options=gather),
             "ema": state_dict.get_model_state_dict(self.ema.network, options=gather),
         }
-        optimizers: dict[str, Any] = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=gather)
+        optimizers: dict[str, Any] = {"state": {}}
+        if all(optimizer.state for optimizer in self.optimizers):  # else torch would give them one, as after a step
+            optimizers = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=gather)
         if self.ranks.is_main:
             moments = {f"{name}|{key}": v for name, values in optimizers["state"].items() for key, v in values.items()}
             index = self.blocks.index
             dataset = {"vocab_size": index.vocab_size, "labels": self.blocks.labels, "data_sha256": index.sha256}
-            records = {"config": {**self.config.as_dict(), **dataset}, "state": vars(self.state)}
-            tensors = {**weights, "optimizer": moments}
-            name = checkpoint.step_name(self.state.step)
-            checkpoint.save(root, name, tensors, records, extra=self.blocks.tokenizer.save)
-            self.prune(root)
-        self.ranks.barrier()
+            records = {"config": {**self.config.as_dict(), **dataset}, "state": dict(vars(self.state))}
+            self.writer.wait()  # before the copies: there is room for those of one checkpoint
+            tensors = copy_to_host({**weights, "optimizer": moments})
+            self.writer.submit(partial(self._write, root, replace(self.state), tensors, records))
 
-    def prune(self, root: Path) -> None:
-        """Remove all checkpoints but the newest ``train.keep_checkpoints`` and the best."""
-        best = self.state.best_step
+    def _write(
+        self, root: Path, state: TrainingState, tensors: dict[str, dict[str, Tensor]], records: dict[str, Any]
+    ) -> None:
+        """Write a checkpoint unless one of its tensors is not finite, and remove older ones."""
+        for stem, values in tensors.items():
+            if name := checkpoint.nonfinite(values):
+                raise NonFiniteError(
+                    f"at step {state.step} {name} of the {stem} is not finite; that step is not saved, and checkpoints "
+                    "before it are as they were. Try a lower optim.lr"
+                )
+        checkpoint.save(root, checkpoint.step_name(state.step), tensors, records, self.blocks.tokenizer.files())
+        self.prune(root, state.best_step)
+
+    def prune(self, root: Path, best: int | None) -> None:
+        """Remove all checkpoints but the newest ``train.keep_checkpoints`` and that of step ``best``."""
         checkpoint.prune(root, self.config.train.keep_checkpoints, None if best is None else checkpoint.step_name(best))
 
     def resume(self, folder: Path) -> None:
@@ -240,12 +259,13 @@ class Trainer:
         for module, stem in ((self.network, "model"), (self.ema.network, "ema")):
             weights: dict[str, Any] = dict(checkpoint.load_tensors(folder, stem))
             state_dict.set_model_state_dict(module, weights, options=scatter)
-        stored: dict[str, Any] = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=scatter)
-        stored["state"] = {}  # the options of the parameter groups are those of this run's configuration
-        for key, value in checkpoint.load_tensors(folder, "optimizer").items():
-            name, _, moment = key.rpartition("|")
-            stored["state"].setdefault(name, {})[moment] = value
-        state_dict.set_optimizer_state_dict(self.network, self.optimizers, stored, options=scatter)
+        if moments := checkpoint.load_tensors(folder, "optimizer"):  # none before the first step
+            stored: dict[str, Any] = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=scatter)
+            stored["state"] = {}  # the options of the parameter groups are those of this run's configuration
+            for key, value in moments.items():
+                name, _, moment = key.rpartition("|")
+                stored["state"].setdefault(name, {})[moment] = value
+            state_dict.set_optimizer_state_dict(self.network, self.optimizers, stored, options=scatter)
         self.state = TrainingState(**checkpoint.load_json(folder, "state"))
 
     def _check_compatible(self, folder: Path) -> None:
@@ -263,7 +283,21 @@ class Trainer:
             )
         if tokenizer.load_tokenizer(folder) != self.blocks.tokenizer:
             raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
+        sources = ", ".join(self.config.data.sources)
+        if stored.data_sha256 not in (None, digest := self.blocks.index.sha256):
+            raise ValueError(
+                f"{folder} was trained on other data than {sources} holds now (SHA-256 {str(stored.data_sha256)[:12]} "
+                f"then, {digest[:12]} now), so sequences that were held out would be trained on; restore the data, or "
+                "start a new run with another --out"
+            )
         trained = stored.config.as_dict()
+        if (fraction := stored.config.data.val_fraction) != self.config.data.val_fraction:
+            raise ValueError(f"{folder} was trained with data.val_fraction {fraction}; resume with the same")
+        if (name := stored.config.optim.name) != self.config.optim.name:
+            raise ValueError(
+                f"{folder} holds the state of the optimizer {name}, and optim.name is {self.config.optim.name}; resume "
+                f"with --set optim.name={name}"
+            )
         for part in ("model", "noise", "objective"):
             if trained[part] != current[part]:
                 raise ValueError(f"{folder} was trained with {part} {trained[part]}; resume with the same {part}")

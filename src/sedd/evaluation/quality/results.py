@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sedd.border import check_count
 from sedd.evaluation.quality.judge import Judge, OnProgress, score_in_low_precision
 from sedd.evaluation.quality.mauve import MauveReference
 from sedd.evaluation.quality.metrics import (
@@ -50,8 +51,7 @@ def evaluate_samples(
     Returns:
         The record that is printed and stored.
     """
-    if batch < 1:
-        raise ValueError(f"judge-batch is {batch}; it must be 1 or more")
+    check_count("judge-batch", batch, limit="judge_batch")
     encoded = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)
     scores, check = score_in_low_precision(judge, encoded.ids, batch, on_progress)
     metrics = compute_metrics(scores)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from sedd import checkpoint, generate
+from sedd import files, generate
+from sedd.border import parse_json, read_text
 from sedd.evaluation.quality.judge import Judge, OnProgress
 from sedd.factory import LoadedModel
 from sedd.sampling import Prompt
@@ -74,7 +75,7 @@ def generate_samples(
         for last in sampling_run.states(part, first):
             on_progress(first * steps + len(part.given) * min(last.step, steps), count * steps)
         samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.final_sequences(last, part))
-    model = {"model": str(loaded.folder), "model_sha256": checkpoint.sha256(loaded.folder / "ema.safetensors")}
+    model = {"model": str(loaded.folder), "model_sha256": files.sha256(loaded.folder / "ema.safetensors")}
     stats, facts = sampling_run.stats, sampling_run.describe() | {"length": length} | model
     return SampleSet(samples, source, stats.row_calls / count, stats.seconds / count, facts)
 
@@ -83,7 +84,7 @@ def write_samples(samples: SampleSet, path: Path) -> None:
     """Write samples as JSON lines that `read_samples` reads."""
     cost = {"calls": samples.nfe, "seconds": samples.seconds, **samples.facts}
     records = ({"text": s.text, "ids": s.ids, "sample": number, **cost} for number, s in enumerate(samples.samples))
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    files.write_text(path, "".join(f"{json.dumps(record)}\n" for record in records))
 
 
 def read_samples(path: Path, allow_empty: bool = False) -> SampleSet:
@@ -104,11 +105,13 @@ def _read(path: Path) -> SampleSet:
             raise ValueError(
                 f"{path} holds neither a model nor .txt files, one for each sample; name a folder that does"
             )
-        return SampleSet([Sample(_read_text(file), None) for file in files], str(path))
+        return SampleSet([Sample(read_text(file), None) for file in files], str(path))
     if (records := read_json_records(path)) is None:
-        content = _read_text(path)
+        content = read_text(path)
         texts = generate.display.split_texts(content) or _lines(content)
         return SampleSet([Sample(text, None) for text in texts], str(path))
+    if not records:
+        return SampleSet([], str(path))
     return SampleSet(
         [_parse_sample(record, path) for record in records],
         str(path),
@@ -122,19 +125,12 @@ def read_json_records(path: Path) -> list[Any] | None:
     """Read a JSON file that is one list, one object, or one value per line; None if its suffix is not JSON's."""
     if path.suffix not in (".json", ".jsonl"):
         return None
-    text = _read_text(path)
+    text = read_text(path)
     try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
+        whole = parse_json(text)
+    except ValueError:
         return [_parse_line(line, path) for line in _lines(text) if line.strip()]
     return whole if isinstance(whole, list) else [whole]
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} could not be read: {error}") from None
 
 
 def _lines(text: str) -> list[str]:
@@ -144,8 +140,8 @@ def _lines(text: str) -> list[str]:
 
 def _parse_line(line: str, path: Path) -> Any:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
+        return parse_json(line)
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON, neither as a whole nor line by line: {error}") from None
 
 

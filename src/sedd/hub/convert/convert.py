@@ -86,7 +86,7 @@ def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None,
         "state": UNKNOWN_STATE | {"step": imported.step},
         ORIGIN: {"layout": imported.layout.name, "config": imported.original, "source": source},
     }
-    return checkpoint.save(out.parent, out.name, imported.weights, records, extra=tokenizer.save)
+    return checkpoint.save(out.parent, out.name, imported.weights, records, tokenizer.files())
 
 
 def export_model(folder: Path, out: Path, format: str | None = None) -> CheckpointLayout:
@@ -101,7 +101,7 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
     config = _original_config(layout, loaded.folder, loaded.config, weights)
     config = config or layout.write_config(loaded.config, vocab_size)
     tensors = {"model": {f"{layout.prefix}{name}": value for name, value in weights.items()}}
-    checkpoint.save(out.parent, out.name, tensors, {"config": config}, extra=loaded.tokenizer.save)
+    checkpoint.save(out.parent, out.name, tensors, {"config": config}, loaded.tokenizer.files())
     return layout
 
 

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
-from yaml import YAMLError  # type: ignore[import-untyped]
 
-from sedd import checkpoint
+from sedd import border, checkpoint
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -29,6 +26,8 @@ TRAINER_FILES = ("checkpoint.pth", "checkpoints-meta/checkpoint.pth")
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"
 """The configuration in the folder of a run of that code, one level above its checkpoints."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+MAX_FILE_NAME = 255
+"""Bytes of the name of a file, on all usual systems."""
 MAX_LISTED = 10
 """Names listed in an error message."""
 
@@ -89,10 +88,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     found = [place / HYDRA_CONFIG for place in (folder, folder.parent) if (place / HYDRA_CONFIG).is_file()]
     if not found:
         return {}
-    try:
-        config = OmegaConf.to_container(OmegaConf.load(found[0]), resolve=False)
-    except (OmegaConfBaseException, OSError, UnicodeError, YAMLError) as error:
-        raise ValueError(f"{found[0]} cannot be read: {str(error).splitlines()[0]}") from None
+    config = border.read_settings(found[0])
     if not isinstance(config, dict):
         raise ValueError(f"{found[0]} holds a {type(config).__name__}, not settings by their names")
     return {str(name): value for name, value in config.items()}
@@ -138,8 +134,9 @@ def _read_shards(index: Path) -> dict[str, Any]:
         raise ValueError(f"{index} has no weight_map; it must map the names of weights to files")
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     joined: dict[str, Any] = {}
-    for name in dict.fromkeys(weight_map.values()):
+    for name in weight_map.values():
         _check_shard_name(index, name, suffix)
+    for name in dict.fromkeys(weight_map.values()):
         shard = _read_weights(index.parent / name)
         expected = {key for key, file in weight_map.items() if file == name}
         if not isinstance(shard, Mapping) or set(shard) != expected:
@@ -152,8 +149,15 @@ def _read_shards(index: Path) -> dict[str, Any]:
 
 def _check_shard_name(index: Path, name: object, suffix: str) -> None:
     """Refuse everything but the plain name of a file in the folder of the index."""
-    if not isinstance(name, str) or name != Path(name).name or "\\" in name or Path(name).suffix != suffix:
-        raise ValueError(f"{index} names {name!r}; it may name {suffix} files beside it and nothing else")
+    if (
+        not isinstance(name, str)
+        or name != Path(name).name
+        or "\\" in name
+        or Path(name).suffix != suffix
+        or len(name.encode(errors="replace")) > MAX_FILE_NAME
+    ):
+        shown = f"{str(name)[:MAX_FILE_NAME]!r}"
+        raise ValueError(f"{index} names {shown}; it may name {suffix} files beside it and nothing else")
     if not (index.parent / name).is_file():
         raise ValueError(f"{index} names {name}, which is not there; download it too")
 
@@ -247,14 +251,25 @@ def _check_tensor(path: Path, name: str, value: object, shape: torch.Size) -> No
         )
     if value.shape != shape:
         raise ValueError(f"{path}: {name} has shape {tuple(value.shape)}; its layout and size need {tuple(shape)}")
+    _check_stored(path, name, value)
     if not value.isfinite().all():
         raise ValueError(f"{path}: {name} holds a value that is NaN or infinite; these weights are damaged")
+
+
+def _check_stored(path: Path, name: str, value: Tensor) -> None:
+    """Refuse a tensor of more numbers than are stored for it: a stride of 0 makes a small file ask for any memory."""
+    stored = value.untyped_storage().nbytes()
+    if value.numel() * value.element_size() > stored:
+        raise ValueError(
+            f"{path}: {name} has {value.numel():,} numbers, and {stored // value.element_size():,} are stored; weights "
+            "are stored in full"
+        )
 
 
 def plain_json(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration as plain JSON data; anything else in it is refused."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(config, allow_nan=False))
-    except (TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"the configuration of the checkpoint is not plain data: {error}") from None
     return plain

@@ -1,0 +1,239 @@
+"""Files of token ids: NumPy arrays, and what Megatron, datatrove and dolma write.
+
+- Megatron: ``NAME.bin``, the ids, and ``NAME.idx``, their dtype and the lengths of sequences and documents.
+- datatrove (Nanosets): ``NAME.ds``, the ids, ``NAME.ds.index``, where documents end, and ``NAME.ds.metadata``, whose
+  first line ends in the bytes per token.
+- dolma: ``NAME.npy``, the ids without the header of NumPy, and ``NAME.csv.gz``, where documents begin and end.
+
+All are little-endian. Their end-of-text tokens are among the ids, which are kept as they are.
+"""
+
+import csv
+import gzip
+import math
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from jaxtyping import Int
+
+from sedd.border import read_text
+from sedd.data.compression import COMPRESSED, make_seekable
+from sedd.tokenizer import Ids
+
+MAGIC = b"MMIDIDX\0\0"
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, code of the dtype, sequences, entries of the list of documents
+DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""The integers among the dtypes of an .idx file, by their codes."""
+LONGEST_DOCUMENT = 1 << 26
+"""Most tokens of a document that is read as one record."""
+Rows = tuple[Sequence[Ids], bool]
+"""Consecutive rows of ids, and whether the first continues the row before it."""
+
+
+@final
+class TokenFile(NamedTuple):
+    """A file of token ids, and where its documents end."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    ends: Int[np.ndarray, " documents"]
+
+
+def is_token_file(path: Path) -> bool:
+    """Return whether a file was written by Megatron, datatrove or dolma; the latter's arrays have no header."""
+    match path.suffix.lower():
+        case ".bin" | ".ds":
+            return True
+        case ".npy":
+            return path.with_suffix(".csv.gz").is_file() and not _has_numpy_header(path)
+    return False
+
+
+def _has_numpy_header(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(6) == b"\x93NUMPY"
+
+
+def companions(path: Path) -> list[Path]:
+    """Return the files that describe a file of tokens."""
+    match path.suffix.lower():
+        case ".bin":
+            names = [path.with_suffix(".idx")]
+        case ".ds":
+            names = [path.with_name(f"{path.name}.index"), path.with_name(f"{path.name}.metadata")]
+        case _:
+            names = [path.with_suffix(".csv.gz")]
+    return [name for name in names if name.is_file()] if is_token_file(path) else []
+
+
+def read_token_file(path: Path, stream: BufferedIOBase, packing: str, piece: int) -> Iterator[Rows]:
+    """Yield the ids of a file: as one stream if ``packed``, else a row for each document.
+
+    Args:
+        path: The file.
+        stream: Its open content.
+        packing: ``packed`` or ``lines``.
+        piece: About how many ids to yield at a time.
+    """
+    file = _open(path)
+    if packing == "packed":
+        for start in range(0, _total(file), piece):
+            yield [_take(file, stream, min(piece, _total(file) - start))], start > 0
+        return
+    rows: list[Ids] = []
+    size = 0
+    for length in np.diff(file.ends, prepend=0).tolist():
+        if length > LONGEST_DOCUMENT:
+            raise ValueError(f"{path} has a document of {length} tokens; read it with packing packed")
+        rows += [_take(file, stream, length)] if length else []
+        size += length
+        if size >= piece:
+            yield rows, False
+            rows, size = [], 0
+    if rows:
+        yield rows, False
+
+
+def _total(file: TokenFile) -> int:
+    return int(file.ends[-1]) if len(file.ends) else 0
+
+
+def _take(file: TokenFile, stream: BufferedIOBase, count: int) -> Ids:
+    content = stream.read(count * file.dtype.itemsize)
+    if len(content) != count * file.dtype.itemsize:
+        raise EOFError("it ends before its last token")
+    return np.frombuffer(content, file.dtype).astype(np.int64)
+
+
+def _open(path: Path) -> TokenFile:
+    """Read what describes a file of tokens, and check that it fits the file."""
+    file = {".bin": _megatron, ".ds": _datatrove, ".npy": _dolma}[path.suffix.lower()](path)
+    if (np.diff(file.ends, prepend=0) < 0).any():
+        raise ValueError(f"{path} has documents that end before they begin; write its index again")
+    size, expected = path.stat().st_size, _total(file) * file.dtype.itemsize
+    if size != expected:
+        raise ValueError(f"{path} has {size:,} bytes, and its index describes {expected:,}; copy both files again")
+    return file
+
+
+def _megatron(path: Path) -> TokenFile:
+    index = path.with_suffix(".idx")
+    if not index.is_file():
+        raise ValueError(f"{path} has no {index.name} beside it, which holds the dtype of its tokens; copy it there")
+    content = np.memmap(index, np.uint8, "r") if index.stat().st_size >= HEADER.size else np.zeros(0, np.uint8)
+    magic, version, code, sequences, entries = HEADER.unpack(bytes(content[: HEADER.size]).ljust(HEADER.size, b"\0"))
+    if magic != MAGIC or version != 1:
+        raise ValueError(f"{index} is not an index of Megatron, version 1; name files that its preprocessing wrote")
+    if code not in DTYPES:
+        raise ValueError(
+            f"{index} has the dtype code {code}; tokens are integers, with code {', '.join(map(str, DTYPES))}"
+        )
+    needed = HEADER.size + 12 * sequences + 8 * entries
+    if len(content) not in (needed, needed + sequences):  # one more byte each where there are modes
+        raise ValueError(f"{index} has {len(content):,} bytes, and its header describes {needed:,}; copy it again")
+    dtype, at = np.dtype(DTYPES[code]), HEADER.size
+    lengths = content[at : at + 4 * sequences].view("<i4")
+    pointers = content[at + 4 * sequences : at + 12 * sequences].view("<i8")
+    documents = content[at + 12 * sequences : needed].view("<i8")
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if (lengths < 0).any() or not np.array_equal(pointers, (ends - lengths) * dtype.itemsize):
+        raise ValueError(f"{index} has sequences that are not stored one after the other; write the files again")
+    if not entries or documents[0] != 0 or documents[-1] != sequences or (np.diff(documents) < 0).any():
+        raise ValueError(
+            f"{index} has documents that do not go from sequence 0 to sequence {sequences}; write the files again"
+        )
+    return TokenFile(path, dtype, np.concatenate([[0], ends])[documents[1:]])
+
+
+def _datatrove(path: Path) -> TokenFile:
+    index, metadata = (path.with_name(f"{path.name}.{name}") for name in ("index", "metadata"))
+    if not index.is_file() or index.stat().st_size % 8:
+        raise ValueError(f"{path} has no {index.name} beside it that lists where documents end; copy it there")
+    ends = np.fromfile(index, "<u8")
+    total, size = int(ends[-1]) if len(ends) else 0, path.stat().st_size
+    width = read_text(metadata).split("\n")[0].rpartition("|")[2].strip() if metadata.is_file() else ""
+    width = width or ("4" if total and size == 4 * total else "2")  # older versions do not write it
+    if width not in ("2", "4"):
+        raise ValueError(f"{metadata} has {width[:20]!r} bytes per token; datatrove writes 2 or 4")
+    if (ends > size).any():
+        raise ValueError(f"{index} has a document that ends after the {size:,} bytes of {path.name}; copy both again")
+    return TokenFile(path, np.dtype(f"<u{width}"), ends.astype(np.int64))
+
+
+def _dolma(path: Path) -> TokenFile:
+    table, ends = path.with_suffix(".csv.gz"), array("q", [0])
+    try:
+        with gzip.open(table, "rt", encoding="utf-8", newline="") as text:
+            for number, row in enumerate(csv.reader(text), 1):
+                if len(row) < 2 or row[0] != str(ends[-1]) or not row[1].isdecimal():
+                    raise ValueError(
+                        f"its line {number} does not begin with {ends[-1]}, where the document before it ends"
+                    )
+                ends.append(int(row[1]))
+    except (OSError, EOFError, OverflowError, ValueError, csv.Error, zlib.error) as error:
+        raise ValueError(f"{table} cannot be read as dolma's list of documents: {error}; copy it again") from None
+    total, size = ends[-1], path.stat().st_size
+    fitting = [width for width in (2, 4) if size == width * total]
+    if not fitting:
+        raise ValueError(
+            f"{path} has {size:,} bytes, and {table.name} lists {total:,} tokens of 2 or 4 each; copy both again"
+        )
+    return TokenFile(path, np.dtype(f"<u{fitting[0]}"), np.array(ends[1:], np.int64))
+
+
+def read_array(path: Path, stream: BufferedIOBase, piece: int) -> Iterator[Rows]:
+    """Yield the integers of a NumPy array: one-dimensional, it is one document; two-dimensional, a record per row."""
+    with make_seekable(path, stream) as plain:
+        try:
+            version = np.lib.format.read_magic(plain)
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            shape, fortran_order, dtype = read_header(plain)
+        except Exception as error:  # damaged bytes may raise anything: the header is Python's syntax
+            raise ValueError(f"{path} is not an .npy file: {error}") from None
+        if dtype.kind not in "iu" or len(shape) not in (1, 2):
+            raise ValueError(f"{path} holds {dtype} of shape {shape}; it must hold integers in one or two dimensions")
+        if fortran_order and len(shape) == 2:
+            raise ValueError(f"{path} is stored column by column; save it again with numpy.ascontiguousarray")
+        width = shape[1] if len(shape) == 2 else 1
+        if min(shape) < 0 or width > LONGEST_DOCUMENT:
+            raise ValueError(f"{path} has the shape {shape}; rows have {LONGEST_DOCUMENT:,} integers or fewer")
+        step = max(1, piece // max(1, width)) * width * dtype.itemsize
+        left, continues = math.prod(shape) * dtype.itemsize, False
+        while left:
+            block = plain.read(min(step, left))
+            if not block:
+                raise EOFError(f"{left} bytes are missing at its end")
+            left -= len(block)
+            row = np.frombuffer(block, dtype).astype(np.int64)
+            yield list(row.reshape(-1, width)) if len(shape) == 2 else [row], continues
+            continues = len(shape) == 1
+
+
+def holds_ids(files: Sequence[Path]) -> bool:
+    """Return whether some of these files hold token ids, and no text."""
+    return any(is_token_file(file) or ".npy" in file.suffixes[-2:] for file in files)
+
+
+def refuse_fitting(files: Sequence[Path], tokenizer: str) -> None:
+    """Refuse to fit a tokenizer to files of token ids, which need the one that made them."""
+    name, _, size = tokenizer.partition(":")
+    if (name == "chars" or (name == "bpe" and size)) and holds_ids(files):
+        raise ValueError(
+            f"tokenizer is {tokenizer!r}, which is fitted to text, and {files[0]} holds token ids; name the tokenizer "
+            "that made them, as in --tokenizer tokenizer.json, or the size of its vocabulary, as in ints:50257"
+        )
+
+
+def check_compression(path: Path) -> None:
+    """Refuse a compressed file of tokens, whose size its index must match."""
+    plain = path.with_suffix("")
+    if path.suffix.lower() in COMPRESSED and plain.suffix.lower() in (".bin", ".ds"):
+        raise ValueError(f"{path} is compressed; decompress it: a file of tokens is read beside its index")

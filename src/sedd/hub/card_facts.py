@@ -1,0 +1,65 @@
+"""What a model card states, as it is stored beside a model. No torch here: `sedd info` shows it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from sedd import checkpoint
+from sedd.border import check_fields
+
+FACTS = "card"
+"""The stem of the JSON file; it is not in the manifest, as it may be edited."""
+TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("summary", "data", "licence", "command", "limits", "template"), str),
+    "results": list[dict[str, Any]],
+    "weights_cost": dict[str, Any] | None,
+    "sample_metrics": dict[str, Any] | None,
+    "samples": list[str],
+}
+"""The types of the fields of `CardFacts` in JSON."""
+RESULT_TYPES: Mapping[str, Any] = {
+    "nats_per_token": float,
+    "stderr_nats_per_token": float | None,
+    "bits_per_char": float | None,
+    **dict.fromkeys(("data", "dataset", "dtype", "protocol", "model"), str | None),
+}
+"""Those of the fields of a result that a card shows."""
+
+
+@final
+@dataclass(frozen=True)
+class CardFacts:
+    """What a model card states beyond what the configuration records; stored as card.json."""
+
+    summary: str = ""
+    """What the model generates, in a sentence."""
+    data: str = ""
+    """What it was trained on."""
+    licence: str = ""
+    """The licence of the data and of the weights."""
+    command: str = ""
+    """The commands that made it."""
+    limits: str = ""
+    """What it is not good for."""
+    template: str = ""
+    """A template to fill, as an example of use."""
+    results: Sequence[Mapping[str, Any]] = ()
+    """Records of `sedd eval`, or the validation bound of the run."""
+    weights_cost: Mapping[str, Any] | None = None
+    """What storing the weights in a smaller dtype costs: the record of `sedd export --eval`."""
+    sample_metrics: Mapping[str, Any] | None = None
+    """A record of `sedd quality`."""
+    samples: Sequence[str] = ()
+    """Generated texts, not selected."""
+
+    @staticmethod
+    def read(folder: Path) -> "CardFacts":
+        """Read the facts beside a model; without a file there are none."""
+        if not (folder / f"{FACTS}.json").is_file():
+            return CardFacts()
+        where, stored = f"{folder / FACTS}.json", checkpoint.load_json(folder, FACTS)
+        check_fields(where, stored, TYPES, closed=True)
+        for record in (*stored.get("results", ()), *filter(None, [stored.get("weights_cost")])):
+            check_fields(f"{where}, a result,", record, RESULT_TYPES, required=["nats_per_token"])
+        return CardFacts(**stored)

@@ -1,0 +1,25 @@
+"""Which process this is among those that were started together. No torch here."""
+
+import os
+import sys
+from typing import NamedTuple
+
+
+class Launch(NamedTuple):
+    """The rank of this process and the number of processes."""
+
+    rank: int
+    world_size: int
+
+
+def find_launch() -> Launch:
+    """Return the place of this process in a process group that exists, else as torchrun's variables say; or alone."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return Launch(dist.get_rank(), dist.get_world_size())
+    return Launch(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def is_restart() -> bool:
+    """Return whether torchrun has restarted this process after one of its processes failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

@@ -1,0 +1,54 @@
+"""The security page agrees with the code, and the locked environment with the tested one."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from sedd.border import LIMITS, MAX_NESTING, MAX_SETTINGS, MAX_TEXT
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/security.md").read_text()
+
+
+def load_licences() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("licences", ROOT / "experiments/licences.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["licences"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_limits_are_listed() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    assert rows == [(name, f"{most:,}") for name, most in LIMITS.items()]
+    for number in (MAX_NESTING, MAX_SETTINGS, MAX_TEXT):
+        assert f" {number:,} " in PAGE
+
+
+def test_the_licences_are_listed() -> None:
+    """Of every direct dependency; ``make lock`` writes them."""
+    licences = load_licences()
+    assert licences.table() in PAGE
+    assert {package for package, _ in licences.direct_dependencies()} >= {"torch", "wandb", "hypothesis"}
+    assert not re.search(r"\|\s*\|$", licences.table(), re.MULTILINE)  # each states one
+
+
+def test_the_locked_environment_is_the_tested_one() -> None:
+    """Every version is that of constraints.txt and has hashes; no host and no path is named."""
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    lock = (ROOT / "requirements.lock").read_text()
+    locked = re.findall(
+        r"^([\w.-]+)==([^\s;]+)[^\n]*\\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", lock, re.MULTILINE
+    )
+    others = [name for name, version, _ in locked if pinned.get(name) != version]
+    assert [name for name in others if not name.startswith(("nvidia-", "cuda-"))] == []  # torch pins those itself
+    assert len(locked) == len(re.findall("==", lock)) > 100
+    assert not re.search(r"https?://|file:|index-url|find-links", lock)
+    direct = {
+        package.lower().replace("_", "-") for package, extra in load_licences().direct_dependencies() if not extra
+    }
+    assert direct <= {name for name, _, _ in locked}

@@ -1,0 +1,603 @@
+"""One-line mistakes in training, data, likelihood, evaluation and sampling, each with a test that must catch it.
+
+A mistake is a piece of text of a source file, which must occur there exactly once, and what replaces it. A change of
+such a line changes the record too: `tests/unit/test_mutations.py` fails where one no longer applies.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "sedd"
+
+
+class Mistake(NamedTuple):
+    """A mistake that somebody could make, and the test that must fail with it."""
+
+    name: str
+    file: str
+    """Under src/sedd."""
+    old: str
+    new: str
+    test: str
+    """Name of a test as pytest takes it, under tests."""
+
+
+def problem(mistake: Mistake) -> str | None:
+    """Return why a record no longer applies, or None if it does."""
+    source = PACKAGE / mistake.file
+    count = source.read_text().count(mistake.old) if source.is_file() else 0
+    if count != 1:
+        return f"its text occurs {count} times in {mistake.file}, not once"
+    file, _, name = mistake.test.partition("::")
+    path = ROOT / "tests" / file
+    if not path.is_file() or (name and f"def {name.partition('[')[0]}(" not in path.read_text()):
+        return f"there is no test {mistake.test}"
+    return None
+
+
+TRAINING, OPTIMIZER = "unit/test_training.py", "unit/test_optimizer.py"
+ONE_STEP = f"{TRAINING}::test_a_step_is_loss_gradient_clipping_adamw_and_ema"
+LEARNING_RATES = f"{OPTIMIZER}::test_learning_rates_by_hand"
+AVERAGED = f"{TRAINING}::test_samples_validation_and_loading_use_averaged_weights"
+DROPOUT = f"{TRAINING}::test_dropout_is_a_function_of_seed_step_and_rank"
+STREAMS = f"{TRAINING}::test_every_use_of_random_numbers_has_a_stream_of_its_own"
+BATCHES = f"{TRAINING}::test_batches_follow_the_order_of_blocks_and_the_noise_of_every_step_is_new"
+BITS = f"{TRAINING}::test_bits_per_character_of_characters_of_two_bytes"
+HELD_OUT = f"{TRAINING}::test_evaluation_of_a_run_never_sees_training_data"
+VALIDATION = f"{TRAINING}::test_validation_never_sees_training_data"
+RATES_OF_A_RUN = f"{TRAINING}::test_the_learning_rate_of_every_step_is_logged_and_is_that_of_the_schedule"
+TIMES = "unit/test_process.py::test_weights_of_sampled_times_keep_integrals"
+OBJECTIVES, BOUND, TERMS = "exact/test_objectives.py", "exact/test_bound.py", "exact/test_likelihood.py"
+ESTIMATE = "exact/test_estimate.py"
+DRAWS = "exact/test_sampler_distributions.py"
+KILLED = "integration/test_killed.py::test_a_killed_run_resumes_bit_for_bit[absorbing-between checkpoints]"
+
+MISTAKES = [
+    # What is trained and validated on ----------------------------------------------------------------------
+    Mistake(
+        "sedd eval RUN scores training data",
+        "evaluation/corpus.py",
+        'TokenBlocks.open(folder, length, "validation", fraction, name=sources)',
+        'TokenBlocks.open(folder, length, "train", fraction, name=sources)',
+        HELD_OUT,
+    ),
+    Mistake(
+        "sedd eval RUN scores all data",
+        "evaluation/corpus.py",
+        'TokenBlocks.open(folder, length, "validation", fraction, name=sources)',
+        'TokenBlocks.open(folder, length, "all", fraction, name=sources)',
+        HELD_OUT,
+    ),
+    Mistake(
+        "validation on training rows",
+        "training/datasets.py",
+        'open_blocks(folder, "validation")',
+        'open_blocks(folder, "train")',
+        VALIDATION,
+    ),
+    Mistake(
+        "the trainer validates on its training blocks",
+        "training/trainer.py",
+        "            self.validation_blocks,\n",
+        "            self.blocks,\n",
+        VALIDATION,
+    ),
+    Mistake(
+        "training on all data, held-out data too",
+        "training/datasets.py",
+        'return open_blocks(folder, "train"), ',
+        'return open_blocks(folder, "all"), ',
+        f"{TRAINING}::test_the_splits_of_a_run_are_disjoint_and_complete",
+    ),
+    Mistake(
+        "the validation split is the first part",
+        "data/packing.py",
+        "else (total - held_out, held_out)",
+        "else (0, held_out)",
+        "unit/test_data.py::test_validation_is_the_tail",
+    ),
+    Mistake(
+        "another fraction is held out in evaluation than in training",
+        "evaluation/corpus.py",
+        "length, fraction = loaded.config.model.seq_len, loaded.config.data.val_fraction",
+        "length, fraction = loaded.config.model.seq_len, 0.05",
+        HELD_OUT,
+    ),
+    Mistake(
+        "every epoch has the order of the first",
+        "data/packing.py",
+        "_permutation(seed, epoch, size)[samples",
+        "_permutation(seed, 0, size)[samples",
+        "unit/test_data.py::test_orders_differ_by_seed_and_epoch_and_are_uniform",
+    ),
+    Mistake(
+        "batches overlap",
+        "training/batches.py",
+        "step * self.batch_size, self.batch_size, len(self.blocks)",
+        "step, self.batch_size, len(self.blocks)",
+        BATCHES,
+    ),
+    Mistake(
+        "every rank trains on the same rows",
+        "runtime/distributed.py",
+        "slice(self.rank * size, (self.rank + 1) * size)",
+        "slice(0, size)",
+        "unit/test_labels.py::test_hidden_labels_are_a_function_of_seed_and_step",
+    ),
+    # Random numbers ----------------------------------------------------------------------------------------
+    Mistake(
+        "the same noise at every step",
+        "training/batches.py",
+        "seeded_generator(self.seed, step, NOISE_STREAM)",
+        "seeded_generator(self.seed, 0, NOISE_STREAM)",
+        BATCHES,
+    ),
+    Mistake(
+        "label dropout with the seed of the noise",
+        "training/batches.py",
+        "seeded_generator(self.seed, step, LABEL_STREAM)",
+        "seeded_generator(self.seed, step, NOISE_STREAM)",
+        STREAMS,
+    ),
+    Mistake(
+        "the same labels are hidden at every step",
+        "training/batches.py",
+        "seeded_generator(self.seed, step, LABEL_STREAM)",
+        "seeded_generator(self.seed, 0, LABEL_STREAM)",
+        STREAMS,
+    ),
+    Mistake(
+        "two uses of random numbers share a stream",
+        "training/batches.py",
+        "DROPOUT_STREAM, LABEL_STREAM = 1, 2, 3, 4",
+        "DROPOUT_STREAM, LABEL_STREAM = 1, 2, 1, 4",
+        STREAMS,
+    ),
+    Mistake(
+        "dropout seeded without the step",
+        "training/step.py",
+        "seeded_generator(config.seed, state.step, DROPOUT_STREAM, ranks.rank)",
+        "seeded_generator(config.seed, 0, DROPOUT_STREAM, ranks.rank)",
+        DROPOUT,
+    ),
+    Mistake(
+        "dropout seeded without the rank",
+        "training/step.py",
+        "seeded_generator(config.seed, state.step, DROPOUT_STREAM, ranks.rank)",
+        "seeded_generator(config.seed, state.step, DROPOUT_STREAM, 0)",
+        DROPOUT,
+    ),
+    Mistake(
+        "validation noise with the seed of the first step's",
+        "training/validation.py",
+        "seeded_generator(seed, 0, VALIDATION_STREAM)",
+        "seeded_generator(seed, 0, 1)",
+        STREAMS,
+    ),
+    Mistake(
+        "all sequences have the noise of the first",
+        "likelihood/estimate.py",
+        "CounterRNG(self.seed, number)",
+        "CounterRNG(self.seed, index)",
+        f"{ESTIMATE}::test_every_draw_has_noise_of_its_own",
+    ),
+    # Loss, gradient, optimizer, EMA ------------------------------------------------------------------------
+    Mistake(
+        "batch.weight dropped where the loss is not fused",
+        "training/trainer.py",
+        "batch.weight.to(loss.dtype)[:, None] * loss",
+        "loss",
+        ONE_STEP,
+    ),
+    Mistake(
+        "batch.weight replaced by the loss weighting",
+        "training/trainer.py",
+        "batch._replace(weight=batch.weight * factor)",
+        "batch._replace(weight=factor)",
+        ONE_STEP,
+    ),
+    Mistake(
+        "batch.weight dropped in the fused score entropy",
+        "training/loss.py",
+        "process.incoming_rate * rate * weight.to(dtype)",
+        "process.incoming_rate * rate",
+        ONE_STEP,
+    ),
+    Mistake(
+        "batch.weight dropped in the fused cross-entropy",
+        "training/loss.py",
+        "(weight[:, None] * self._sigma_and_weight(x_t, x_0, t)[1])",
+        "(self._sigma_and_weight(x_t, x_0, t)[1])",
+        ONE_STEP,
+    ),
+    Mistake(
+        "each micro-batch is averaged by itself",
+        "training/step.py",
+        "(total / batch.tokens * ranks.world_size)",
+        "(total / micro_batch.valid.sum() * ranks.world_size)",
+        ONE_STEP,
+    ),
+    Mistake(
+        "gradients are averaged over ranks, not summed",
+        "training/step.py",
+        "(total / batch.tokens * ranks.world_size)",
+        "(total / batch.tokens)",
+        "integration/test_train.py::test_two_processes_compute_what_one_does[DDP]",
+    ),
+    Mistake(
+        "gradients are not clipped",
+        "training/step.py",
+        "optimizer.clip_grad_norm(trainer.weights, config.optim.grad_clip)",
+        "optimizer.clip_grad_norm(trainer.weights, 1e9)",
+        ONE_STEP,
+    ),
+    Mistake(
+        "gradients are not dropped after a step",
+        "training/step.py",
+        "    optimizer.zero_grad(trainer.optimizers)\n",
+        "",
+        ONE_STEP,
+    ),
+    Mistake(
+        "the learning rate is not set",
+        "training/step.py",
+        "    optimizer.set_learning_rate(trainer.optimizers, lr)\n",
+        "",
+        ONE_STEP,
+    ),
+    Mistake(
+        "a step that is not finite is applied",
+        "training/step.py",
+        "finite = loss.isfinite() & grad_norm.isfinite()",
+        "finite = torch.ones_like(loss, dtype=torch.bool)",
+        "integration/test_train.py::test_a_loss_that_is_not_finite",
+    ),
+    Mistake(
+        "vectors have weight decay",
+        "training/optimizer.py",
+        'for w in rest if w.ndim < 2], "weight_decay": 0.0',
+        'for w in rest if w.ndim < 2], "weight_decay": config.weight_decay',
+        f"{OPTIMIZER}::test_steps_are_clipping_adamw_and_ema",
+    ),
+    Mistake(
+        "the two betas are exchanged",
+        "training/optimizer.py",
+        "betas = (config.beta1, config.beta2)",
+        "betas = (config.beta2, config.beta1)",
+        ONE_STEP,
+    ),
+    Mistake(
+        "linear decay ends at 0.9",
+        "training/optimizer.py",
+        '"linear": 1 - (1 - final_fraction) * progress',
+        '"linear": 1 - final_fraction * progress',
+        LEARNING_RATES,
+    ),
+    Mistake(
+        "cosine decay over a quarter of the cosine",
+        "training/optimizer.py",
+        "math.cos(math.pi * progress)",
+        "math.cos(math.pi * progress / 2)",
+        LEARNING_RATES,
+    ),
+    Mistake(
+        "cosine decay ends at 0",
+        "training/optimizer.py",
+        '"cosine": final_fraction + (1 - final_fraction)',
+        '"cosine": (1 - final_fraction)',
+        LEARNING_RATES,
+    ),
+    Mistake(
+        "warmup starts at 0",
+        "training/optimizer.py",
+        "min(1.0, (step + 1) / config.warmup_steps)",
+        "min(1.0, step / config.warmup_steps)",
+        LEARNING_RATES,
+    ),
+    Mistake(
+        "no warmup",
+        "training/optimizer.py",
+        "if config.warmup_steps else 1.0",
+        "if config.warmup_steps > 10**6 else 1.0",
+        LEARNING_RATES,
+    ),
+    Mistake(
+        "decay over all of the budget, whatever the fraction",
+        "training/optimizer.py",
+        "(1 - min(max(budget_used, 0.0), 1.0)) / config.decay_fraction)",
+        "(1 - min(max(budget_used, 0.0), 1.0)))",
+        LEARNING_RATES,
+    ),
+    Mistake(
+        "decay counts tokens of steps that are to come",
+        "training/loop.py",
+        "optimizer.lr_multiplier(config.optim, state.step, spent)",
+        "optimizer.lr_multiplier(config.optim, state.step, 0.0)",
+        RATES_OF_A_RUN,
+    ),
+    Mistake(
+        "a run ends one step early",
+        "training/loop.py",
+        "state.step / budget.steps if budget.steps",
+        "(state.step + 1) / budget.steps if budget.steps",
+        RATES_OF_A_RUN,
+    ),
+    Mistake(
+        "the EMA's decay is constant",
+        "training/ema.py",
+        "return min(self.decay, (1 + step) / (10 + step))",
+        "return self.decay",
+        f"{OPTIMIZER}::test_the_ema_by_hand",
+    ),
+    Mistake(
+        "the EMA's decay never reaches the configured one",
+        "training/ema.py",
+        "return min(self.decay, (1 + step) / (10 + step))",
+        "return (1 + step) / (10 + step)",
+        f"{OPTIMIZER}::test_the_ema_by_hand",
+    ),
+    Mistake(
+        "decay and its complement are exchanged in the EMA",
+        "training/ema.py",
+        "values, 1 - self.decay_at(step))",
+        "values, self.decay_at(step))",
+        f"{OPTIMIZER}::test_the_ema_by_hand",
+    ),
+    Mistake(
+        "the EMA is not updated",
+        "training/step.py",
+        "        trainer.ema.update(pending.step)\n",
+        "        pass\n",
+        ONE_STEP,
+    ),
+    # Averaged weights, best checkpoint, resuming -----------------------------------------------------------
+    Mistake(
+        "samples come from raw weights",
+        "training/trainer.py",
+        "generate.SamplingRun(self.ema_model, ",
+        "generate.SamplingRun(self.model, ",
+        AVERAGED,
+    ),
+    Mistake(
+        "raw weights are validated",
+        "training/trainer.py",
+        "self.validation_model = self.ema_model",
+        "self.validation_model = self.model",
+        AVERAGED,
+    ),
+    Mistake(
+        "raw weights are loaded",
+        "factory.py",
+        "checkpoint.load_weights(path, weights)",
+        'checkpoint.load_weights(path, "model")',
+        AVERAGED,
+    ),
+    Mistake(
+        "the best checkpoint is that of the highest bound",
+        "training/state.py",
+        "bound < self.best",
+        "bound > self.best",
+        f"{TRAINING}::test_the_best_checkpoint_is_that_of_the_lowest_bound",
+    ),
+    Mistake(
+        "the moments of the optimizer are not resumed",
+        "training/trainer.py",
+        'stored["state"].setdefault(name, {})[moment] = value',
+        'stored["state"].setdefault(name, {})[moment] = value * 0',
+        KILLED,
+    ),
+    Mistake(
+        "the average is resumed from the raw weights",
+        "training/trainer.py",
+        "dict(checkpoint.load_tensors(folder, stem))",
+        'dict(checkpoint.load_tensors(folder, "model"))',
+        KILLED,
+    ),
+    Mistake(
+        "a resumed run starts its data from the beginning",
+        "training/loop.py",
+        "trainer.dataloader.iterate(state.step)",
+        "trainer.dataloader.iterate(0)",
+        KILLED,
+    ),
+    # Times and objectives ----------------------------------------------------------------------------------
+    Mistake(
+        "the low-noise time weight at t_min > 0",
+        "diffusion/schedule.py",
+        "weight=(1 - t_min) * 2 * u)",
+        "weight=2 * u)",
+        TIMES,
+    ),
+    Mistake(
+        "low-noise times without their weight",
+        "diffusion/schedule.py",
+        "weight=(1 - t_min) * 2 * u)",
+        "weight=torch.full_like(u, 1 - t_min))",
+        TIMES,
+    ),
+    Mistake(
+        "low-noise times start at 0, whatever t_min",
+        "diffusion/schedule.py",
+        "t=t_min + (1 - t_min) * u**2",
+        "t=u**2",
+        TIMES,
+    ),
+    Mistake(
+        "times of an objective start at 0, whatever t_min",
+        "diffusion/objective/base.py",
+        "return self.time_sampler(u, self.t_min)",
+        "return self.time_sampler(u)",
+        "unit/test_process.py::test_objectives_draw_times_from_t_min_on",
+    ),
+    Mistake(
+        "sigma in place of its rate",
+        "diffusion/objective/score_matching.py",
+        "loss = self.process.score_entropy(model(x_t, sigma), x_t, x_0, sigma)\n        return weighted(rate, loss)",
+        "loss = self.process.score_entropy(model(x_t, sigma), x_t, x_0, sigma)\n        return weighted(sigma, loss)",
+        f"{BOUND}::test_absorbing_bound_is_the_entropy",
+    ),
+    Mistake(
+        "λ-DCE without 1/λ",
+        "diffusion/objective/x0_prediction.py",
+        "weighted(1 / t.clamp_min(1e-30), loss)",
+        "weighted(torch.ones_like(t), loss)",
+        f"{OBJECTIVES}::test_lambda_dce_is_its_definition",
+    ),
+    Mistake(
+        "any-order divides by one position too many",
+        "diffusion/objective/x0_prediction.py",
+        "weighted(length / k, ",
+        "weighted(length / (k + 1), ",
+        f"{OBJECTIVES}::test_any_order_is_its_definition",
+    ),
+    Mistake(
+        "the loss counts positions that noise left alone",
+        "diffusion/objective/x0_prediction.py",
+        "loss = torch.where(self.process.is_noisy(x_t), loss, 0)\n        return weighted(rate",
+        "return weighted(rate",
+        f"{OBJECTIVES}::test_time_dce_is_its_definition",
+    ),
+    # Likelihood and evaluation -----------------------------------------------------------------------------
+    Mistake(
+        "bits_per_char of a run inverted",
+        "data/packing.py",
+        "nats / math.log(2) / self.chars_per_token",
+        "nats / math.log(2) * self.chars_per_token",
+        BITS,
+    ),
+    Mistake(
+        "bits_per_char of a result inverted",
+        "evaluation/results.py",
+        "else round(value / units_per_token, digits)",
+        "else round(value * units_per_token, digits)",
+        BITS,
+    ),
+    Mistake(
+        "bits_per_char of a result per byte",
+        "evaluation/results.py",
+        "_per_unit(bits, corpus.characters_per_token),",
+        "_per_unit(bits, corpus.bytes_per_token),",
+        BITS,
+    ),
+    Mistake(
+        "bits that are nats",
+        "evaluation/results.py",
+        "bits = found.nats / math.log(2)\n    terms",
+        "bits = found.nats\n    terms",
+        BITS,
+    ),
+    Mistake(
+        "the perplexity of bits",
+        "evaluation/results.py",
+        "round(math.exp(found.nats), 3)",
+        "round(2**found.nats, 3)",
+        BITS,
+    ),
+    Mistake(
+        "the prior term is dropped",
+        "likelihood/bound.py",
+        "prior=(count * process.prior_kl(ends[1]))",
+        "prior=(0 * count * process.prior_kl(ends[1]))",
+        TERMS,
+    ),
+    Mistake(
+        "the reconstruction term is dropped",
+        "likelihood/bound.py",
+        "if ends[0] > 0:",
+        "if ends[0] < 0:",
+        TERMS,
+    ),
+    Mistake(
+        "the bound without the weights of its times",
+        "likelihood/bound.py",
+        "diffusion = times.weight.to(diffusion.dtype)[..., None] * diffusion\n",
+        "",
+        TERMS,
+    ),
+    Mistake(
+        "padding counts in the bound",
+        "likelihood/bound.py",
+        "diffusion=torch.where(valid, diffusion, 0).sum(-1)",
+        "diffusion=diffusion.sum(-1)",
+        TERMS,
+    ),
+    Mistake(
+        "published numbers are integrals, not means over t",
+        "likelihood/estimators.py",
+        "times.weight / (1 - self.t_min)",
+        "times.weight",
+        f"{ESTIMATE}::test_published_numbers_are_means_over_t_of_the_diffusion_term",
+    ),
+    Mistake(
+        "the weight of times by noise without its constant",
+        "likelihood/bound.py",
+        "weight=3 * (last - first) * u**2",
+        "weight=3 * u**2",
+        f"{ESTIMATE}::test_times_carry_their_weight",
+    ),
+    Mistake(
+        "the standard error of independent draws",
+        "likelihood/variance_reduction.py",
+        "(residuals**2 * (1 + uncertainty**2)).sum()) / self.draws**2",
+        "(residuals**2 * (1 + uncertainty**2)).sum()) / self.draws",
+        f"{ESTIMATE}::test_the_error_is_the_spread_over_seeds",
+    ),
+    Mistake(
+        "every sequence has the same weight, whatever its length",
+        "likelihood/estimate.py",
+        "nats=float(nats.sum() / tokens),",
+        "nats=float((nats / draws.lengths).mean()),",
+        f"{ESTIMATE}::test_texts_of_different_lengths_count_by_their_tokens",
+    ),
+    Mistake(
+        "the validation bound per sequence, not per token",
+        "training/validation.py",
+        "nats = sum(terms) / tokens",
+        "nats = sum(terms) / count",
+        "unit/test_padding.py::test_the_validation_bound_is_that_of_single_sequences",
+    ),
+    Mistake(
+        "validation without the weights of its times",
+        "training/validation.py",
+        "x_first, Times(t, weight), valid)",
+        "x_first, Times(t, torch.ones_like(weight)), valid)",
+        "unit/test_padding.py::test_the_validation_bound_is_that_of_single_sequences",
+    ),
+    # Samplers ----------------------------------------------------------------------------------------------
+    Mistake(
+        "Euler's rate is that of the next time",
+        "sampling/grid.py",
+        "((t - s) * self.schedule.rate(t) * self.process.incoming_rate).to(output.dtype)",
+        "((t - s) * self.schedule.rate(s) * self.process.incoming_rate).to(output.dtype)",
+        f"{DRAWS}::test_fused_draws_are_those_of_the_table",
+    ),
+    Mistake(
+        "a mask is revealed at the rate of the wrong time",
+        "diffusion/process/absorbing.py",
+        "torch.exp(-sigma_s) * corruption_probability(sigma_t - sigma_s)",
+        "torch.exp(-sigma_t) * corruption_probability(sigma_t - sigma_s)",
+        "exact/test_algebra.py::test_posterior_is_bayes_rule",
+    ),
+    Mistake(
+        "temperature multiplies",
+        "sampling/warping.py",
+        "(log_p / max(self.temperature, COLDEST))",
+        "(log_p * max(self.temperature, COLDEST))",
+        f"{DRAWS}::test_temperature_acts_on_the_clean_token_alone",
+    ),
+    Mistake(
+        "guidance towards the model without a label",
+        "sampling/guidance.py",
+        "interpolate_log(unconditional, conditional, guidance)",
+        "interpolate_log(conditional, unconditional, guidance)",
+        "exact/test_guidance.py::test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture",
+    ),
+    Mistake(
+        "the rows of a second batch repeat the first",
+        "generate/run.py",
+        "indices = first + torch.arange(",
+        "indices = torch.arange(",
+        "unit/test_generate.py::test_a_sample_does_not_depend_on_its_batch",
+    ),
+]
