@@ -66,7 +66,7 @@ class Absorbing(Process):
         return torch.exp(-sigma) * math.log(self.vocab_size)
 
     def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
-        """At masked positions a_y = [y = x_0]/e, e = e^σ − 1.  [§4]"""
+        """At masked positions a_y = [y = x_0]/ω, ω = e^σ − 1.  [§4]"""
         validate.sigma(sigma)
         log_data = -log_odds(sigma)[..., None].expand(x_t.shape)
         return Ratio(log_data=log_data, log_rest=None)
@@ -81,7 +81,7 @@ class Absorbing(Process):
         return 1.0
 
     def log_score_shift(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """−log e − log N, so that output 0 means that every token is equally likely."""
+        """−log ω − log N, so that output 0 means that every token is equally likely."""
         return -log_odds(sigma) - math.log(self.vocab_size)
 
     def own_log_likelihood(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -103,17 +103,17 @@ class Absorbing(Process):
     def mean_score(
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
-        """s_y = p_y/e."""
+        """s_y = p_y/ω."""
         self._check_mean(log_mean, x_t)
         validate.sigma(sigma)
-        log_e = log_odds(sigma.to(log_mean.dtype))[..., None, None]
-        to_mask = log_e.expand(*log_mean.shape[:-1], 1)  # the ratio of the mask to a token is e
-        return torch.cat([log_mean - log_e, to_mask], -1).scatter(-1, x_t[..., None], 0)
+        log_omega = log_odds(sigma.to(log_mean.dtype))[..., None, None]
+        to_mask = log_omega.expand(*log_mean.shape[:-1], 1)  # the ratio of the mask to a token is ω
+        return torch.cat([log_mean - log_omega, to_mask], -1).scatter(-1, x_t[..., None], 0)
 
     def marginal_score(
         self, log_p: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
-        """s_y = p_y/e at a mask; other positions have no use for a score."""
+        """s_y = p_y/ω at a mask; other positions have no use for a score."""
         return self.mean_score(log_p, x_t, sigma)
 
     def rescore(
@@ -123,7 +123,7 @@ class Absorbing(Process):
         x_t: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """s_y = S·p_y, where S = Σ_y s_y is that of ``log_score``: 1/e for a denoiser, free for a score model."""
+        """s_y = S·p_y, where S = Σ_y s_y is that of ``log_score``: 1/ω for a denoiser, free for a score model."""
         total = log_score[..., : self.vocab_size].logsumexp(-1, keepdim=True)
         return torch.cat([log_mean + total, log_score[..., self.vocab_size :]], -1)
 
@@ -132,7 +132,7 @@ class Absorbing(Process):
     ) -> Float[Tensor, "*s n"]:
         """s_y = S·p_y with p_y ∝ s_y(x)^(1−γ)·s_y(x | label)^γ, and S the same mixture of the two Σ_y s_y.
 
-        Not normalised, Σ_y would exceed 1/e for γ > 1: masks would be revealed faster than noise makes them.
+        Not normalised, Σ_y would exceed 1/ω for γ > 1: masks would be revealed faster than noise makes them.
         """
         N = self.vocab_size
         free, given_tokens = free[..., :N], given[..., :N]
@@ -153,8 +153,8 @@ class Absorbing(Process):
 
     def tweedie_weights(self, dsigma: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask becomes y with weight (e^Δσ − 1)·s_y and stays with 1 − (e^Δσ − 1)·S."""
-        e = torch.expm1(dsigma)
-        return AffineWeights(e, torch.ones_like(e), -e)
+        odds = torch.expm1(dsigma)
+        return AffineWeights(odds, torch.ones_like(odds), -odds)
 
     def denoising_weights(self, sigma: Float[Tensor, "*s"]) -> AffineWeights:
         """A mask becomes y in the proportion of the scores."""

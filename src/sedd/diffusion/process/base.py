@@ -24,7 +24,7 @@ class Ratio(NamedTuple):
 
 
 def log_odds(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Return log(e^σ − 1), the log odds that noise has replaced a token; stable for every σ > 0."""
+    """Return log ω, ω = e^σ − 1: the log odds that noise has replaced a token; stable for every σ > 0."""
     log_odds = sigma + torch.log(-torch.expm1(-sigma))
     return log_odds.clamp_min(-70.0)  # σ = 0 is allowed; −∞ would make NaN of ratios that have probability 0
 

@@ -62,13 +62,13 @@ class Uniform(Process):
         )
 
     def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
-        """With r = e/(e + N), e = e^σ − 1: all r where x_t = x_0; else 1/r at x_0 and 1 elsewhere.  [§4]"""
+        """With r = ω/(ω + N), ω = e^σ − 1: all r where x_t = x_0; else 1/r at x_0 and 1 elsewhere.  [§4]"""
         validate.sigma(sigma)
         log_r = self._log_r(sigma)[..., None]
         return Ratio(log_data=-log_r, log_rest=torch.where(x_t == x_0, log_r, 0))
 
     def _log_r(self, sigma: Tensor) -> Tensor:
-        """log e/(e + N), by the logistic function: 1 − N/(e + N) would round to 0."""
+        """log ω/(ω + N), by the logistic function: 1 − N/(ω + N) would round to 0."""
         return torch.nn.functional.logsigmoid(log_odds(sigma) - math.log(self.vocab_size))
 
     def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
@@ -85,13 +85,13 @@ class Uniform(Process):
         return torch.zeros_like(sigma)
 
     def own_log_likelihood(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """log(1 + N/e)."""
+        """log(1 + N/ω)."""
         return -self._log_r(sigma)
 
     def add_log_likelihood(
         self, logits: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L N"]:
-        """Add log(1 + N/e) to the logit of x_t."""
+        """Add log(1 + N/ω) to the logit of x_t."""
         self._check_mean(logits, x_t)
         validate.sigma(sigma)
         own = self.own_log_likelihood(sigma.to(logits.dtype))[..., None, None]
@@ -106,9 +106,9 @@ class Uniform(Process):
     def mean_score(
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
-        """s_y = 1 + p_y·N/e − p_{x_t}·N/(e + N)  [§5, where 1/r − 1 = N/e and 1 − r = N/(e + N)].
+        """s_y = 1 + p_y·N/ω − p_{x_t}·N/(ω + N)  [§5, where 1/r − 1 = N/ω and 1 − r = N/(ω + N)].
 
-        Near s = 1 (much noise) by log1p; elsewhere as the sum (1 − p_{x_t}) + r·p_{x_t} + p_y·N/e of positive
+        Near s = 1 (much noise) by log1p; elsewhere as the sum (1 − p_{x_t}) + r·p_{x_t} + p_y·N/ω of positive
         terms, in which little noise cancels nothing.
         """
         self._check_mean(log_mean, x_t)
@@ -125,7 +125,7 @@ class Uniform(Process):
     def marginal_score(
         self, log_p: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
-        """s_y = (p_y + e/N)/(p_{x_t} + e/N); near 1, where much noise takes it, by log1p of the difference from 1."""
+        """s_y = (p_y + ω/N)/(p_{x_t} + ω/N); near 1, where much noise takes it, by log1p of the difference from 1."""
         self._check_mean(log_p, x_t)
         validate.sigma(sigma)
         log_p = log_p - log_p.logsumexp(-1, keepdim=True)  # log_softmax of 50,000 float32 may be off by 5e-5
