@@ -124,10 +124,24 @@ def test_links_have_targets() -> None:
             assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 
-def test_sections_cited_in_docstrings_exist() -> None:
+def test_sections_of_the_mathematics_and_docstrings_cite_each_other() -> None:
+    """Every section that the code cites exists, and the code cites every section."""
     sections = set(re.findall(r"^## §(\d+)", (ROOT / "docs/mathematics.md").read_text(), re.MULTILINE))
+    cited = set()
     for module in (ROOT / "src").rglob("*.py"):
-        assert set(re.findall(r"§(\d+)", module.read_text())) <= sections, module
+        found = set(re.findall(r"§(\d+)", module.read_text()))
+        assert found <= sections, module
+        cited |= found
+    assert cited == sections
+
+
+def test_numbered_formulas_exist_and_are_used() -> None:
+    """A formula has a number because the text refers to it: each (3.1) has its tag, and each tag a reference."""
+    text = (ROOT / "docs/mathematics.md").read_text()
+    tags = re.findall(r"\\tag\{(\d+\.\d+)\}", text)
+    assert len(set(tags)) == len(tags)
+    prose = BLOCK.sub("", text)
+    assert set(re.findall(r"\((\d+\.\d+)\)", prose)) == set(tags)
 
 
 def test_objectives_are_listed() -> None:
