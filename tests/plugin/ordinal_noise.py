@@ -29,8 +29,8 @@ class RandomWalk(DenseProcess):
 class Renoise(GridSampler):
     """Draw all clean tokens from p(x_0 | x_t), then add the noise of the next time to them."""
 
-    assumes: ClassVar[str] = "any model"
-    order: ClassVar[float] = 0.0  # positions are drawn independently at every step
+    assumes: ClassVar[str] = "absorbing noise; the conditionals of one distribution"
+    order: ClassVar[float] = 0.5
 
     def step(self, x: Tensor, t: Tensor, s: Tensor, context: StepContext) -> Tensor:
         """Predict and renoise."""
