@@ -69,21 +69,21 @@ class DataConfig:
     """What to train on."""
 
     sources: list[str] = field(default_factory=list)
-    """Files or folders: text, JSON lines, CSV, Parquet, token ids, compressed or not, or one prepared folder."""
+    """Files, folders or hf:NAME to train on, or one folder that sedd data prepare wrote."""
     tokenizer: str = "bytes"
-    """Tokenizer: bytes, chars, ints, bpe:SIZE (trained on the data), gpt2, or the path of a tokenizer."""
+    """Tokenizer: bytes, chars, bpe:SIZE (trained on the data), gpt2, ints, or the path of a tokenizer.json."""
     packing: str = "packed"
-    """packed: join all text and cut it into sequences. lines: one record per line, padded to model.seq_len."""
+    """packed: one stream of tokens, cut into blocks of model.seq_len. lines: one record per line or row, padded."""
     pad: str = "model"
-    """Padding of lines. model: a token that is learned. ignore: excluded from noise, loss, attention and counts."""
+    """Padding of lines. model: a token that is learned. ignore: left out of noise, loss, attention and counts."""
     column: str | None = None
-    """Column of a table that holds the text; by default the one that is obvious from its name."""
+    """Column of a table that holds the text; recognised by its name if left out."""
     encoding: str = "utf-8"
     """Encoding of text files, such as latin-1; the tokenizer of bytes reads what is not UTF-8 as it is."""
     label: str | None = None
-    """Column of a table that holds the label of each record; for lines."""
+    """Column of a table that holds the label of each record; needs data.packing=lines."""
     label_dropout: float = 0.1
-    """Fraction of sequences whose label is hidden in training, so that the model without a label is trained too."""
+    """Fraction of sequences whose label is dropped in training, which classifier-free guidance needs."""
     val_fraction: float = 0.05
     """Fraction of the data that is held out for validation."""
 
@@ -109,7 +109,7 @@ class NoiseConfig:
     schedule: str | None = None
     """Noise schedule; log-linear by default."""
     options: dict[str, float] = field(default_factory=dict)
-    """Options of the schedule: eps, lo, hi, power."""
+    """Options of the schedule: see the table below."""
 
     def __post_init__(self) -> None:
         registry.PROCESSES.check(self.process, "noise.process")
@@ -122,9 +122,9 @@ class ModelConfig:
     """The network and its parameterization."""
 
     architecture: str = "modern"
-    """modern: RMSNorm, QK-norm, squared ReLU. reference: the network of the published models."""
+    """Network. modern: RMSNorm, QK-norm, squared ReLU. reference: the network of the published models."""
     width: int = 256
-    """Width of the residual stream."""
+    """Width of the residual stream, a multiple of model.heads."""
     depth: int = 6
     """Number of transformer blocks."""
     heads: int = 4
@@ -138,11 +138,13 @@ class ModelConfig:
     embedding_norm: bool = False
     """RMSNorm after the embeddings; without time conditioning, residual branches are then initialised to 0."""
     seq_len: int = 256
-    """Tokens per training sequence."""
+    """Tokens per training sequence; for data.packing=lines, unless given, the length of the longest record."""
     parameterization: str | None = None
-    """score (log-scores), mean (denoiser) or, for concrete-score, signed-score; default: by objective, else score."""
+    """What the network returns: score (log-scores), mean (a denoiser) or, for the objective concrete-score,
+    signed-score; by default what the objective needs, else score. conditional and causal come with their objectives."""
     time_conditioning: str | None = None
-    """Noise level given to the network: sigma, zero (always 0) or none; sigma by default if the objective has times."""
+    """Noise level given to the network: sigma, zero (always 0, as MDLM's) or none (time-free); by default sigma, and
+    none for objectives that have no times."""
 
     def __post_init__(self) -> None:
         check_choice("model.architecture", self.architecture, ("modern", "reference"))
@@ -186,19 +188,19 @@ class OptimConfig:
     beta2: float = 0.98
     """Decay of AdamW's second moment."""
     weight_decay: float = 0.0
-    """Decoupled weight decay of matrices."""
+    """Decoupled weight decay of matrices, embeddings included."""
     warmup_steps: int = 100
     """Steps over which the learning rate rises linearly from 0."""
     lr_schedule: str = "cosine"
-    """Learning-rate schedule after warmup: constant, linear or cosine."""
+    """Learning-rate schedule after warm-up: constant, or linear or cosine decay over the budget."""
     final_lr_fraction: float = 0.1
-    """Fraction of the learning rate that is left at the end of the schedule."""
+    """Learning rate at the end of the decay, as a fraction of optim.lr."""
     decay_fraction: float = 1.0
     """Fraction of the budget, at its end, over which the learning rate decays; before that it is constant."""
     grad_clip: float = 1.0
-    """Largest norm of the gradient; larger gradients are scaled down to it."""
+    """Largest norm of the gradient; a larger gradient is scaled down to it."""
     ema_decay: float = 0.999
-    """Decay of the exponential moving average of the weights."""
+    """Decay of the exponential moving average of the weights (EMA), with which validation and sampling compute."""
 
     def __post_init__(self) -> None:
         check_choice("optim.name", self.name, ("adamw", "muon"))
@@ -222,7 +224,7 @@ class BudgetConfig:
     """When to stop: at the first limit that is reached; 1000 steps if there is none."""
 
     steps: int | None = None
-    """Number of training steps."""
+    """Number of optimizer steps."""
     tokens: int | None = None
     """Number of training tokens."""
     minutes: float | None = None
@@ -247,19 +249,21 @@ class TrainConfig:
     time_sampling: str = "uniform"
     """Distribution of training times: uniform; with importance weights, low-noise (t = u²) or bell (around 1/2)."""
     loss_weighting: float = 0.0
-    """Exponent p of a factor (1 + p)(1 − e^−σ)^p on the loss of a sequence, for gradients with less noise; 0: none."""
+    """Exponent p of a factor (1 + p)(1 − e^−σ)^p on the loss of a sequence, for gradients with less noise; 0: the bound
+    itself."""
     precision: str = "float32"
     """Precision of matrix products: float32, bfloat16 (mixed precision), or float8 in the blocks where it pays."""
     compile: bool = False
-    """Compile the network with torch.compile; the GPU kernels of this package are as fast without."""
+    """Compile the network with torch.compile; on a GPU the Triton kernels of this package are as fast without."""
     cuda_graphs: bool = True
     """Use CUDA graphs for the blocks on a single GPU, unless they are compiled or checkpointed."""
     activation_checkpointing: str = "none"
-    """Activations recomputed in the backward pass to save memory: none, selective (all but matrix products), full."""
+    """Activations recomputed in the backward pass to save memory: none, selective (all but those of matrix products and
+    attention) or full."""
     deterministic: bool = False
     """Use deterministic algorithms on a GPU, as a CPU always does, with any number of threads; attention is slower."""
     fsdp: bool = False
-    """Shard weights, gradients and optimizer state over processes (FSDP2)."""
+    """Shard weights, gradients and optimizer state over processes (FSDP2) instead of DDP."""
     log_every: int = 10
     """Steps between records of the training loss."""
     eval_every: int = 250
@@ -273,9 +277,9 @@ class TrainConfig:
     sample_every: int = 0
     """Steps between logged samples."""
     on_nonfinite: str = "stop"
-    """At a loss or gradient that is not finite: stop, or skip the step."""
+    """What to do at a loss or gradient that is not finite: stop, or skip the step."""
     max_skips: int = 10
-    """Number of steps that may be skipped."""
+    """Largest number of skipped steps; one more stops the run."""
 
     def __post_init__(self) -> None:
         check_choice("train.precision", self.precision, ("float32", "bfloat16", "float8"))
@@ -302,7 +306,7 @@ class RunConfig:
     objective: str = "score-entropy"
     """Training objective."""
     objective_options: dict[str, float] = field(default_factory=dict)
-    """Options of the objective, such as t_min, or steps of d3pm."""
+    """Options of the objective: see the table below."""
     seed: int = 0
     """Seed of initial weights, data order, times, noise and dropout."""
     out: str | None = None

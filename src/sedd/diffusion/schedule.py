@@ -65,10 +65,12 @@ def corruption_probability(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 class LogLinear(Schedule):
     """Log-linear noise: a token is unchanged at time t with probability e^−σ = 1 − (1 − ε)t.  [§2]
 
-    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution".
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
+    arXiv 2310.16834.
     """
 
     eps: float = 1e-3
+    """Probability ε that a token is unchanged at t = 1."""
 
     def __post_init__(self) -> None:
         validate.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
@@ -94,10 +96,15 @@ class LogLinear(Schedule):
 @final
 @dataclass(frozen=True)
 class Geometric(Schedule):
-    """Geometric noise: σ = lo^(1−t) · hi^t, which is ``lo`` and not 0 at t = 0.  [§2]"""
+    """Geometric noise: σ = lo^(1−t) · hi^t, which is ``lo`` and not 0 at t = 0.  [§2]
+
+    Reference: Lou et al. 2024, arXiv 2310.16834.
+    """
 
     lo: float = 1e-4
+    """Total noise at t = 0."""
     hi: float = 20.0
+    """Total noise at t = 1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lo < self.hi < math.inf:
@@ -123,6 +130,7 @@ class Cosine(Schedule):
     """Cosine noise: a token is unchanged with probability e^−σ = ε + (1 − ε)·cos(πt/2).  [§2]"""
 
     eps: float = 1e-3
+    """Probability ε that a token is unchanged at t = 1."""
 
     def __post_init__(self) -> None:
         validate.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
@@ -151,7 +159,9 @@ class Polynomial(Schedule):
     """Polynomial noise: a token is unchanged with probability e^−σ = 1 − (1 − ε)·t^power; power 1 is `LogLinear`."""
 
     power: float = 2.0
+    """Exponent of t; the larger it is, the later tokens are replaced."""
     eps: float = 1e-3
+    """Probability ε that a token is unchanged at t = 1."""
 
     def __post_init__(self) -> None:
         validate.fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")

@@ -120,6 +120,7 @@ class EntropyBounded(ConfidenceSampler):
     assumes: ClassVar[str] = WHEN_EXACT
     supports_infinite_steps: ClassVar[bool] = True
     bound: float = 0.1
+    """Largest sum of entropies, in nats, of the tokens that one step reveals, its last one not counted."""
 
     def __post_init__(self) -> None:
         check_absorbing(self.process)

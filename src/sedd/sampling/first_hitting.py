@@ -172,6 +172,7 @@ class Ordered(PlannedSampler):
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"
     supports_infinite_steps: ClassVar[bool] = True
     direction: str = "random"
+    """Order in which positions are revealed."""
 
     def __post_init__(self) -> None:
         check_absorbing(self.process)

@@ -25,6 +25,7 @@ class Gibbs(GridSampler):
 
     assumes: ClassVar[str] = "uniform noise"
     sites: int = 1
+    """Positions that are drawn again after each step."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.process, Uniform):

@@ -26,9 +26,13 @@ class Remask(GridSampler):
 
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"
     strategy: str = "cap"
+    """How the probability r of masking a token again is chosen."""
     eta: float = 0.02
+    """η: for ``cap`` and ``loop`` the largest probability r, for ``rescale`` the fraction r/r_max."""
     t_on: float = 0.55
+    """For ``loop``: the time at which tokens begin to be exchanged."""
     t_off: float = 0.05
+    """For ``loop``: the time at which that ends."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.process, Absorbing):

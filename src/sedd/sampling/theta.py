@@ -29,6 +29,7 @@ class Theta(GridSampler):
     assumes: ClassVar[str] = "conditionals that change by less than a factor of two within a step"
     calls_per_step: ClassVar[int] = 2
     theta: float = 0.5
+    """Where in a step the second stage begins, from 0 (its start) to 1 (its end)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.theta < 1:

@@ -54,7 +54,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="End the stream with an event that holds the usage.")
 
 
 class CompletionRequest(Sampling):
@@ -71,7 +71,7 @@ class CompletionRequest(Sampling):
         description="Return the log-probability that each token had when it was drawn, and of so many others. They do "
         "not add up to that of the text unless one token was drawn per step. Absorbing noise only.",
     )
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = Field(None, description="Options of a stream, as OpenAI's.")
 
 
 class InfillRequest(Sampling):
@@ -96,4 +96,4 @@ class TokenizeRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: Text
+    text: Text = Field(description="The text.")

@@ -110,6 +110,7 @@ class Integral(Noised[M], ABC):
 
     _: KW_ONLY
     t_min: float = 0.0
+    """Time at which the integral begins; the loss at times below it is left out."""
     time_sampler: TimeSampler = field(default_factory=UniformTimes)
     """`schedule.UniformTimes` or, to importance-sample the times, `schedule.ImportanceTimes`."""
 

@@ -44,6 +44,7 @@ class D3PM(Noised[Denoiser]):
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = Denoiser
     steps: int = 1000
+    """Number T of steps of the chain."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:
