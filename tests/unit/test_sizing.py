@@ -103,6 +103,13 @@ def test_data_of_unknown_size_is_taken_as_large() -> None:
     assert "data of unknown size" in sizing.describe_sizing(config)
 
 
+def test_the_number_of_threads_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig.from_dict({"data": {"sources": ["hf:someone/something"]}})
+    for threads, words in ((1, "with 1 thread and"), (2, "with 2 threads and")):
+        monkeypatch.setattr("torch.get_num_threads", lambda n=threads: n)
+        assert words in sizing.describe_sizing(config, "cpu")
+
+
 def test_given_keys_win_one_by_one(tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", 300_000)
     lines: list[str] = []

@@ -79,7 +79,8 @@ def describe_sizing(config: RunConfig, device_name: str | None = None) -> str:
     """Return one line that says what a run without a recipe trains, and for what it was chosen."""
     model, budget = config.model, config.budget
     cuda, size = resolve_device(device_name).type == "cuda", source_bytes(config.data)
-    device = torch.cuda.get_device_name() if cuda else f"a CPU with {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    device = torch.cuda.get_device_name() if cuda else f"a CPU with {threads} thread{'s' * (threads > 1)}"
     return (
         f"without a recipe: {model.depth} blocks of width {model.width}, {config.train.batch_size} sequences of "
         f"{model.seq_len} tokens per step, tokenizer {config.data.tokenizer}, {config.train.precision}; chosen for "
