@@ -202,3 +202,64 @@ def test_packages_that_define_names_show_them() -> None:
         tree = ast.parse(modules()[name].read_text())
         defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
         assert [name for name in defined if not name.startswith("_")] == [], name
+
+
+# References ------------------------------------------------------------------------------------------------
+
+IDENTIFIER = re.compile(r"arXiv \d{4}\.\d{4,5}|doi:10\.\d+/[\w./()-]*\w")
+
+
+def entries() -> dict[str, tuple[str, str]]:
+    """The entries of the references page by their identifier, else their title: the title and the whole entry."""
+    found = {}
+    for text in re.split(r"^- ", (ROOT / "docs/references.md").read_text(), flags=re.MULTILINE)[1:]:
+        entry = " ".join(text.partition("\n## ")[0].split())
+        title, *_ = re.findall(r'"([^"]+)"\.', entry)
+        identifier = IDENTIFIER.search(entry)
+        found[identifier[0] if identifier else title] = title, entry
+    return found
+
+
+def cited() -> dict[str, set[str]]:
+    """What the source of each module cites: identifiers, and titles of what has none."""
+    titles = {key for key in entries() if not IDENTIFIER.fullmatch(key)}
+    sources = {name: " ".join(path.read_text().split()) for name, path in modules().items()}
+    return {
+        name: set(IDENTIFIER.findall(source)) | {title for title in titles if f'"{title}"' in source}
+        for name, source in sources.items()
+    }
+
+
+def test_every_paper_that_a_docstring_cites_is_on_the_page_with_its_modules() -> None:
+    """And each entry names the modules that cite it, all of them and no others."""
+    stated = {key: set(re.findall(r"`(sedd\.[\w.]+)`", entry)) for key, (_, entry) in entries().items()}
+    found: dict[str, set[str]] = {}
+    for module, keys in cited().items():
+        for key in keys:
+            found.setdefault(key, set()).add(module)
+    assert stated == found
+
+
+def test_a_citation_has_a_number_a_doi_or_a_known_title() -> None:
+    """``Author et al. 2024, "Title"`` in a docstring: of what has a number, the number follows."""
+    titles = {title.lower() for title, _ in entries().values()}
+    for module, path in modules().items():
+        source = " ".join(path.read_text().split())
+        for citation in re.finditer(r'\b(?:19|20)\d\d, "([^"]+)"(.{0,40})', source):
+            title, after = citation[1].lower(), citation[2]
+            assert any(known.startswith(title) for known in titles), f"{module} cites {citation[1]}"
+            key = next(key for key, (known, _) in entries().items() if known.lower().startswith(title))
+            assert not IDENTIFIER.fullmatch(key) or key in after, f"{module} cites {citation[1]} without {key}"
+
+
+def test_papers_that_pages_cite_are_on_the_page_of_references() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        numbers = re.findall(r"arXiv[: ](\d{4}\.\d{4,5})|arxiv\.org/abs/(\d{4}\.\d{4,5})", page.read_text())
+        assert {f"arXiv {a or b}" for a, b in numbers} <= set(entries()), page
+
+
+def test_entries_have_authors_a_year_and_a_page() -> None:
+    for key, (_, entry) in entries().items():
+        assert re.match(r"\*\*\w[^*]+\.\*\* ", entry), key
+        assert re.search(r"\((?:19|20)\d\d\)\.\*\*", entry) or key == "Large Text Compression Benchmark", key
+        assert re.search(r"See \[", entry), key

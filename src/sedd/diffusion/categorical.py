@@ -4,6 +4,9 @@ A float32 uniform has 24 bits. In a vocabulary of 50,257 at a step probability o
 probability 1e-9, which such a uniform cannot express: Gumbel noise made of it never draws those tokens, which
 silently lowers the temperature. Here every decision uses 53 bits, and float64 is used for some rows at a time: no
 float64 tensor of the size of the input is allocated.
+
+Reference: Zheng et al. 2024, "Masked Diffusion Models are Secretly Time-Agnostic Masked Models and Exploit Inaccurate
+Categorical Sampling", arXiv 2409.02908.
 """
 
 import math
@@ -114,7 +117,8 @@ def sample_next(x: Int[Tensor, " k"], weights: Float[Tensor, "k n"], u: Float[Te
 def legacy_fp32(probabilities: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
     """Draw as published samples were: by a float32 exponential race, **biased** for rare tokens.
 
-    Only for reproducing published numbers; nothing uses it by default.
+    Only for reproducing published numbers; nothing uses it by default. The race is the Gumbel-max trick without its
+    logarithm: Huijben et al. 2021, "A Review of the Gumbel-max Trick and its Extensions", arXiv 2110.01515.
     """
     p = probabilities.float()
     u = torch.rand(p.shape, generator=generator, dtype=torch.float32, device=generator.device)

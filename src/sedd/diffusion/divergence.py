@@ -1,4 +1,8 @@
-"""Divergences between a score s and a ratio a, both given as logarithms, and their sums over a vocabulary."""
+"""Divergences between a score s and a ratio a, both given as logarithms, and their sums over a vocabulary.
+
+References: score entropy is that of Lou et al. 2024, arXiv 2310.16834; squared error that of concrete score matching,
+Meng et al. 2022, arXiv 2211.00802.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

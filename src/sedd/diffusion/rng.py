@@ -1,8 +1,8 @@
 """Counter-based random numbers: uniforms as a function of (seed, row, position, step, event), on any device.
 
 A row's draws depend neither on the other rows of its batch nor on the device. The function is
-Philox4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers, as easy as 1, 2, 3; 2011), in integers
-that every device computes alike.
+Philox4x32 with ten rounds (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3",
+doi:10.1145/2063384.2063405), in integers that every device computes alike.
 """
 
 import hashlib

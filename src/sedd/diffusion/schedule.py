@@ -241,6 +241,8 @@ class ImportanceTimes(TimeSampler):
 
     The weights keep the mean of a loss unchanged. Its variance is least when the masses are proportional to the root
     mean square of the loss in each part, which `fit` measures.
+
+    Reference: Nichol and Dhariwal 2021, "Improved Denoising Diffusion Probabilistic Models", arXiv 2102.09672.
     """
 
     def __init__(self, masses: Float[Tensor, " parts"]) -> None:

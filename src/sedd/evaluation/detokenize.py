@@ -3,6 +3,11 @@
 Files such as PTB and WikiText contain ``He did n't , she left .``, to which a model of ordinary text assigns too low a
 likelihood. Published numbers were computed after rules that undo most of the tokenization, and depend on those rules;
 they are listed here as tables in the order in which they apply.
+
+References: Merity et al. 2016, "Pointer Sentinel Mixture Models", arXiv 1609.07843 (WikiText); Marcus et al. 1993,
+"Building a Large Annotated Corpus of English: The Penn Treebank"; Chelba et al. 2013, "One Billion Word Benchmark for
+Measuring Progress in Statistical Language Modeling", arXiv 1312.3005; Paperno et al. 2016, "The LAMBADA dataset: Word
+prediction requiring a broad discourse context", arXiv 1606.06031.
 """
 
 import re

@@ -6,6 +6,8 @@ bounds, and a perplexity is an upper bound. The ``config`` section of the result
 
 A response depends on the seed and the request only: not on other requests, their order, or the batch size. The choices
 of one question share their noise, which reduces the variance of their differences; different questions do not.
+
+Reference: Gao et al. 2023, "A framework for few-shot language model evaluation", doi:10.5281/zenodo.10256836.
 """
 
 import logging

@@ -2,6 +2,10 @@
 
 RDKit, an optional extra, decides what a molecule is and which spellings are the same one. Where it is not installed,
 validity is that of the SMILES syntax alone, and spellings are compared as text; results state which.
+
+References: Weininger 1988, "SMILES, a chemical language and information system", doi:10.1021/ci00057a005; Polykovskiy
+et al. 2018, "Molecular Sets (MOSES): A Benchmarking Platform for Molecular Generation Models", arXiv 1811.12823 (the
+three numbers).
 """
 
 import re

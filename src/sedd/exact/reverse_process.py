@@ -1,4 +1,9 @@
-"""The distribution that a model's reverse process generates in continuous time, by enumeration.  [§3]"""
+"""The distribution that a model's reverse process generates in continuous time, by enumeration.  [§3]
+
+References: the reverse process, Campbell et al. 2022, "A Continuous Time Framework for Discrete Denoising Models",
+arXiv 2205.14987; the integrator, Blanes et al. 2008, "The Magnus expansion and some of its applications",
+arXiv 0810.5488.
+"""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """The variational bound (ELBO) of discrete diffusion: its three terms at one time per sequence.  [§8]
 
 −log p(x_0) ≤ diffusion + prior + reconstruction, each an expectation over noise; see Lou et al. 2024, "Discrete
-Diffusion Modeling by Estimating the Ratios of the Data Distribution".
+Diffusion Modeling by Estimating the Ratios of the Data Distribution", arXiv 2310.16834.
 """
 
 from typing import NamedTuple

@@ -181,7 +181,7 @@ class AnyOrderEstimator(MonteCarloEstimator):
     """The mean of −log p over all orders of the tokens: a bound, for a denoiser under absorbing noise.  [§6]
 
     Reference: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean
-    Data".
+    Data", arXiv 2406.03736.
     """
 
     included: ClassVar[tuple[str, ...]] = BoundEstimator.included

@@ -4,10 +4,10 @@ First-hitting sampling without a grid draws an order o of the positions and then
 it generates p(x) = E_o p(x | o), the mean over all L! orders of p(x | o) = Π_j p(x at o_j | x at o_1 … o_{j−1}).
 
 - K random orders: E[−log (1/K) Σ_k p(x | o_k)] ≥ −log p(x), decreasing in K to −log p(x) (Burda et al. 2015,
-  "Importance Weighted Autoencoders"). K = 1 is the any-order bound.
+  "Importance Weighted Autoencoders", arXiv 1509.00519). K = 1 is the any-order bound.
 - The order in which the model itself generated x has the distribution p(o | x). With it as one of the K orders, the
   mean of the reciprocal is 1/p(x), and E[−log (1/K) Σ_k p(x | o_k)] ≤ −log p(x), increasing in K (Grosse et al. 2015,
-  "Sandwiching the marginal likelihood using bidirectional Monte Carlo").
+  "Sandwiching the marginal likelihood using bidirectional Monte Carlo", arXiv 1511.02543).
 - All orders, for short sequences: Σ_o p(x | o) is a sum over paths through the 2^L sets of revealed tokens.
 """
 

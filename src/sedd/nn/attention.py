@@ -15,7 +15,7 @@ from sedd.ops.block_ops import Rotation
 class QKScale(Layer):
     """The learned scale of normalized queries or keys (QK-norm), initialised to 1.
 
-    Reference: Henry et al. 2020, "Query-Key Normalization for Transformers".
+    Reference: Henry et al. 2020, "Query-Key Normalization for Transformers", arXiv 2010.04245.
     """
 
     def __init__(self, head_dim: int) -> None:

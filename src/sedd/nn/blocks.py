@@ -161,7 +161,11 @@ class ReferenceFinalLayer(FinalLayer):
 
 @final
 class ModernBlock(Block):
-    """RMSNorm → modulate → attention with QK-norm → gate, then RMSNorm → modulate → squared-ReLU MLP → gate."""
+    """RMSNorm → modulate → attention with QK-norm → gate, then RMSNorm → modulate → squared-ReLU MLP → gate.
+
+    References: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv 1910.07467; So et al. 2021,
+    "Primer: Searching for Efficient Transformers for Language Modeling", arXiv 2109.08668 (squared ReLU).
+    """
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)

@@ -1,6 +1,6 @@
 """Noise conditioning: the noise-level embedding, and adaptive layer normalization (adaLN) computed from it.
 
-Reference: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers".
+Reference: Peebles and Xie 2022, "Scalable Diffusion Models with Transformers", arXiv 2212.09748.
 """
 
 import math
@@ -16,7 +16,7 @@ from sedd.ops.block_ops import Modulation
 
 @final
 class NoiseEmbedding(nn.Module):
-    """Noise-level embedding c = SiLU(W₂ SiLU(W₀ [cos(σω), sin(σω)] + b₀) + b₂), ω_i = 10⁴^(−i/128) for i < 128.
+    """Noise-level embedding c = SiLU(W₂ SiLU(W₀ [cos(σf), sin(σf)] + b₀) + b₂), f_i = 10⁴^(−i/128) for i < 128.
 
     Computed in float32 or better.
     """

@@ -123,7 +123,7 @@ class RotaryEmbedding(Layer):
 
     Attention scores then depend on the distance between query and key alone.
 
-    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864.
     """
 
     inv_freq: Tensor

@@ -10,7 +10,7 @@ The network reads three copies (streams) of a sequence side by side, with the sa
 In every block the query stream at i therefore depends on x_1 … x_{i−1} and x_{i+1} … x_L, and never on x_i. To mask the
 diagonal of ordinary attention would not be enough: one block carries x_i to the neighbours, the next one back.
 
-Reference: Sun et al. 2023, "Score-based Continuous-time Discrete Diffusion Models".
+Reference: Sun et al. 2022, "Score-based Continuous-time Discrete Diffusion Models", arXiv 2211.16750.
 """
 
 import torch

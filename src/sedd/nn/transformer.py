@@ -4,6 +4,8 @@
 or better; a model of `diffusion.parameterization` turns that into log-scores. There are two architectures: `Reference`
 is the network of the published models, down to the names of its weights; `Modern` is the one to train from scratch.
 The head is initialised to 0, so the first loss is known. No sequence length is fixed.
+
+Reference: Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762.
 """
 
 from abc import ABC, abstractmethod
@@ -302,8 +304,9 @@ class Reference(Transformer):
 
     With time conditioning it has the layout of SEDD, without it that of RADD, a plain pre-norm transformer.
 
-    References: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution"; Ou et
-    al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean Data".
+    References: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
+    arXiv 2310.16834; Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions
+    of Clean Data", arXiv 2406.03736.
     """
 
     def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:

@@ -10,4 +10,7 @@
 - `packed_tokens`: the positions that count in a loss, packed together.
 
 A module ``x_triton`` holds the kernels for ``x`` and is imported only where they run.
+
+Reference: Tillet et al. 2019, "Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations",
+doi:10.1145/3315508.3329973.
 """

@@ -250,7 +250,7 @@ def apply_norm(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"
 def apply_rotary(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[Tensor, "b L heads d"]:
     """Rotate the halves a, b of every head: [a cos − b sin, a sin + b cos].
 
-    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864.
     """
     a, b = upcast(x).chunk(2, -1)
     cos, sin = (part[:, None] for part in rotation)

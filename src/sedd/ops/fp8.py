@@ -3,6 +3,8 @@
 This is the PyTorch reference; `fp8_triton` quantizes on CUDA, where `scaled_mm` takes half the time of a bfloat16
 product. Gradients of weights stay in the dtype of their factors: they are sums over all tokens, where rounding errors
 of float8 would add up.
+
+Reference: Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv 2209.05433.
 """
 
 from typing import Any, NamedTuple

@@ -8,6 +8,9 @@ thousand rows at a time, and are overwritten by their own gradient in the forwar
     output.total.backward()
 
 `TorchLinearLoss` is the reference for a block of rows, on any device; `linear_loss_triton` has the kernels for CUDA.
+
+Reference: for cross-entropy, Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models",
+arXiv 2411.09009.
 """
 
 import itertools

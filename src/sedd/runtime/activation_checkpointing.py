@@ -3,7 +3,7 @@
 A transformer block makes a dozen tensors of the size of its input, and its backward pass needs all of them. Matrix
 products and attention are expensive to repeat; norms, gates, rotations and activations are cheap.
 
-Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 """
 
 import functools

@@ -48,6 +48,8 @@ class SamplingModel:
 
     It is called as any model is: ``(x, sigma)`` gives the log-score at every position.
 
+    Reference: caching of time-free models is that of Ou et al. 2024, arXiv 2406.03736.
+
     Args:
         model: A model with hidden states: a parameterized network, or `exact.Score`.
         unconditional: The same model without the label.

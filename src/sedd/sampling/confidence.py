@@ -65,7 +65,7 @@ class ConfidenceSampler(Sampler, ABC):
 class Confident(ConfidenceSampler, GridSampler):
     """MaskGIT-style sampling: the most certain masks first, as many per step as the schedule reveals.
 
-    Reference: Chang et al. 2022, "MaskGIT: Masked Generative Image Transformer".
+    Reference: Chang et al. 2022, "MaskGIT: Masked Generative Image Transformer", arXiv 2202.04200.
     """
 
     assumes: ClassVar[str] = WHEN_EXACT
@@ -114,7 +114,8 @@ class EntropyBounded(ConfidenceSampler):
     Positions are taken by increasing entropy while the sum of entropies without the largest is at most the bound, which
     bounds the KL divergence of the independent draw. The number of calls depends on the text.
 
-    Reference: Ben-Hamu et al. 2025, "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking".
+    Reference: Ben-Hamu et al. 2025, "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking",
+    arXiv 2505.24857.
     """
 
     assumes: ClassVar[str] = WHEN_EXACT

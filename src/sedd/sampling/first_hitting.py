@@ -110,7 +110,7 @@ class FirstHitting(PlannedSampler):
     event, and the samples have the model's distribution.
 
     Reference: Zheng et al. 2024, "Masked Diffusion Models are Secretly Time-Agnostic Masked Models and Exploit
-    Inaccurate Categorical Sampling".
+    Inaccurate Categorical Sampling", arXiv 2409.02908.
     """
 
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised, by definition"
@@ -167,6 +167,8 @@ class Ordered(PlannedSampler):
 
     One position per call is exact: for a consistent model every order gives the same distribution. There are as many
     groups as steps, if fewer than positions. The noise level is the one at which that fraction is masked on average.
+
+    Reference: Hoogeboom et al. 2021, "Autoregressive Diffusion Models", arXiv 2110.02037.
     """
 
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"

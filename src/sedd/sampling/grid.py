@@ -80,7 +80,8 @@ class FactorizedSampler(GridSampler, ABC):
 class Tweedie(FactorizedSampler):
     """Tweedie τ-leaping: the analytic step of each position while the others stay. Exact for one token.  [§9]
 
-    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution".
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
+    arXiv 2310.16834.
     """
 
     assumes: ClassVar[str] = "nothing; masks are revealed at the rate of the score"
@@ -101,7 +102,10 @@ class Tweedie(FactorizedSampler):
 @final
 @dataclass(frozen=True)
 class Euler(FactorizedSampler):
-    """Euler τ-leaping: each position jumps at the reverse rate it has at time t.  [§9]"""
+    """Euler τ-leaping: each position jumps at the reverse rate it has at time t.  [§9]
+
+    Reference: Campbell et al. 2022, "A Continuous Time Framework for Discrete Denoising Models", arXiv 2205.14987.
+    """
 
     assumes: ClassVar[str] = "nothing; steps so short that no position changes with probability above 1"
     uses_score: ClassVar[bool] = True
@@ -129,6 +133,8 @@ class Ancestral(FactorizedSampler):
 
     The same distribution as Tweedie's on the denoiser's score, but the score is never computed: at high uniform noise
     it rounds to 1 in float32.
+
+    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces", arXiv 2107.03006.
     """
 
     assumes: ClassVar[str] = "a denoiser (parameterization mean)"

@@ -3,6 +3,10 @@
 Score models mix log-scores, denoisers mix log p(x_0 | x). Under absorbing noise the two agree; under uniform noise they
 define different distributions. Weight γ = 1 is the model of the label, towards 0 it becomes the model without a label,
 and above 1 it moves further towards the label. Guidance does not define a trained distribution.
+
+References: Ho and Salimans 2022, "Classifier-Free Diffusion Guidance", arXiv 2207.12598; of rates, Nisonoff et al.
+2024, "Unlocking Guidance for Discrete State-Space Diffusion and Flow Models", arXiv 2406.01572; of denoisers, Schiff
+et al. 2024, "Simple Guidance Mechanisms for Discrete Diffusion Models", arXiv 2412.10193.
 """
 
 import math

@@ -21,7 +21,7 @@ class Remask(GridSampler):
     α_s. ``cap`` takes r = min(η, r_max) and ``rescale`` r = η·r_max. ``loop`` steps as usual down to time t_on, holds
     the noise level there until t_off while tokens are exchanged with r = η, and then goes on to 0.
 
-    Reference: Wang et al. 2025, "Remasking Discrete Diffusion Models with Inference-Time Scaling".
+    Reference: Wang et al. 2025, "Remasking Discrete Diffusion Models with Inference-Time Scaling", arXiv 2503.00307.
     """
 
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"

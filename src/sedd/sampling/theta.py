@@ -24,6 +24,9 @@ class Theta(GridSampler):
     changed by more than a factor of about two, it is clamped and counted, and the second order is lost. Under uniform
     noise that happens near the data for any distribution: of two implausible tokens, the second becomes plausible once
     the first is corrected.
+
+    Reference: Ren et al. 2025, "Fast Solvers for Discrete Diffusion Models: Theory and Applications of High-Order
+    Algorithms", arXiv 2502.00234: the θ-trapezoidal method, with Tweedie's steps where it has τ-leaping.
     """
 
     assumes: ClassVar[str] = "conditionals that change by less than a factor of two within a step"

@@ -17,6 +17,9 @@ class Warping:
     """A transformation of distributions over tokens: temperature, then top-k, then top-p.
 
     Samples of a warped model do not have the model's distribution. Masks are revealed at the same rate as before.
+
+    References: top-k, Fan et al. 2018, "Hierarchical Neural Story Generation", arXiv 1805.04833; top-p, Holtzman et al.
+    2019, "The Curious Case of Neural Text Degeneration", arXiv 1904.09751.
     """
 
     temperature: float = 1.0

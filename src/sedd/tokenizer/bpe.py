@@ -1,4 +1,8 @@
-"""Byte pair encoding, by the `tokenizers` library."""
+"""Byte pair encoding, by the `tokenizers` library.
+
+References: Sennrich et al. 2015, "Neural Machine Translation of Rare Words with Subword Units", arXiv 1508.07909; of
+bytes, as in GPT-2, Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+"""
 
 import json
 import threading

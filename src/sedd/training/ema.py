@@ -12,6 +12,9 @@ class EMA:
 
     Step n (from 0) sets ``ema ← d·ema + (1 − d)·weight`` with ``d = min(decay, (1 + n)/(10 + n))``: early in training
     the average is short, so that the initial weights soon have no part in it.
+
+    Reference: averaging of iterates, Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging",
+    doi:10.1137/0330046; here with exponential weights.
     """
 
     def __init__(self, network: nn.Module, ema_network: nn.Module, decay: float) -> None:

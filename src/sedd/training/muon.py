@@ -1,4 +1,8 @@
-"""Muon (Jordan et al., 2024): momentum made nearly orthogonal, for all matrices of one shape in one batched call."""
+"""Muon (Jordan et al., 2024): momentum made nearly orthogonal, for all matrices of one shape in one batched call.
+
+References: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale of the updates is
+that of Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982.
+"""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,8 @@
-"""Optimizers (AdamW, Muon), the learning-rate schedule and gradient clipping."""
+"""Optimizers (AdamW, Muon), the learning-rate schedule and gradient clipping.
+
+References: AdamW, Loshchilov and Hutter 2017, "Decoupled Weight Decay Regularization", arXiv 1711.05101; cosine decay,
+the same authors 2016, "SGDR: Stochastic Gradient Descent with Warm Restarts", arXiv 1608.03983.
+"""
 
 import math
 from collections.abc import Iterable

@@ -4,6 +4,8 @@
 
 N is the number of weights of the blocks, C the characters of training, repeated ones counted. The measured runs are
 those of benchmarks/results/scaling.jsonl: on text8 and Shakespeare, in characters, bytes and byte-pair encoding.
+
+Reference: the form is that of Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", arXiv 2203.15556.
 """
 
 import math

@@ -2,6 +2,8 @@
 
 Parallelism (DDP or FSDP), mixed precision, compilation, CUDA graphs and activation checkpointing are applied to the
 network here, from outside it.
+
+Reference: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277.
 """
 
 from collections.abc import Iterator

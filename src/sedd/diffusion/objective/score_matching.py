@@ -18,7 +18,9 @@ from sedd.diffusion.process import at_token
 class DenoisingScoreEntropy(Integral[LogScoreModel]):
     """∫ σ' E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)] dt: the bound, and the default.  [§4]
 
-    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution".
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
+    arXiv 2310.16834. The denoising form is that of Vincent 2011, "A Connection Between Score Matching and
+    Denoising Autoencoders", doi:10.1162/NECO_a_00142.
     """
 
     is_bound: ClassVar[bool] = True
@@ -37,7 +39,8 @@ class DenoisingScoreEntropy(Integral[LogScoreModel]):
 class DenoisingConcreteScore(Integral[LogScoreModel]):
     """Denoising concrete score matching: ½(s_y − a_y)² in place of score entropy. No bound.  [§6]
 
-    Reference: Meng et al. 2022, "Concrete Score Matching: Generalized Score Matching for Discrete Data".
+    Reference: Meng et al. 2022, "Concrete Score Matching: Generalized Score Matching for Discrete Data",
+    arXiv 2211.00802.
     """
 
     is_bound: ClassVar[bool] = False
@@ -81,6 +84,9 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
     """Score entropy without ratios, from the model's scores at all neighbours of x_t: for small spaces.  [§6]
 
     It differs from the explicit form by a constant that does not depend on the model, so it may be negative.
+
+    References: Lou et al. 2024, arXiv 2310.16834; in continuous spaces Hyvärinen 2005, "Estimation of Non-Normalized
+    Statistical Models by Score Matching".
     """
 
     is_bound: ClassVar[bool] = False
@@ -110,7 +116,11 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
 @final
 @dataclass(frozen=True)
 class RatioMatching(Integral[ConditionalPredictor]):
-    """Ratio matching: −log p_t(x_i | x_−i), the likelihood of each noisy token given the others. No bound.  [§6]"""
+    """Ratio matching: −log p_t(x_i | x_−i), the likelihood of each noisy token given the others. No bound.  [§6]
+
+    References: Hyvärinen 2007, "Some extensions of score matching", doi:10.1016/j.csda.2006.09.003; Sun et al. 2022,
+    "Score-based Continuous-time Discrete Diffusion Models", arXiv 2211.16750.
+    """
 
     is_bound: ClassVar[bool] = False
     needs: ClassVar[type | None] = ConditionalPredictor

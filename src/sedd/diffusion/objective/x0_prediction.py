@@ -38,7 +38,7 @@ class D3PM(Noised[Denoiser]):
     Step k of T goes from t = k/T to (k−1)/T, and p(x_s | x_t) = Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t). As T grows
     it falls to the score entropy of the same denoiser.
 
-    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces".
+    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces", arXiv 2107.03006.
     """
 
     is_bound: ClassVar[bool] = True
@@ -68,7 +68,13 @@ class D3PM(Noised[Denoiser]):
 @final
 @dataclass(frozen=True)
 class TimeDCE(Integral[Denoiser]):
-    """t-DCE: ∫ σ'/(e^σ − 1) · E Σ_{masked} −log p_{x_0} dt; score entropy for a denoiser, without the score.  [§6]"""
+    """t-DCE: ∫ σ'/(e^σ − 1) · E Σ_{masked} −log p_{x_0} dt; score entropy for a denoiser, without the score.  [§6]
+
+    References: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of
+    Clean Data", arXiv 2406.03736; the same loss in Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language
+    Models", arXiv 2406.07524, and Shi et al. 2024, "Simplified and Generalized Masked Diffusion for Discrete Data",
+    arXiv 2406.04329.
+    """
 
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = Denoiser
@@ -90,7 +96,10 @@ class TimeDCE(Integral[Denoiser]):
 @final
 @dataclass(frozen=True)
 class LambdaDCE(Masked[Denoiser]):
-    """λ-DCE: mask each position with probability λ ~ U(0, 1); 1/λ · Σ_{masked} −log p_{x_0}. No schedule.  [§6]"""
+    """λ-DCE: mask each position with probability λ ~ U(0, 1); 1/λ · Σ_{masked} −log p_{x_0}. No schedule.  [§6]
+
+    Reference: Ou et al. 2024, arXiv 2406.03736.
+    """
 
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = Denoiser
@@ -116,7 +125,11 @@ class LambdaDCE(Masked[Denoiser]):
 @final
 @dataclass(frozen=True)
 class AnyOrder(Masked[Denoiser]):
-    """Any-order: k ~ U{1..L}, exactly k random positions masked, L/k · Σ_{masked} −log p_{x_0}.  [§6]"""
+    """Any-order: k ~ U{1..L}, exactly k random positions masked, L/k · Σ_{masked} −log p_{x_0}.  [§6]
+
+    References: Uria et al. 2013, "A Deep and Tractable Density Estimator", arXiv 1310.1757; Hoogeboom et al. 2021,
+    "Autoregressive Diffusion Models", arXiv 2110.02037; as an objective of diffusion, Ou et al. 2024, arXiv 2406.03736.
+    """
 
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = Denoiser

@@ -21,6 +21,8 @@ class Absorbing(Process):
 
     Only masked positions change in reverse steps, so only they count in losses, and the entries of a score at unmasked
     positions are never read.
+
+    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces", arXiv 2107.03006.
     """
 
     @property

@@ -41,7 +41,10 @@ def interpolate_log(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: floa
 
 @dataclass(frozen=True)
 class Process(ABC):
-    """A continuous-time Markov chain on the states of one token."""
+    """A continuous-time Markov chain on the states of one token.
+
+    Reference: Campbell et al. 2022, "A Continuous Time Framework for Discrete Denoising Models", arXiv 2205.14987.
+    """
 
     has_closed_forms: ClassVar[bool] = True
     """Whether noise replaces a token independently of what it was: the fused loss and the fused draws need it."""

@@ -18,7 +18,11 @@ from sedd.diffusion.schedule import corruption_probability
 @final
 @dataclass(frozen=True)
 class Uniform(Process):
-    """Noise that replaces a token by a uniformly random one, itself included: Q = 11ᵀ/N − I.  [§2]"""
+    """Noise that replaces a token by a uniformly random one, itself included: Q = 11ᵀ/N − I.  [§2]
+
+    Reference: Hoogeboom et al. 2021, "Argmax Flows and Multinomial Diffusion: Learning Categorical Distributions",
+    arXiv 2102.05379.
+    """
 
     @property
     def num_states(self) -> int:

@@ -1,4 +1,8 @@
-"""Hugging Face causal language models as judges, GGUF files included. The only module that imports transformers."""
+"""Hugging Face causal language models as judges, GGUF files included. The only module that imports transformers.
+
+The judge of published tables is GPT-2 large: Radford et al. 2019, "Language Models are Unsupervised Multitask
+Learners".
+"""
 
 import hashlib
 import json

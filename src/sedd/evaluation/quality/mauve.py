@@ -1,7 +1,7 @@
 """MAUVE: how well samples cover the distribution of human texts, in a judge's features. The only user of mauve-text.
 
 Reference: Pillutla et al. 2021, "MAUVE: Measuring the Gap Between Neural Text and Human Text using Divergence
-Frontiers".
+Frontiers", arXiv 2102.01454.
 """
 
 from typing import Any, final

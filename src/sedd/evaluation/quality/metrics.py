@@ -81,7 +81,11 @@ def unigram_entropy(row: Ids) -> float:
 
 
 def distinct_ngrams(rows: Sequence[Ids], n: int) -> float | None:
-    """Return distinct-n over all rows, or None if every row is shorter than n."""
+    """Return distinct-n over all rows, or None if every row is shorter than n.
+
+    Reference: Li et al. 2015, "A Diversity-Promoting Objective Function for Neural Conversation Models",
+    arXiv 1510.03055.
+    """
     different, total = _count_ngrams(rows, n)
     return different / total if total else None
 

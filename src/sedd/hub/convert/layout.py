@@ -54,7 +54,8 @@ class SeddLayout(CheckpointLayout):
 
     log s = output − ln(e^σ − 1) − ln(D − 1) under absorbing noise, and the output itself under uniform noise.
 
-    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution".
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
+    arXiv 2310.16834.
     """
 
     name = "sedd"
@@ -89,7 +90,7 @@ class RaddLayout(CheckpointLayout):
     """RADD: a denoiser under absorbing noise whose network does not depend on the noise level.
 
     Reference: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean
-    Data".
+    Data", arXiv 2406.03736.
     """
 
     name = "radd"
@@ -118,7 +119,7 @@ class RaddLayout(CheckpointLayout):
 class MdlmLayout(CheckpointLayout):
     """MDLM: a denoiser under absorbing noise with SEDD's network, which receives σ = 0 unless time conditioning is on.
 
-    Reference: Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language Models".
+    Reference: Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language Models", arXiv 2406.07524.
     """
 
     name = "mdlm"
