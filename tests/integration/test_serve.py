@@ -334,7 +334,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_a_lost_stream_and_a_lost_score_end_at_once() -> None:
     """And a likelihood that takes too long fails with status 408, while other requests go on."""
-    with site(build_app(LOADED, "tiny", Limits(slots=1, steps=10_000, draws=100_000, timeout=3600.0))) as server:
+    limits = Limits(slots=1, steps=10_000, draws=100_000, timeout=1e7)  # admitted however slow the machine is
+    with site(build_app(LOADED, "tiny", limits)) as server:
         engine = server.engine
         stream = {"template": "{40}", "sampler": "remask", "steps": 10_000, "options": {"eta": 1.0}, "diffusing": True}
         with connect(server, "/v1/infill", stream) as lost:
