@@ -22,15 +22,20 @@ NONSENSE = "the cat sat on a mat and saw two small birds fly over old red houses
 ALPHABET = string.ascii_letters + string.digits + " .,;:!?'\"()-\n"
 SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "CC(C)O", "c1ccncc1", "CCOC", "C1CCCCC1", "CC#N", "OCCO"]
 
-RUNS: dict[str, list[str]] = {  # trained on book.txt with `TINY`; a page that trains one of that name replaces it
-    "run": ["--objective", "lambda-dce"],
-    "other": ["--process", "uniform"],
-    "judge-run": ["--seq-len", "256", "--objective", "autoregressive"],
-    "long": ["--seq-len", "1024", "--objective", "lambda-dce"],
+RUNS: dict[str, list[str]] = {  # trained with `TINY`; a page that trains one of that name replaces it
+    "run": ["book.txt", "--objective", "lambda-dce"],
+    "other": ["book.txt", "--process", "uniform"],
+    "judge-run": ["book.txt", "--seq-len", "256", "--objective", "autoregressive"],
+    "long": [
+        "corpus",
+        "--seq-len",
+        "1024",
+        "--objective",
+        "lambda-dce",
+    ],  # of several documents, so with an end of text
 }
 RUNS_OF_PAGES: dict[str, dict[str, list[str]]] = {  # pages that need another run of that name
-    "docs/guides/published.md": {"run": ["--set", "model.architecture=reference"]},
-    "docs/guides/quality.md": {"run": ["--objective", "lambda-dce", "--tokenizer", "chars"]},
+    "docs/guides/published.md": {"run": ["book.txt", "--set", "model.architecture=reference"]},
 }
 
 
@@ -43,6 +48,7 @@ def write_texts(folder: Path) -> None:
     """Write the files that pages name: English, records, tables, molecules, a loss, keys."""
     draw = random.Random(1)
     book = ALPHABET + sentences(600)
+    score_entropy = (ROOT / "examples/audited_losses.py").read_text().split("def softmax_formula")[0]
     lines = {
         "book.txt": book,
         "plays.txt": book,
@@ -53,7 +59,7 @@ def write_texts(folder: Path) -> None:
         "molecules.smi": "".join(f"{draw.choice(SMILES)}{draw.choice(SMILES)}\n" for _ in range(200)),
         "dna.txt": "".join("".join(draw.choices("ACGT", k=40)) + "\n" for _ in range(200)),
         "keys": "secret\n",
-        "my_loss.py": (ROOT / "examples/audited_losses.py").read_text().replace("def score_entropy", "def name"),
+        "my_loss.py": score_entropy.replace("def score_entropy", "def name"),
     }
     lines["train.smi"] = lines["molecules.smi"]
     for file, text in lines.items():
@@ -92,8 +98,9 @@ def write_token_files(folder: Path) -> None:
     (folder / "part-00.csv.gz").write_bytes(gzip.compress(rows.encode()))
 
 
-def train(sedd: Commands, folder: Path, name: str, options: list[str]) -> None:
-    done = sedd("train", folder / "book.txt", "--out", folder / name, "--seq-len", 64, *TINY, *options)
+def train(sedd: Commands, folder: Path, name: str, words: list[str]) -> None:
+    source, *options = words
+    done = sedd("train", folder / source, "--out", folder / name, "--seq-len", 64, *TINY, *options)
     assert done.returncode == 0, done.stderr
     (folder / name / "PREPARED").touch()
 
@@ -103,8 +110,8 @@ def write(folder: Path, sedd: Commands) -> Path:
     folder.mkdir(parents=True)
     write_texts(folder)
     write_token_files(folder)
-    for name, options in RUNS.items():
-        train(sedd, folder, name, options)
+    for name, words in RUNS.items():
+        train(sedd, folder, name, words)
     (folder / "demo").mkdir()
     shutil.copytree(folder / "run", folder / "demo" / "run")
     judge = tiny_judges.save(folder / "judge", context=256)
@@ -123,9 +130,8 @@ def fill_hub(hub: local_hub.Hub, folder: Path) -> None:
     publications.folder(folder / "published", publications.KINDS[0])
     contents = {
         "louaaron/sedd-small": folder / "published",
-        "gpt2-large": folder / "judge",
-        "openai-community/gpt2-large": folder / "judge",
-    }
+        **dict.fromkeys(("gpt2-large", "gpt2-large/revision", "gpt2-large/tree"), folder / "judge"),
+    }  # of a name without an owner, the path of a request has the next word in the owner's place
     for name, source in contents.items():
         hub.files[name] = {path.name: path.read_bytes() for path in source.iterdir() if path.is_file()}
 
@@ -135,6 +141,6 @@ def arrange(shared: Path, folder: Path, page: str, sedd: Commands) -> None:
     shutil.copytree(shared, folder)
     for name in ("examples", "benchmarks", "experiments", "notebooks"):
         (folder / name).symlink_to(ROOT / name)
-    for name, options in RUNS_OF_PAGES.get(page, {}).items():
+    for name, words in RUNS_OF_PAGES.get(page, {}).items():
         shutil.rmtree(folder / name)
-        train(sedd, folder, name, options)
+        train(sedd, folder, name, words)
