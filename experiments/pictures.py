@@ -1,382 +1,115 @@
-"""Draw the figures of docs/pictures.md with the package's processes, schedules, exact scores and samplers.
+"""Draw the figures of the documentation with the package's processes, schedules, exact scores, samplers and networks.
 
-python experiments/pictures.py              writes docs/images/pictures-*.svg
+python experiments/pictures.py              writes docs/images/
+python experiments/pictures.py --only NAME  writes one figure
+python experiments/pictures.py --record     samples the texts of the moving picture and of the infilling anew, with the
+                                            model stories, and stores them in experiments/results/texts.json
 python experiments/pictures.py --check      names the figures that show other data, and then ends with code 1
 
-Every figure is drawn from data that are computed here, and holds their digest: other data make it stale.
+Every figure is drawn from data that are computed here or stored, and holds their digest: other data make it stale.
+Those of the results page are drawn too. Screenshots need Chromium; without it they are left as they are.
 """
 
 import argparse
+import io
 import sys
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from matplotlib.axes import Axes
+import results_page
+from figures import animation, concepts, diagrams, introduction, screenshots
+from figures.canvas import Picture
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from PIL import Image, PngImagePlugin
 from study_runs import digest, save_figure
 
-from sedd import exact, plot, sampling
-from sedd.diffusion import process, schedule
-from sedd.diffusion.rng import CounterRNG
-
-IMAGES = Path(__file__).parents[1] / "docs/images"
-LETTERS = "acdgot"
-WORDS = {"cat": 4, "dog": 4, "cot": 2, "dot": 2, "cod": 2, "tag": 2, "god": 2, "act": 1, "oat": 1}
-"""A language of nine words, and how often each is used."""
-SENTENCE = "the cat sat on the mat"
-ALPHABET = "abcdefghijklmnopqrstuvwxyz "
-PAPER, MASKED, CHANGED = "#f3f1ec", "#5b6770", "#f2c9a8"
-
-
-def language() -> exact.Distribution:
-    """Return the distribution of the nine words over all words of three of the six letters."""
-    table = torch.zeros((len(LETTERS),) * 3, dtype=torch.float64)
-    for word, weight in WORDS.items():
-        table[tuple(LETTERS.index(letter) for letter in word)] = weight
-    return exact.Distribution(table / table.sum())
-
-
-def spell(ids: torch.Tensor, letters: str = LETTERS) -> str:
-    """Return the letters of a sequence, a mask as an underscore."""
-    return "".join((letters + "_")[i] for i in ids.tolist())
-
-
-def draw_cells(axes: Axes, text: str, y: float, before: str | None = None, size: float = 11) -> None:
-    """Draw one cell per letter; masks are dark, letters that differ from ``before`` are coloured."""
-    for x, letter in enumerate(text):
-        changed = before is not None and letter != before[x]
-        colour = MASKED if letter == "_" else CHANGED if changed else PAPER
-        box = FancyBboxPatch((x + 0.06, y + 0.08), 0.88, 0.84, boxstyle="round,pad=0,rounding_size=0.12")
-        box.set(facecolor=colour, edgecolor="none")
-        axes.add_patch(box)
-        if letter != "_":
-            axes.text(x + 0.5, y + 0.47, letter, ha="center", va="center", fontsize=size, family="monospace")
-
-
-def blank_axes(axes: Axes, width: float, height: float) -> None:
-    """Show nothing but what is drawn, in cells of equal sides."""
-    axes.set(xlim=(-0.1, width + 0.1), ylim=(height + 0.1, -0.1), aspect="equal")
-    axes.axis("off")
-
-
-# Figures: the data of each, and how they are drawn ---------------------------------------------------------
-
-
-@cache
-def neighbours() -> dict[str, Any]:
-    """A word, and the probability of every word that differs from it in one letter."""
-    p, word = language(), "cot"
-    ids = torch.tensor([LETTERS.index(letter) for letter in word])
-    rows = []
-    for position in range(3):
-        for letter in range(len(LETTERS)):
-            other = ids.clone()
-            other[position] = letter
-            rows.append((position, LETTERS[letter], float(p.log_prob(other).exp() / p.log_prob(ids).exp())))
-    return {"word": word, "ratios": rows}
-
-
-@plot.Style()
-def draw_neighbours() -> Figure:
-    """One panel per position: how much likelier each replacement makes the word."""
-    data = neighbours()
-    figure = plot.figure(9.0, 2.6)
-    for position, axes in enumerate(plot.axes(figure, columns=3, sharey=True)):
-        rows = [(letter, ratio) for place, letter, ratio in data["ratios"] if place == position]
-        word = data["word"]
-        own = [letter == word[position] for letter, _ in rows]
-        axes.bar(
-            [letter for letter, _ in rows], [r for _, r in rows], color=[plot.GREY if o else plot.BLUE for o in own]
-        )
-        shown = word[:position] + "·" + word[position + 1 :]
-        axes.set_title(shown, family="monospace")
-        for x, (letter, ratio) in enumerate(rows):
-            if ratio and letter != word[position]:
-                axes.text(
-                    x, ratio, shown.replace("·", letter), ha="center", va="bottom", family="monospace", fontsize=8
-                )
-        axes.grid(axis="x", visible=False)
-    figure.axes[0].set(ylabel="p(neighbour) / p(cot)", ylim=(0, 2.6))
-    return figure
-
-
-@cache
-def forward() -> dict[str, list[str]]:
-    """A sentence at growing noise, under both processes; the noise of a letter comes once and stays."""
-    x_0 = torch.tensor([ALPHABET.index(letter) for letter in SENTENCE])
-    random = np.random.default_rng(4)
-    arrival, replacement = random.random(len(SENTENCE)), random.integers(0, len(ALPHABET), len(SENTENCE))
-    found: dict[str, list[str]] = {"absorbing": [], "uniform": []}
-    for t in (0, 0.25, 0.5, 0.75, 1):
-        hit = torch.from_numpy(arrival < t)
-        for name, other in (
-            ("absorbing", torch.full_like(x_0, len(ALPHABET))),
-            ("uniform", torch.from_numpy(replacement)),
-        ):
-            found[name].append(spell(torch.where(hit, other, x_0), ALPHABET))
-    return found
-
-
-@plot.Style()
-def draw_forward() -> Figure:
-    """Rows of letters from data to noise, absorbing above and uniform below."""
-    figure = plot.figure(7.5, 4.4)
-    for axes, (name, rows) in zip(plot.axes(figure, rows=2), forward().items(), strict=True):
-        blank_axes(axes, len(SENTENCE), len(rows))
-        for y, text in enumerate(rows):
-            draw_cells(axes, text, y, SENTENCE, 9)
-            axes.text(-0.4, y + 0.5, f"t = {y / 4:g}", ha="right", va="center", fontsize=8)
-        axes.set_title(f"{name} noise")
-    return figure
-
-
-@cache
-def marginals() -> dict[str, Any]:
-    """The distribution of the first letter at every time, under both processes."""
-    t = torch.linspace(0, 1, 21, dtype=torch.float64)
-    sigma = schedule.LogLinear().sigma(t)
-    first = language().probabilities.view(6, 6, 6).sum((1, 2))
-    found: dict[str, Any] = {"t": t.tolist()}
-    for name, noise in (("absorbing", process.Absorbing(6)), ("uniform", process.Uniform(6))):
-        p_t = noise.transition_matrix(sigma)[:, :, :6] @ first
-        found[name] = [[round(float(v), 6) for v in row] for row in p_t.T]
-    return found
-
-
-@plot.Style()
-def draw_marginals() -> Figure:
-    """One line per state against time."""
-    data = marginals()
-    figure = plot.figure(9.0, 3.0)
-    for axes, name in zip(plot.axes(figure, columns=2, sharey=True), ("absorbing", "uniform"), strict=True):
-        for state, values in enumerate(data[name]):
-            label = "mask" if state == len(LETTERS) else LETTERS[state]
-            style = {"color": "black", "linewidth": 2.6} if label == "mask" else {}
-            axes.plot(data["t"], values, label=label, **style)
-        axes.set(xlabel="time t", title=f"{name} noise")
-    figure.axes[0].set_ylabel("probability of the first letter")
-    figure.axes[0].legend(fontsize="small", ncols=2)
-    return figure
-
-
-@cache
-def schedules() -> dict[str, list[float]]:
-    """The share of clean tokens at every time."""
-    t = torch.linspace(0, 1, 41, dtype=torch.float64)
-    kinds: Mapping[str, Callable[[], schedule.Schedule]] = {
-        "log-linear": schedule.LogLinear,
-        "cosine": schedule.Cosine,
-        "polynomial, power 2": lambda: schedule.Polynomial(2),
-        "geometric": schedule.Geometric,
-    }
-    return {name: [round(float(v), 6) for v in torch.exp(-kind().sigma(t))] for name, kind in kinds.items()}
-
-
-@plot.Style()
-def draw_schedules() -> Figure:
-    """Survival against time."""
-    figure = plot.figure(5.5, 3.0)
-    (axes,) = plot.axes(figure)
-    for name, values in schedules().items():
-        axes.plot(np.linspace(0, 1, len(values)), values, label=name)
-    axes.set(xlabel="time t", ylabel="share of tokens left alone, exp(−σ)")
-    axes.legend(fontsize="small")
-    return figure
-
-
-@cache
-def losses() -> dict[str, Any]:
-    """Score entropy and squared error of an estimate s of the ratio a = 0.2, and their slopes."""
-    a = 0.2
-    s = np.sort(np.concatenate([np.linspace(-0.6, 1.6, 221), np.geomspace(1e-3, 0.05, 20)]))
-    positive = s > 9e-4
-    entropy = np.where(positive, s - a * np.log(np.where(positive, s, 1)) + a * (np.log(a) - 1), np.nan)
-    return {
-        "a": a,
-        "s": np.round(s, 4).tolist(),
-        "score entropy": [None if np.isnan(v) else round(float(v), 6) for v in entropy],
-        "squared error": np.round(0.5 * (s - a) ** 2, 6).tolist(),
-        "slopes": {
-            "score entropy": [round(float(1 - a / v), 6) if v > 9e-4 else None for v in s],
-            "squared error": np.round(s - a, 6).tolist(),
-        },
-    }
-
-
-@plot.Style()
-def draw_losses() -> Figure:
-    """Losses and slopes against s; the shaded part, s ≤ 0, holds no ratio of probabilities."""
-    data = losses()
-    figure = plot.figure(9.5, 3.2)
-    loss, slope = plot.axes(figure, columns=2)
-    for name, colour in (("score entropy", plot.BLUE), ("squared error", plot.ORANGE)):
-        loss.plot(data["s"], [np.nan if v is None else v for v in data[name]], color=colour, label=name)
-        values = data["slopes"][name]
-        slope.plot(data["s"], [np.nan if v is None else v for v in values], color=colour, label=name)
-    for axes in (loss, slope):
-        axes.axvspan(-0.6, 0, color=plot.GREY, alpha=0.25, linewidth=0)
-        axes.axvline(data["a"], color="black", linewidth=0.8, linestyle=":")
-        axes.set(xlabel="estimate s of the ratio a = 0.2", xlim=(-0.6, 1.6))
-    loss.set(ylabel="loss", ylim=(-0.05, 1.0))
-    slope.set(ylabel="slope of the loss", ylim=(-3, 1.6))
-    slope.axhline(0, color="black", linewidth=0.8)
-    loss.text(-0.55, 0.92, "not a ratio:\ns ≤ 0", va="top", fontsize=9)
-    loss.legend(fontsize="small", loc="upper center")
-    return figure
-
-
-@cache
-def sampling_steps() -> dict[str, Any]:
-    """The states of four words as they are generated from masks by the exact score."""
-    noise, times = process.Absorbing(len(LETTERS)), schedule.LogLinear()
-    sampler = sampling.Tweedie(exact.Score(language(), noise), noise, times)
-    prompt = sampling.empty(4, 3)
-    grid = torch.linspace(1, 0, 9, dtype=torch.float64)
-    rows = [[spell(row) for row in state.x] for state in sampler.run(prompt, grid, CounterRNG(1, torch.arange(4)))]
-    return {"states": rows}
-
-
-@plot.Style()
-def draw_sampling_steps() -> Figure:
-    """Columns are steps; letters that are new are coloured."""
-    states = sampling_steps()["states"]
-    figure = plot.figure(11.0, 2.0)
-    for step, axes in enumerate(plot.axes(figure, columns=len(states))):
-        blank_axes(axes, 3, len(states[0]))
-        for y, word in enumerate(states[step]):
-            draw_cells(axes, word, y, states[step - 1][y] if step else None)
-        axes.set_title("masks" if not step else f"t = {1 - step / 8:g}" if step < 9 else "", fontsize=9)
-    return figure
-
-
-@cache
-def infilling() -> dict[str, Any]:
-    """All words that fit c_t, d_g and _o_: the conditional, and how often the sampler draws each."""
-    noise, times = process.Absorbing(len(LETTERS)), schedule.LogLinear()
-    sampler = sampling.FirstHitting(exact.Score(language(), noise), noise, times)
-    found: dict[str, Any] = {}
-    for number, pattern in enumerate(("c_t", "_o_")):
-        fixed = torch.tensor([-1 if c == "_" else LETTERS.index(c) for c in pattern])
-        conditional = language().given(fixed).probabilities.view(6, 6, 6)
-        prompt = sampling.Prompt(fixed.expand(4000, 3))
-        *_, last = sampler.run(prompt, torch.empty(0, dtype=torch.float64), CounterRNG(number, torch.arange(4000)))
-        words = [spell(row) for row in last.x]
-        found[pattern] = {
-            word: [round(float(conditional[tuple(LETTERS.index(c) for c in word)]), 6), words.count(word) / len(words)]
-            for word in WORDS
-            if all(p in ("_", c) for p, c in zip(pattern, word, strict=True))
-        }
-    return found
-
-
-@plot.Style()
-def draw_infilling() -> Figure:
-    """Exact conditionals beside drawn frequencies."""
-    figure = plot.figure(9.0, 2.8)
-    for axes, (pattern, words) in zip(
-        plot.axes(figure, columns=2, sharey=True, width_ratios=(2, 5)), infilling().items(), strict=True
-    ):
-        x = np.arange(len(words))
-        axes.bar(x - 0.2, [p for p, _ in words.values()], 0.4, color=plot.GREY, label="exact conditional")
-        axes.bar(x + 0.2, [f for _, f in words.values()], 0.4, color=plot.BLUE, label="4,000 infillings")
-        axes.set_xticks(x, list(words), family="monospace")
-        axes.set_title(pattern, family="monospace")
-        axes.grid(axis="x", visible=False)
-    figure.axes[0].set_ylabel("probability")
-    figure.axes[1].legend(fontsize="small")
-    return figure
-
-
-class Flattened(torch.nn.Module):
-    """A score that is wrong on purpose: the exact log-scores, times a number below 1."""
-
-    def __init__(self, score: exact.Score, power: float) -> None:
-        super().__init__()
-        self.score, self.power = score, power
-
-    def forward(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """Return the log-scores of a denoiser whose probabilities are raised to a power and normalised."""
-        log_p = (self.power * self.score.log_mean(x_t, sigma).clamp_min(-60)).log_softmax(-1)
-        masked = log_p - torch.log(torch.expm1(sigma))[:, None, None]
-        return torch.nn.functional.pad(masked, (0, 1))
-
-
-@cache
-def bounds() -> dict[str, float]:
-    """The bound of the exact score, of two flattened ones and of a uniform guess; and the entropy."""
-    p, noise, times = language(), process.Absorbing(len(LETTERS)), schedule.LogLinear(1e-5)
-    score = exact.Score(p, noise)
-    found = {"entropy": float(p.entropy())}
-    for name, power in (
-        ("exact score", 1.0),
-        ("half as sharp", 0.5),
-        ("a fifth as sharp", 0.2),
-        ("uniform guess", 0.0),
-    ):
-        found[name] = float(exact.bound(Flattened(score, power), p, noise, times).total)
-    return {name: round(value, 4) for name, value in found.items()}
-
-
-@plot.Style()
-def draw_bounds() -> Figure:
-    """Bars: the entropy, and what is above it."""
-    data = dict(bounds())
-    entropy = data.pop("entropy")
-    figure = plot.figure(6.5, 2.6)
-    (axes,) = plot.axes(figure)
-    names = list(data)[::-1]
-    axes.barh(names, [entropy] * len(names), color=plot.GREY, label="entropy of the data")
-    axes.barh(names, [data[n] - entropy for n in names], left=entropy, color=plot.ORANGE, label="what the model loses")
-    for y, name in enumerate(names):
-        axes.text(data[name] + 0.05, y, f"{data[name]:.2f}", va="center", fontsize=9)
-    axes.set(xlabel="expected bound on −log p, nats per word", xlim=(0, 6.4))
-    axes.grid(axis="y", visible=False)
-    axes.legend(fontsize="small", loc="upper right")
-    return figure
-
-
-FIGURES: Mapping[str, tuple[Callable[[], Any], Callable[[], Figure]]] = {
-    "neighbours": (neighbours, draw_neighbours),
-    "forward": (forward, draw_forward),
-    "marginals": (marginals, draw_marginals),
-    "schedules": (schedules, draw_schedules),
-    "losses": (losses, draw_losses),
-    "sampling": (sampling_steps, draw_sampling_steps),
-    "infilling": (infilling, draw_infilling),
-    "bounds": (bounds, draw_bounds),
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs/images"
+FIGURES: Mapping[str, Picture] = {
+    **introduction.PICTURES,
+    **concepts.PICTURES,
+    **diagrams.PICTURES,
+    **animation.PICTURES,
+    **screenshots.PICTURES,
 }
 
 
 def path_of(name: str) -> Path:
     """Return the file of a figure."""
-    return IMAGES / f"pictures-{name}.svg"
+    return IMAGES / f"{name}.{'png' if name in screenshots.PICTURES else 'svg'}"
+
+
+def stored_digest(file: Path) -> str | None:
+    """Return the digest of the data that a figure was drawn from; None if there is no file."""
+    if not file.exists():
+        return None
+    if file.suffix == ".png":
+        with Image.open(file) as image:
+            return str(image.info.get("Identifier"))
+    _, _, rest = file.read_text(encoding="utf-8").partition("<dc:identifier>")
+    return rest.partition("<")[0]
 
 
 def stale() -> list[str]:
     """Return the figures whose data are not today's."""
-    found = []
-    for name, (data, _) in FIGURES.items():
-        file = path_of(name)
-        if not file.exists() or f"<dc:identifier>{digest(data())}<" not in file.read_text(encoding="utf-8"):
-            found.append(f"{file.name} shows other data; run make pictures")
-    return found
+    found = {path_of(name): picture.data() for name, picture in FIGURES.items()}
+    found |= {IMAGES / f"{drawing.name}.svg": drawing.data for drawing in results_drawings()}
+    return [
+        f"{file.name} shows other data; run make pictures"
+        for file, data in found.items()
+        if stored_digest(file) != digest(data)
+    ]
+
+
+def results_drawings() -> list[results_page.Drawing]:
+    """Return the figures of the results page."""
+    return [drawing for section in results_page.sections(ROOT) for drawing in section.drawings]
+
+
+def write(name: str) -> None:
+    """Draw one figure."""
+    picture, file = FIGURES[name], path_of(name)
+    drawn = picture.draw()
+    if isinstance(drawn, Figure):
+        save_figure(drawn, file, picture.data())
+    elif isinstance(drawn, str):
+        file.write_text(drawn.replace("DIGEST", digest(picture.data())), encoding="utf-8")
+    else:
+        facts = PngImagePlugin.PngInfo()
+        facts.add_text("Identifier", digest(picture.data()))
+        with Image.open(io.BytesIO(drawn)) as image:
+            image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True, pnginfo=facts)
+
+
+def write_all() -> None:
+    """Draw everything."""
+    for name in FIGURES:
+        if name in screenshots.PICTURES and (reason := screenshots.missing()):
+            print(f"{path_of(name).name} is left as it is: {reason}", file=sys.stderr)
+        else:
+            write(name)
+    for drawing in results_drawings():
+        save_figure(drawing.draw(), IMAGES / f"{drawing.name}.svg", drawing.data)
 
 
 def main() -> None:
     """Draw everything, or name what is out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=sorted(FIGURES), metavar="NAME", help="draw this figure alone")
+    parser.add_argument("--record", action="store_true", help="sample the stored texts anew")
     parser.add_argument("--check", action="store_true", help="write nothing; end with code 1 if one is out of date")
-    if not parser.parse_args().check:
-        for name, (data, draw) in FIGURES.items():
-            save_figure(draw(), path_of(name), data())
-    elif problems := stale():
-        print("\n".join(problems), file=sys.stderr)
-        raise SystemExit(1)
+    args = parser.parse_args()
+    if args.check:
+        if problems := stale():
+            print("\n".join(problems), file=sys.stderr)
+            raise SystemExit(1)
+        return
+    if args.record:
+        animation.record()
+    if args.only:
+        write(args.only)
+    else:
+        write_all()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""The figures of the introduction show today's mathematics."""
+"""The figures of the documentation show today's data, mathematics and code."""
 
 import importlib
 import itertools
 import re
+import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture
@@ -17,29 +20,151 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("pictures")
 
 
+@pytest.fixture
+def figures(pictures: ModuleType) -> ModuleType:
+    return sys.modules["figures"]
+
+
 def test_the_figures_are_up_to_date(pictures: ModuleType) -> None:
     assert pictures.stale() == []
 
 
 def test_a_figure_of_other_data_is_stale(pictures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: a bound that is off in its third digit."""
-    changed = pictures.bounds() | {"exact score": 2.0999}
-    monkeypatch.setitem(pictures.FIGURES, "bounds", (lambda: changed, pictures.draw_bounds))
-    assert pictures.stale() == ["pictures-bounds.svg shows other data; run make pictures"]
+    """Mutants: a bound that is off in its third digit, a changed style sheet of a page that is on a screenshot."""
+    bounds, page = (pictures.FIGURES[name] for name in ("pictures-bounds", "page"))
+    changed = bounds.data() | {"exact score": 2.0999}
+    monkeypatch.setitem(pictures.FIGURES, "pictures-bounds", bounds._replace(data=lambda: changed))
+    style = page.data() | {"serve/page/style.css": "0"}
+    monkeypatch.setitem(pictures.FIGURES, "page", page._replace(data=lambda: style))
+    assert pictures.stale() == [
+        "pictures-bounds.svg shows other data; run make pictures",
+        "page.png shows other data; run make pictures",
+    ]
 
 
-def test_the_page_shows_every_figure_once(pictures: ModuleType) -> None:
-    shown = re.findall(r"images/pictures-(\w+)\.svg", (ROOT / "docs/pictures.md").read_text())
-    assert sorted(shown) == sorted(pictures.FIGURES)
+def test_the_introduction_and_every_concept_page_show_figures(pictures: ModuleType) -> None:
+    shown = re.findall(r"images/(pictures-\w+)\.svg", (DOCS / "pictures.md").read_text())
+    assert sorted(shown) == sorted(name for name in pictures.FIGURES if name.startswith("pictures-"))
+    for page in (DOCS / "concepts").glob("*.md"):
+        assert re.search(r"!\[[^\]]+\]\(\.\./images/[\w-]+\.svg\)", page.read_text()), page.name
 
 
-def test_samples_of_the_figures_are_words(pictures: ModuleType) -> None:
+def test_figures_are_whole_and_load_nothing(pictures: ModuleType) -> None:
+    """An SVG in an img tag loads nothing from elsewhere; so ours must not refer to anything, nor run scripts."""
+    for file in sorted((DOCS / "images").glob("*.svg")):
+        text = file.read_text()
+        root = ElementTree.fromstring(text)
+        assert root.tag.endswith("svg"), file.name
+        assert "<script" not in text, file.name
+        assert not re.search(r'(?:href|src)="(?!#)', text), file.name
+        assert not re.search(r"url\((?!#)|@import", text), file.name
+        assert len(text) < 160_000, file.name
+
+
+# The moving picture ----------------------------------------------------------------------------------------
+
+
+def test_the_moving_picture_is_small_and_ends_with_the_text(figures: ModuleType) -> None:
+    text = (DOCS / "images/denoising.svg").read_text()
+    assert len(text) < 150_000
+    still, moving = text.split("@media (prefers-reduced-motion:no-preference)")
+    assert re.search(r"\.m\{[^}]*opacity:0", still)  # without motion no mask is seen
+    record = figures.animation.stored()["sample"]
+    steps = [step for _, step in record["tokens"]]
+    for step in set(steps):
+        begin, end = re.search(rf"@keyframes r{step}\{{0%,([\d.]+)%\{{opacity:0[^}}]*\}}([\d.]+)%", moving).groups()  # type: ignore[union-attr]
+        assert float(begin) < float(end), step  # equal ones would make the token fade in from the beginning
+    order = [float(re.search(rf"@keyframes r{s}\{{0%,([\d.]+)%", moving)[1]) for s in sorted(set(steps))]  # type: ignore[index]
+    assert order == sorted(order)
+
+
+def test_stored_texts_are_those_of_the_model_in_the_box(figures: ModuleType) -> None:
+    record = figures.animation.stored()
+    assert record["weights_sha256"] == figures.animation.weights_digest()
+    for part in ("sample", "infilling"):
+        text = "".join(token for token, _ in record[part]["tokens"])
+        assert text.replace("\\n", "\n").strip() == record[part]["text"].strip()
+    assert record["infilling"]["template"] == figures.animation.TEMPLATE
+    given = "".join(token if not step else "\0" for token, step in record["infilling"]["tokens"])
+    expected = re.sub(r"\{(\d+)\}", lambda gap: "\0" * int(gap[1]), record["infilling"]["template"])
+    assert given == expected
+
+
+def test_lines_break_between_words(figures: ModuleType) -> None:
+    placed = figures.animation.place(
+        [("One", 1), (" two", 2), ("s", 3), (",", 4), (" three", 5), ("\\n", 6), ("x", 7)], 9
+    )
+    assert [(token.text, token.column, token.line) for token in placed] == [
+        ("One", 0, 0),
+        ("two", 4, 0),
+        ("s", 7, 0),
+        (",", 8, 0),
+        ("three", 0, 1),
+        ("↵", 5, 1),
+        ("x", 0, 2),
+    ]
+
+
+# What the figures show is true -----------------------------------------------------------------------------
+
+
+def test_samples_of_the_figures_are_words(figures: ModuleType) -> None:
     """Every letter appears once and stays; the exact score writes words, one letter at a time."""
-    states = pictures.sampling_steps()["states"]
+    states = figures.introduction.sampling_steps()["states"]
     assert set(states[0]) == {"___"}
     for before, after in itertools.pairwise(states):
         for old, new in zip(before, after, strict=True):
             assert all(a in ("_", b) for a, b in zip(old, new, strict=True))
-    for words in pictures.infilling().values():
+    for words in figures.introduction.infilling().values():
         assert sum(drawn for _, drawn in words.values()) == pytest.approx(1)
         assert all(abs(drawn - exact) < 5 * (exact / 4000) ** 0.5 for exact, drawn in words.values())
+
+
+def test_the_captions_of_the_objectives_hold(figures: ModuleType) -> None:
+    """Forms of score entropy differ by constants; every objective but softmax-linear has its minimum at the truth."""
+    data = figures.concepts.minima()
+    for other in ("score-entropy", "implicit-score-entropy"):
+        differences = [row[other] - row["explicit-score-entropy"] for row in data["scales"]]
+        assert max(differences) - min(differences) < 1e-3
+    truth = figures.concepts.POWERS.index(1.0)
+    assert data["powers"][truth]["score-entropy"] == pytest.approx(data["entropy"], abs=1e-3)
+    for row in data["powers"]:
+        for name in ("score-entropy", "lambda-dce", "any-order"):
+            assert row[name] == pytest.approx(row["t-dce"], abs=1e-3)
+    names = set(data["powers"][0]) - {"softmax-linear"}
+    assert all(min(range(len(data["powers"])), key=lambda k: data["powers"][k][n]) == truth for n in names)
+    softmax_linear = [row["softmax-linear"] for row in data["powers"]]
+    assert softmax_linear == sorted(softmax_linear, reverse=True)
+
+
+def test_the_captions_of_the_samplers_hold(figures: ModuleType) -> None:
+    errors = figures.concepts.sampler_errors()
+    log_linear, geometric = (errors[f"absorbing noise, {name} schedule"] for name in ("log-linear", "geometric"))
+    assert log_linear["euler"] == pytest.approx(log_linear["tweedie"], rel=1e-3)
+    assert all(e > 1.04 * t for e, t in zip(geometric["euler"][1:], geometric["tweedie"][1:], strict=True))
+    for curves in (log_linear, geometric):
+        assert curves["first-hitting"] == pytest.approx(curves["tweedie"], rel=1e-3)
+        assert curves["ordered"][2:] == [0.0] * (len(curves["ordered"]) - 2)
+        assert 3.5 < curves["theta"][-2] / curves["theta"][-1] < 4.5
+    uniform = errors["uniform noise, geometric schedule"]
+    at = figures.concepts.STEPS.index(8)
+    assert all(e < t for e, t in zip(uniform["euler"][at:], uniform["tweedie"][at:], strict=True))
+    assert log_linear["remask"][-1] > log_linear["tweedie"][-1]
+    assert uniform["gibbs"][-1] < 0.1 * uniform["tweedie"][-1]
+
+
+def test_the_wrong_sampler_of_the_figure_is_refuted(figures: ModuleType) -> None:
+    data = figures.concepts.verification()
+    assert data["as written"]["chi_square"] < 27.9 < data["argmax in the last step"]["chi_square"]  # p = 0.001
+
+
+def test_a_diagram_with_a_name_that_does_not_exist_is_refused(
+    figures: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diagrams = figures.diagrams
+    with pytest.raises((ValueError, AttributeError)):
+        diagrams.resolve("loss", "training.trainer.Trainer.no_such_loss")
+    rows = (*diagrams.ARCHITECTURES["modern"][:2], ("QKV", "no_such_weight"), *diagrams.ARCHITECTURES["modern"][3:])
+    monkeypatch.setitem(diagrams.ARCHITECTURES, "modern", rows)
+    with pytest.raises(ValueError, match=r"modern has no weights blocks\.0\.no_such_weight"):
+        diagrams.network.__wrapped__()

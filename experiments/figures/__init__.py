@@ -1,0 +1,1 @@
+"""Figures of the documentation: the data of each, and how they are drawn."""
