@@ -305,14 +305,15 @@ def tuning_lines(record: Mapping[str, Any]) -> list[str]:
 @plot.Style()
 def draw_curves(record: Mapping[str, Any]) -> Figure:
     """Draw the validation bound of every run against seconds and characters."""
-    figure = plot.figure(12.5, 4.8)
+    figure = plot.figure(7.4, 4.8)
+    colors = (plot.BLUE, plot.ORANGE, plot.GREEN, plot.PURPLE, "black", plot.GREY)
     seconds, characters = plot.axes(figure, columns=2, sharey=True)
     runs = [row for row in record["rows"].values() if "failed" not in row]
     names = [summary.row for summary in summarize(runs)[0]]
     for number, name in enumerate(names):
         for index, run in enumerate(run for run in runs if run["row"] == name):
-            style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
-            style |= {"linewidth": 1, "marker": ".", "markersize": 3}
+            style: dict[str, Any] = {"color": colors[number % len(colors)], "linewidth": 1, "markersize": 4}
+            style |= {"marker": "osv^Dxp*P1+"[number % 11], "linestyle": "-" if number < len(colors) else "--"}
             label = name if index == 0 else None
             bits = [point["bits_per_char"] for point in run["curve"]]
             seconds.plot([point["seconds"] for point in run["curve"]], bits, **style)
@@ -323,7 +324,8 @@ def draw_curves(record: Mapping[str, Any]) -> Figure:
         seconds.set_ylim(min(ends) - 0.1, max(ends) + 0.8)
     seconds.set(xlabel="seconds of training", ylabel="bits per character, validation bound")
     characters.set(xlabel="characters, millions")
-    characters.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))  # beside the curves
+    handles = characters.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 

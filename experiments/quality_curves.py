@@ -22,7 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from study_runs import Results, TimeLimit, has_gpu, report_skipped, save_figure
 
 from sedd import factory, generate, plot
@@ -197,46 +199,65 @@ def summary_lines(record: Mapping[str, Any]) -> list[str]:
     return [*lines, *failed_lines(record)]
 
 
+STYLES = {
+    "euler": (plot.ORANGE, "o"),
+    "tweedie": (plot.BLUE, "x"),
+    "first-hitting": ("black", "D"),
+    "remask": (plot.PURPLE, "v"),
+    "theta": (plot.GREEN, "s"),
+    "confidence": ("#b8860b", "P"),
+    "ancestral": (plot.BLUE, "x"),
+    "gibbs": (plot.PURPLE, "D"),
+}
+"""Colour and marker of a sampler."""
+
+
 @plot.Style()
 def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw, for every model, perplexity against steps and against entropy; dashed: float32 draws."""
-    figure = plot.figure(11.0, 4.3 * len(records))
-    axes = plot.axes(figure, rows=len(records), columns=2)
-    for record, (by_steps, by_entropy) in zip(records, zip(axes[::2], axes[1::2], strict=True), strict=True):
+    """Draw, for every model, perplexity and entropy against steps, and, of several temperatures, against each other."""
+    columns = 2 + any(row["temperature"] != 1 for record in records for row in measured_rows(record))
+    figure = plot.figure(7.4, 3.9 * len(records))
+    axes = plot.axes(figure, rows=len(records), columns=columns)
+    for number, record in enumerate(records):
+        panels = axes[number * columns : (number + 1) * columns]
         rows = measured_rows(record)
-        samplers = list(dict.fromkeys(row["sampler"] for row in rows))
-        for (number, sampler), draws in itertools.product(enumerate(samplers), PRECISIONS):
-            style: dict[str, Any] = {"color": f"C{number}", "linestyle": "-" if draws == "float64" else "--"}
-            points = [row for row in rows if row["sampler"] == sampler and row["draws"] == draws]
+        names = dict.fromkeys((row["sampler"], row["draws"]) for row in rows)
+        for sampler, draws in names:
+            colour, marker = STYLES.get(sampler, (plot.GREY, "*"))
+            style: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": "none"}
+            style |= {"linestyle": "-" if draws == "float64" else "--"}
+            points = [row for row in rows if (row["sampler"], row["draws"]) == (sampler, draws)]
             at_one = sorted((row for row in points if row["temperature"] == 1), key=lambda row: row["steps"])
-            if at_one:
-                label = sampler if draws == "float64" else None
-                x, y = ([row[name] for row in at_one] for name in ("steps", "gen_ppl_by_token"))
-                by_steps.plot(x, y, "o", **style, label=label)
-                by_entropy.plot([row["entropy_nats"] for row in at_one], y, "o", **style, alpha=0.35)
-            most = max((row["steps"] for row in points if row["temperature"] != 1), default=0)
-            frontier = sorted((r for r in points if r["steps"] == most), key=lambda row: row["temperature"])
-            if len(frontier) > 1:
+            label = sampler if draws == "float64" else f"{sampler}, float32 draws"
+            for panel, key in zip(panels, ("gen_ppl_by_token", "entropy_nats"), strict=False):
+                panel.plot([row["steps"] for row in at_one], [row[key] for row in at_one], **style, label=label)
+            if columns > 2:
+                most = max((row["steps"] for row in points if row["temperature"] != 1), default=0)
+                frontier = sorted((r for r in points if r["steps"] == most), key=lambda row: row["temperature"])
                 x, y = ([row[name] for row in frontier] for name in ("entropy_nats", "gen_ppl_by_token"))
-                label = f"{sampler}, {frontier[0]['temperature']:g} to {frontier[-1]['temperature']:g}"
-                by_entropy.plot(x, y, "s", color=f"C{number}", linestyle=":", label=label)
-        title = f"{record['model']}, {record['noise']} noise, judge {rows[0]['judge']}, {record['samples']} samples"
-        by_steps.set(
-            xlabel="steps; dashed: float32 draws",
-            ylabel="generative perplexity, by token",
-            title=title,
-            xscale="log",
-            yscale="log",
-        )
-        by_steps.set_xticks(ticks := sorted({row["steps"] for row in rows}), [str(tick) for tick in ticks])
-        by_steps.set_xticks([], minor=True)
-        by_entropy.set(xlabel="entropy of a sample, nats; faint: over steps", yscale="log")
-        for each in (by_steps, by_entropy):
-            for axis in (each.yaxis.set_major_formatter, each.yaxis.set_minor_formatter):
-                axis("{x:.0f}")
-            if each.get_legend_handles_labels()[0]:
-                each.legend(fontsize="small", title="temperatures" if each is by_entropy else None)
+                panels[2].plot(x, y, **style)
+        perplexity, entropy = panels[:2]
+        perplexity.set(ylabel="generative perplexity, by token", yscale="log")
+        entropy.set(ylabel="entropy of a sample, nats")
+        ticks = sorted({row["steps"] for row in rows})
+        for panel in (perplexity, entropy):
+            panel.set(xlabel="steps", xscale="log")
+            panel.set_xticks(ticks, [str(tick) for tick in ticks])
+            panel.set_xticks([], minor=True)
+        show_numbers(perplexity)
+        if columns > 2:
+            panels[2].set(xlabel="entropy, nats; over temperatures", ylabel="generative perplexity", yscale="log")
+            show_numbers(panels[2])
+        perplexity.set_title(f"{record['model']}, {record['samples']} samples per point", fontsize=10, loc="left")
+        figure.legend(*perplexity.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
     return figure
+
+
+def show_numbers(axes: Axes) -> None:
+    """Label a logarithmic axis at 1, 2 and 5 times powers of ten."""
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def main() -> None:

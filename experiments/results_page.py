@@ -23,6 +23,13 @@ from study_runs import digest, save_figure
 from sedd import plot
 
 ROOT = Path(__file__).parents[1]
+IN_README = (
+    "absorbing, small, batch 64",
+    "uniform, small, batch 32",
+    "denoiser, batch 16, 128 steps",
+    "absorbing score, Tweedie, batch 16, 128 steps",
+)
+"""The settings whose speed the README shows; the results page has all."""
 BEGIN, END = "<!-- results: written by experiments/results_page.py -->", "<!-- end of results -->"
 HEADER = """# Results
 
@@ -129,7 +136,7 @@ def speed_section(root: Path) -> Section | None:
     lines += table(SAMPLING_HEADS, sampling_rows(ours, rivals))
     lines += ["", f"How the published code was run. {rivals['how']}"]
     data = [training_rows(ours, rivals), sampling_rows(ours, rivals)]
-    about = "Tokens per second of training and milliseconds per step of sampling, beside published code"
+    about = "Speed and peak memory of training and of sampling, beside published code"
     return Section(
         "Speed beside published implementations",
         lines,
@@ -139,32 +146,46 @@ def speed_section(root: Path) -> Section | None:
 
 @plot.Style()
 def draw_speed(ours: Json, rivals: Json) -> Figure:
-    """Draw bars of training and of sampling."""
-    figure = plot.figure(11.0, 4.2)
-    training, sampling = plot.axes(figure, columns=2)
-    colors = {"published code": plot.GREY, "sedd, bfloat16": plot.BLUE, "sedd, float8": plot.GREEN}
-    settings = rivals["training"][::-1]
-    for shift, (name, suffix) in enumerate((("sedd, float8", ", float8"), ("sedd, bfloat16", ""))):
-        rows = [fused_row(ours, rival["ours"] + suffix) for rival in settings]
-        values = [row["tokens_per_second"] / 1e3 for row in rows if row]
-        training.barh([i + 0.27 * (shift - 1) for i in range(len(rows))], values, 0.25, color=colors[name], label=name)
-    places = [i + 0.27 for i in range(len(settings))]
-    values = [rival["tokens_per_second"] / 1e3 for rival in settings]
-    training.barh(places, values, 0.25, color=colors["published code"], label="published code")
-    training.set_yticks(range(len(settings)), [f"{r['rival']}: {r['setting']}" for r in settings], fontsize=8)
-    training.set(xlabel="training, thousand tokens per second")
-    training.legend(*(part[::-1] for part in training.get_legend_handles_labels()), fontsize="small")
-    settings = rivals["sampling"][::-1]
-    rows = [fused_row(ours, rival["ours"]) for rival in settings]
-    values = [row["milliseconds"] for row in rows if row]
-    sampling.barh([i - 0.14 for i in range(len(rows))], values, 0.26, color=colors["sedd, bfloat16"])
-    values = [rival["milliseconds"] for rival in settings]
-    sampling.barh([i + 0.14 for i in range(len(rows))], values, 0.26, color=colors["published code"])
-    sampling.set_yticks(range(len(settings)), [f"{r['rival']}: {r['setting']}" for r in settings], fontsize=8)
-    sampling.set(xlabel="sampling, milliseconds per step")
-    for axes in (training, sampling):
-        axes.grid(axis="y", visible=False)
+    """Draw bars of training and of sampling: speed on the left, peak memory on the right."""
+    figure = plot.figure(7.4, 7.4)
+    panels = plot.axes(figure, rows=2, columns=2, sharey="row", height_ratios=(5, 8))
+    draw_bars(panels[:2], ours, rivals["training"], ("tokens_per_second", 1e-3), ("", ", float8"))
+    draw_bars(panels[2:], ours, rivals["sampling"], ("milliseconds", 1), ("",))
+    panels[0].set(xlabel="training, thousand tokens per second")
+    panels[2].set(xlabel="sampling, milliseconds per step")
+    panels[1].set(xlabel="training, peak memory in GiB")
+    panels[3].set(xlabel="sampling, peak memory in GiB")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=3, fontsize=9)
     return figure
+
+
+def draw_bars(
+    panels: Sequence[Any], ours: Json, rivals: Sequence[Json], speed: tuple[str, float], variants: Sequence[str]
+) -> None:
+    """Draw a rival and our variants for each setting: one panel of speed, one of memory."""
+    names = {"": "sedd, bfloat16", ", float8": "sedd, float8"}
+    colors = {"": plot.BLUE, ", float8": plot.GREEN}
+    height = 0.8 / (1 + len(variants))
+    for axes, (key, factor) in zip(panels, (speed, ("peak_gib", 1)), strict=True):
+        for place, rival in enumerate(rivals):
+            label = "published code" if not place else None
+            axes.barh(place - 0.4 + height / 2, rival[key] * factor, 0.9 * height, color=plot.GREY, label=label)
+            for number, variant in enumerate(variants, 1):
+                row = fused_row(ours, rival["ours"] + variant)
+                assert row is not None
+                label = names[variant] if not place else None
+                at = place - 0.4 + height * (number + 0.5)
+                axes.barh(at, row[key] * factor, 0.9 * height, color=colors[variant], label=label)
+        axes.set_yticks(range(len(rivals)), [break_setting(rival) for rival in rivals], fontsize=9)
+        axes.set_ylim(len(rivals) - 0.45, -0.55)
+        axes.grid(axis="y", visible=False)
+
+
+def break_setting(rival: Json) -> str:
+    """Return a rival and its setting in two lines."""
+    first, _, rest = rival["setting"].partition(", ")
+    return f"{rival['rival']}: {first},\n{rest}"
 
 
 # Bits ------------------------------------------------------------------------------------------------------
@@ -224,7 +245,7 @@ def bits_section(root: Path) -> Section | None:
 @plot.Style()
 def draw_bits(ours: Json, rivals: Json) -> Figure:
     """Draw the test bounds against seconds of training, and the validation curve of the run that has one."""
-    figure = plot.figure(8.0, 4.4)
+    figure = plot.figure(7.4, 4.4)
     (axes,) = plot.axes(figure)
     colors = {"absorbing": plot.BLUE, "uniform": plot.ORANGE}
     for name, run in ours["runs"].items():
@@ -240,7 +261,7 @@ def draw_bits(ours: Json, rivals: Json) -> Figure:
     axes.set(
         xlabel="seconds of training on one H200", ylabel="bits per character of text8p, test bound", ylim=(1.5, 2.5)
     )
-    axes.legend(fontsize="small")
+    axes.legend(fontsize=9)
     return figure
 
 
@@ -351,13 +372,14 @@ def readme(root: Path, text: str) -> str:
         "sampling": fastest(rivals["sampling"], lambda rival: rival["milliseconds"]),
     }
     training, sampling = training_rows(ours, best), sampling_rows(ours, best)
-    speed = [[f"training, {row[0]}", *row[1:4], row[4]] for row in training]
-    speed += [[f"sampling, {row[0]}", row[1], row[2], "", row[3]] for row in sampling]
+    speed = [[f"training, {row[0]}", *row[1:4], row[4]] for row in training if row[0] in IN_README]
+    speed += [[f"sampling, {row[0]}", row[1], row[2], "", row[3]] for row in sampling if row[0] in IN_README]
     ratios = [float(word) for row in training for word in row[4].split(", ")], [float(row[3]) for row in sampling]
     ranges = [f"{min(values):.1f} to {max(values):.1f}" for values in ratios]
     heads = ("tokens per second of training, time per step of sampling", *TRAINING_HEADS[1:])
     blocks = [
-        f"On one GPU, training is {ranges[0]} and sampling {ranges[1]} times as fast as the fastest published code:",
+        f"On one GPU, training is {ranges[0]} and sampling {ranges[1]} times as fast as the fastest published code. Of "
+        f"the {len(training) + len(sampling)} settings compared:",
         "",
         *table(heads, speed),
         "",
