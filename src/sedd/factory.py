@@ -59,13 +59,27 @@ def build_transformer(architecture: str, **options: Any) -> Transformer:
 def build_parameterization(
     name: str, network: nn.Module, process: Process, **options: Any
 ) -> parameterizations.DiscreteModel:
-    """Build the model that ``network`` parameterizes; ``options`` are those of `parameterization.DiscreteModel`."""
+    """Build the model that ``network`` parameterizes.
+
+    Args:
+        name: Its name.
+        network: The network.
+        process: The noise process.
+        **options: Those of `parameterization.DiscreteModel`.
+    """
     model: parameterizations.DiscreteModel = registry.PARAMETERIZATIONS.load(name)(network, process, **options)
     return model
 
 
 def build_objective(name: str, process: Process, schedule: Schedule, **options: Any) -> "Objective[Any]":
-    """Build a training objective; ``options`` are its own: ``t_min``, ``time_sampler``, ``steps`` of d3pm …"""
+    """Build a training objective.
+
+    Args:
+        name: Its name.
+        process: The noise process.
+        schedule: The noise schedule.
+        **options: Its own options: ``t_min``, ``time_sampler``, ``steps`` of d3pm …
+    """
     from sedd.diffusion.objective import Objective
 
     objective_class = _load(registry.OBJECTIVES, name, Objective)
@@ -358,6 +372,11 @@ def convert_precision(loaded: LoadedModel, precision: str, device: str | None = 
     """Return a copy of a model, which is in float32, in another precision, conditioned on the same label.
 
     On the same device, or on another: in bfloat16, if it is, whatever ``precision`` names.
+
+    Args:
+        loaded: The model.
+        precision: float32 or bfloat16.
+        device: Where the copy is; None: where the model is.
     """
     device = device or str(next(loaded.network.parameters()).device)
     copied = copy.deepcopy(loaded.network.network if isinstance(loaded.network, OffloadedNetwork) else loaded.network)

@@ -70,7 +70,14 @@ def read_documents(
     packing: str = "packed",
     encoding: TextEncoding = UTF8,
 ) -> Iterator[str]:
-    """Yield the texts of ``sources`` in order, long files in pieces. Tokenizers are fitted to them."""
+    """Yield the texts of ``sources`` in order, long files in pieces. Tokenizers are fitted to them.
+
+    Args:
+        sources: Files, folders or ``hf:NAME``.
+        column: The column of a table that holds the text; None: recognised by its name.
+        packing: ``packed``, or ``lines`` for one text per line or row.
+        encoding: The encoding of text files.
+    """
     for chunk in read_chunks(expand_sources(sources), column, packing, encoding=encoding):
         for text in chunk.texts:
             yield text if isinstance(text, str) else " ".join(map(str, text.tolist()))

@@ -115,6 +115,20 @@ def prepare_cached(
     ``make`` builds the tokenizer that ``spec`` names and is called only if the folder is missing. The cache key covers
     the names and contents of the files and all options; a dataset of the Hugging Face Hub is identified by its name.
     A folder whose contents do not match their SHA-256 is prepared again.
+
+    Args:
+        sources: Files, folders or ``hf:NAME``.
+        spec: The tokenizer, as in ``data.tokenizer``.
+        make: Builds the tokenizer.
+        cache: The folder of all prepared data.
+        packing: As for `prepare`, and so are the following.
+        length: Tokens of a record.
+        pad: Padding of records.
+        column: The column of a table that holds the text.
+        label: The column of a table that holds the label.
+        encoding: The encoding of text files.
+        workers: Chunks encoded in parallel.
+        on_progress: Called with the bytes read so far and in total.
     """
     _check(packing, length, pad, label, workers)
     tokenizer_files = tuple(sorted(_files_below(Path(spec)))) if Path(spec).exists() else None

@@ -29,7 +29,15 @@ def analytic_weights(
     sigma_t: Float[Tensor, "*b"],
     sigma_s: Float[Tensor, "*b"],
 ) -> Float[Tensor, "*b L n"]:
-    """[exp(−Δσ Q) s]_y · P_Δσ(x, y): the reverse step of one position while the others stay."""
+    """[exp(−Δσ Q) s]_y · P_Δσ(x, y): the reverse step of one position while the others stay.
+
+    Args:
+        process: The noise process.
+        log_score: log s_y at noise σ_t.
+        x: Sequences at noise σ_t.
+        sigma_t: Total noise before the step.
+        sigma_s: Total noise after it.
+    """
     dsigma = (sigma_t - sigma_s).to(log_score.dtype)
     return process.staggered_score(log_score.exp(), dsigma) * forward_likelihood(process, x, dsigma, log_score.dtype)
 

@@ -243,6 +243,9 @@ class ImportanceTimes(TimeSampler):
     mean square of the loss in each part, which `fit` measures.
 
     Reference: Nichol and Dhariwal 2021, "Improved Denoising Diffusion Probabilistic Models", arXiv 2102.09672.
+
+    Args:
+        masses: The mass of each part of [t_min, 1], above 0; they are normalised.
     """
 
     def __init__(self, masses: Float[Tensor, " parts"]) -> None:
@@ -254,7 +257,14 @@ class ImportanceTimes(TimeSampler):
     def fit(
         cls, t: Float[Tensor, " n"], losses: Float[Tensor, " n"], parts: int = 32, t_min: float = 0.0
     ) -> "ImportanceTimes":
-        """Fit the masses to unweighted losses at times t; no part gets less than a tenth of the average mass."""
+        """Fit the masses to unweighted losses at times t; no part gets less than a tenth of the average mass.
+
+        Args:
+            t: Times.
+            losses: The loss at each of them, without its weight.
+            parts: Number of parts.
+            t_min: The first time.
+        """
         validate.times(t)
         if parts < 1:
             raise ValueError(f"parts is {parts}; there must be at least 1")

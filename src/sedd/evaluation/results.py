@@ -124,6 +124,16 @@ def evaluate_difference(
     """Estimate how much more ``other`` needs for ``corpus`` than ``loaded``, the same model with other weights.
 
     Both are evaluated on the same times and noise, so the difference has a far smaller error than either value.
+
+    Args:
+        loaded: The model.
+        other: The same model with other weights.
+        corpus: The texts.
+        protocol: How they are evaluated.
+        ranks: The processes that share the work.
+        draws: Monte Carlo draws per sequence; None: the protocol's.
+        seed: Decides times and noise.
+        on_progress: Called after each batch.
     """
     by = factory.build_estimator(None, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws

@@ -51,6 +51,15 @@ def bound(
 
     With ``true_base`` generation starts from the true marginal at t = 1, so that the exact score's bound is the
     entropy; otherwise from the process's prior, and the excess is KL(p_1 ‖ prior).
+
+    Args:
+        model: A model, or `exact.Score`.
+        p_data: The distribution of the data.
+        process: The noise process.
+        schedule: The noise schedule.
+        t_min: The time at which the diffusion term begins; the reconstruction term is that of the noise there.
+        true_base: Whether generation starts from the true marginal at t = 1.
+        nodes: Nodes of the quadrature over time.
     """
     validate.t_min(t_min)
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=torch.float64))

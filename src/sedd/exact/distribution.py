@@ -52,7 +52,11 @@ def transition_matrix(process: Process, sigma: Float[Tensor, "*b"]) -> Float[Ten
 
 @final
 class Distribution:
-    """The probability of every sequence of ``length`` tokens, as a tensor with one axis per position."""
+    """The probability of every sequence of ``length`` tokens, as a tensor with one axis per position.
+
+    Args:
+        probabilities: The probability of every sequence: one axis per position, each as long as the vocabulary.
+    """
 
     def __init__(self, probabilities: Float[Tensor, "..."]) -> None:
         shape = tuple(probabilities.shape)
@@ -71,7 +75,13 @@ class Distribution:
 
     @classmethod
     def random(cls, vocab_size: int, length: int, generator: torch.Generator) -> "Distribution":
-        """Draw a distribution uniformly from all distributions."""
+        """Draw a distribution uniformly from all distributions.
+
+        Args:
+            vocab_size: Number of tokens.
+            length: Tokens of a sequence.
+            generator: The source of randomness.
+        """
         u = categorical.uniforms((vocab_size,) * length, generator)
         return cls(-u.log() / -u.log().sum())
 
@@ -126,6 +136,10 @@ class Score(nn.Module):
 
     It also predicts the clean token, the noisy token given the others, and the next token, as the models of
     `parameterization` do, so that every objective, sampler and bound can be run on it.
+
+    Args:
+        distribution: The distribution of the data.
+        process: The noise process.
     """
 
     def __init__(self, distribution: Distribution, process: Process) -> None:
@@ -219,6 +233,11 @@ class Table(nn.Module):
     """A network that is a table: one free parameter for every sequence, position and state, 0 at first.
 
     With ``blind`` the output at position i is the same for every x_i, as `parameterization.ConditionalModel` needs.
+
+    Args:
+        num_states: Number of states of a token.
+        length: Tokens of a sequence.
+        blind: Whether the output at a position does not depend on its token.
     """
 
     def __init__(self, num_states: int, length: int, blind: bool = False) -> None:

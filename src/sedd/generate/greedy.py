@@ -20,6 +20,11 @@ def decode_greedy(loaded: LoadedModel, context: Ids, length: int) -> Iterator[tu
     An autoregressive model fills from left to right; under absorbing noise the position with the most probable token
     comes first. Under other noise no token is final before the last step: the positions come at the end, as the default
     sampler fills them with ``top_k=1``.
+
+    Args:
+        loaded: The model.
+        context: Tokens that are given.
+        length: Tokens to fill after them.
     """
     given = torch.from_numpy(context).to(loaded.device)
     if isinstance(loaded.model, CausalModel):

@@ -125,7 +125,14 @@ def _gpt2_tokenizer() -> Tokenizer:
 def from_pretrained(
     name: str | Path, revision: str | None = None, *, weights: str = "ema", device: str = "cpu"
 ) -> factory.LoadedModel:
-    """Load a model by name: a folder, a model in the box, or a repository on the Hub; ours or a published one."""
+    """Load a model by name: a folder, a model in the box, or a repository on the Hub; ours or a published one.
+
+    Args:
+        name: A folder, the name of a model in the box, or owner/name.
+        revision: A branch, tag or commit on the Hub.
+        weights: ``ema`` or ``model``.
+        device: Where to compute: cpu, cuda …
+    """
     return factory.load_model(fetch(name, revision), weights, device)
 
 
@@ -196,7 +203,14 @@ def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str,
 def push_to_hub(
     model: str | Path, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Upload a model with its card to the Hub as ``name`` and return its address."""
+    """Upload a model with its card to the Hub as ``name`` and return its address.
+
+    Args:
+        model: The folder of a run or of a model.
+        name: owner/name.
+        private: Whether a new repository is private.
+        results: Records of `sedd eval` for the card.
+    """
     if not is_repo_id(name):
         raise ValueError(f"{name!r} is not the name of a repository; write owner/name")
     with files.temporary_folder(Path(tempfile.gettempdir()), "sedd-push-", mode=0o700) as temporary:

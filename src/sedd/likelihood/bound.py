@@ -25,6 +25,11 @@ def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.
     token has a loss of about 1/σ. With u² the variance would be smallest, but so much of it would lie in rare large
     losses that a small number of draws misses it. At high noise a wrong score costs the same at every σ, and 1 − e^−σ
     in place of σ/(1 + σ) would hardly ever draw a time there.
+
+    Args:
+        u: Uniforms in (0, 1).
+        schedule: The noise schedule.
+        t_min: The first time.
     """
     validate.times(u)
     validate.t_min(t_min)

@@ -124,6 +124,16 @@ def estimate_difference(
 
     Common random numbers: the error of the difference of similar models is far below that of either value. The other
     arguments are those of `estimate_likelihood`.
+
+    Args:
+        models: The two models.
+        estimator: How a sequence's likelihood is estimated.
+        sequences: Token ids; lengths may differ.
+        draws: Monte Carlo draws per sequence.
+        seed: Decides times and noise.
+        batch: How many draws are evaluated at once.
+        ranks: The processes that share the work.
+        on_progress: Called after each batch.
     """
     times = StratifiedTimes(len(sequences), draws, seed) if isinstance(estimator, MonteCarloEstimator) else None
     all_draws = _Draws(estimator, sequences, times, seed)

@@ -42,7 +42,14 @@ def random_orders(rng: CounterRNG, length: int, count: int) -> Int[Tensor, "b co
 def log_p_in_order(
     model: Any, process: Absorbing, x_0: Int[Tensor, "b L"], order: Int[Tensor, "b L"]
 ) -> Float[Tensor, " b"]:
-    """Return Σ_j log p(x at o_j | x at o_1 … o_{j−1}), by one network call per token; the head runs at o_j only."""
+    """Return Σ_j log p(x at o_j | x at o_1 … o_{j−1}), by one network call per token; the head runs at o_j only.
+
+    Args:
+        model: A time-free denoiser of masks.
+        process: Its noise process.
+        x_0: Sequences.
+        order: For each row, the positions in the order in which they are revealed.
+    """
     x_t, rows = torch.full_like(x_0, process.mask), torch.arange(len(x_0), device=x_0.device)
     total = torch.zeros(len(x_0), dtype=torch.float64, device=x_0.device)
     sigma = _any_sigma(x_0)

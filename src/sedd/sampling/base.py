@@ -51,7 +51,13 @@ class Prompt(NamedTuple):
 
 
 def empty(count: int, length: int, device: torch.device | str = "cpu") -> Prompt:
-    """Return a prompt in which nothing is given."""
+    """Return a prompt in which nothing is given.
+
+    Args:
+        count: Number of rows.
+        length: Tokens of a row.
+        device: Where the prompt is.
+    """
     return Prompt(torch.full((count, length), -1, device=device))
 
 
@@ -167,7 +173,14 @@ class GridSampler(Sampler, ABC):
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Int[Tensor, "b L"]:
-        """Draw the sequences at time s, given those at time t > s; only positions in ``context.free`` may change."""
+        """Draw the sequences at time s, given those at time t > s; only positions in ``context.free`` may change.
+
+        Args:
+            x: Sequences at time t.
+            t: The time of each row.
+            s: The earlier time to go to, of each row.
+            context: What may change, the random numbers, and the model.
+        """
 
     def grid(self, times: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return the times at which the noise level is read: by default the grid itself."""
@@ -200,7 +213,14 @@ class GridSampler(Sampler, ABC):
 def draw_clean_tokens(
     x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], where: Bool[Tensor, "b L"], context: StepContext
 ) -> Int[Tensor, "b L"]:
-    """Draw the positions in ``where`` from p(x_0 | x); the model is not called for rows without any."""
+    """Draw the positions in ``where`` from p(x_0 | x); the model is not called for rows without any.
+
+    Args:
+        x: Sequences.
+        sigma: Total noise of each row.
+        where: True at the positions to draw.
+        context: The random numbers, and the model.
+    """
     rows = where.any(-1).nonzero().squeeze(-1)
     if not len(rows):
         return x

@@ -46,7 +46,13 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
 def open_datasets(
     config: RunConfig, prepare: Callable[[], Path], ranks: Ranks
 ) -> tuple[data.TokenBlocks, data.TokenBlocks]:
-    """Open the training and validation sequences; one process per machine prepares and checks them first."""
+    """Open the training and validation sequences; one process per machine prepares and checks them first.
+
+    Args:
+        config: The run.
+        prepare: Prepares the data and returns its folder.
+        ranks: The processes of the run.
+    """
 
     def open_blocks(folder: Path, split: str) -> data.TokenBlocks:
         name = ", ".join(config.data.sources)

@@ -53,13 +53,26 @@ class Objective(ABC, Generic[M]):
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
-        """Draw the noisy sequences x_t at times t."""
+        """Draw the noisy sequences x_t at times t.
+
+        Args:
+            x_0: Clean sequences.
+            t: The time of each sequence.
+            generator: The source of noise.
+        """
 
     @abstractmethod
     def loss(
         self, model: M, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
-        """Return the unweighted loss of the model at every position."""
+        """Return the unweighted loss of the model at every position.
+
+        Args:
+            model: The model to be trained.
+            x_t: Noisy sequences.
+            x_0: Clean sequences.
+            t: The time of each sequence.
+        """
 
     def corruption_probability(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the probability that noise has replaced a token at time t."""

@@ -65,13 +65,25 @@ class Process(ABC):
     def rate(
         self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], dtype: torch.dtype = torch.float64
     ) -> Float[Tensor, "*#s"]:
-        """Q(y, x): the rate from x to y; for y = x, minus the rate of leaving x.  [§2]"""
+        """Q(y, x): the rate from x to y; for y = x, minus the rate of leaving x.  [§2]
+
+        Args:
+            y: States to which the chain jumps.
+            x: States from which it jumps.
+            dtype: The dtype of the rates.
+        """
 
     @abstractmethod
     def transition(
         self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]
     ) -> Float[Tensor, "*#s"]:
-        """P_σ(y, x): the probability of y at noise σ, given x, in closed form.  [§2]"""
+        """P_σ(y, x): the probability of y at noise σ, given x, in closed form.  [§2]
+
+        Args:
+            y: States at noise σ.
+            x: States without noise.
+            sigma: Total noise σ.
+        """
 
     def rates_out_of(
         self, x: Int[Tensor, "*s"], dtype: torch.dtype = torch.float64
@@ -107,7 +119,13 @@ class Process(ABC):
     def corrupt(
         self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
-        """Draw x_t given x_0 at total noise σ."""
+        """Draw x_t given x_0 at total noise σ.
+
+        Args:
+            x_0: Clean sequences.
+            sigma: Total noise of each sequence.
+            generator: The source of randomness.
+        """
         validate.clean_tokens(x_0, self.vocab_size)
         validate.sigma(sigma)
         replaced = categorical.bernoulli(corruption_probability(sigma.double())[..., None].expand(x_0.shape), generator)
@@ -144,7 +162,13 @@ class Process(ABC):
 
     @abstractmethod
     def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
-        """a_y = P_σ(y, x_0)/P_σ(x_t, x_0) for y ≠ x_t, where Q(x_t, y) > 0.  [§4]"""
+        """a_y = P_σ(y, x_0)/P_σ(x_t, x_0) for y ≠ x_t, where Q(x_t, y) > 0.  [§4]
+
+        Args:
+            x_t: Noisy tokens.
+            x_0: Clean tokens.
+            sigma: Total noise of each sequence.
+        """
 
     @abstractmethod
     def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
@@ -177,7 +201,13 @@ class Process(ABC):
     def mean_score(
         self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L n"]:
-        """Return the log of the score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
+        """Return the log of the score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]
+
+        Args:
+            log_mean: log p(x_0 | x_t) of a denoiser.
+            x_t: Noisy tokens.
+            sigma: Total noise of each sequence.
+        """
 
     @abstractmethod
     def marginal_score(
@@ -228,7 +258,14 @@ class Process(ABC):
         x_0: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L"]:
-        """Σ_{y≠x_t} Q(x_t, y)·[s_y − a_y log s_y + K(a_y)], the integrand of the bound but for σ'.  [§4]"""
+        """Σ_{y≠x_t} Q(x_t, y)·[s_y − a_y log s_y + K(a_y)], the integrand of the bound but for σ'.  [§4]
+
+        Args:
+            log_score: log s_y of a model, at every position and state.
+            x_t: Noisy tokens.
+            x_0: Clean tokens.
+            sigma: Total noise of each sequence.
+        """
         return self.denoising(score_entropy, log_score, x_t, x_0, sigma)
 
     def denoising(
@@ -239,7 +276,15 @@ class Process(ABC):
         x_0: Int[Tensor, "*b L"],
         sigma: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L"]:
-        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios a_y, which take two values.  [§4]"""
+        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios a_y, which take two values.  [§4]
+
+        Args:
+            divergence: D, such as score entropy or half the squared error.
+            log_score: log s_y of a model, at every position and state.
+            x_t: Noisy tokens.
+            x_0: Clean tokens.
+            sigma: Total noise of each sequence.
+        """
         validate.sigma(sigma)
         validate.states(x_t, self.num_states)
         validate.clean_tokens(x_0, self.vocab_size)
@@ -272,7 +317,14 @@ class Process(ABC):
         sigma_s: Float[Tensor, "*b"],
         sigma_t: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
-        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t): a denoiser's reverse step from σ_t to σ_s < σ_t.  [§6]"""
+        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t): a denoiser's reverse step from σ_t to σ_s < σ_t.  [§6]
+
+        Args:
+            log_mean: log p(x_0 | x_t) of a denoiser.
+            x_t: Noisy tokens.
+            sigma_s: Total noise after the step.
+            sigma_t: Total noise before it.
+        """
 
     @abstractmethod
     def posterior_kl(
@@ -283,7 +335,15 @@ class Process(ABC):
         sigma_s: Float[Tensor, "*b"],
         sigma_t: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L"]:
-        """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), the terms of the D3PM bound.  [§6]"""
+        """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), the terms of the D3PM bound.  [§6]
+
+        Args:
+            log_mean: log p(x_0 | x_t) of a denoiser.
+            x_t: Noisy tokens.
+            x_0: Clean tokens.
+            sigma_s: Total noise after the step.
+            sigma_t: Total noise before it.
+        """
 
 
 def sum_by_value(

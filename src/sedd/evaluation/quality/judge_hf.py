@@ -25,7 +25,14 @@ from sedd.tokenizer import Ids
 
 @final
 class HuggingFaceJudge(Judge):
-    """A causal language model and its tokenizer, as loaded by transformers."""
+    """A causal language model and its tokenizer, as loaded by transformers.
+
+    Args:
+        model: A causal language model of transformers.
+        tokenizer: Its tokenizer.
+        name: What results call it.
+        skips_first_token: Whether the first token of a text is not counted; else the text begins after a start token.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, skips_first_token: bool = True) -> None:
         self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
@@ -77,7 +84,14 @@ class HuggingFaceJudge(Judge):
 
 
 def load_hf_judge(source: str, *, skips_first_token: bool, precision: str, device: str) -> HuggingFaceJudge:
-    """Load a folder, a ``.gguf`` file, or a model on the Hub, which is downloaded if it is not in the cache."""
+    """Load a folder, a ``.gguf`` file, or a model on the Hub, which is downloaded if it is not in the cache.
+
+    Args:
+        source: A folder, a ``.gguf`` file, or a name on the Hub.
+        skips_first_token: As for `HuggingFaceJudge`.
+        precision: The dtype of the weights, such as float32.
+        device: Where to compute.
+    """
     transformers, path = _import_transformers(), Path(source)
     location, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (source, {})
     with _loading_errors(source):

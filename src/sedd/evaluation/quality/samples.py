@@ -66,7 +66,16 @@ def generate_samples(
     source: str,
     on_progress: OnProgress,
 ) -> SampleSet:
-    """Generate one sample for each row of the prompt."""
+    """Generate one sample for each row of the prompt.
+
+    Args:
+        loaded: The model.
+        sampling_run: The model with its sampler and seed.
+        prompt: What is given, and what is to be filled.
+        batch: Rows at a time.
+        source: What results call the samples.
+        on_progress: Called with the row steps done and their total.
+    """
     samples: list[Sample] = []
     count, length = prompt.given.shape
     steps = len(sampling_run.times) - 1 if len(sampling_run.times) else length

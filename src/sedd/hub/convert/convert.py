@@ -90,7 +90,13 @@ def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None,
 
 
 def export_model(folder: Path, out: Path, format: str | None = None) -> CheckpointLayout:
-    """Write the model in ``folder`` in the layout called ``format``, or the one that fits it."""
+    """Write the model in ``folder`` in the layout called ``format``, or the one that fits it.
+
+    Args:
+        folder: A run or a model.
+        out: The folder to write.
+        format: The name of a published layout; None: the one that fits.
+    """
     out = checkpoint.require_empty(out)
     loaded = factory.load_model(folder)  # checks that the model can be loaded
     if loaded.labels:
