@@ -74,7 +74,7 @@ def write_texts(folder: Path) -> None:
         (folder / "corpus" / f"part-{i}.txt").write_text(sentences(150, seed=5 + i))
     (folder / "corpora").mkdir()
     for file in ("lambada-test", "wikitext2-train", "ptb.test", "wikitext103-test", "lm1b-test"):
-        text = sentences(60, seed=7)
+        text = sentences(800, seed=7)
         (folder / "corpora" / file).with_suffix(".txt" if "." not in file else ".test.txt").write_text(text)
 
 
