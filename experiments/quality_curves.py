@@ -218,6 +218,7 @@ def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
     columns = 2 + any(row["temperature"] != 1 for record in records for row in measured_rows(record))
     figure = plot.figure(7.4, 3.9 * len(records))
     axes = plot.axes(figure, rows=len(records), columns=columns)
+    handles: dict[str, Any] = {}
     for number, record in enumerate(records):
         panels = axes[number * columns : (number + 1) * columns]
         rows = measured_rows(record)
@@ -246,10 +247,13 @@ def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
             panel.set_xticks([], minor=True)
         show_numbers(perplexity)
         if columns > 2:
-            panels[2].set(xlabel="entropy, nats; over temperatures", ylabel="generative perplexity", yscale="log")
+            panels[2].set(xlabel="entropy, nats", yscale="log")
+            panels[2].set_title("over temperatures", fontsize=10, loc="right")
             show_numbers(panels[2])
-        perplexity.set_title(f"{record['model']}, {record['samples']} samples per point", fontsize=10, loc="left")
-        figure.legend(*perplexity.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
+        title = f"{record['model']}, {record['noise']} noise, {record['samples']} samples per point"
+        perplexity.set_title(title, fontsize=10, loc="left")
+        handles |= dict(zip(*reversed(perplexity.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 
