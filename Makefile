@@ -13,7 +13,7 @@ pytest := $(bin)/pytest -n 2 --dist worksteal
 # shapes are checked at every call: of the unit tests always, of the exact ones, which that makes half as fast, by verify
 checked := --jaxtyping-packages=sedd,beartype.beartype
 
-.PHONY: help demo test lint verify journeys ray gpu docs results pictures lock bench clean
+.PHONY: help demo test lint verify journeys ray gpu docs results pictures reference lock bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
@@ -73,8 +73,11 @@ docs: .venv/ready  ## build the documentation in site/
 results: .venv/ready  ## write the results page and the tables of the README from the stored results
 	$(bin)/python experiments/results_page.py
 
-pictures: .venv/ready  ## draw the figures of docs/pictures.md
+pictures: .venv/ready  ## draw the figures of the documentation
 	$(bin)/python experiments/pictures.py
+
+reference: .venv/ready  ## write the reference pages of command line, configuration and HTTP interface
+	$(bin)/python experiments/reference_pages.py
 
 lock: .venv/ready  ## write requirements.lock, the tested versions with hashes, and the licences of docs/security.md
 	$(bin)/uv pip compile --quiet --no-header --no-annotate --generate-hashes --python $(bin)/python \
