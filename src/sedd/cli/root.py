@@ -165,7 +165,7 @@ OptionalModel = Annotated[
 FirstModel = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help=MODEL_HELP + FIRST_HELP,
         show_default=False,
         autocompletion=models.built_in_names,

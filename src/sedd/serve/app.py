@@ -69,7 +69,24 @@ def build_app(
     _add_error_handlers(app)
     _add_routes(app, Server(loaded, name, limits, metrics, engine))
     add_page(app)
+    _declare_statuses(app)
     return app
+
+
+def _declare_statuses(app: FastAPI) -> None:
+    """Leave status 422 out of the OpenAPI document: FastAPI declares it for every body, but refusals have status 400."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            document.get("components", {}).get("schemas", {}).pop(name, None)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _add_routes(app: FastAPI, server: Server) -> None:
