@@ -52,9 +52,17 @@ def info(
         for name in ("bound", "best_bound")
         if None not in (bounds[name], bounds[f"{name}_step"])
     }
-    every = config.train.eval_every
+    print_record({**record, **(shown or {"bound": _no_bound(folder, config.train.eval_every, str(model))})}, as_json)
+
+
+def _no_bound(folder: Path, every: int, model: str) -> str:
+    """Say why there is no bound, and how to get one."""
+    from sedd import checkpoint
+
+    if not (checkpoint.run_folder(folder) / "log.jsonl").is_file():
+        return f"none (no log of a run is with this model); compute it with: sedd eval {model} DATA"
     when = f"the run evaluates every {every:,} steps and at its end" if every else "the run evaluates at its end"
-    print_record({**record, **(shown or {"bound": f"none yet ({when}); compute it with: sedd eval {model}"})}, as_json)
+    return f"none yet ({when}); compute it with: sedd eval {model}"
 
 
 def _bounds(folder: Path, state: dict[str, Any]) -> dict[str, Any]:

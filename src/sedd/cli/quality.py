@@ -352,6 +352,8 @@ METRICS = (
     *("self_repetition_4", "mauve", "validity", "uniqueness", "novelty"),
 )
 """Columns of the table, as far as the records have them."""
+SETTINGS = ("temperature", "top_p", "top_k", "grid", "options", "label", "guidance", "length", "seed")
+"""Settings of sampling: columns of the table where they differ."""
 COSTS = ("nfe", "seconds_per_sample", "draw_precision")
 
 
@@ -362,6 +364,7 @@ def _report(records: list[Record], swept: list[str], out: list[Path], as_json: b
     from sedd.evaluation.quality.plots import plot_quality
 
     extra = [name if name in records[0] else "options" for name in swept if name not in IDENTIFYING]
+    extra += [name for name in SETTINGS if name not in extra and _differs(records, name)]
     metrics = [name for name in METRICS if any(record.get(name) is not None for record in records)]
     columns = [*IDENTIFYING, *extra, *metrics, *COSTS]
     rows = quality_table(records, columns)
@@ -378,6 +381,11 @@ def _report(records: list[Record], swept: list[str], out: list[Path], as_json: b
             print(json.dumps(record))
     else:
         _print(records, columns, rows)
+
+
+def _differs(records: list[Record], name: str) -> bool:
+    """Whether records differ in a setting, so that a table needs it to tell them apart."""
+    return len({json.dumps(record.get(name), sort_keys=True) for record in records}) > 1
 
 
 def _print(records: list[Record], columns: list[str], found: list[list[Any]]) -> None:
