@@ -54,7 +54,10 @@ def test_every_command_works_on_an_imported_model(sedd: Sedd, tmp_path: Path, ki
     info = sedd("info", model, "--json")
     ok(info)
     assert json.loads(info.stdout)["parameters"] == count
-    assert f"none (no log of a run is with this model); compute it with: sedd eval {model} DATA" in sedd("info", model).stdout
+    assert (
+        f"none (no log of a run is with this model); compute it with: sedd eval {model} DATA"
+        in sedd("info", model).stdout
+    )
     sampled = sedd("sample", model, "-n", 2, "--steps", 4, "--length", 6, "--json")
     ok(sampled)
     rows = [json.loads(line)["ids"] for line in sampled.stdout.splitlines()]

@@ -74,7 +74,7 @@ def build_app(
 
 
 def _declare_statuses(app: FastAPI) -> None:
-    """Leave status 422 out of the OpenAPI document: FastAPI declares it for every body, but refusals have status 400."""
+    """Leave status 422 out of the OpenAPI document: FastAPI declares it for every body; refusals here have 400."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
