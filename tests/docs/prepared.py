@@ -56,8 +56,8 @@ def write_texts(folder: Path) -> None:
         "human.txt": sentences(60, seed=3).lower().replace(".", ""),
         "sentences.txt": "the cat sat\nbirds fly over water\n",
         "templates.txt": "The {8} sat.\n{4} cat\n",
-        "molecules.smi": "".join(f"{draw.choice(SMILES)}{draw.choice(SMILES)}\n" for _ in range(200)),
-        "dna.txt": "".join("".join(draw.choices("ACGT", k=40)) + "\n" for _ in range(200)),
+        "molecules.smi": "".join("".join(draw.choices(SMILES, k=5)) + "\n" for _ in range(200)),
+        "dna.txt": "".join("".join(draw.choices("ACGT", k=200)) + "\n" for _ in range(200)),
         "keys": "secret\n",
         "my_loss.py": score_entropy.replace("def score_entropy", "def name"),
     }

@@ -31,6 +31,7 @@ SHORTER: dict[str, list[str]] = {  # appended to the words of a command: the las
     "demo one-step": ["--steps", "10"],
     "demo all-masked": ["--steps", "10", "--draws", "200"],
 }
+EXAMPLES = {f"examples/{name}.py": ["--steps", "20"] for name in ("dna", "molecules", "sudoku")}
 UNLESS = {"quality": "--sweep", "eval": "--orders", "score": "--orders"}
 """Commands that keep their budget if they are given this option, which would contradict the shorter one."""
 INSTEAD = {  # words at the beginning of a command, and what is run in their place
@@ -128,7 +129,18 @@ def run_curl(words: list[str]) -> int:
     return with_server(["serve", os.environ.get("DOCUMENTED_SERVED", "run")], ask)
 
 
-PROGRAMS: dict[str, Callable[[list[str]], int]] = {"sedd": run_sedd, "torchrun": run_torchrun, "curl": run_curl}
+def run_python(words: list[str]) -> int:
+    """An example with fewer steps; anything else as it is."""
+    more = EXAMPLES.get(words[0], []) if words else []
+    return subprocess.run([real("python"), *words, *more], check=False).returncode
+
+
+PROGRAMS: dict[str, Callable[[list[str]], int]] = {
+    "sedd": run_sedd,
+    "torchrun": run_torchrun,
+    "curl": run_curl,
+    "python": run_python,
+}
 
 if __name__ == "__main__":
     sys.exit(PROGRAMS[sys.argv[1]](sys.argv[2:]))

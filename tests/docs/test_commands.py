@@ -54,7 +54,7 @@ def expected_code(command: str) -> int:
 
 def known_programs() -> set[str]:
     plain = {"cat", "cd", "cp", "echo", "export", "grep", "head", "ls", "mkdir", "printf", "source", "tail"}
-    return {*shortened.PROGRAMS, *plain, "python", "python3"}
+    return {*shortened.PROGRAMS, *plain, "python3"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: name(page.path))
