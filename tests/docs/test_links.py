@@ -156,7 +156,7 @@ def served(built: Path) -> Iterator[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 def test_the_pages_request_nothing_from_elsewhere_and_have_their_headings(built: Path, served: str) -> None:
-    """In a browser: what the scripts of a page request too; no error; every id that the tests above expect."""
+    """In a browser: what the scripts of a page request too; no error, no TeX that is not rendered, every heading."""
     from playwright.sync_api import sync_playwright
 
     requested: list[str] = []
@@ -173,6 +173,8 @@ def test_the_pages_request_nothing_from_elsewhere_and_have_their_headings(built:
             ids = set(window.eval_on_selector_all("[id]", "elements => elements.map(e => e.id)"))
             if GENERATED not in str(page):
                 assert {site_anchor(heading) for heading in headings(page)} <= ids | {""}, page
+            assert window.locator(".arithmatex").count() == window.locator(".arithmatex .katex").count(), page
+            assert window.locator(".katex-error").all_text_contents() == [], page
         browser.close()
     assert len(requested) > len(list(DOCS.rglob("*.md")))
     assert [url for url in requested if not url.startswith((served, "data:", "blob:"))] == []
