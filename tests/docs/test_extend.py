@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import sysconfig
 import tomllib
 import venv
@@ -83,14 +82,3 @@ def test_the_groups_of_the_table_are_those_of_the_registry() -> None:
     table = re.findall(r"^\| `(sedd\.\w+)` \|", GUIDE.read_text(), re.MULTILINE)
     kinds = (registry.SCHEDULES, registry.PROCESSES, registry.OBJECTIVES, registry.SAMPLERS, registry.TOKENIZERS)
     assert table == [kind.group for kind in kinds]
-
-
-def test_files_of_the_guide_are_formatted(tmp_path: Path) -> None:
-    """Lines fit into the width of a page."""
-    for match in FILES:
-        if match and match[1].endswith(".py"):
-            path = tmp_path / match[1].replace("/", "_")
-            path.write_text(match[2])
-    ruff = [sys.executable, "-m", "ruff", "format", "--check", "--line-length", "86", str(tmp_path)]
-    done = subprocess.run(ruff, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
