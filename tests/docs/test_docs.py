@@ -174,7 +174,7 @@ def test_python_names_exist() -> None:
     entry_point_groups = {f"sedd.{kind}" for kind in ("schedules", "processes", "objectives", "samplers", "tokenizers")}
     keys = set(re.findall(r"^\| `([a-z_.]+)`", (ROOT / "docs/reference/configuration.md").read_text(), re.MULTILINE))
     inline = {code for page in PAGES for code in INLINE.findall(BLOCK.sub("", page.read_text()))}
-    named = {code for code in inline if re.fullmatch(rf"(?:{PACKAGES})\.\w+(?:\.[A-Za-z]\w*)*", code)}
+    named = {code for code in inline if re.fullmatch(rf"(?:{PACKAGES})\.(?!py$)\w+(?:\.[A-Za-z]\w*)*", code)}
     for code in named - keys - entry_point_groups:
         package, *names = code.removeprefix("sedd.").split(".") if code.count(".") > 1 else code.split(".")
         value: object = importlib.import_module("sedd" if package == "sedd" else f"sedd.{package}")

@@ -45,7 +45,7 @@ PRIVATE_NAMES = frozenset(
     {
         *("told", "said", "asked", "heard", "hears", "spoken", "speaker", "voice", "whoever", "nobody", "somebody"),
         *("looked", "turned", "bent", "bend", "thought", "eighths", "pressed", "glue", "swift", "twin", "twins"),
-        *("strips", "tiles", "picks", "chance", "chances", "luck", "rung", "mover", "movers", "beyond", "canvas"),
+        *("strips", "tiles", "picks", "chance", "chances", "luck", "rung", "mover", "movers", "beyond"),
         *("sharpness", "tempered", "tally", "law", "laws"),
     }
 )
@@ -112,12 +112,21 @@ def test_no_private_word_is_in_strings_comments_or_help_texts() -> None:
     assert found == []
 
 
+BLOCK = re.compile(r"^```(\w*)\n.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def without_output(text: str) -> str:
+    """Leave out the blocks without a language: what commands printed, stories of models among it."""
+    return BLOCK.sub(lambda block: block[0] if block[1] else "", text)
+
+
 def test_no_private_word_is_in_the_documentation() -> None:
     pages = [
         *sources("docs", suffix=".md"),
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     ]
-    assert [hit for page in pages for hit in private_prose(page, page.read_text(encoding="utf-8"))] == []
+    prose = {page: without_output(page.read_text(encoding="utf-8")) for page in pages}
+    assert [hit for page, text in prose.items() for hit in private_prose(page, text)] == []
 
 
 def public_names() -> dict[str, list[str]]:
