@@ -154,6 +154,15 @@ def script(page: Page) -> str:
     return "\n".join([*lines, "wait"])
 
 
+@pytest.mark.parametrize(("commands", "at"), [(["true", "false", "true"], 1), (["true", "false | true"], 1)])
+def test_a_command_that_fails_is_found(commands: list[str], at: int, tmp_path: Path) -> None:
+    """Mutants: a failing command in the middle of a page, and one at the beginning of a pipe."""
+    (tmp_path / "page").mkdir()
+    command = ["bash", "-c", script(Page(tmp_path, commands))]
+    assert subprocess.run(command, cwd=tmp_path / "page", check=False).returncode == 99
+    assert (tmp_path / "at").read_text() == f"{at}\n"
+
+
 @pytest.mark.verify
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: name(page.path))
