@@ -8,7 +8,7 @@ from sedd import checkpoint, factory, hub
 from sedd.config import ModelConfig, RunConfig
 from sedd.tokenizer import Bytes
 
-SEQ_LEN = 96
+SEQ_LEN = 144  # the template of the demo has 134 bytes with its gap
 
 
 def write_model(folder: Path, seed: int = 0) -> Path:
