@@ -73,11 +73,12 @@ docs: .venv/ready  ## build the documentation in site/
 results: .venv/ready  ## write the results page and the tables of the README from the stored results
 	$(bin)/python experiments/results_page.py
 
-pictures: .venv/ready  ## draw the figures of the documentation
+pictures: .venv/ready  ## draw the figures of the documentation; its screenshots need Chromium
 	$(bin)/python experiments/pictures.py
 
-reference: .venv/ready  ## write the reference pages of command line, configuration and HTTP interface
+reference: .venv/ready  ## write the reference pages (command line, configuration, HTTP) and the tree of the tour
 	$(bin)/python experiments/reference_pages.py
+	$(bin)/python experiments/tree.py
 
 lock: .venv/ready  ## write requirements.lock, the tested versions with hashes, and the licences of docs/security.md
 	$(bin)/uv pip compile --quiet --no-header --no-annotate --generate-hashes --python $(bin)/python \
