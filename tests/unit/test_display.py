@@ -56,7 +56,10 @@ def test_lines_are_neither_too_frequent_nor_too_rare(waits: list[float]) -> None
 def test_training_prints_lines_without_a_terminal(
     clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bits per character of text, nats per token of anything else; notes and bounds come at once."""
+    """Bits per character of text, nats per token of anything else; notes and bounds come at once.
+
+    The time left is that at the speed of this process: a tenth was done before it began, as in a run that is resumed.
+    """
     record = {"step": 3, "loss": 2.0, "tokens_per_second": 1000}
     with progress.progress_bar() as (on_event, _):
         on_event("note", {"text": "records are padded [model]"})
@@ -69,9 +72,9 @@ def test_training_prints_lines_without_a_terminal(
         on_event("log", {"spent": 1.0, "step": 9, "tokens": 18})
     assert capsys.readouterr().err.splitlines() == [
         "records are padded [model]",
-        "20%, 1 min 20 s left: step 3  1.500 bits/char  1,000 tok/s",
+        "20%, 2 min 40 s left: step 3  1.500 bits/char  1,000 tok/s",
         "step 3: validation bound 1.250 nats/token",
-        "50%, 40.0 s left: step 3  2.000 nats/token  1,000 tok/s",
+        "50%, 50.0 s left: step 3  2.000 nats/token  1,000 tok/s",
         "100%: step 3  2.000 nats/token  1,000 tok/s",
     ]
 

@@ -28,8 +28,12 @@ class LineTimer:
     """Decides when a line of progress is due: at each tenth of the work, but at most and at least so often."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock, self.start, self.tenth = clock, clock(), 0
-        self.last = self.start
+        self.clock, self.tenth, self.last = clock, 0, clock()
+        self.begin(0.0)
+
+    def begin(self, fraction: float) -> None:
+        """Measure the speed from now on: a run that is resumed begins with a part of its work done."""
+        self.start, self.begun = self.clock(), fraction
 
     def is_due(self, fraction: float) -> bool:
         """Return whether to print a line now that this fraction of the work is done."""
@@ -41,8 +45,10 @@ class LineTimer:
 
     def describe(self, fraction: float) -> str:
         """Return the percentage that is done, and the time that is left at the average speed."""
-        left = (self.clock() - self.start) * (1 - fraction) / fraction if fraction else 0
-        return f"{fraction:.0%}" + (f", {format_duration(left)} left" if 0 < fraction < 1 else "")
+        if not self.begun < fraction < 1:
+            return f"{fraction:.0%}"
+        left = (self.clock() - self.start) * (1 - fraction) / (fraction - self.begun)
+        return f"{fraction:.0%}, {format_duration(left)} left"
 
 
 def format_duration(seconds: float) -> str:
@@ -98,13 +104,16 @@ def _preparation_callback(bar: Progress) -> OnProgress:
 
 def _training_callback(bar: Progress) -> "OnEvent":
     task = bar.add_task("training", total=1.0, visible=False, note="")
-    timer, latest = LineTimer(), ""
+    timer, latest, begun = LineTimer(), "", False
 
     def show(kind: str, record: dict[str, Any]) -> None:
-        nonlocal latest
+        nonlocal latest, begun
         if kind == "note":
             _print_line(bar.console, record["text"])
             return
+        if not begun:
+            begun = True
+            timer.begin(record["spent"])
         if "loss" in record:
             loss = _describe_bits(record, "bits_per_char", "loss")
             latest = f"step {record['step']}  {loss}  {record['tokens_per_second']:,} tok/s"
