@@ -20,8 +20,8 @@ WEIGHTS = ROOT / "src/sedd/models/stories/ema.safetensors"
 SAMPLE = {"steps": 64, "temperature": 0.6, "seed": 3}
 TEMPLATE = (
     "Once upon a time, there was a little girl named Lily. She loved to{4} in the park. One day, she saw a{2} under a "
-    "tree. It was very{6}. Lily wanted to help, so she{10}. The{2} was happy again and said,{6} Lily smiled and "
-    "went home. She told her mom{6}. They lived happily ever after."
+    "tree. It was very{6}. Lily wanted to help, so she{10}. The{2} was happy again and thanked{6}. Lily smiled "
+    "and went home. She gave her mom{6}. They lived happily ever after."
 )
 INFILL = {"steps": 64, "temperature": 0.6, "seed": 0}
 

@@ -81,10 +81,12 @@ def draw_box(
         axes.text(x + width / 2, y + height / 2 + 0.26, note, ha="center", va="center", fontsize=size, color=MASKED)
 
 
-def draw_arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], bend: float = 0, **style: Any) -> None:
+def draw_arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], curvature: float = 0, **style: Any
+) -> None:
     """Draw an arrow from one point to another."""
     options = {"arrowstyle": "-|>", "mutation_scale": 9, "linewidth": 1.1, "color": MASKED, "shrinkA": 0, "shrinkB": 0}
-    axes.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", **(options | style)))
+    axes.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={curvature}", **(options | style)))
 
 
 def tint(colour: str, share: float = 0.25) -> str:

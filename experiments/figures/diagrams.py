@@ -1,7 +1,7 @@
 """Diagrams of the code: the network of both architectures, the way of a text through the code, and the modules.
 
-The names in them are looked up, in the weights of a network, in the package or in pyproject.toml; a name that does not
-exist any more is an error.
+The names in them are searched for, in the weights of a network, in the package or in pyproject.toml; a name that does
+not exist any more is an error.
 """
 
 import importlib
