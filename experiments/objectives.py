@@ -59,6 +59,8 @@ ROWS: dict[str, dict[str, object]] = {
     "autoregressive": {"objective": "autoregressive", "train.loss_weighting": 0},
 }
 """The difference of each row from the recipe text8: an 8 × 512 transformer with n-gram embeddings, Muon, batch 256."""
+RECIPE_RATE = "4e-3"
+"""The learning rate of the recipe text8, which rows have that are not tuned; the results do not store it."""
 NOTES = {
     "concrete score, any sign": "the bound is that of the model whose scores are raised to 10⁻⁴ of a uniform guess's",
     "autoregressive": "the exact likelihood, not a bound",
@@ -268,7 +270,7 @@ def table_lines(record: Mapping[str, Any], level: float = 0.05) -> list[str]:
     for summary in summaries:
         sign = "" if summary.exact else "≤ "
         value = f"{sign}{summary.bits:.4f} ± {summary.stderr:.4f}"
-        rate = rates[summary.row] or "recipe's"
+        rate = rates[summary.row] or f"{RECIPE_RATE}, the recipe's"
         lines.append(f"| {summary.row} | {value} | {summary.seeds} | {summary.characters / 1e6:.3g}M | {rate} |")
     lines += ["", *(f"- {row['row']}, seed {row['seed']}: {row['failed']}." for row in rows if "failed" in row)]
     lines += [f"- {name}: {note}." for name, note in NOTES.items() if any(s.row == name for s in summaries)]
@@ -290,16 +292,21 @@ def table_lines(record: Mapping[str, Any], level: float = 0.05) -> list[str]:
 
 
 def tuning_lines(record: Mapping[str, Any]) -> list[str]:
-    """State the budget of tuning."""
+    """State the budget of tuning, and whether the best rate may lie outside of those that were tried."""
     tuning = record.get("tuning")
     if not tuning:
-        return ["Nothing was tuned: all rows have the learning rate of the recipe."]
-    rates = list(dict.fromkeys(rate for row in tuning.values() for rate in row["bits"]))
+        return [f"Nothing was tuned: all rows have the learning rate of the recipe, {RECIPE_RATE}."]
+    rates = sorted(dict.fromkeys(rate for row in tuning.values() for rate in row["bits"]), key=float)
     seconds = sorted({row["seconds"] for row in tuning.values() if "seconds" in row})
-    return [
-        f"Tuned: learning rates {', '.join(rates)} for {' or '.join(f'{s:g}' for s in seconds)} seconds each, by the "
-        "validation bound."
+    lines = [
+        f"Tuned: {len(tuning)} rows, learning rates {', '.join(rates)} for {' or '.join(f'{s:g}' for s in seconds)} "
+        f"seconds each, by the validation bound. The other rows have the rate of the recipe, {RECIPE_RATE}."
     ]
+    largest = [row for row, tried in tuning.items() if tried.get("chosen") == rates[-1]]
+    if largest and len(rates) > 1:
+        who = f"All {len(tuning)} tuned rows" if len(largest) == len(tuning) else ", ".join(largest)
+        lines.append(f"{who} chose the largest rate tried, {rates[-1]}. Larger ones were not tried and may be better.")
+    return lines
 
 
 @plot.Style()

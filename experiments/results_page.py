@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import bits
 import objectives
 import quality_curves
 import zero_shot
@@ -190,79 +191,28 @@ def break_setting(rival: Json) -> str:
 
 # Bits ------------------------------------------------------------------------------------------------------
 
-BITS_HEADS = ("noise, seconds of training", "published code", "sedd", "characters", "network, blocks × width")
-
-
-def bits_rows(ours: Json, rivals: Json) -> list[list[str]]:
-    """Return the rows of bits per character, with the rival's after as many seconds."""
-    rows = []
-    for name, run in ours["runs"].items():
-        rival = rivals["text8p"]["runs"].get(name)
-        beside = f"{rival['rival']}: ≤ {rival['bits_per_char']:.4f}" if rival else ""
-        model, noise = run["config"]["model"], run["config"]["noise"]["process"]
-        network = f"{model['depth']} × {model['width']}"
-        characters = f"{run['training']['tokens'] / 1e6:,.0f}M"
-        rows.append(
-            [f"{noise}, {run['seconds']:,.0f} s", beside, describe_bits(run["evaluation"]), characters, network]
-        )
-    return rows
-
-
-def describe_bits(evaluation: Json) -> str:
-    """Return bits per character with their standard error, over the draws and the sequences of the test text."""
-    error = evaluation["stderr_nats_per_token"] * evaluation["bits_per_char"] / evaluation["nats_per_token"]
-    return f"{'' if evaluation['is_exact'] else '≤ '}{evaluation['bits_per_char']:.4f} ± {error:.4f}"
-
-
-def bits_note(ours: Json) -> str:
-    """State how the bits were measured."""
-    runs = ours["runs"].values()
-    commits = " and ".join(dict.fromkeys(run["commit"] for run in runs))
-    dates = " and ".join(dict.fromkeys(run["date"] for run in runs))
-    return (
-        f"Protocol `text8p`: trained on the first 64M characters of text8, strict bound on characters 69M to 74M in "
-        f"sequences of 256. One {ours['machine']['name']}; `benchmarks/text8p.py` at {commits}, {dates}."
-    )
-
 
 def bits_section(root: Path) -> Section | None:
     """Bits per character beside the rivals."""
     ours, rivals = read(root, "benchmarks/results/text8p-h200.json"), read(root, "benchmarks/results/rivals-h200.json")
     if ours is None or rivals is None:
         return None
-    rows = bits_rows(ours, rivals)
-    lines = [bits_note(ours), "", *table(BITS_HEADS, rows), "", f"Published code: {rivals['text8p']['how']}", ""]
-    lines += ["Commands:", "", *(f"- `{run['command']}`" for run in ours["runs"].values())]
+    rows = bits.table_rows(ours, rivals)
+    lines = [bits.note(ours), "", *table(bits.HEADS, rows), "", f"Published code: {rivals['text8p']['how']}", ""]
+    lines += [
+        *bits.difference_lines(ours, rivals),
+        "",
+        "Commands:",
+        "",
+        *(f"- `{run['command']}`" for run in ours["runs"].values()),
+    ]
     data = [rows, [run.get("curve") for run in ours["runs"].values()]]
     about = "Bits per character of text8p against seconds of training, beside published code"
     return Section(
         "Bits per character beside published code",
         lines,
-        [Drawing("bits", about, data, lambda: draw_bits(ours, rivals))],
+        [Drawing("bits", about, data, lambda: bits.draw(ours, rivals))],
     )
-
-
-@plot.Style()
-def draw_bits(ours: Json, rivals: Json) -> Figure:
-    """Draw the test bounds against seconds of training, and the validation curve of the run that has one."""
-    figure = plot.figure(7.4, 4.4)
-    (axes,) = plot.axes(figure)
-    colors = {"absorbing": plot.BLUE, "uniform": plot.ORANGE}
-    for name, run in ours["runs"].items():
-        noise = run["config"]["noise"]["process"]
-        if curve := run.get("curve"):
-            x, y = ([point[key] for point in curve] for key in ("seconds", "bits_per_char"))
-            axes.plot(x, y, color=colors[noise], linewidth=1, label=f"sedd, {noise}, validation text")
-        seconds, bits = run["seconds"], run["evaluation"]["bits_per_char"]
-        axes.plot(seconds, bits, "o", color=colors[noise], label=f"sedd, {noise}, {seconds:,.0f} s: {bits:.4f}")
-        if rival := rivals["text8p"]["runs"].get(name):
-            label = f"published {rival['rival']}, {noise}, {rival['seconds']} s: {rival['bits_per_char']:.4f}"
-            axes.plot(rival["seconds"], rival["bits_per_char"], "X", color=colors[noise], markersize=8, label=label)
-    axes.set(
-        xlabel="seconds of training on one H200", ylabel="bits per character of text8p, test bound", ylim=(1.5, 2.5)
-    )
-    axes.legend(fontsize=9)
-    return figure
 
 
 # Studies ---------------------------------------------------------------------------------------------------
@@ -366,7 +316,7 @@ def fastest(rivals: Sequence[Json], key: Callable[[Json], float]) -> list[Json]:
 def readme(root: Path, text: str) -> str:
     """Return the README with its two tables between the markers: speed beside the fastest rivals, and bits."""
     ours, rivals = read(root, "benchmarks/results/gpu-h200.json"), read(root, "benchmarks/results/rivals-h200.json")
-    bits = read(root, "benchmarks/results/text8p-h200.json")
+    runs = read(root, "benchmarks/results/text8p-h200.json")
     best = {
         "training": fastest(rivals["training"], lambda rival: -rival["tokens_per_second"]),
         "sampling": fastest(rivals["sampling"], lambda rival: rival["milliseconds"]),
@@ -387,9 +337,9 @@ def readme(root: Path, text: str) -> str:
         "",
         "Equal seconds of training, in bits per character of held-out text:",
         "",
-        *table(BITS_HEADS, bits_rows(bits, rivals)),
+        *table(bits.HEADS, bits.table_rows(runs, rivals)),
         "",
-        f"{bits_note(bits)} Published code: {rivals['text8p']['how']}",
+        f"{bits.note(runs)} Published code: {rivals['text8p']['how']}",
     ]
     pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     if not pattern.search(text):
