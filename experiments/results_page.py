@@ -328,8 +328,8 @@ def readme(root: Path, text: str) -> str:
     ranges = [f"{min(values):.1f} to {max(values):.1f}" for values in ratios]
     heads = ("tokens per second of training, time per step of sampling", *TRAINING_HEADS[1:])
     blocks = [
-        f"On one GPU, training is {ranges[0]} and sampling {ranges[1]} times as fast as the fastest published code. Of "
-        f"the {len(training) + len(sampling)} settings compared:",
+        f"On one GPU, training is {ranges[0]} and sampling {ranges[1]} times as fast as the fastest published code. "
+        f"Four of the {len(training) + len(sampling)} settings compared ([all results](docs/results.md)):",
         "",
         *table(heads, speed),
         "",

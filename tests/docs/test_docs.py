@@ -154,7 +154,7 @@ def test_counts_of_the_readme() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     kinds = (registry.PROCESSES, registry.SCHEDULES, registry.OBJECTIVES, registry.SAMPLERS)
     assert [len(kind.built_in) for kind in kinds] == [2, 4, 13, 10]
-    assert "two noise processes, four schedules, thirteen objectives" in readme
+    assert "Two noise processes, four schedules, thirteen objectives" in readme
     assert "ten samplers" in readme
 
 
