@@ -128,3 +128,11 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
     change(folder / "zero-shot.json", "tokenizer", value="bpe:4096")
     results_page.write(copy)
     assert note in (copy / "docs/results.md").read_text()
+
+
+@pytest.mark.parametrize("run", json.loads((ROOT / "experiments/results/guides.json").read_text())["runs"], ids=str)
+def test_pages_show_the_stored_output_of_their_examples(run: dict[str, Any]) -> None:
+    """Of runs whose numbers no other file has."""
+    for page in run["pages"]:
+        text = " ".join((ROOT / page).read_text().split())
+        assert [shown for shown in run["shown"] if shown not in text] == [], page
