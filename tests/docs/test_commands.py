@@ -22,7 +22,7 @@ from shell_blocks import BLOCK, ROOT, commands, name, pages, split, without_comm
 NOT_RUN: dict[str, str] = {  # pattern at the beginning of a command: the reason why it is not run
     r"make (demo|test|lint|verify|docs)\b": "installs into .venv, or runs these tests; .ci/run does it from a clone",
     r"source \.venv/bin/activate": "the environment of the tests is on the PATH already",
-    r"(uv )?pip install ": "needs a package index; .ci/run and make journeys install the package",
+    r"(uv )?pip (install|download) |uv venv ": "needs a package index; .ci/run and make journeys install the package",
     r"uv build |fresh/bin/": "needs a package index; the page says when it was tried",
     r"docker ": "needs docker; tests/integration/test_serve_command.py tests the command that the image runs",
     r"(RAY_ADDRESS=auto )?python examples/ray_": "needs Ray: make ray",
