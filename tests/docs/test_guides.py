@@ -85,6 +85,26 @@ def test_sentences_of_the_choices_have_the_stored_numbers() -> None:
     assert f"1024 steps on {calls['length']} positions took {calls['nfe']:.0f} network calls" in text
 
 
+def test_significance_in_the_choices_is_that_of_the_results() -> None:
+    """The names of rows on the results page, and the objectives of the guide."""
+    text, results = " ".join(page("choosing").split()), (ROOT / "docs/results.md").read_text()
+    names = {
+        "RADD any-order": "any-order",
+        "RADD t-DCE": "t-dce",
+        "D3PM absorbing": "d3pm",
+        "mean prediction": "mean",
+    }
+    (line,) = re.findall(r"^- RADD λ-DCE is not significantly better than (.+)\.$", results, re.MULTILINE)
+    found = dict(re.findall(r"([^,(]+?) \(p = ([\d.]+)\)(?:, )?", line))
+    assert set(found) == set(names)
+    for row, p in found.items():
+        assert f"`{names[row]}` (p = {p})" in text
+    (significant, differences) = re.findall(r"(\d+) of (\d+) differences are significant", results)[0]
+    assert (
+        f"Of the {differences} differences between the rows of the [results](../results.md) {significant} are" in text
+    )
+
+
 def test_values_to_expect_are_stored() -> None:
     lines = [json.loads(line) for line in (ROOT / "benchmarks/results/scaling.jsonl").read_text().splitlines()]
 
