@@ -138,7 +138,7 @@ def evaluate_dataset(
 ) -> None:
     """Evaluate the likelihood of a dataset: the variational bound, its terms and its standard error.
 
-    The result does not depend on the number of processes. Examples:
+    Up to rounding, the result does not depend on the number of processes. Examples:
 
     - `sedd eval run test.txt`
     - `sedd eval run text8.xz --protocol text8p --json`

@@ -89,7 +89,7 @@ class Protocol:
     packing: Packing
     terms: tuple[str, ...] = ALL_TERMS
     t_min: float = 0.0
-    """Smallest time of the diffusion term; published tables integrate from here to 1."""
+    """Smallest time of the diffusion term; published tables average over times from here to 1."""
     draws: int = 8
     """Default number of Monte Carlo draws per sequence; it affects the standard error, not the expected value."""
     benchmarks: tuple[str, ...] = ()
