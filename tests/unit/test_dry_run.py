@@ -126,7 +126,7 @@ def test_the_table_and_its_formula_are_those_of_the_results() -> None:
     assert math.sqrt(np.mean(np.square(left_out))) == pytest.approx(scaling.ERROR, abs=0.006)
     page = (RESULTS.parents[1] / "docs" / "guides" / "training.md").read_text()
     e, a, alpha, b, beta = formula
-    assert f"bits per character = {e:.2f} + {a:.2f} N^−{alpha:.2g} + {b:.1f} C^−{beta:.2g}\n" in page
+    assert rf"= {e:.2f} + {a:.2f}\, N^{{-{alpha:.2g}}} + {b:.1f}\, C^{{-{beta:.2g}}}" in page
     assert f"fitted to {len(runs)} measured runs" in page
     assert f"is {scaling.ERROR:g} bits" in page
 
