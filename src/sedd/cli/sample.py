@@ -72,7 +72,7 @@ def sample(
     """Generate texts unconditionally, or given a label.
 
     Texts go to stdout, with control characters escaped and a line before each if there are several; --json and --out
-    keep them as they are. Statistics go to stderr. The same seed gives the same texts.
+    keep them as they are. Statistics go to stderr. The same seed gives the same texts, up to rounding.
     """
     assert model is not None  # its callback returns the default
     if out is not None:

@@ -19,7 +19,10 @@ class Request(BaseModel):
         None, gt=0, le=86_400, description="Seconds within which the reply must be complete; by default the server's."
     )
     seed: int | None = Field(
-        None, ge=0, lt=2**63, description="The same seed gives the same reply; without one, a new seed is drawn."
+        None,
+        ge=0,
+        lt=2**63,
+        description="The same seed gives the same reply, up to rounding; without one, a new one is drawn.",
     )
     label: str | None = Field(None, description="Condition on this label, for a model trained with labels.")
 
