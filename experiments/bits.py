@@ -69,6 +69,13 @@ def difference_lines(ours: Json, rivals: Json) -> list[str]:
     ]
 
 
+def command_lines(run: Json) -> list[str]:
+    """Return the commands of a run, of training and of evaluation, as items of a list."""
+    parts = len(run["parts"])
+    resumed = f" (in {parts} parts, the others with `--resume`)" if parts > 1 else ""
+    return [f"- `{run['command']}`{resumed}, then `{run['eval_command']}`"]
+
+
 def recipe_of(run: Json) -> str:
     """Return the recipe that a command names."""
     words: list[str] = run["command"].split()

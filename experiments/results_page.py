@@ -202,9 +202,9 @@ def bits_section(root: Path) -> Section | None:
     lines += [
         *bits.difference_lines(ours, rivals),
         "",
-        "Commands:",
+        "Commands, where `train.txt` holds the first 69M characters of text8, the last 5M of them for validation:",
         "",
-        *(f"- `{run['command']}`" for run in ours["runs"].values()),
+        *(line for run in ours["runs"].values() for line in bits.command_lines(run)),
     ]
     data = [rows, [run.get("curve") for run in ours["runs"].values()]]
     about = "Bits per character of text8p against seconds of training, beside published code"
