@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sedd import recipes
+from sedd.evaluation.protocols import DATASETS
 from sedd.runtime.device import FP8_CAPABILITY, TRITON_CAPABILITY
 from sedd.training import step
 
@@ -224,3 +225,10 @@ def test_published_numbers_are_the_stored_ones() -> None:
     sedd = dict(zip(columns, published["zero_shot_mdlm"]["rows"]["SEDD"]["values"], strict=True))
     shown = f"SEDD there: PTB {sedd['ptb']:.2f}, LM1B {sedd['lm1b']:.2f}, LAMBADA {sedd['lambada']:.2f}"
     assert shown in page("reproducing")
+
+
+def test_names_of_benchmark_files_are_those_of_the_protocols() -> None:
+    page = (ROOT / "docs/guides/likelihood.md").read_text()
+    rows = re.findall(r"^\| (LAMBADA|WikiText-2|WikiText-103|PTB|One Billion Words) \| (.+?) \|", page, re.MULTILINE)
+    shown = {title.replace("One Billion Words", "LM1B"): re.findall("`(.+?)`", names) for title, names in rows}
+    assert shown == {d.title: [name for names in d.files.values() for name in names] for d in DATASETS.values()}
