@@ -1,9 +1,11 @@
 """Draw the figures of the documentation with the package's processes, schedules, exact scores, samplers and networks.
 
-python experiments/pictures.py              writes docs/images/
+python experiments/pictures.py              writes docs/images/, all pictures of the documentation
 python experiments/pictures.py --only NAME  writes one figure
-python experiments/pictures.py --record     samples the texts of the moving picture and of the infilling anew, with the
-                                            model stories, and stores them in experiments/results/texts.json
+python experiments/pictures.py --record texts trace runs demos --book book.txt
+                                            computes anew what is stored in experiments/results, or the parts named:
+                                            texts (of the moving picture and the infilling) and trace, by the model
+                                            stories; runs, trained on a book; demos, which train small networks
 python experiments/pictures.py --check      names the figures that show other data, and then ends with code 1
 
 Every figure is drawn from data that are computed here or stored, and holds their digest: other data make it stale.
@@ -17,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import results_page
-from figures import animation, concepts, diagrams, introduction, screenshots
+from figures import animation, concepts, diagrams, guides, introduction, screenshots
 from figures.canvas import Picture
 from matplotlib.figure import Figure
 from PIL import Image, PngImagePlugin
@@ -25,18 +27,24 @@ from study_runs import digest, save_figure
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs/images"
+FORMATS = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".avif")
 FIGURES: Mapping[str, Picture] = {
     **introduction.PICTURES,
     **concepts.PICTURES,
     **diagrams.PICTURES,
     **animation.PICTURES,
+    **guides.PICTURES,
     **screenshots.PICTURES,
+    **guides.SCREENSHOTS,
 }
+PHOTOGRAPHED = (*screenshots.PICTURES, *guides.SCREENSHOTS)
+RASTER = (*guides.PICTURES, *PHOTOGRAPHED)
+PARTS = ("texts", *guides.PARTS)
 
 
 def path_of(name: str) -> Path:
     """Return the file of a figure."""
-    return IMAGES / f"{name}.{'png' if name in screenshots.PICTURES else 'svg'}"
+    return IMAGES / f"{name}.{'png' if name in RASTER else 'svg'}"
 
 
 def stored_digest(file: Path) -> str | None:
@@ -53,12 +61,20 @@ def stored_digest(file: Path) -> str | None:
 def stale() -> list[str]:
     """Return the figures whose data are not today's."""
     found = {path_of(name): picture.data() for name, picture in FIGURES.items()}
-    found |= {IMAGES / f"{drawing.name}.svg": drawing.data for drawing in results_drawings()}
+    found |= {path_of(drawing.name): drawing.data for drawing in results_drawings()}
     return [
         f"{file.name} shows other data; run make pictures"
         for file, data in found.items()
         if stored_digest(file) != digest(data)
     ]
+
+
+def unknown() -> list[str]:
+    """Return the pictures below docs/ that nothing here draws."""
+    drawn = {path_of(name) for name in (*FIGURES, *(drawing.name for drawing in results_drawings()))}
+    files = {file for file in IMAGES.parent.rglob("*") if file.suffix.lower() in FORMATS}
+    return [f"{file.relative_to(ROOT)} is drawn by no code; add it to FIGURES or delete it"
+            for file in sorted(files - drawn)]  # fmt: skip
 
 
 def results_drawings() -> list[results_page.Drawing]:
@@ -84,28 +100,32 @@ def write(name: str) -> None:
 def write_all() -> None:
     """Draw everything."""
     for name in FIGURES:
-        if name in screenshots.PICTURES and (reason := screenshots.missing()):
+        if name in PHOTOGRAPHED and (reason := screenshots.missing()):
             print(f"{path_of(name).name} is left as it is: {reason}", file=sys.stderr)
         else:
             write(name)
     for drawing in results_drawings():
-        save_figure(drawing.draw(), IMAGES / f"{drawing.name}.svg", drawing.data)
+        save_figure(drawing.draw(), path_of(drawing.name), drawing.data)
 
 
 def main() -> None:
     """Draw everything, or name what is out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=sorted(FIGURES), metavar="NAME", help="draw this figure alone")
-    parser.add_argument("--record", action="store_true", help="sample the stored texts anew")
-    parser.add_argument("--check", action="store_true", help="write nothing; end with code 1 if one is out of date")
+    parser.add_argument("--record", nargs="+", choices=PARTS, metavar="PART", help=f"compute anew: {', '.join(PARTS)}")
+    parser.add_argument("--book", type=Path, help="text of about a megabyte that runs are trained on")
+    parser.add_argument("--check", action="store_true", help="write nothing; end with code 1 if one is stale")
     args = parser.parse_args()
     if args.check:
-        if problems := stale():
+        if problems := stale() + unknown():
             print("\n".join(problems), file=sys.stderr)
             raise SystemExit(1)
         return
-    if args.record:
-        animation.record()
+    for part in args.record or ():
+        if part == "texts":
+            animation.record()
+        else:
+            guides.record(part, args.book)
     if args.only:
         write(args.only)
     else:

@@ -40,7 +40,7 @@ def record() -> None:
     (filled,) = model.infill(TEMPLATE, **INFILL)
     found: dict[str, Any] = {
         "what": "texts of the model stories, for docs/images: each token with the step at which it appeared, 0: given",
-        "command": "python experiments/pictures.py --record",
+        "command": "python experiments/pictures.py --record texts",
         "weights_sha256": weights_digest(),
         "sample": {"settings": SAMPLE, "text": story.text, "tokens": without_padding(story)},
         "infilling": {

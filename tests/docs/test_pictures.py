@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from sedd.cli import quality as cli_quality
+from sedd.demos import samplers, sentences
 from sedd.diffusion import process, schedule
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +45,16 @@ def test_a_figure_of_other_data_is_stale(pictures: ModuleType, monkeypatch: pyte
         "pictures-bounds.svg shows other data; run make pictures",
         "page.png shows other data; run make pictures",
     ]
+
+
+def test_every_picture_of_the_documentation_is_drawn_by_code(
+    pictures: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No picture is made by hand: the files below docs/ are those that the script writes. Mutant: one it does not."""
+    assert pictures.unknown() == []
+    others = {name: picture for name, picture in pictures.FIGURES.items() if name != "sweep"}
+    monkeypatch.setattr(pictures, "FIGURES", others)
+    assert pictures.unknown() == ["docs/images/sweep.png is drawn by no code; add it to FIGURES or delete it"]
 
 
 def test_the_introduction_and_every_concept_page_show_figures(pictures: ModuleType) -> None:
@@ -106,6 +118,82 @@ def test_lines_break_between_words(figures: ModuleType) -> None:
         ("↵", 5, 1),
         ("x", 0, 2),
     ]
+
+
+# What the guides show --------------------------------------------------------------------------------------
+
+
+def read_page(name: str) -> str:
+    """Return the text of a guide, each run of white space as one space."""
+    return " ".join((DOCS / "guides" / name).read_text().split())
+
+
+def test_tables_beside_figures_show_the_recorded_runs(figures: ModuleType) -> None:
+    """Commands and numbers of the comparison and of the sweep are those of the stored runs."""
+    stored, likelihood, quality = figures.guides.stored(), read_page("likelihood.md"), read_page("quality.md")
+    for page, part in ((likelihood, "compare"), (quality, "sweep")):
+        assert stored[part]["commands"] == getattr(figures.guides, part.upper())
+        assert [line for line in stored[part]["commands"] if line not in page] == []
+    shown = ("run", "objective", "parameters", "trained_tokens", "bits", "stderr_bits", "ppl_bound", "is_exact")
+    for row in stored["compare"]["rows"]:
+        assert f"| {' | '.join(str(row[name]) for name in shown)} |" in likelihood
+    for row in stored["sweep"]["rows"]:
+        fields = ("steps", "temperature", "gen_ppl_by_token", "entropy_nats", "self_repetition_4", "nfe")
+        cells = (cli_quality._format(row[name], row.get(f"stderr_{name}")) for name in fields)
+        assert f"| {' | '.join(cells)} |" in quality
+
+
+def test_the_captions_of_the_sweep_hold(figures: ModuleType) -> None:
+    """A lower temperature has the lower perplexity and the lower entropy; over the steps, intervals overlap."""
+    rows = figures.guides.stored()["sweep"]["rows"]
+    cold, warm = ([row for row in rows if row["temperature"] == value] for value in (0.7, 1))
+    for name in ("gen_ppl_by_token", "entropy_nats"):
+        assert max(row[name] for row in cold) < min(row[name] for row in warm)
+    for group in (cold, warm):
+        low, high = (
+            [row["gen_ppl_by_token"] + sign * 1.96 * row["stderr_gen_ppl_by_token"] for row in group]
+            for sign in (-1, 1)
+        )
+        assert max(low) < min(high)
+
+
+def test_the_trace_is_that_of_the_command(figures: ModuleType) -> None:
+    record = figures.guides.stored()["trace"]
+    assert record["weights_sha256"] == figures.animation.weights_digest()
+    assert (record["template"], record["settings"]) == (figures.guides.TEMPLATE, figures.guides.TRACE)
+    command = (
+        f'sedd trace stories "{record["template"]}" --temperature {record["settings"]["temperature"]} --out trace.html'
+    )
+    assert command in read_page("sampling.md")
+    given = "".join(token if not step else "\0" for token, step in record["tokens"])
+    expected = re.sub(r" \{(\d+)\}", lambda gap: "\0" * int(gap[1]), record["template"])
+    assert given.replace("<pad>", "") == expected
+
+
+def test_recorded_demonstrations_are_those_of_the_code_and_of_the_page(figures: ModuleType) -> None:
+    """Errors of samplers are computed again for few steps; the tables of the page show what is stored."""
+    stored, page = figures.guides.stored(), read_page("demos.md")
+    errors = {(row["process"], row["sampler"], row["steps"]): row["error"] for row in stored["samplers"]}
+    for row in samplers.sampler_errors(3, 3, "log-linear", 8, seed=0):
+        assert errors[row[:3]] == pytest.approx(row.error, rel=1e-9)
+    for steps in (1, 4, 16, 64, 256):
+        cells = (f"{errors['absorbing', name, steps]:.2e}" for name in samplers.SAMPLERS)
+        assert f"{steps} {' '.join(cells)}" in page
+    rows = stored["all-masked"]
+    for text in rows[0]["frequencies"]:
+        cells = (f"{row['frequencies'][text]:.3f}" for row in rows)
+        assert f"{text} {sentences.CORPUS[text] / 100:.3f} {' '.join(cells)}" in page
+    for name, field, digits in (("total variation", "total_variation", 3), ("chi-square, 5 degrees", "chi_square", 1)):
+        assert f"{name} {' '.join(f'{row[field]:.{digits}f}' for row in rows)}" in page
+    restored = {(row["method"], row["noise_level"]): row for row in stored["one-step"]}
+    assert f"{100 * restored['exact, argmax', 0.5]['recovered']:.0f} of 100 cases" in page
+    least = min(row["grammatical"] for (method, _), row in restored.items() if method == "model, draw")
+    assert f"Of its draws {int(100 * least)} % or more are" in page
+    examples = [" ".join(row) for row in stored["one-step examples"]]
+    assert len([row for row in examples if row in page]) == 3
+    for row in figures.guides.found_ratios():
+        if row.step == 100:
+            assert re.search(rf"{row.objective} ([\d.]+ ){{5}}{row.error:.4f}", page), row.objective
 
 
 # What the figures show is true -----------------------------------------------------------------------------
