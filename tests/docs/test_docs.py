@@ -114,12 +114,6 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)) <= set(targets)
 
 
-def test_links_have_targets() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{name(page)} links to {target}"
-
-
 def test_sections_of_the_mathematics_and_docstrings_cite_each_other() -> None:
     """Every section that the code cites exists, and the code cites every section."""
     sections = set(re.findall(r"^## §(\d+)", (ROOT / "docs/mathematics.md").read_text(), re.MULTILINE))

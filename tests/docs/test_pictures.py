@@ -1,10 +1,10 @@
 """The figures of the documentation show today's data, mathematics and code."""
 
-import importlib
 import itertools
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,9 +20,8 @@ DOCS = ROOT / "docs"
 
 
 @pytest.fixture
-def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    return importlib.import_module("pictures")
+def pictures(experiment: Callable[[str], ModuleType]) -> ModuleType:
+    return experiment("pictures")
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The reference: generated pages are those of today's program; every public module and every paper is there."""
 
 import ast
-import importlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,15 +22,13 @@ REFERENCE = ROOT / "docs/reference"
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    return importlib.import_module("reference_pages")
+def pages(experiment: Callable[[str], ModuleType]) -> ModuleType:
+    return experiment("reference_pages")
 
 
 @pytest.fixture
-def page_text(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    return importlib.import_module("reference_text")
+def page_text(experiment: Callable[[str], ModuleType]) -> ModuleType:
+    return experiment("reference_text")
 
 
 # Generated pages -------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The results page and the tables of the README are what the stored results give."""
 
-import importlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,9 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def results_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    return importlib.import_module("results_page")
+def results_page(experiment: Callable[[str], ModuleType]) -> ModuleType:
+    return experiment("results_page")
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """The tour of the code names functions, files and modules that exist."""
 
 import ast
-import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -60,9 +60,8 @@ def test_the_files_of_the_tour_exist() -> None:
 
 
 @pytest.fixture
-def tree(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    return importlib.import_module("tree")
+def tree(experiment: Callable[[str], ModuleType]) -> ModuleType:
+    return experiment("tree")
 
 
 def test_the_tree_is_up_to_date(tree: ModuleType) -> None:
