@@ -123,16 +123,15 @@ class TokenBlocks:
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{len(self) - 1}")
         if self.index.packing == "packed":
-            rows = self._read_windows((self._first + indices) * self.length)
+            starts = (self._first + indices) * self.length
+            rows = self._read_tokens(starts[:, None] + np.arange(self.length))
             return self._check_ids(rows), np.ones(rows.shape, bool)
-        fill = self.tokenizer.pad if self.index.pad == "model" else 0
-        rows = np.full((len(indices), self.length), fill, np.int64)
-        valid = np.ones(rows.shape, bool)
-        for row, mask, number in zip(rows, valid, indices.tolist(), strict=True):
-            start, stop = (int(a) for a in self._starts[self._first + number :][:2])
-            self._copy(start, row[: stop - start])
-            if self.index.pad == "ignore":
-                mask[stop - start :] = False
+        numbers, places = self._first + indices, np.arange(self.length)
+        start, stop = self._starts[numbers], self._starts[numbers + 1]
+        inside = places < (stop - start)[:, None]
+        rows = np.full(inside.shape, self.tokenizer.pad if self.index.pad == "model" else 0, np.int64)
+        rows[inside] = self._read_tokens((start[:, None] + places)[inside])
+        valid = inside if self.index.pad == "ignore" else np.ones(rows.shape, bool)
         return self._check_ids(rows), valid
 
     def _check_ids(self, rows: Int[np.ndarray, "n length"]) -> Int[np.ndarray, "n length"]:
@@ -188,29 +187,19 @@ class TokenBlocks:
         held_out = min(max(1, round(total * val_fraction)), total - 1)
         return (0, total - held_out) if split == "train" else (total - held_out, held_out)
 
-    def _read_windows(self, starts: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n length"]:
-        """Read windows of the token stream, those inside one shard without a loop."""
-        rows = np.empty((len(starts), self.length), np.int64)
-        shard = np.searchsorted(self._ends, starts, side="right")
-        inside = starts + self.length <= self._ends[np.minimum(shard, len(self._ends) - 1)]
-        for number in np.unique(shard[inside]).tolist():
-            chosen, tokens = inside & (shard == number), self._shards[number]
-            offsets = starts[chosen] - (int(self._ends[number]) - len(tokens))
-            rows[chosen] = tokens[offsets[:, None] + np.arange(self.length)]
-        for i in np.flatnonzero(~inside).tolist():
-            self._copy(int(starts[i]), rows[i])
-        return rows
-
-    def _copy(self, start: int, row: Int[np.ndarray, " n"]) -> None:
-        """Fill ``row`` from the token stream, across shards."""
-        filled = 0
-        while filled < len(row):
-            shard = int(np.searchsorted(self._ends, start + filled, side="right"))
-            tokens = self._shards[shard]
-            offset = start + filled - (int(self._ends[shard]) - len(tokens))
-            part = tokens[offset : offset + len(row) - filled]
-            row[filled : filled + len(part)] = part
-            filled += len(part)
+    def _read_tokens(self, at: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
+        """Read the tokens of the stream at these places, from every shard that holds some of them."""
+        tokens = np.empty(at.shape, np.int64)
+        if not at.size:
+            return tokens
+        least, most = int(at.min()), int(at.max())
+        first, last = np.searchsorted(self._ends, [least, most], side="right").tolist()
+        for number in range(first, last + 1):
+            shard, end = self._shards[number], int(self._ends[number])
+            start = end - len(shard)
+            chosen = ... if first == last else (start <= at) & (at < end)  # mostly, one shard holds all
+            tokens[chosen] = shard[at[chosen] - start]
+        return tokens
 
     def _loss_tokens(self) -> int:
         return self.index.records * self.length if self.index.pad == "model" else self.index.tokens
