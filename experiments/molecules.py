@@ -23,9 +23,9 @@ from sedd import data, hub
 
 STEPS = ("train", "export", "sample", "measure", "card")
 CONFIG = {
-    "model.width": "256",
-    "model.depth": "4",
-    "model.heads": "4",
+    "model.width": "192",
+    "model.depth": "8",
+    "model.heads": "3",
     "model.ngrams": "2",
     "model.embedding_norm": "true",
     "optim.name": "muon",
@@ -114,7 +114,7 @@ def main() -> None:
         elif step == "export":
             study.export(test, args.dtype, args.draws)
         elif step == "sample":
-            study.sample(args.samples, "--steps", 128, "--batch", 1000)
+            study.sample(args.samples, "--steps", "inf", "--batch", 1000)
         elif step == "measure":
             study.measure("quality", "quality", study.samples, "--molecules", "--known", train)
         else:

@@ -215,25 +215,39 @@ class Trainer:
 
         On a GPU the files are written in the background; `writer.wait` waits for them.
         """
-        from torch.distributed.checkpoint import state_dict  # takes a second to import
-
-        # FSDP gathers one weight at a time and moves it to the host; without it the copies are those of `copy_to_host`
-        gather = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=self.config.train.fsdp)
-        weights: dict[str, Any] = {
-            "model": state_dict.get_model_state_dict(self.network, options=gather),
-            "ema": state_dict.get_model_state_dict(self.ema.network, options=gather),
-        }
-        optimizers: dict[str, Any] = {"state": {}}
-        if all(optimizer.state for optimizer in self.optimizers):  # else torch would give them one, as after a step
-            optimizers = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=gather)
+        tensors = self._gather_sharded() if self.config.train.fsdp else self._named_tensors()
         if self.ranks.is_main:
-            moments = {f"{name}|{key}": v for name, values in optimizers["state"].items() for key, v in values.items()}
             index = self.blocks.index
             dataset = {"vocab_size": index.vocab_size, "labels": self.blocks.labels, "data_sha256": index.sha256}
             records = {"config": {**self.config.as_dict(), **dataset}, "state": dict(vars(self.state))}
             self.writer.wait()  # before the copies: there is room for those of one checkpoint
-            tensors = copy_to_host({**weights, "optimizer": moments})
-            self.writer.submit(partial(self._write, root, replace(self.state), tensors, records))
+            self.writer.submit(partial(self._write, root, replace(self.state), copy_to_host(tensors), records))
+
+    def _named_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return weights, EMA and the optimizers' moments by name, without torch's modules for sharded ones."""
+        moments = {
+            f"{name}|{key}": value
+            for name, weight in self.network.named_parameters()
+            for optimizer in self.optimizers
+            for key, value in optimizer.state.get(weight, {}).items()
+        }
+        return {"model": self.network.state_dict(), "ema": self.ema.network.state_dict(), "optimizer": moments}
+
+    def _gather_sharded(self) -> dict[str, dict[str, Tensor]]:
+        """Return what `_named_tensors` does: FSDP gathers one tensor at a time, and the first process keeps it."""
+        from torch.distributed.checkpoint import state_dict
+
+        gather = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        optimizers: dict[str, Any] = {"state": {}}
+        if all(optimizer.state for optimizer in self.optimizers):  # else torch would give them one, as after a step
+            optimizers = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=gather)
+        return {
+            "model": state_dict.get_model_state_dict(self.network, options=gather),
+            "ema": state_dict.get_model_state_dict(self.ema.network, options=gather),
+            "optimizer": {
+                f"{name}|{key}": value for name, values in optimizers["state"].items() for key, value in values.items()
+            },
+        }
 
     def _write(
         self, root: Path, state: TrainingState, tensors: dict[str, dict[str, Tensor]], records: dict[str, Any]
