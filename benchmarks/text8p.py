@@ -81,14 +81,14 @@ def measure_run(name: str, args: argparse.Namespace, data: Path) -> dict[str, An
     if code:
         raise SystemExit(f"sedd eval ended with code {code}")
     return {
-        "command": _shell(words),
+        "command": shell(words),
         "date": datetime.date.today().isoformat(),
         "seconds": seconds,
         "wall_seconds": sum(seconds_of_parts),
         "parts": seconds_of_parts,
         "training": json.loads(output),
         "config": json.loads((folder / "config.json").read_text()),
-        "eval_command": _shell(evaluation),
+        "eval_command": shell(evaluation),
         "eval_wall_seconds": round(eval_wall, 1),
         "evaluation": json.loads(evaluated),
         "reference": reference,
@@ -104,7 +104,7 @@ def measure_speed(name: str, args: argparse.Namespace, data: Path) -> dict[str, 
     bench = ["bench", "train", *common, "--batch", batch, "--vocab", vocab, "--precision", args.precision, "--json"]
     folder = args.out / f"speed-{name.replace(' ', '').replace(',', '-')}"
     shutil.rmtree(folder, ignore_errors=True)
-    source = [data] if is_text8 else [_random_tokens(args.out), "--tokenizer", "ints"]
+    source = [data] if is_text8 else [random_tokens(args.out), "--tokenizer", "ints"]
     sets = [f"train.precision={args.precision}", "train.grad_accumulation=1", "train.eval_every=0"]
     words = ["train", *source, *common, "--batch-size", batch, "--steps", args.speed_steps, "--out", folder]
     words += [word for assignment in sets for word in ("--set", assignment)]
@@ -112,14 +112,14 @@ def measure_speed(name: str, args: argparse.Namespace, data: Path) -> dict[str, 
     for command in (bench, [*words, "--json"]):
         code, output, wall = run_command(*command)
         if code:
-            raise SystemExit(f"{_shell(command)} ended with code {code}")
+            raise SystemExit(f"{shell(command)} ended with code {code}")
         outputs.append(output)
     records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     rates = [record["tokens_per_second"] for record in records if "tokens_per_second" in record][3:]
     fused = json.loads(outputs[0])["rows"][0]["tokens_per_second"]
     return {
-        "bench_command": _shell(bench),
-        "command": _shell(words),
+        "bench_command": shell(bench),
+        "command": shell(words),
         "bench": fused,
         "train": statistics.median(rates),
         "ratio": statistics.median(rates) / fused,
@@ -127,7 +127,7 @@ def measure_speed(name: str, args: argparse.Namespace, data: Path) -> dict[str, 
     }
 
 
-def _random_tokens(folder: Path) -> Path:
+def random_tokens(folder: Path) -> Path:
     """Write random tokens of a vocabulary of 50,257."""
     import numpy as np
 
@@ -139,7 +139,17 @@ def _random_tokens(folder: Path) -> Path:
     return path
 
 
-def _shell(words: list[Any]) -> str:
+def training_text(text8: Path, folder: Path) -> Path:
+    """Write the characters to train and validate on, once."""
+    path = folder / "train.txt"
+    if not path.exists():
+        with text8.open("rb") as raw, compression.open_decompressed(text8, raw) as file:
+            path.write_bytes(file.read(TRAIN_CHARACTERS + VALIDATION_CHARACTERS))
+    return path
+
+
+def shell(words: list[Any]) -> str:
+    """Return a command of ``sedd`` as it is typed, without the folders of files."""
     return shlex.join(["sedd", *(Path(w).name if isinstance(w, Path) else str(w) for w in words)])
 
 
@@ -186,10 +196,7 @@ def main() -> None:
     record: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
     defaults = device_defaults(None)
     record["machine"] = describe_machine(defaults.device, defaults.precision)._asdict()
-    data = args.out / "train.txt"
-    if not data.exists():
-        with args.text8.open("rb") as raw, compression.open_decompressed(args.text8, raw) as file:
-            data.write_bytes(file.read(TRAIN_CHARACTERS + VALIDATION_CHARACTERS))
+    data = training_text(args.text8, args.out)
     only = args.only.split(",") if args.only else [*RUNS, "speed"]
     for name in only:
         if name == "speed":
