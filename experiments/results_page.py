@@ -219,9 +219,11 @@ def bits_section(root: Path) -> Section | None:
 
 
 def study_note(record: Json, script: str) -> str:
-    """State the machine, the commit and the day of a study."""
-    machine = record["machine"]
-    return f"One {machine['name']}; `experiments/{script}.py` at {machine['commit']}, {record['date']}."
+    """State the machine, the commits and the days of the rows of a study."""
+    machine, rows = record["machine"], record["rows"].values()
+    commits = " and ".join(dict.fromkeys(row.get("commit", machine["commit"]) for row in rows))
+    dates = " and ".join(sorted({row.get("date", record["date"]) for row in rows}))
+    return f"One {machine['name']}; `experiments/{script}.py` at {commits}, {dates}."
 
 
 def objectives_section(root: Path) -> Section | None:

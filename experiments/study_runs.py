@@ -104,7 +104,10 @@ class Results:
         self.record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def describe(self, **facts: Any) -> None:
-        """Store facts of the whole study, the day and the machine; rows of other facts are not mixed with these."""
+        """Store facts of the whole study, the day and the machine; rows of other facts are not mixed with these.
+
+        Rows that were measured before keep their day and commit.
+        """
         for name, value in facts.items() if self.record.get("rows") else ():
             if (before := self.record.get(name, value)) != value:
                 raise SystemExit(
@@ -113,8 +116,15 @@ class Results:
                 )
         defaults = device_defaults(None)
         machine = describe_machine(defaults.device, defaults.precision)._asdict()
+        self._stamp_rows()
         self.record |= {**facts, "date": datetime.date.today().isoformat(), "machine": machine}
         self.save()
+
+    def _stamp_rows(self) -> None:
+        """Give rows without a day and a commit those of the study."""
+        if "machine" in self.record:
+            stamp = {"date": self.record["date"], "commit": self.record["machine"]["commit"]}
+            self.record["rows"] = {name: stamp | row for name, row in self.record.get("rows", {}).items()}
 
     def __contains__(self, name: str) -> bool:
         """Whether a row is there; one that failed is not."""
@@ -124,6 +134,7 @@ class Results:
     def store(self, name: str, row: Mapping[str, Any]) -> None:
         """Add a row, and write the file."""
         self.record.setdefault("rows", {})[name] = dict(row)
+        self._stamp_rows()
         self.save()
 
     def save(self) -> None:

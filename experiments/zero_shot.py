@@ -61,15 +61,30 @@ def prepare_text(sources: Sequence[Path], path: Path) -> Path:
     return path
 
 
+LONGEST = 100_000
+"""Characters of a document: longer ones are cut, as a tokenizer takes one text per thread."""
+
+
 def read_texts(source: Path) -> Iterator[str]:
     """Yield the documents of a file; those of WikiText are its articles, detokenized."""
     for document in read_documents([source], packing="packed"):
         if not source.name.startswith("wikitext"):
-            yield document
+            yield from cut(document)
             continue
         for article in re.split(r"(?m)^(?= = [^=]+ = $)", document):
             if article.strip():
                 yield "\n".join(row.strip("\n") for row in DATASETS["wikitext2"].split_rows(article))
+
+
+def cut(document: str) -> Iterator[str]:
+    """Yield pieces of at most `LONGEST` characters, cut at spaces."""
+    start = 0
+    while len(document) - start > LONGEST:
+        space = document.rfind(" ", start + 1, start + LONGEST)
+        end = space if space > 0 else start + LONGEST
+        yield document[start:end]
+        start = end
+    yield document[start:]
 
 
 class Study:
