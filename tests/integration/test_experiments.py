@@ -17,8 +17,8 @@ from sedd import checkpoint, hub
 ROOT = Path(__file__).parents[2]
 
 
-def write_table(path: Path, count: int = 120) -> Path:
-    draw = random.Random(0)
+def write_table(path: Path, count: int, seed: int = 0) -> Path:
+    draw = random.Random(seed)
     rows = ["C" * draw.randint(2, 12) + draw.choice(["O", "N", "Cl"]) for _ in range(count)]
     path.write_bytes(gzip.compress("".join(f"{row}\n" for row in ["SMILES", *rows]).encode()))
     return path
@@ -29,9 +29,12 @@ def test_a_model_is_described_and_put_into_the_box(sedd: Sedd, tmp_path: Path, m
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     module = importlib.import_module("molecules")
     study = importlib.import_module("box").Study("molecules", tmp_path / "study")
-    module.split(write_table(tmp_path / "table.csv.gz"), study.out, 20)
+    tables = [write_table(tmp_path / "train.csv.gz", 100), write_table(tmp_path / "test.csv.gz", 40, seed=1)]
+    module.split(*tables, study.out, 20)
     train, test = ((study.out / name).read_text().split() for name in ("train.smi", "test.smi"))
     assert (len(train), len(test)) == (100, 20)
+    for part, table in ((train, tables[0]), (test, tables[1])):
+        assert set(part) <= set(gzip.decompress(table.read_bytes()).decode().split()[1:])
     hub.save_pretrained(boxed.write_model(tmp_path / "source"), study.model, dtype="int8")
     machine, ran = {"name": "small computer"}, {"command": f"sedd sample {study.model.name} -n 2"}
     study.store("train", {"command": "sedd train train.smi", "machine": machine, "result": {"seconds": 60.2}})
@@ -42,7 +45,7 @@ def test_a_model_is_described_and_put_into_the_box(sedd: Sedd, tmp_path: Path, m
     study.samples.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("CCO", "CCN")))
     card = study.write_card(*module.card_facts(study, study.out / "train.smi", study.out / "test.smi")).read_text()
     for words in (
-        *("100 molecules of the test split of MOSES; 20 others are held out", "60 seconds of training on one small"),
+        *("100 molecules of the training split of MOSES; 20 of its test split", "60 seconds of training on one small"),
         *("| 20 held-out molecules | strict | ≤ 1.5 ± 0.25 |", "| validity | 0.5 ± 0.35 |", "    CCO\n\n    CCN"),
         *(
             "costs 0.000120 ± 0.000030 nats per token, 0.000200 bits per character",
@@ -66,8 +69,8 @@ def test_the_script_runs_all_its_steps(tmp_path: Path) -> None:
     words = ["--minutes", 0.05, "--samples", 6, "--draws", 2, "--held-out", 20, "--precision", "float32"]
     words += [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     words += ["--out", out, "--box", tmp_path / "models", "--results", tmp_path / "results"]
-    table = write_table(tmp_path / "table.csv.gz")
-    done = subprocess.run([*script, str(table), *map(str, words)], capture_output=True, text=True, check=False)
+    tables = [write_table(tmp_path / f"{name}.csv.gz", count) for name, count in (("train", 100), ("test", 40))]
+    done = subprocess.run([*script, *map(str, [*tables, *words])], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results/molecules.json").read_text())
     assert results.keys() == {"train", "config", "run", "export", "sample", "quality"}
