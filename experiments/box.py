@@ -78,12 +78,13 @@ class Study:
         size = sum(file.stat().st_size for file in self.model.iterdir())
         self.store("export", self.results["export"] | {"folder_bytes": size})
 
-    def sample(self, count: int, *options: object) -> None:
-        """Draw ``count`` samples from the exported model."""
+    def sample(self, count: int, *options: object, to: Path | None = None) -> None:
+        """Draw ``count`` samples from the exported model: those of the card, or others into the file ``to``."""
         start = time.perf_counter()
-        words = ("sample", self.model, "-n", count, *options, "--out", self.samples)
+        words = ("sample", self.model, "-n", count, *options, "--out", to or self.samples)
         subprocess.run([sys.executable, "-m", "sedd", *map(str, words)], check=True)
-        self.store("sample", {"command": shell(words), "wall_seconds": round(time.perf_counter() - start, 1)})
+        record = {"command": shell(words), "wall_seconds": round(time.perf_counter() - start, 1)}
+        self.store("sample" if to is None else to.stem, record)
 
     def write_card(self, facts: hub.CardFacts, dataset: str) -> Path:
         """Write the card of the exported model from ``facts`` and the results; ``dataset`` names the held-out data."""

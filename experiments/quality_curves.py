@@ -17,7 +17,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from sedd.diffusion import categorical
 from sedd.evaluation.quality import evaluate_samples, judges
 from sedd.evaluation.quality import samples as sample_sets
 from sedd.evaluation.quality.mauve import MauveReference
-from sedd.generate.run import build_warping
+from sedd.generate.run import build_warping, with_padding
 from sedd.sampling import SamplingModel
 
 ABSORBING = ("euler", "tweedie", "first-hitting", "remask", "theta", "confidence")
@@ -128,6 +128,7 @@ class Study:
         name = Path(self.args.model).name
         with draw_precision(setting.draws):
             model = SamplingModel(self.loaded.model, warping=build_warping(options), fused=fused)
+            options = with_padding(self.loaded, options)
             run = generate.SamplingRun(model, self.loaded.process, self.loaded.schedule, options)
             prompt = generate.blank_prompt(self.loaded, self.args.count, self.args.length)
             drawn = sample_sets.generate_samples(
@@ -144,6 +145,7 @@ class Study:
             )
         except ValueError as error:  # samples without text: of records, a sampler may be surest of padding
             judged = {"failed": str(error)}
+        judged |= {"judge": Path(self.args.judge).name}  # without the folder of a file
         self.results.store(setting.name, {**setting._asdict(), **judged})
         return time.perf_counter() - start
 
@@ -171,8 +173,15 @@ def table_lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def failed_lines(record: Mapping[str, Any]) -> list[str]:
-    """Name the rows without metrics, and why."""
-    return [f"- {name}: {row['failed']}." for name, row in record["rows"].items() if "failed" in row]
+    """Name the rows without metrics, and why, those of a sampler together."""
+    failed: dict[str, list[Mapping[str, Any]]] = {}
+    for row in record["rows"].values():
+        if "failed" in row:
+            failed.setdefault(row["sampler"], []).append(row)
+    return [
+        f"- {sampler}, {', '.join(str(row['steps']) for row in rows)} steps: no metrics. {rows[0]['failed']}."
+        for sampler, rows in failed.items()
+    ]
 
 
 def measured_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -181,22 +190,35 @@ def measured_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def summary_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return, of temperature 1, perplexity and entropy by sampler and steps, and the seconds per sample."""
-    rows = [row for row in measured_rows(record) if row["temperature"] == 1]
-    steps = sorted({row["steps"] for row in rows})
-    found = {(row["sampler"], row["draws"], row["steps"]): row for row in rows}
-    lines: list[str] = []
-    for title, show in (
-        ("perplexity, entropy in nats", lambda row: f"{row['gen_ppl_by_token']:.1f}, {row['entropy_nats']:.2f}"),
-        ("seconds per sample", lambda row: f"{row['seconds_per_sample']:.3g}"),
-    ):
-        lines += [f"| {title}; steps: | {' | '.join(map(str, steps))} |", "|---|" + "---|" * len(steps)]
-        for sampler, draws in dict.fromkeys(key[:2] for key in found):
-            cells = (found.get((sampler, draws, count)) for count in steps)
-            name = sampler if draws == "float64" else f"{sampler}, float32 draws"
-            lines.append(f"| {name} | {' | '.join('' if row is None else show(row) for row in cells)} |")
-        lines.append("")
-    return [*lines, *failed_lines(record)]
+    """Return perplexity and entropy by sampler and steps, and by temperature where there are several; and seconds."""
+    rows = measured_rows(record)
+    at_one = [row for row in rows if row["temperature"] == 1]
+    cooled = {row["steps"] for row in rows if row["temperature"] != 1}
+    lines = pivot("perplexity, entropy in nats; steps:", at_one, "steps", show_quality)
+    for count in sorted(cooled):
+        part = [row for row in rows if row["steps"] == count]
+        lines += pivot(f"{count} steps; temperature:", part, "temperature", show_quality)
+    lines += pivot("seconds per sample; steps:", at_one, "steps", lambda row: f"{row['seconds_per_sample']:.3g}")
+    return [*lines, *failed_lines(record), ""]
+
+
+def show_quality(row: Mapping[str, Any]) -> str:
+    """Return perplexity and entropy; neither is stated without the other."""
+    return f"{row['gen_ppl_by_token']:.1f}, {row['entropy_nats']:.2f}"
+
+
+def pivot(
+    title: str, rows: Sequence[Mapping[str, Any]], column: str, show: Callable[[Mapping[str, Any]], str]
+) -> list[str]:
+    """Return a table of samplers, one column per value of ``column``."""
+    values = sorted({row[column] for row in rows})
+    found = {(row["sampler"], row["draws"], row[column]): row for row in rows}
+    lines = [f"| {title} | {' | '.join(f'{value:g}' for value in values)} |", "|---|" + "---|" * len(values)]
+    for sampler, draws in dict.fromkeys(key[:2] for key in found):
+        cells = (found.get((sampler, draws, value)) for value in values)
+        name = sampler if draws == "float64" else f"{sampler}, float32 draws"
+        lines.append(f"| {name} | {' | '.join('' if row is None else show(row) for row in cells)} |")
+    return [*lines, ""]
 
 
 STYLES = {

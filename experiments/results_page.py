@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from study_runs import digest, save_figure
 
 from sedd import plot
+from sedd.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 IN_README = (
@@ -245,12 +246,16 @@ def quality_section(root: Path) -> Section | None:
     """Sample quality against compute, a table and curves for each file of results."""
     files = sorted((root / "experiments/results").glob("quality*.json"))
     records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    records.sort(key=lambda record: record["model"] in zero_shot.ROWS)  # models in the box first
     if not records:
         return None
     lines = []
     for record in records:
         judge = quality_curves.measured_rows(record)[0]["judge"]
-        lines += [f"`{record['model']}`, {record['noise']} noise, judge {judge}, {record['samples']} samples per row. "]
+        about = " of the zero-shot table below" if record["model"] in zero_shot.ROWS else ""
+        lengths = {row["length"] for row in quality_curves.measured_rows(record)}
+        size = f"{record['samples']} samples of {' or '.join(map(str, lengths))} tokens per row"
+        lines += [f"`{record['model']}`{about}, {record['noise']} noise, judge {judge}, {size}."]
         lines += [study_note(record, "quality_curves"), "", *quality_curves.summary_lines(record)]
     data = [quality_curves.table_lines(record) for record in records]
     about = "Generative perplexity against steps and entropy"
@@ -269,7 +274,23 @@ def zero_shot_section(root: Path) -> Section | None:
     )
     sources = json.loads(zero_shot.PUBLISHED.read_text(encoding="utf-8"))["sources"]
     cited = [f"- {name}: {title}." for name, title in sources.items()]
-    return Section("Zero-shot likelihood in miniature", [note, "", *zero_shot.table_lines(record), *cited], [])
+    lines = [note, "", *zero_shot.table_lines(record), *cited, *text_lines(root)]
+    return Section("Zero-shot likelihood in miniature", lines, [])
+
+
+def text_lines(root: Path) -> list[str]:
+    """State what the text of the zero-shot models was assembled from."""
+    summary = read(root, "experiments/results/english-text.json")
+    if summary is None:
+        return []
+    names = [f"{name.split(':')[1]} ({part['characters'] / 1e6:.1f}M)" for name, part in summary["sources"].items()]
+    return [
+        "",
+        f"`english.jsonl.xz` is written by `experiments/english_text.py`: {summary['totals']['characters'] / 1e6:.0f}M "
+        f"characters of books, news, speeches, encyclopedia summaries and reviews from packages, by name (characters): "
+        f"{', '.join(names)}. Paragraphs that share ten words in a row with any of the texts that are scored were left "
+        f"out: {summary['totals']['overlapping']}.",
+    ]
 
 
 def models_section(root: Path) -> Section | None:
@@ -288,7 +309,93 @@ def models_section(root: Path) -> Section | None:
     return Section("Models in the box", table(heads, rows), []) if rows else None
 
 
-SECTIONS = (speed_section, bits_section, objectives_section, quality_section, zero_shot_section, models_section)
+# Serving and saving ----------------------------------------------------------------------------------------
+
+
+def serving_section(root: Path) -> Section | None:
+    """Throughput and latency of a server under load, beside offline sampling."""
+    lines: list[str] = []
+    for name in ("serve-h200", "serve-cpu"):
+        record = read(root, f"benchmarks/results/{name}.json")
+        if record is None:
+            continue
+        machine, setting, offline = record["machine"], record["setting"], record["offline_tokens_per_second"]
+        heads = ("load", "tokens/s", "of offline", "replies", "refused", "p50, p95, p99", "first edit", "rows per pass")
+        rows = [
+            [
+                load["variant"],
+                f"{load['tokens_per_second']:,.0f}",
+                f"{load['tokens_per_second'] / offline:.0%}",
+                str(load["replies"]),
+                str(load["refused"]),
+                ", ".join(f"{load[p] / 1e3:.2f}" for p in ("p50", "p95", "p99")) + " s",
+                "" if load["first_edit"] is None else f"{load['first_edit']:.0f} ms",
+                f"{load['occupancy']:.1f}",
+            ]
+            for load in record["loads"]
+        ]
+        differing = sum(load["differing"] for load in record["loads"])
+        errors = sum(load["errors"] for load in record["loads"])
+        lines += [
+            f"One {machine['name']}, `{record['command']}` at {machine['commit']}: the network of recipe "
+            f"`{setting['recipe']}` with random weights, {setting['steps']} steps, {setting['batch']} slots, "
+            f"{machine['precision']}. Offline sampling of as many texts at once: {offline:,.0f} tokens per second. "
+            f"Replies that differ from those of the same request alone: {differing}; errors: {errors}.",
+            "",
+            *table(heads, rows),
+            "",
+        ]
+    return Section("Serving", lines[:-1], []) if lines else None
+
+
+def saving_section(root: Path) -> Section | None:
+    """What checkpoints cost a run on a GPU."""
+    record = read(root, "benchmarks/results/saving-h200.json")
+    if record is None:
+        return None
+    heads = (
+        "run",
+        "checkpoint",
+        "cost of one during the run",
+        "share at the recipe's interval",
+        "share of the whole run",
+    )
+    rows = []
+    for name, run in record["runs"].items():
+        training, count = run["training"], run["checkpoints"]
+        cost, every = (run["waited_seconds"] + run["slowed_seconds"]) / count, RECIPES[name]["train"]["save_every"]
+        total = training["seconds"] + training["eval_seconds"] + training["save_seconds"]
+        share = (training["save_seconds"] + run["slowed_seconds"]) / total
+        what = f"`{name}`, {training['step']:,} steps, {count + 1} checkpoints"
+        rows.append(
+            [
+                what,
+                f"{run['checkpoint_bytes'] / 1e9:.2f} GB",
+                f"{cost:.2f} s",
+                f"{cost / (cost + every * run['seconds_per_step']):.2%} (every {every:,} steps)",
+                f"{share:.1%} of {total:.0f} s",
+            ]
+        )
+    commits = " and ".join(dict.fromkeys(run["commit"] for run in record["runs"].values()))
+    note = (
+        f"One {record['machine']['name']}; `benchmarks/saving.py` at {commits}, {record['date']}. On a GPU checkpoints "
+        "are copied to the host and written beside training. The first one of a run costs more than the next, since "
+        "memory of the host is allocated for it; for the last one a run waits. `small` is saved far more often here than "
+        "by its recipe."
+    )
+    return Section("Checkpoints", [note, "", *table(heads, rows)], [])
+
+
+SECTIONS = (
+    speed_section,
+    bits_section,
+    objectives_section,
+    quality_section,
+    zero_shot_section,
+    models_section,
+    serving_section,
+    saving_section,
+)
 
 
 # Page and README -------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ LICENCE = (
 )
 LIMITS = (
     "A small model for demonstrations: stories of at most 1000 characters in the words of four-year-olds, whose thread "
-    "is sometimes lost, and at temperature 1 often. Sampling by confidence may end in an empty text. Short templates "
+    "is sometimes lost, and at temperature 1 often. Sampling by confidence makes them too long. Short templates "
     "are unlike its data: nine in ten held-out stories have 132 to 223 tokens, the shortest 69. It repeats the names "
     "and endings that its data repeat. It knows nothing about the world."
 )

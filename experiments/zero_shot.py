@@ -16,12 +16,13 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from study_runs import Results, TimeLimit, parse_config, report_skipped, run_command, set_options
 
+from sedd import checkpoint
 from sedd.data import read_documents
 from sedd.evaluation.protocols import DATASETS, get_protocol
 
@@ -49,6 +50,7 @@ ROWS: dict[str, dict[str, object]] = {
 }
 STOPPED = 143
 """The exit code of a run that a signal stopped."""
+GPT2_TOKENS = 50_257
 PUBLISHED = Path(__file__).with_name("published.json")
 
 
@@ -112,7 +114,10 @@ class Study:
         if trained.code:
             self.results.store(row, {"failed": f"sedd train ended with code {trained.code}"})
             return True
-        record: dict[str, Any] = {"command": trained.command, "training": trained.record}
+        tokens = self.args.tokenizer
+        command = trained.command.replace(tokens, Path(tokens).name)  # without the folder of a file
+        stored = checkpoint.read_stored_model(checkpoint.newest(folder / checkpoint.CHECKPOINTS) or folder)
+        record: dict[str, Any] = {"command": command, "vocab_size": stored.vocab_size, "training": trained.record}
         record["evaluation"] = {name: self.evaluate(folder, name) for name in self.args.protocols.split(",")}
         if empty := [name for name, records in record["evaluation"].items() if not records]:
             record["failed"] = f"sedd eval under protocol {' and '.join(empty)}"
@@ -158,24 +163,48 @@ def table_lines(record: Mapping[str, Any]) -> list[str]:
         found = {name: {r["dataset"]: r for r in row["evaluation"][protocol]} for name, row in rows.items()}
         columns = list(dict.fromkeys(dataset for records in found.values() for dataset in records))
         titles = [DATASETS[name].title for name in columns]
-        lines += [f"Protocol `{protocol}`, bits per character and, in brackets, perplexity per token:", ""]
+        lines += [
+            f"Protocol `{protocol}`, bits per character ± standard error and, in brackets, perplexity per token:",
+            "",
+        ]
         lines += [f"| | {' | '.join(titles)} |", "|---|" + "---|" * len(columns)]
         for name, records in found.items():
             cells = (describe(records.get(column)) for column in columns)
-            lines.append(f"| ours, {name}, {record['seconds']:g} s | {' | '.join(cells)} |")
+            tokens = f"{rows[name]['training']['tokens'] / 1e6:.3g}M tokens"
+            lines.append(f"| ours, {name}, {record['seconds']:g} s, {tokens} | {' | '.join(cells)} |")
         lines += [*published_rows(protocol, columns), ""]
-        if record["tokenizer"] != "gpt2":
-            lines.append("- Our tokens are not those of GPT-2: published perplexities are for scale only.")
+        lines.append(f"- {tokens_note(rows.values())}")
         lines += [*(f"- {note}" for note in contamination(record, protocol, columns)), ""]
+    return [*lines, *other_protocols(protocols)]
+
+
+def tokens_note(rows: Iterable[Mapping[str, Any]]) -> str:
+    """State whether perplexities per token can be compared with published ones."""
+    if {row["vocab_size"] for row in rows} == {GPT2_TOKENS}:
+        return "Tokens are those of GPT-2. Published models are larger, and were trained on OpenWebText and far longer."
+    return "Our tokens are not those of GPT-2: published perplexities are for scale only."
+
+
+def other_protocols(ours: Sequence[str]) -> list[str]:
+    """Return published tables under protocols that our models were not scored by."""
+    lines = []
+    for table in json.loads(PUBLISHED.read_text(encoding="utf-8")).values():
+        if "protocol" in table and table["protocol"] not in ours:
+            titles = [DATASETS[name].title for name in table["columns"]]
+            lines += [f"Published under protocol `{table['protocol']}`, which no row above can be compared with:", ""]
+            lines += [f"| | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
+            lines += [*published_rows(table["protocol"], table["columns"]), ""]
     return lines
 
 
 def describe(result: Mapping[str, Any] | None) -> str:
-    """Return the bits and the perplexity of a result; a bound, of all terms, has a sign."""
+    """Return the bits with their standard error, and the perplexity; a bound, of all terms, has a sign."""
     if result is None:
         return ""
     sign = "" if result["is_exact"] or None in result["terms"].values() else "≤ "
-    return f"{sign}{result['bits_per_char']:.3f} ({result['ppl_bound']:.4g})"
+    per_nat = result["bits_per_char"] / result["nats_per_token"]
+    error = "" if result["is_exact"] else f" ± {(result['stderr_nats_per_token'] or 0) * per_nat:.3f}"
+    return f"{sign}{result['bits_per_char']:.3f}{error} ({result['ppl_bound']:.4g})"
 
 
 def published_rows(protocol: str, columns: Sequence[str]) -> list[str]:

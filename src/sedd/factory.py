@@ -323,6 +323,12 @@ class LoadedModel(NamedTuple):
     """The label that ``model`` is conditioned on; None: none."""
 
     @property
+    def learned_pad(self) -> int | None:
+        """The id of the padding that the model generates, as it learned from records of several lengths; None: none."""
+        data = self.config.data
+        return self.tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
+
+    @property
     def device(self) -> torch.device:
         """The device of tokens: that of the weights, or the CPU for an offloaded network."""
         offloaded = isinstance(self.network, OffloadedNetwork)

@@ -138,7 +138,8 @@ SAMPLER_OPTIONS: Mapping[str, Mapping[str, type]] = {
     "gibbs": {"sites": int},
     "remask": {"strategy": str, "eta": float, "t_on": float, "t_off": float},
     "ordered": {"direction": str},
-    "entropy": {"bound": float},
+    "confidence": {"pad": int},
+    "entropy": {"bound": float, "pad": int},
 }
 """The options of the built-in samplers that have some, with their types."""
 OPTION_CHOICES = {"strategy": ("cap", "rescale", "loop"), "direction": ("random", "forward", "backward")}

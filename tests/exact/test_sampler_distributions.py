@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import scipy.stats
@@ -390,7 +391,12 @@ def test_gibbs_corrections_keep_the_distribution_and_reduce_errors(at: int) -> N
     assert total_variation(mended, truth) < total_variation(plain, truth) / 3
 
 
-BY_CONFIDENCE = {"confidence": Confident, "entropy": lambda *parts: EntropyBounded(*parts, bound=0.0)}
+BY_CONFIDENCE = {
+    "confidence": Confident,
+    "entropy": lambda *parts: EntropyBounded(*parts, bound=0.0),
+    "confidence, padding last": lambda *parts: Confident(*parts, pad=2),
+    "entropy, padding last": lambda *parts: EntropyBounded(*parts, bound=0.0, pad=2),
+}
 
 
 @pytest.mark.parametrize("name", BY_CONFIDENCE)
@@ -420,6 +426,29 @@ def test_choosing_by_confidence_is_not_a_random_order_of_a_wrong_model(name: str
     chosen = BY_CONFIDENCE[name](model, process, schedule)
     assert chosen.order == 0
     assert total_variation(exact.sample_distribution(chosen, BLANK, uniform_grid(64)), distribution) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["confidence", "entropy"])
+def test_padding_is_revealed_last(name: str) -> None:
+    """Of records that are mostly padding: certain, so revealed first unless its id is given; then after all else."""
+    process, schedule = SETTINGS[0]
+    pad = process.vocab_size - 1
+    weights = torch.tensor([0.1, 0.02, 0.88], dtype=torch.float64)  # the first token is never padding
+    first = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    model = exact.Score(exact.Distribution(torch.einsum("i,j,k->ijk", first, weights, weights)), process)
+    kind: Any = {"confidence": Confident, "entropy": EntropyBounded}[name]
+    options = {"bound": 0.0} if name == "entropy" else {}
+
+    def first_revealed(**extra: Any) -> torch.Tensor:
+        states = kind(model, process, schedule, **options, **extra).run(
+            Prompt(torch.full((64, 3), -1)), uniform_grid(3), CounterRNG(0, torch.arange(64))
+        )
+        *_, last = states
+        revealed: torch.Tensor = last.reveal_step.argmin(-1)
+        return revealed
+
+    assert (first_revealed() != 0).all()
+    assert (first_revealed(pad=pad) == 0).all()
 
 
 # Randomness, caching, counting -----------------------------------------------------------------------------

@@ -66,15 +66,17 @@ def test_a_model_is_described_and_put_into_the_box(sedd: Sedd, tmp_path: Path, m
 def test_the_script_runs_all_its_steps(tmp_path: Path) -> None:
     script, out = [sys.executable, str(ROOT / "experiments/molecules.py")], tmp_path / "study"
     small = {"model.width": 32, "model.depth": 1, "model.heads": 2, "train.batch_size": 16, "train.eval_sequences": 8}
-    words = ["--minutes", 0.05, "--samples", 6, "--draws", 2, "--held-out", 20, "--precision", "float32"]
+    words = ["--minutes", 0.05, "--samples", 10, "--draws", 2, "--held-out", 20, "--precision", "float32"]
     words += [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     words += ["--out", out, "--box", tmp_path / "models", "--results", tmp_path / "results"]
     tables = [write_table(tmp_path / f"{name}.csv.gz", count) for name, count in (("train", 100), ("test", 40))]
     done = subprocess.run([*script, *map(str, [*tables, *words])], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results/molecules.json").read_text())
-    assert results.keys() == {"train", "config", "run", "export", "sample", "quality"}
-    assert results["quality"]["result"]["samples"] == 6
+    cooler = [f"{name}{t}" for t in (0.8, 0.7, 0.6) for name in ("samples-", "temperature ")]
+    assert results.keys() == {"train", "config", "run", "export", "sample", "quality", *cooler}
+    assert "novelty of 1 each at temperature 0.8: " in (tmp_path / "models/molecules/README.md").read_text()
+    assert results["quality"]["result"]["samples"] == 10
     cost = results["export"]["result"]["cost"]["nats_per_token"]
     bounds = [results["run"]["result"], results["export"]["result"]["evaluation"]]
     assert cost == pytest.approx(bounds[1]["nats_per_token"] - bounds[0]["nats_per_token"], abs=2e-4)
@@ -83,4 +85,4 @@ def test_the_script_runs_all_its_steps(tmp_path: Path) -> None:
         [*script, "--out", str(out), "--only", "sell"], capture_output=True, text=True, check=False
     )
     assert refused.returncode == 2
-    assert "choose from train, export, sample, measure, card" in refused.stderr
+    assert "choose from train, export, sample, measure, cool, card" in refused.stderr

@@ -13,7 +13,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 PANEL = "Sampling options"
 OPTION_HELP = (
     "Option of one sampler: theta=0.5 for theta; sites=2 for gibbs; strategy=loop or eta=0.02 for remask; "
-    "direction=forward for ordered; bound=0.1 for entropy. Repeatable."
+    "direction=forward for ordered; bound=0.1 for entropy; pad=-1 for confidence or entropy, to reveal padding as any "
+    "other token. Repeatable."
 )
 
 

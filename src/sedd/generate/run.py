@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,9 @@ from sedd.diffusion.rng import PRECISION, CounterRNG
 from sedd.diffusion.schedule import Schedule
 from sedd.generate.settings import SamplingSettings, check_length
 from sedd.sampling import Prompt, SamplingModel, State, Warping, empty
+
+REVEAL_PADDING_LAST = ("confidence", "entropy")
+"""Samplers that take the id of padding, as they would else reveal it first."""
 
 
 @dataclass
@@ -72,7 +75,7 @@ class SamplingRun:
     def of(loaded: factory.LoadedModel, settings: SamplingSettings) -> "SamplingRun":
         """Build the run of a loaded model, conditioned on the label of the settings."""
         model = factory.build_sampling_model(loaded, settings.label, settings.guidance, build_warping(settings))
-        return SamplingRun(model, loaded.process, loaded.schedule, settings)
+        return SamplingRun(model, loaded.process, loaded.schedule, with_padding(loaded, settings))
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as plain data, with the name of the sampler that was chosen."""
@@ -117,6 +120,13 @@ class SamplingRun:
             *_, last = self.states(part, first)
             sequences += final_sequences(last, part)
         return sequences
+
+
+def with_padding(loaded: factory.LoadedModel, settings: SamplingSettings) -> SamplingSettings:
+    """Return settings with the padding of the model, where the sampler has an option for it that is not given."""
+    if loaded.learned_pad is None or settings.sampler not in REVEAL_PADDING_LAST:
+        return settings
+    return replace(settings, options={"pad": loaded.learned_pad, **settings.options})
 
 
 def build_warping(settings: SamplingSettings) -> Warping:

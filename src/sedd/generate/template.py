@@ -58,10 +58,8 @@ def template_ids(template: str, tokenizer: Tokenizer) -> list[int]:
 
 def template_prompt(templates: Sequence[str], loaded: "LoadedModel") -> "Prompt":
     """Build the prompt of a batch of templates for a model."""
-    data, tokenizer = loaded.config.data, loaded.tokenizer
-    pad = tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
-    rows = [template_ids(text, tokenizer) for text in templates]
-    return prompt_from_ids(rows, loaded.config.model.seq_len, loaded.process.vocab_size, pad)
+    rows = [template_ids(text, loaded.tokenizer) for text in templates]
+    return prompt_from_ids(rows, loaded.config.model.seq_len, loaded.process.vocab_size, loaded.learned_pad)
 
 
 def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> "Prompt":

@@ -29,8 +29,15 @@ WHEN_EXACT = (
 )
 
 
+LATER = 1e3
+"""Added to the uncertainty of what is revealed last; more than any entropy."""
+
+
 class ConfidenceSampler(Sampler, ABC):
     """A sampler in which the network decides which masks are revealed next. Tokens are drawn at random.
+
+    Of records that end in padding a network is surest of the padding, from the end on: revealed first, it would leave
+    no room for a text. Positions where ``pad`` is the most probable token are therefore revealed after all others.
 
     By the chain rule, samples have the model's distribution if at most one position is drawn per step and the
     conditionals are exact, that is, those of one distribution: the order may then depend on the tokens revealed so far.
@@ -47,17 +54,22 @@ class ConfidenceSampler(Sampler, ABC):
     def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
         """Return how uncertain the network is of a position, from p(x_0 | x)."""
 
+    pad: int
+    """Token id of padding, which is revealed last; −1: none."""
+
     @final
     def mask_uncertainty(
         self, hidden: Float[Tensor, "b L h"], x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], context: StepContext
     ) -> Float[Tensor, "b L"]:
-        """Return the uncertainty at masks, and ∞ elsewhere."""
+        """Return the uncertainty at masks, larger by `LATER` at padding while there are others, and ∞ elsewhere."""
         length, model, states = x.shape[-1], context.model, hidden.flatten(0, 1)
         uncertainty = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
+        is_pad = torch.ones(x.numel(), dtype=torch.bool, device=x.device)
         for at in model.chunks(context.free & self.process.is_noisy(x)):
             p = model.clean_probs_at(states[at], x.flatten()[at], gather_rows(sigma, length, at))
-            uncertainty[at] = self.uncertainty(p).double()
-        return uncertainty.view_as(x)
+            uncertainty[at], is_pad[at] = self.uncertainty(p).double(), p.argmax(-1) == self.pad
+        is_pad = is_pad.view_as(x)
+        return uncertainty.view_as(x) + LATER * (is_pad & ~is_pad.all(-1, keepdim=True))
 
 
 @final
@@ -69,6 +81,7 @@ class Confident(ConfidenceSampler, GridSampler):
     """
 
     assumes: ClassVar[str] = WHEN_EXACT
+    pad: int = -1
 
     def __post_init__(self) -> None:
         check_absorbing(self.process)
@@ -122,6 +135,7 @@ class EntropyBounded(ConfidenceSampler):
     supports_infinite_steps: ClassVar[bool] = True
     bound: float = 0.1
     """Largest sum of entropies, in nats, of the tokens that one step reveals, its last one not counted."""
+    pad: int = -1
 
     def __post_init__(self) -> None:
         check_absorbing(self.process)

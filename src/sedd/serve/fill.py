@@ -95,12 +95,11 @@ class TextConverter:
 
     def _fill(self, request: Sampling, given: list[list[int]], spans: list[slice]) -> Fill:
         settings = self._settings(request)
-        data, tokenizer = self.loaded.config.data, self.loaded.tokenizer
-        pad = tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
         for row in given:
             if len(row) > (longest := self.loaded.config.model.seq_len):
                 raise ValueError(f"a text has {len(row)} tokens with its gaps; the model takes up to {longest}")
-        prompt = prompt_from_ids(given, self.loaded.config.model.seq_len, self.loaded.process.vocab_size, pad)
+        vocab_size, pad = self.loaded.process.vocab_size, self.loaded.learned_pad
+        prompt = prompt_from_ids(given, self.loaded.config.model.seq_len, vocab_size, pad)
         rows = [ids[:length] for ids, length in zip(prompt.given.tolist(), prompt.lengths.tolist(), strict=True)]
         run = generate.SamplingRun.of(self.loaded, settings)
         choices = [

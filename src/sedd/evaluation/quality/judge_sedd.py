@@ -36,8 +36,7 @@ class SeddJudge(Judge):
         self.context_length = self._length
         weights, tokens = files.sha256(loaded.folder / "ema.safetensors"), loaded.tokenizer.fingerprint()
         self.sha256 = hashlib.sha256(f"{weights} {tokens}".encode()).hexdigest()
-        data = loaded.config.data
-        self._pad = loaded.tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
+        self._pad = loaded.learned_pad
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Encode each text."""
