@@ -203,8 +203,9 @@ def summary_lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def show_quality(row: Mapping[str, Any]) -> str:
-    """Return perplexity and entropy; neither is stated without the other."""
-    return f"{row['gen_ppl_by_token']:.1f}, {row['entropy_nats']:.2f}"
+    """Return perplexity and entropy, neither of which is stated without the other, and MAUVE if it was computed."""
+    mauve = "" if row.get("mauve") is None else f", MAUVE {row['mauve']:.2f}"
+    return f"{row['gen_ppl_by_token']:.1f}, {row['entropy_nats']:.2f}{mauve}"
 
 
 def pivot(
@@ -236,7 +237,11 @@ STYLES = {
 
 @plot.Style()
 def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw, for every model, perplexity and entropy against steps, and, of several temperatures, against each other."""
+    """Draw, for every model, perplexity and entropy against steps, and, of several temperatures, against each other.
+
+    Records of one number of steps have no curves, and are left out.
+    """
+    records = [record for record in records if len({row["steps"] for row in measured_rows(record)}) > 1]
     columns = 2 + any(row["temperature"] != 1 for record in records for row in measured_rows(record))
     figure = plot.figure(7.4, 3.9 * len(records))
     axes = plot.axes(figure, rows=len(records), columns=columns)
@@ -263,12 +268,15 @@ def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
         perplexity.set(ylabel="generative perplexity, by token", yscale="log")
         entropy.set(ylabel="entropy of a sample, nats")
         ticks = sorted({row["steps"] for row in rows})
+        shown = 2 if len(ticks) > 5 else 1  # labels of all would overlap
         for panel in (perplexity, entropy):
             panel.set(xlabel="steps", xscale="log")
-            panel.set_xticks(ticks, [str(tick) for tick in ticks])
+            panel.set_xticks(ticks, ["" if i % shown else str(tick) for i, tick in enumerate(ticks)])
             panel.set_xticks([], minor=True)
         show_numbers(perplexity)
-        if columns > 2:
+        if columns > 2 and all(row["temperature"] == 1 for row in rows):
+            panels[2].set_axis_off()
+        elif columns > 2:
             panels[2].set(xlabel="entropy, nats", yscale="log")
             panels[2].set_title("over temperatures", fontsize=10, loc="right")
             show_numbers(panels[2])

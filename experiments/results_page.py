@@ -340,7 +340,7 @@ def serving_section(root: Path) -> Section | None:
             f"One {machine['name']}, `{record['command']}` at {machine['commit']}: the network of recipe "
             f"`{setting['recipe']}` with random weights, {setting['steps']} steps, {setting['batch']} slots, "
             f"{machine['precision']}. Offline sampling of as many texts at once: {offline:,.0f} tokens per second. "
-            f"Replies that differ from those of the same request alone: {differing}; errors: {errors}.",
+            f"Replies that differ from those that the same request had alone: {differing}; errors: {errors}.",
             "",
             *table(heads, rows),
             "",
@@ -380,8 +380,8 @@ def saving_section(root: Path) -> Section | None:
     note = (
         f"One {record['machine']['name']}; `benchmarks/saving.py` at {commits}, {record['date']}. On a GPU checkpoints "
         "are copied to the host and written beside training. The first one of a run costs more than the next, since "
-        "memory of the host is allocated for it; for the last one a run waits. `small` is saved far more often here than "
-        "by its recipe."
+        "memory of the host is allocated for it; for the last one a run waits. `small` is saved far more often here "
+        "than by its recipe."
     )
     return Section("Checkpoints", [note, "", *table(heads, rows)], [])
 

@@ -116,7 +116,7 @@ class Study:
             return True
         tokens = self.args.tokenizer
         command = trained.command.replace(tokens, Path(tokens).name)  # without the folder of a file
-        stored = checkpoint.read_stored_model(checkpoint.newest(folder / checkpoint.CHECKPOINTS) or folder)
+        stored = checkpoint.read_stored_model(checkpoint.list_checkpoints(folder / checkpoint.CHECKPOINTS)[0])
         record: dict[str, Any] = {"command": command, "vocab_size": stored.vocab_size, "training": trained.record}
         record["evaluation"] = {name: self.evaluate(folder, name) for name in self.args.protocols.split(",")}
         if empty := [name for name, records in record["evaluation"].items() if not records]:

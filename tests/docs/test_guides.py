@@ -38,7 +38,8 @@ def long_bits(run: str) -> float:
 
 
 def perplexity(sampler: str, steps: int) -> float:
-    rows = stored("experiments/results/quality-stories.json")["rows"]
+    part = "-cpu" if sampler == "confidence" else ""
+    rows = stored(f"experiments/results/quality-stories{part}.json")["rows"]
     return float(rows[f"{sampler}, {steps} steps, temperature 1, float64 draws"]["gen_ppl_by_token"])
 
 
@@ -58,7 +59,7 @@ MEASURED = {  # the last column of the table of choosing.md, by the name in its 
     "concrete-score": f"{bits('concrete score, any sign'):.4f}, {bits('concrete score, positive'):.4f}",
     "autoregressive": f"{bits('autoregressive'):.4f}",
     **{sampler: perplexities(sampler) for sampler in ("first-hitting", "tweedie", "theta", "remask", "euler")},
-    "confidence": f"{perplexity('confidence', 8):.1f} at 8 steps",
+    "confidence": f"{perplexities('confidence')} (24 samples)",
     "128": f"see above; {perplexity('first-hitting', 1024):.1f} at 1024 steps",
 }
 WITHOUT_A_NUMBER = {"log-linear", "geometric", "cosine, polynomial", "gibbs", "what the objective needs", "1"}
@@ -230,3 +231,15 @@ def test_names_of_benchmark_files_are_those_of_the_protocols() -> None:
     rows = re.findall(r"^\| (LAMBADA|WikiText-2|WikiText-103|PTB|One Billion Words) \| (.+?) \|", page, re.MULTILINE)
     shown = {title.replace("One Billion Words", "LM1B"): re.findall("`(.+?)`", names) for title, names in rows}
     assert shown == {d.title: [name for names in d.files.values() for name in names] for d in DATASETS.values()}
+
+
+def test_what_guides_state_of_serving_and_checkpoints_is_stored() -> None:
+    serving = stored("benchmarks/results/serve-h200.json")
+    many = next(load for load in serving["loads"] if load["variant"] == "64 clients")
+    share = many["tokens_per_second"] / serving["offline_tokens_per_second"]
+    assert f"64 clients of a network of the published small size had {share:.0%}".replace("%", " %") in page("serve")
+    run = stored("benchmarks/results/saving-h200.json")["runs"]["text8"]
+    cost = (run["waited_seconds"] + run["slowed_seconds"]) / run["checkpoints"]
+    every, last = run["save_every"] * run["seconds_per_step"], run["training"]["save_seconds"] - run["waited_seconds"]
+    stated = f"{100 * cost / (cost + every):.1f} % of the time, and {last:.1f} s at the end of a run of `text8`"
+    assert stated in " ".join(page("training").split())

@@ -85,6 +85,7 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
     rows = {f"SEDD absorbing, seed {seed}": {**run, "seed": seed} for seed in (0, 1)}
     sample = {"sampler": "euler", "steps": 8, "temperature": 1.0, "draws": "float64", "judge": "judge", "nfe": 8.0}
     empty = {**sample, "sampler": "confidence", "failed": "sample 0 is empty"}
+    sample |= {"length": 20, "commit": "fff0000"}
     sample |= {"gen_ppl_by_token": 50.0, "entropy_nats": 5.0, "seconds_per_sample": 0.1}
     zero_shot = {**evaluation, "dataset": "lambada", "ppl_bound": 9.0, "terms": {"prior": 0.0}, "tokenizer": "bpe"}
     trained = {"result": {"seconds": 540.0}, "machine": machine}
@@ -96,11 +97,21 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
             "model": "stories",
             "noise": "absorbing",
             "samples": 4,
-            "rows": {"confidence, 8 steps": empty, "a": sample},
+            "rows": {
+                "confidence, 8 steps": empty,
+                "confidence, 16 steps": {**empty, "steps": 16},
+                "a": sample,
+                "b": {**sample, "temperature": 0.6, "gen_ppl_by_token": 20.0, "mauve": 0.25},
+            },
         },
         "zero-shot": {
             **{**facts, "sources": ["wikitext2-train.txt"], "characters": 11_000_000, "tokenizer": "gpt2"},
-            "rows": {"absorbing": {"evaluation": {"sedd": [zero_shot]}}},
+            "rows": {
+                "absorbing": {
+                    **{"evaluation": {"sedd": [zero_shot]}, "training": {"tokens": 5_000_000}},
+                    "vocab_size": 50_257,
+                }
+            },
         },
         "stories": {"train": trained, "export": export},
     }
@@ -115,18 +126,35 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
     for words in (
         "| SEDD absorbing | ≤ 1.9000 ± 0.0010 | 2 |",
         "| euler | 50.0, 5.00 |",
+        "| 8 steps; temperature: | 0.6 | 1 |\n|---|---|---|\n| euler | 20.0, 5.00, MAUVE 0.25 | 50.0, 5.00 |",
         "| euler | 0.1 |",
-        "| ours, absorbing, 60 s | ≤ 1.900 (9) |",
+        "| ours, absorbing, 60 s, 5M tokens | ≤ 1.900 ± 0.001 (9) |",
+        "| MDLM (Sahoo et al. 2024) | (47.52) |",
         "| `stories` | 11.0 MB | 540 s on one small computer | ≤ 1.3000 ± 0.0010 | 1,000 | abc1234 |",
         "at abc1234, 2026-01-02",
-        "- confidence, 8 steps: sample 0 is empty.",
+        "`experiments/quality_curves.py` at abc1234 and fff0000, 2026-01-02",
+        "- confidence, 8, 16 steps: no metrics. sample 0 is empty.",
     ):
         assert words in page
     note = "Our tokens are not those of GPT-2"
     assert note not in page
-    change(folder / "zero-shot.json", "tokenizer", value="bpe:4096")
+    change(folder / "zero-shot.json", "rows", "absorbing", "vocab_size", value=4096)
     results_page.write(copy)
     assert note in (copy / "docs/results.md").read_text()
+
+
+def test_serving_and_checkpoints_are_those_of_the_benchmarks(results_page: ModuleType, copy: Path) -> None:
+    page = (ROOT / "docs/results.md").read_text()
+    serving = json.loads((ROOT / "benchmarks/results/serve-h200.json").read_text())
+    many = next(load for load in serving["loads"] if load["variant"] == "64 clients")
+    assert many["tokens_per_second"] / serving["offline_tokens_per_second"] >= 0.85
+    assert f"| 64 clients | {many['tokens_per_second']:,.0f} |" in page
+    results = copy / "benchmarks/results"
+    results_page.write(copy)
+    change(results / "saving-h200.json", "runs", "text8", "waited_seconds", value=4.0)
+    assert [problem.split()[0] for problem in results_page.stale(copy)] == ["docs/results.md"]
+    results_page.write(copy)
+    assert "| 4.00 s | 5.73% (every 2,000 steps) |" in (copy / "docs/results.md").read_text()
 
 
 @pytest.mark.parametrize("run", json.loads((ROOT / "experiments/results/guides.json").read_text())["runs"], ids=str)

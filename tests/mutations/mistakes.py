@@ -600,4 +600,32 @@ MISTAKES = [
         "indices = torch.arange(",
         "unit/test_generate.py::test_a_sample_does_not_depend_on_its_batch",
     ),
+    Mistake(
+        "tokens of a later shard are read from its start",
+        "data/packing.py",
+        "tokens[chosen] = shard[at[chosen] - start]",
+        "tokens[chosen] = shard[(at[chosen] - start) % len(shard) * (number == first)]",
+        "unit/test_data.py::test_windows_of_packed_data_join_to_the_text",
+    ),
+    Mistake(
+        "padding that is ignored counts as valid",
+        "data/packing.py",
+        'valid = inside if self.index.pad == "ignore" else np.ones(rows.shape, bool)',
+        "valid = np.ones(rows.shape, bool)",
+        "unit/test_data.py::test_records_are_padded",
+    ),
+    Mistake(
+        "moments of the optimizer are not saved",
+        "training/trainer.py",
+        "for key, value in optimizer.state.get(weight, {}).items()",
+        "for key, value in optimizer.state.get(name, {}).items()",
+        KILLED,
+    ),
+    Mistake(
+        "sampling by confidence reveals padding first",
+        "sampling/confidence.py",
+        "return uncertainty.view_as(x) + LATER * ",
+        "return uncertainty.view_as(x) + 0 * ",
+        f"{DRAWS}::test_padding_is_revealed_last",
+    ),
 ]
