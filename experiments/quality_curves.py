@@ -235,13 +235,14 @@ STYLES = {
 """Colour and marker of a sampler."""
 
 
+def with_curves(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the records of several numbers of steps."""
+    return [record for record in records if len({row["steps"] for row in measured_rows(record)}) > 1]
+
+
 @plot.Style()
 def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw, for every model, perplexity and entropy against steps, and, of several temperatures, against each other.
-
-    Records of one number of steps have no curves, and are left out.
-    """
-    records = [record for record in records if len({row["steps"] for row in measured_rows(record)}) > 1]
+    """Draw, for every model, perplexity and entropy against steps, and, of several temperatures, against each other."""
     columns = 2 + any(row["temperature"] != 1 for record in records for row in measured_rows(record))
     figure = plot.figure(7.4, 3.9 * len(records))
     axes = plot.axes(figure, rows=len(records), columns=columns)
@@ -329,8 +330,8 @@ def main() -> None:
     records = [record for record in records if record.get("rows")]
     for record in records:
         print("\n".join(table_lines(record)))
-    if args.plot is not None and records:
-        print(save_figure(draw_frontier(records), args.plot))
+    if args.plot is not None and (drawn := with_curves(records)):
+        print(save_figure(draw_frontier(drawn), args.plot))
 
 
 def measure_rows(args: argparse.Namespace) -> dict[str, Any]:

@@ -259,8 +259,9 @@ def quality_section(root: Path) -> Section | None:
         lines += [study_note(record, "quality_curves"), "", *quality_curves.summary_lines(record)]
     data = [quality_curves.table_lines(record) for record in records]
     about = "Generative perplexity against steps and entropy"
-    drawing = Drawing("quality", about, data, lambda: quality_curves.draw_frontier(records))
-    return Section("Sample quality against compute", lines, [drawing])
+    drawn = quality_curves.with_curves(records)
+    drawings = [Drawing("quality", about, data, lambda: quality_curves.draw_frontier(drawn))] if drawn else []
+    return Section("Sample quality against compute", lines, drawings)
 
 
 def zero_shot_section(root: Path) -> Section | None:

@@ -101,6 +101,7 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
                 "confidence, 8 steps": empty,
                 "confidence, 16 steps": {**empty, "steps": 16},
                 "a": sample,
+                "c": {**sample, "steps": 16},
                 "b": {**sample, "temperature": 0.6, "gen_ppl_by_token": 20.0, "mauve": 0.25},
             },
         },
@@ -125,9 +126,9 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
     page = (copy / "docs/results.md").read_text()
     for words in (
         "| SEDD absorbing | ≤ 1.9000 ± 0.0010 | 2 |",
-        "| euler | 50.0, 5.00 |",
+        "| euler | 50.0, 5.00 | 50.0, 5.00 |",
         "| 8 steps; temperature: | 0.6 | 1 |\n|---|---|---|\n| euler | 20.0, 5.00, MAUVE 0.25 | 50.0, 5.00 |",
-        "| euler | 0.1 |",
+        "| euler | 0.1 | 0.1 |",
         "| ours, absorbing, 60 s, 5M tokens | ≤ 1.900 ± 0.001 (9) |",
         "| MDLM (Sahoo et al. 2024) | (47.52) |",
         "| `stories` | 11.0 MB | 540 s on one small computer | ≤ 1.3000 ± 0.0010 | 1,000 | abc1234 |",

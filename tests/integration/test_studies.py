@@ -261,3 +261,50 @@ def test_the_zero_shot_table(corpus: Path, tmp_path: Path) -> None:
         assert {name: len(found) for name, found in row["evaluation"].items()} == {"strict": 2, "sedd": 2}
     assert "| SEDD absorbing small (Lou et al. 2024) | (50.92) | (41.84) |" in done.stdout
     assert "WikiText-2: the train split, which the protocol scores, is part of our training text." in done.stdout
+
+
+# Text and checkpoints --------------------------------------------------------------------------------------
+
+
+def test_prose_is_kept_and_markup_repetitions_and_evaluation_text_are_not(study: Any) -> None:
+    """Mutants: without the evaluation text all three sentences stay; a sequence of nine words is no overlap."""
+    english: ModuleType = study("english_text")
+    sentence = "The old man walked to the river and sat down there, for it was warm and he was tired."
+    scored = "She had never seen the sea before that day in June, and she was not sure that it was real."
+    page = (
+        f"<html><p>{sentence}</p><table><td>1 2 3</td></table><pre>x = 1</pre><p>{scored}</p><p>{sentence}</p></html>"
+    )
+    excluded = frozenset(english.find_sequences("before that day in June, and she was not sure"))
+    assert len(excluded) == 1
+
+    def paragraphs(excluded: frozenset[int]) -> list[str]:
+        collector = english.Collector(excluded)
+        return [p for text in english.read_html(page) for p in english.split_paragraphs(text) if keeps(collector, p)]
+
+    def keeps(collector: Any, paragraph: str) -> bool:
+        return bool(english.is_prose(paragraph) and collector.keep(paragraph))
+
+    assert paragraphs(excluded) == [sentence]
+    assert paragraphs(frozenset()) == [sentence, scored]
+    assert not list(english.find_sequences("one two three four five six seven eight nine"))
+    assert not english.is_prose("int main() { return 0; } // 42")
+
+
+def test_the_cost_of_checkpoints_is_what_a_run_waited_and_was_slowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of records of a second each; after the 60th two seconds of saving, and half a second more of training."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    saving = importlib.import_module("saving")
+
+    def record(number: int) -> dict[str, float]:
+        saved = number > 60
+        return {
+            **{"step": 10 * number, "tokens": 1000 * number, "tokens_per_second": 1000},
+            **{"seconds": number + 0.5 * saved, "save_seconds": 2.0 * saved},
+        }
+
+    cost = saving.cost_of_saving([record(number) for number in range(100)])
+    assert cost["checkpoints"] == 1
+    assert cost["waited_seconds"] == 2.0
+    assert cost["slowed_seconds"] == pytest.approx(0.5)
+    assert cost["seconds_per_step"] == pytest.approx(0.1)
+    assert saving.cost_of_saving([record(number) for number in range(60)])["checkpoints"] == 0
