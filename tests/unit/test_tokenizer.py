@@ -164,6 +164,19 @@ def test_damaged_files_are_refused(refuses: Refuses, tmp_path: Path) -> None:
     refuses(lambda: load_tokenizer(tmp_path), "damaged")
 
 
+def test_definitions_on_which_the_library_panics_or_aborts_are_refused(refuses: Refuses) -> None:
+    """Found by fuzzing: a merge shorter than the prefix of later pieces, and ids so large that lists fill memory."""
+
+    def define(**model: object) -> Callable[[], BPE]:
+        parts = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], **model}
+        made = BPE.train(iter(["a"]), 256)
+        return lambda: BPE(definition=edited(made, model=parts))
+
+    assert define()().base_size == 3
+    refuses(define(continuing_subword_prefix="##"), "definition of the tokenizer is damaged")
+    refuses(define(vocab={"a": 0, "b": 1, "ab": 2**31}), "the vocabulary of the tokenizer is 2147483649", "1,048,576")
+
+
 def test_tokenizers_are_built_from_specs(tmp_path: Path) -> None:
     texts = lambda: iter(TEXTS)  # noqa: E731
     KINDS[2].save(tmp_path)

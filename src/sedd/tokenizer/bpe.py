@@ -7,6 +7,7 @@ bytes, as in GPT-2, Radford et al. 2019, "Language Models are Unsupervised Multi
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from sedd.border import check_count, read_text
+from sedd.border import check_count, check_limit, read_text
 from sedd.tokenizer.base import DEFINITION, Ids, Tokenizer, utf8
 
 SECONDS = 30.0
@@ -38,7 +39,8 @@ class BPE(Tokenizer):
     definition: str
 
     def __post_init__(self) -> None:
-        _ = self._model  # raises here, not at the first text, if the definition is damaged
+        # here, not at the first text; some functions of the library make lists as long as the largest id
+        check_limit("the vocabulary of the tokenizer", self.base_size, "bpe")
         self._check_specials()
 
     @classmethod
@@ -69,19 +71,15 @@ class BPE(Tokenizer):
         """Build GPT-2's tokenizer from its two published files, ``encoder.json`` and ``vocab.bpe``."""
         for path in (vocab, merges):
             read_text(path)
-        try:
+        with _explain_errors(f"{vocab} and {merges} are not GPT-2's vocabulary and merges"):
             model = _byte_level(models.BPE.from_file(str(vocab), str(merges)))
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"{vocab} and {merges} are not GPT-2's vocabulary and merges: {error}") from None
         model.add_special_tokens(["<|endoftext|>"])
         return cls(definition=model.to_str(), eos=model.token_to_id("<|endoftext|>"))
 
     @cached_property
     def _model(self) -> tokenizers.Tokenizer:
-        try:
+        with _explain_errors("the definition of the tokenizer is damaged or of an unknown kind"):
             model = tokenizers.Tokenizer.from_str(self.definition)
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"the definition of the tokenizer is damaged or of an unknown kind: {error}") from None
         model.no_padding()
         model.no_truncation()
         model.encode_special_tokens = True  # "<|endoftext|>" inside a text is encoded as text
@@ -140,6 +138,17 @@ class BPE(Tokenizer):
     def _piece(self, id: int) -> str:
         text: str = self._model.decode([id], skip_special_tokens=False)
         return self._model.id_to_token(id) or "" if "\ufffd" in text else text  # part of a character
+
+
+@contextmanager
+def _explain_errors(what: str) -> Iterator[None]:
+    """Turn errors of the library into ValueError: plain exceptions, and panics in Rust, which are not even those."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what}: {error}") from None
 
 
 def _within(seconds: float, call: Callable[[], list[tokenizers.Encoding]]) -> list[tokenizers.Encoding]:

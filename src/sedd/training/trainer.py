@@ -245,7 +245,9 @@ class Trainer:
             "model": state_dict.get_model_state_dict(self.network, options=gather),
             "ema": state_dict.get_model_state_dict(self.ema.network, options=gather),
             "optimizer": {
-                f"{name}|{key}": value for name, values in optimizers["state"].items() for key, value in values.items()
+                f"{name}|{key}": value
+                for name, values in optimizers.get("state", {}).items()  # processes but the first get nothing
+                for key, value in values.items()
             },
         }
 
