@@ -307,7 +307,25 @@ def models_section(root: Path) -> Section | None:
         seconds = f"{trained['result']['seconds']:.0f} s on one {trained['machine']['name']}"
         rows.append([f"`{name}`", size, seconds, bound, f"{evaluation['tokens']:,}", trained["machine"]["commit"]])
     heads = ("model", "size", "training", "nats per token, held out, `strict`", "held-out tokens", "commit")
-    return Section("Models in the box", table(heads, rows), []) if rows else None
+    lines = [*table(heads, rows), *molecule_lines(root)]
+    return Section("Models in the box", lines, []) if rows else None
+
+
+def molecule_lines(root: Path) -> list[str]:
+    """Return validity, uniqueness and novelty of the molecules of the model in the box, by temperature."""
+    record = read(root, "experiments/results/molecules.json") or {}
+    found = [step["result"] for name, step in record.items() if name == "quality" or name.startswith("temperature ")]
+    heads = ("temperature", "molecules", "valid by RDKit", "of those unique", "not in the training data")
+    rows = [
+        [
+            f"{row['temperature']:g}",
+            f"{row['samples']:,}",
+            f"{row['validity']:.1%} ± {row['stderr_validity']:.1%}",
+            *(f"{row[name]:.1%}" for name in ("uniqueness", "novelty")),
+        ]
+        for row in found
+    ]
+    return ["", "Samples of `molecules`, one character per network call:", "", *table(heads, rows)] if rows else []
 
 
 # Serving and saving ----------------------------------------------------------------------------------------

@@ -243,3 +243,22 @@ def test_what_guides_state_of_serving_and_checkpoints_is_stored() -> None:
     every, last = run["save_every"] * run["seconds_per_step"], run["training"]["save_seconds"] - run["waited_seconds"]
     stated = f"{100 * cost / (cost + every):.1f} % of the time, and {last:.1f} s at the end of a run of `text8`"
     assert stated in " ".join(page("training").split())
+
+
+def test_what_the_guide_states_of_molecules_is_stored() -> None:
+    results, text = stored("experiments/results/molecules.json"), " ".join(page("models").split())
+    trained, measured, cooler = (
+        results["train"]["result"],
+        *(results[name]["result"] for name in ("quality", "temperature 0.6")),
+    )
+    for stated in (
+        f"trained for {trained['seconds']:.0f} seconds on one GPU on the training split of MOSES",
+        f"{results['export']['result']['parameters'] / 1e6:.1f} million weights in int8, "
+        f"{results['export']['folder_bytes'] / 1e6:.1f} MB",
+        f"Of {measured['samples']:,} molecules at temperature 1, {100 * measured['validity']:.1f} % are valid by RDKit",
+        f"{100 * measured['novelty']:.1f} % of them not in the training data",
+        f"of {cooler['samples']} at 0.6, {100 * cooler['validity']:.1f} % are valid",
+        f"and {100 * cooler['novelty']:.1f} % of those new",
+    ):
+        assert stated in text
+    assert measured["uniqueness"] == 1
