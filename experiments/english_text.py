@@ -35,8 +35,8 @@ LONGEST, SHORTEST = 20_000, 100
 SHORT = 60
 """Characters below which a paragraph may be repeated, as in dialogue, but must be a sentence."""
 OVERLAP = 10
-FUNCTION_WORDS = """ the of and to a in that is was he for it with as his on be at by i this had not are but from or
- have an they which you were her all she there would their we him been has when who will no if out so what up said """
+FUNCTION_WORDS = frozenset(Path(__file__).with_name("function_words.txt").read_text(encoding="utf-8").split())
+"""The most frequent words of English."""
 BLOCKS = "p|li|dd|dt|div|blockquote|body|br|hr|h[1-6]"
 OMITTED = "script|style|pre|table|head"
 
@@ -185,7 +185,7 @@ def is_prose(paragraph: str) -> bool:
         return False
     letters = sum(c.isalpha() or c in " ,.'\"" for c in paragraph) / len(paragraph)
     capitals = sum(map(str.isupper, paragraph)) / len(paragraph)
-    function_words = sum(f" {word} " in FUNCTION_WORDS for word in words) / len(words)
+    function_words = sum(word in FUNCTION_WORDS for word in words) / len(words)
     sentence = re.search(r"""[.!?:;,—-]['")’”]*$""", paragraph) is not None
     if len(paragraph) < SHORT:
         return sentence and letters > 0.9 and capitals < 0.25 and (len(words) < 8 or function_words > 0.1)
