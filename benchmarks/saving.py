@@ -12,6 +12,7 @@ a checkpoint until its files are there.
 """
 
 import argparse
+import datetime
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     saved = sorted(folder.glob("checkpoints/step-*"))[-1]
     return {
         "command": shell(words),
+        "date": datetime.date.today().isoformat(),
+        "commit": args.machine["commit"],
         "wall_seconds": round(wall, 1),
         "training": json.loads(output) | {"run": name},
         "checkpoint_bytes": sum(file.stat().st_size for file in saved.iterdir()),
@@ -111,10 +114,12 @@ def main() -> None:
         parser.error("--out is needed")
     args.out.mkdir(parents=True, exist_ok=True)
     defaults = device_defaults(None)
-    record: dict[str, Any] = {"machine": describe_machine(defaults.device, defaults.precision)._asdict(), "runs": {}}
+    args.machine = describe_machine(defaults.device, defaults.precision)._asdict()
+    results = args.out / "saving.json"
+    record: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {"runs": {}}
     for name in args.only.split(","):
-        record["runs"][name] = measure(name, args)
-        (args.out / "saving.json").write_text(json.dumps(record, indent=1) + "\n")
+        record["machine"], record["runs"][name] = args.machine, measure(name, args)
+        results.write_text(json.dumps(record, indent=1) + "\n")
     print_table(record)
 
 

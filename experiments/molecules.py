@@ -45,7 +45,7 @@ CONFIG = {
     "train.save_every": "0",
     "data.val_fraction": "0.005",
 }
-"""The network, 3.6 million parameters, and the optimizer of the recipe text8."""
+"""The network, 3.9 million parameters, and the optimizer of the recipe text8."""
 SUMMARY = "Drug-like molecules as SMILES, one character per token."
 LICENCE = "MIT, for the data (MOSES, a filtered part of ZINC's clean leads) and for the weights."
 LIMITS = (
@@ -81,7 +81,8 @@ def describe_temperatures(results: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     shares = ("validity", "uniqueness", "novelty")  # the last two of valid molecules
-    parts = [f"{t}: {', '.join(f'{row.get(name) or 0:.1%}' for name in shares)}" for t, row in rows.items()]
+    stated = {t: [row[name] for name in shares] for t, row in rows.items()}
+    parts = [f"{t}: {', '.join('–' if v is None else f'{v:.1%}' for v in values)}" for t, values in stated.items()]
     count = next(iter(rows.values()))["samples"]
     return (
         f" Lower temperatures give more valid molecules; validity, uniqueness and novelty of {count:,} each at "

@@ -246,7 +246,8 @@ def quality_section(root: Path) -> Section | None:
     """Sample quality against compute, a table and curves for each file of results."""
     files = sorted((root / "experiments/results").glob("quality*.json"))
     records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    records.sort(key=lambda record: record["model"] in zero_shot.ROWS)  # models in the box first
+    # models in the box first, and of those the rows of a GPU
+    records.sort(key=lambda record: (record["model"] in zero_shot.ROWS, record["machine"].get("device") == "cpu"))
     if not records:
         return None
     lines = []
@@ -254,7 +255,7 @@ def quality_section(root: Path) -> Section | None:
         judge = quality_curves.measured_rows(record)[0]["judge"]
         about = " of the zero-shot table below" if record["model"] in zero_shot.ROWS else ""
         lengths = {row["length"] for row in quality_curves.measured_rows(record)}
-        size = f"{record['samples']} samples of {' or '.join(map(str, lengths))} tokens per row"
+        size = f"{record['samples']} samples of {' or '.join(map(str, sorted(lengths)))} tokens per row"
         lines += [f"`{record['model']}`{about}, {record['noise']} noise, judge {judge}, {size}."]
         lines += [study_note(record, "quality_curves"), "", *quality_curves.summary_lines(record)]
     data = [quality_curves.table_lines(record) for record in records]
@@ -288,7 +289,7 @@ def text_lines(root: Path) -> list[str]:
     return [
         "",
         f"`english.jsonl.xz` is written by `experiments/english_text.py`: {summary['totals']['characters'] / 1e6:.0f}M "
-        f"characters of books, news, speeches, encyclopedia summaries and reviews from packages, by name (characters): "
+        f"characters of books, news, speeches, encyclopedia summaries and reviews, from packages and files: "
         f"{', '.join(names)}. Paragraphs that share ten words in a row with any of the texts that are scored were left "
         f"out: {summary['totals']['overlapping']}.",
     ]
@@ -321,7 +322,7 @@ def molecule_lines(root: Path) -> list[str]:
             f"{row['temperature']:g}",
             f"{row['samples']:,}",
             f"{row['validity']:.1%} ± {row['stderr_validity']:.1%}",
-            *(f"{row[name]:.1%}" for name in ("uniqueness", "novelty")),
+            *("" if row[name] is None else f"{row[name]:.1%}" for name in ("uniqueness", "novelty")),
         ]
         for row in found
     ]
@@ -395,9 +396,11 @@ def saving_section(root: Path) -> Section | None:
                 f"{share:.1%} of {total:.0f} s",
             ]
         )
-    commits = " and ".join(dict.fromkeys(run["commit"] for run in record["runs"].values()))
+    commits, dates = (
+        " and ".join(dict.fromkeys(run[key] for run in record["runs"].values())) for key in ("commit", "date")
+    )
     note = (
-        f"One {record['machine']['name']}; `benchmarks/saving.py` at {commits}, {record['date']}. On a GPU checkpoints "
+        f"One {record['machine']['name']}; `benchmarks/saving.py` at {commits}, {dates}. On a GPU checkpoints "
         "are copied to the host and written beside training. The first one of a run costs more than the next, since "
         "memory of the host is allocated for it; for the last one a run waits. `small` is saved far more often here "
         "than by its recipe."

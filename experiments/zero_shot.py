@@ -22,7 +22,6 @@ from typing import Any
 
 from study_runs import Results, TimeLimit, parse_config, report_skipped, run_command, set_options
 
-from sedd import checkpoint
 from sedd.data import read_documents
 from sedd.evaluation.protocols import DATASETS, get_protocol
 
@@ -50,7 +49,8 @@ ROWS: dict[str, dict[str, object]] = {
 }
 STOPPED = 143
 """The exit code of a run that a signal stopped."""
-GPT2_TOKENS = 50_257
+GPT2_TOKENIZER = "26079dfe1e9ce35cbd4e448d360748b2ff8d2843ed5bce7eacb219246b99ece5"
+"""The fingerprint of GPT-2's tokenizer."""
 PUBLISHED = Path(__file__).with_name("published.json")
 
 
@@ -64,7 +64,7 @@ def prepare_text(sources: Sequence[Path], path: Path) -> Path:
 
 
 LONGEST = 100_000
-"""Characters of a document: longer ones are cut, as a tokenizer takes one text per thread."""
+"""Characters of a document: longer ones, but for articles of WikiText, are cut: a tokenizer takes a text per thread."""
 
 
 def read_texts(source: Path) -> Iterator[str]:
@@ -116,8 +116,7 @@ class Study:
             return True
         tokens = self.args.tokenizer
         command = trained.command.replace(tokens, Path(tokens).name)  # without the folder of a file
-        stored = checkpoint.read_stored_model(checkpoint.list_checkpoints(folder / checkpoint.CHECKPOINTS)[0])
-        record: dict[str, Any] = {"command": command, "vocab_size": stored.vocab_size, "training": trained.record}
+        record: dict[str, Any] = {"command": command, "training": trained.record}
         record["evaluation"] = {name: self.evaluate(folder, name) for name in self.args.protocols.split(",")}
         if empty := [name for name, records in record["evaluation"].items() if not records]:
             record["failed"] = f"sedd eval under protocol {' and '.join(empty)}"
@@ -180,7 +179,8 @@ def table_lines(record: Mapping[str, Any]) -> list[str]:
 
 def tokens_note(rows: Iterable[Mapping[str, Any]]) -> str:
     """State whether perplexities per token can be compared with published ones."""
-    if {row["vocab_size"] for row in rows} == {GPT2_TOKENS}:
+    used = {result["tokenizer_sha256"] for row in rows for results in row["evaluation"].values() for result in results}
+    if used == {GPT2_TOKENIZER}:
         return "Tokens are those of GPT-2. Published models are larger, and were trained on OpenWebText and far longer."
     return "Our tokens are not those of GPT-2: published perplexities are for scale only."
 

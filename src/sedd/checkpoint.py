@@ -10,7 +10,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -162,8 +161,8 @@ def save(
         with explain_write_errors(target):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            with ThreadPoolExecutor() as threads:  # a run waits for its last checkpoint
-                list(threads.map(lambda stem: write_tensors(temporary / f"{stem}.safetensors", tensors[stem]), tensors))
+            for stem, values in tensors.items():
+                write_tensors(temporary / f"{stem}.safetensors", values)
             for stem, record in records.items():
                 write_json(temporary / f"{stem}.json", record)
             for file, content in contents.items():
@@ -179,12 +178,10 @@ def save(
 
 def _write_manifest(folder: Path, names: Sequence[str]) -> None:
     """Add the manifest of these files, all of which must be there, and flush them to the disk."""
-    paths = [folder / name for name in sorted(names)]
-    sizes = [path.stat().st_size for path in paths]
-    with ThreadPoolExecutor() as threads:
-        found = zip(paths, sizes, threads.map(files.sha256, paths), strict=True)
-        write_json(folder / MANIFEST, {path.name: {"bytes": size, "sha256": hash} for path, size, hash in found})
-        list(threads.map(files.fsync, [*paths, folder]))
+    paths = {name: folder / name for name in sorted(names)}
+    write_json(folder / MANIFEST, {n: {"bytes": p.stat().st_size, "sha256": files.sha256(p)} for n, p in paths.items()})
+    for path in [*paths.values(), folder]:
+        files.fsync(path)
 
 
 # Reading ---------------------------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ MASKS: dict[str, Callable[..., Sampler]] = {
     "loop": lambda *parts: Remask(*parts, strategy="loop", eta=0.3),
     "confidence": Confident,
     "entropy": lambda *parts: EntropyBounded(*parts, bound=1.0),
+    "confidence, padding last": lambda *parts: Confident(*parts, pad=0),
+    "entropy, padding last": lambda *parts: EntropyBounded(*parts, bound=1.0, pad=0),
 }
 TOKENS: dict[str, Callable[..., Sampler]] = {"gibbs": lambda *parts: Gibbs(*parts, sites=2)}
 NO_GRID = torch.zeros(0, dtype=torch.float64)
@@ -429,7 +431,7 @@ def test_choosing_by_confidence_is_not_a_random_order_of_a_wrong_model(name: str
 
 
 @pytest.mark.parametrize("name", ["confidence", "entropy"])
-def test_padding_is_revealed_last(name: str) -> None:
+def test_padding_is_revealed_last(name: str, refuses: Callable[..., None]) -> None:
     """Of records that are mostly padding: certain, so revealed first unless its id is given; then after all else."""
     process, schedule = SETTINGS[0]
     pad = process.vocab_size - 1
@@ -449,6 +451,14 @@ def test_padding_is_revealed_last(name: str) -> None:
 
     assert (first_revealed() != 0).all()
     assert (first_revealed(pad=pad) == 0).all()
+    wrong = random_model(MeanModel, process, 3)
+    plain, *last = (
+        exact.sample_distribution(kind(wrong, process, schedule, **options, pad=id), BLANK, uniform_grid(2))
+        for id in (-1, 0, 1, 2)
+    )
+    # of a wrong model: the order decides, and the enumeration has it
+    assert max(total_variation(plain, other) for other in last) > 1e-3
+    refuses(lambda: kind(model, process, schedule, pad=3), "pad is 3", "0..2", "-1")
 
 
 # Randomness, caching, counting -----------------------------------------------------------------------------

@@ -624,8 +624,15 @@ MISTAKES = [
     Mistake(
         "sampling by confidence reveals padding first",
         "sampling/confidence.py",
-        "return uncertainty.view_as(x) + LATER * ",
-        "return uncertainty.view_as(x) + 0 * ",
+        "uncertainty + LATER * (p.argmax(-1) == self.pad)",
+        "uncertainty",
         f"{DRAWS}::test_padding_is_revealed_last",
+    ),
+    Mistake(
+        "the padding of a model does not reach the sampler",
+        "generate/run.py",
+        "with_padding(loaded, settings))",
+        "settings)",
+        "unit/test_generate.py::test_the_padding_of_a_model_reaches_samplers_by_confidence",
     ),
 ]

@@ -2,9 +2,11 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import boxed
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -256,3 +258,22 @@ def test_a_trace_is_saved_as_png(tmp_path: Path) -> None:
     placed, lines = trace._lines([trace.trace_tokens(BYTES, row)])
     assert all(x + len(text) <= trace.WIDTH and y < lines for _, text, x, y in placed)
     assert "".join(text for _, text, _, _ in placed) == "".join(t.text for t in trace.trace_tokens(BYTES, row))
+
+
+def test_the_padding_of_a_model_reaches_samplers_by_confidence(tmp_path: Path) -> None:
+    """That of records, unless another is given; packed text and records of one length have none."""
+    loaded = factory.load_model(boxed.write_model(tmp_path / "model"))
+    padded = loaded.tokenizer.with_specials(eos=False, pad=True)
+    lines = replace(loaded.config, data=replace(loaded.config.data, packing="lines"))
+    process_ = process.Absorbing(padded.vocab_size)
+
+    def pad(loaded: factory.LoadedModel, sampler: str, **options: int) -> object:
+        settings = generate.SamplingSettings(sampler=sampler, options=options)
+        return getattr(generate.SamplingRun.of(loaded, settings).sampler, "pad", None)
+
+    records = loaded._replace(tokenizer=padded, config=lines, process=process_)
+    assert records.learned_pad == padded.pad == 256
+    assert [pad(records, name) for name in ("confidence", "entropy", "first-hitting")] == [256, 256, None]
+    assert pad(records, "confidence", pad=-1) == -1
+    assert pad(loaded, "confidence") == -1
+    assert pad(loaded._replace(config=lines), "confidence") == -1

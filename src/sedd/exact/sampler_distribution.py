@@ -156,8 +156,8 @@ def _remask(sampler: Remask, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> 
 
 def _mask_uncertainty(sampler: ConfidenceSampler, table: Tensor, x: Tensor, blank: Tensor) -> Tensor:
     """Return the uncertainty at the masks of every sequence, from the table of p(x_0 | x)."""
-    uncertainty = sampler.uncertainty(table[..., : sampler.process.vocab_size])
-    return torch.where(blank & sampler.process.is_noisy(x), uncertainty, math.inf)
+    uncertainty = sampler.ranked_uncertainty(table[..., : sampler.process.vocab_size])
+    return sampler.without_offset(torch.where(blank & sampler.process.is_noisy(x), uncertainty, math.inf))
 
 
 @step_distribution.register

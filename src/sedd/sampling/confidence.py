@@ -36,7 +36,7 @@ LATER = 1e3
 class ConfidenceSampler(Sampler, ABC):
     """A sampler in which the network decides which masks are revealed next. Tokens are drawn at random.
 
-    Of records that end in padding a network is surest of the padding, from the end on: revealed first, it would leave
+    Of records that end in padding a network may be surest of the padding, from the end on: revealed first, it can leave
     no room for a text. Positions where ``pad`` is the most probable token are therefore revealed after all others.
 
     By the chain rule, samples have the model's distribution if at most one position is drawn per step and the
@@ -50,6 +50,11 @@ class ConfidenceSampler(Sampler, ABC):
         """0: with the conditionals of a network, the distribution is another one at any number of steps."""
         return 0.0
 
+    def __post_init__(self) -> None:
+        check_absorbing(self.process)
+        if not -1 <= self.pad < (size := self.process.vocab_size):
+            raise ValueError(f"pad is {self.pad}; it is a token id, 0..{size - 1}, or -1 for none")
+
     @abstractmethod
     def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
         """Return how uncertain the network is of a position, from p(x_0 | x)."""
@@ -61,15 +66,25 @@ class ConfidenceSampler(Sampler, ABC):
     def mask_uncertainty(
         self, hidden: Float[Tensor, "b L h"], x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], context: StepContext
     ) -> Float[Tensor, "b L"]:
-        """Return the uncertainty at masks, larger by `LATER` at padding while there are others, and ∞ elsewhere."""
+        """Return the uncertainty at masks, that of padding after that of all others, and ∞ elsewhere."""
         length, model, states = x.shape[-1], context.model, hidden.flatten(0, 1)
         uncertainty = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
-        is_pad = torch.ones(x.numel(), dtype=torch.bool, device=x.device)
         for at in model.chunks(context.free & self.process.is_noisy(x)):
             p = model.clean_probs_at(states[at], x.flatten()[at], gather_rows(sigma, length, at))
-            uncertainty[at], is_pad[at] = self.uncertainty(p).double(), p.argmax(-1) == self.pad
-        is_pad = is_pad.view_as(x)
-        return uncertainty.view_as(x) + LATER * (is_pad & ~is_pad.all(-1, keepdim=True))
+            uncertainty[at] = self.ranked_uncertainty(p).double()
+        return self.without_offset(uncertainty.view_as(x))
+
+    @final
+    def ranked_uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
+        """Return the uncertainty, larger by `LATER` where padding is the most probable token."""
+        uncertainty = self.uncertainty(p)
+        return uncertainty if self.pad < 0 else uncertainty + LATER * (p.argmax(-1) == self.pad)
+
+    @final
+    def without_offset(self, uncertainty: Float[Tensor, "b L"]) -> Float[Tensor, "b L"]:
+        """Subtract `LATER` again in rows whose masks are all padding: the bound on entropies is of entropies."""
+        only_padding = (uncertainty >= LATER).all(-1, keepdim=True)
+        return torch.where(only_padding, uncertainty - LATER, uncertainty)
 
 
 @final
@@ -82,9 +97,6 @@ class Confident(ConfidenceSampler, GridSampler):
 
     assumes: ClassVar[str] = WHEN_EXACT
     pad: int = -1
-
-    def __post_init__(self) -> None:
-        check_absorbing(self.process)
 
     def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
         """1 − max p."""
@@ -124,8 +136,8 @@ class Confident(ConfidenceSampler, GridSampler):
 class EntropyBounded(ConfidenceSampler):
     """Entropy-bounded unmasking: as many positions per call as cost at most ``bound`` nats when drawn independently.
 
-    Positions are taken by increasing entropy while the sum of entropies without the largest is at most the bound, which
-    bounds the KL divergence of the independent draw. The number of calls depends on the text.
+    Positions are taken by increasing entropy, padding last, while the sum of entropies without the largest is at most
+    the bound, which bounds the KL divergence of the independent draw. The number of calls depends on the text.
 
     Reference: Ben-Hamu et al. 2025, "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking",
     arXiv 2505.24857.
@@ -138,7 +150,7 @@ class EntropyBounded(ConfidenceSampler):
     pad: int = -1
 
     def __post_init__(self) -> None:
-        check_absorbing(self.process)
+        super().__post_init__()
         if not self.bound >= 0:
             raise ValueError(f"bound is {self.bound}; it is an entropy and must be 0 or more")
 
