@@ -603,8 +603,8 @@ MISTAKES = [
     Mistake(
         "tokens of a later shard are read from its start",
         "data/packing.py",
-        "tokens[chosen] = shard[at[chosen] - start]",
-        "tokens[chosen] = shard[(at[chosen] - start) % len(shard) * (number == first)]",
+        "offsets = starts[chosen] - (int(self._ends[number]) - len(tokens))",
+        "offsets = starts[chosen] % len(tokens)",
         "unit/test_data.py::test_windows_of_packed_data_join_to_the_text",
     ),
     Mistake(

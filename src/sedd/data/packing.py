@@ -124,13 +124,13 @@ class TokenBlocks:
             raise ValueError(f"block indices lie in {indices.min()}..{indices.max()}; there are 0..{len(self) - 1}")
         if self.index.packing == "packed":
             starts = (self._first + indices) * self.length
-            rows = self._read_tokens(starts[:, None] + np.arange(self.length))
+            rows = self._read_rows(starts, np.full(len(starts), self.length))
             return self._check_ids(rows), np.ones(rows.shape, bool)
-        numbers, places = self._first + indices, np.arange(self.length)
-        start, stop = self._starts[numbers], self._starts[numbers + 1]
-        inside = places < (stop - start)[:, None]
-        rows = np.full(inside.shape, self.tokenizer.pad if self.index.pad == "model" else 0, np.int64)
-        rows[inside] = self._read_tokens((start[:, None] + places)[inside])
+        numbers = self._first + indices
+        starts, lengths = self._starts[numbers], self._starts[numbers + 1] - self._starts[numbers]
+        inside = np.arange(self.length) < lengths[:, None]
+        rows = self._read_rows(starts, lengths)
+        rows[~inside] = self.tokenizer.pad if self.index.pad == "model" else 0
         valid = inside if self.index.pad == "ignore" else np.ones(rows.shape, bool)
         return self._check_ids(rows), valid
 
@@ -187,19 +187,29 @@ class TokenBlocks:
         held_out = min(max(1, round(total * val_fraction)), total - 1)
         return (0, total - held_out) if split == "train" else (total - held_out, held_out)
 
-    def _read_tokens(self, at: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
-        """Read the tokens of the stream at these places, from every shard that holds some of them."""
-        tokens = np.empty(at.shape, np.int64)
-        if not at.size:
-            return tokens
-        least, most = int(at.min()), int(at.max())
-        first, last = np.searchsorted(self._ends, [least, most], side="right").tolist()
-        for number in range(first, last + 1):
-            shard, end = self._shards[number], int(self._ends[number])
-            start = end - len(shard)
-            chosen = ... if first == last else (start <= at) & (at < end)  # mostly, one shard holds all
-            tokens[chosen] = shard[at[chosen] - start]
-        return tokens
+    def _read_rows(self, starts: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n length"]:
+        """Read rows of the token stream, those in one shard without a loop; what follows their ends has no meaning."""
+        rows = np.zeros((len(starts), self.length), np.int64)
+        shard = np.searchsorted(self._ends[:-1], starts, side="right")
+        inside = starts + lengths <= self._ends[shard]
+        for number in np.unique(shard[inside]).tolist():
+            chosen, tokens = inside & (shard == number), self._shards[number]
+            offsets = starts[chosen] - (int(self._ends[number]) - len(tokens))
+            rows[chosen] = tokens[np.minimum(offsets[:, None] + np.arange(self.length), len(tokens) - 1)]
+        for i in np.flatnonzero(~inside).tolist():
+            self._copy(int(starts[i]), rows[i, : lengths[i]])
+        return rows
+
+    def _copy(self, start: int, row: Int[np.ndarray, " n"]) -> None:
+        """Fill ``row`` from the token stream, across shards."""
+        filled = 0
+        while filled < len(row):
+            shard = int(np.searchsorted(self._ends, start + filled, side="right"))
+            tokens = self._shards[shard]
+            offset = start + filled - (int(self._ends[shard]) - len(tokens))
+            part = tokens[offset : offset + len(row) - filled]
+            row[filled : filled + len(part)] = part
+            filled += len(part)
 
     def _loss_tokens(self) -> int:
         return self.index.records * self.length if self.index.pad == "model" else self.index.tokens
