@@ -145,7 +145,8 @@ class Study:
             )
         except ValueError as error:  # samples without text: of records, a sampler may be surest of padding
             judged = {"failed": str(error)}
-        judged |= {"judge": Path(self.args.judge).name}  # without the folder of a file
+        files = {"judge": self.args.judge, "mauve_reference": judged.get("mauve_reference")}
+        judged |= {name: Path(path).name for name, path in files.items() if path}  # without their folders
         self.results.store(setting.name, {**setting._asdict(), **judged})
         return time.perf_counter() - start
 
@@ -199,6 +200,11 @@ def summary_lines(record: Mapping[str, Any]) -> list[str]:
         part = [row for row in rows if row["steps"] == count]
         lines += pivot(f"{count} steps; temperature:", part, "temperature", show_quality)
     lines += pivot("seconds per sample; steps:", at_one, "steps", lambda row: f"{row['seconds_per_sample']:.3g}")
+    if texts := {row["mauve_texts"] for row in rows if row.get("mauve") is not None}:
+        count = " or ".join(map(str, sorted(texts)))
+        lines.append(
+            f"- MAUVE of {count} texts beside as many human ones: so few that it compares rows of this table only."
+        )
     return [*lines, *failed_lines(record), ""]
 
 

@@ -104,7 +104,7 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
                 "confidence, 16 steps": {**empty, "steps": 16},
                 "a": sample,
                 "c": {**sample, "steps": 16},
-                "b": {**sample, "temperature": 0.6, "gen_ppl_by_token": 20.0, "mauve": 0.25},
+                "b": {**sample, "temperature": 0.6, "gen_ppl_by_token": 20.0, "mauve": 0.25, "mauve_texts": 9},
             },
         },
         "zero-shot": {
@@ -134,6 +134,7 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
         "at abc1234, 2026-01-02",
         "`experiments/quality_curves.py` at abc1234 and fff0000, 2026-01-02",
         "- confidence, 8, 16 steps: no metrics. sample 0 is empty.",
+        "- MAUVE of 9 texts beside as many human ones",
     ):
         assert words in page
     note = "Our tokens are not those of GPT-2"
