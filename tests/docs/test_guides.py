@@ -265,3 +265,15 @@ def test_what_the_guide_states_of_molecules_is_stored() -> None:
     ):
         assert stated in text
     assert measured["uniqueness"] == 1
+
+
+def test_perplexities_of_both_precisions_are_stored() -> None:
+    rows, text = stored("experiments/results/quality-stories-cpu.json")["rows"], " ".join(page("quality").split())
+
+    def numbers(draws: str, *steps: int) -> str:
+        found = (rows[f"tweedie, {count} steps, temperature 1, {draws} draws"] for count in steps)
+        *first, last = (f"{row['gen_ppl_by_token']:.1f}" for row in found)
+        return f"{', '.join(first)} and {last} with {draws} draws at"
+
+    assert numbers("float64", 64, 256) in text
+    assert numbers("float32", 64, 256, 1024, 4096) in text
