@@ -223,6 +223,11 @@ class Trainer:
             self.writer.wait()  # before the copies: there is room for those of one checkpoint
             self.writer.submit(partial(self._write, root, replace(self.state), copy_to_host(tensors), records))
 
+    @property
+    def _have_state(self) -> bool:
+        """Whether all optimizers have made a step: a run that stopped in its first one is resumed without moments."""
+        return all(optimizer.state for optimizer in self.optimizers)
+
     def _named_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return weights, EMA and the optimizers' moments by name, without torch's modules for sharded ones."""
         moments = {
@@ -230,6 +235,7 @@ class Trainer:
             for name, weight in self.network.named_parameters()
             for optimizer in self.optimizers
             for key, value in optimizer.state.get(weight, {}).items()
+            if self._have_state
         }
         return {"model": self.network.state_dict(), "ema": self.ema.network.state_dict(), "optimizer": moments}
 
@@ -239,7 +245,7 @@ class Trainer:
 
         gather = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
         optimizers: dict[str, Any] = {"state": {}}
-        if all(optimizer.state for optimizer in self.optimizers):  # else torch would give them one, as after a step
+        if self._have_state:  # else torch would give them one, as after a step
             optimizers = state_dict.get_optimizer_state_dict(self.network, self.optimizers, options=gather)
         return {
             "model": state_dict.get_model_state_dict(self.network, options=gather),
