@@ -45,7 +45,7 @@ lint: .venv/ready  ## check style, types and imports
 	$(bin)/lint-imports
 
 verify: .venv/ready  ## run the long verification tests
-	$(pytest) tests/exact $(checked)
+	env -u MALLOC_MMAP_THRESHOLD_ -u MALLOC_TRIM_THRESHOLD_ $(pytest) tests/exact $(checked)  # large tensors: memory is freed
 	$(pytest) -m verify tests/unit tests/integration tests/docs
 	SEDD_FUZZ=1000 $(pytest) tests/fuzz  # other examples each time
 	$(bin)/python tests/mutations/run.py
