@@ -6,8 +6,8 @@ python benchmarks/ablations.py FILE --set model.width=64 --set train.batch_size=
 python benchmarks/ablations.py --table FILE.jsonl …                the table of earlier results
 
 FILE is a text in which the last 5/69 are held out, as in text8p: the first 69M characters of text8. Every run is a
-training run as by `sedd train`, in this process so that starting Python is not part of it. The bound on held-out text
-has the same sequences, times and noise in every run, so a difference of two runs has a smaller error than either.
+training run as by `sedd train`, in this process so that starting Python is not part of it, after three steps that are
+not counted, in which kernels are compiled. The bound on held-out text has the same sequences, times and noise in every run, so a difference of two runs has a smaller error than either.
 Variants of the network that lost exist only here.
 """
 
@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,7 +44,7 @@ from sedd.ops import block_ops
 from sedd.ops.block_ops import ResidualBranch, Rotation
 from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.runtime import distributed
-from sedd.training import loop, optimizer, validation
+from sedd.training import batches, loop, optimizer, validation
 from sedd.training import trainer as trainer_module
 from sedd.training.batches import Batch, TrainingDataLoader
 from sedd.training.trainer import Trainer
@@ -51,37 +52,24 @@ from sedd.training.trainer import Trainer
 FEATURES = ("network", "training")
 """Entries of a variant that are no configuration: code of this file."""
 BASE: dict[str, Any] = {
-    "objective": "lambda-dce",
-    "data.tokenizer": "chars",
     "data.val_fraction": 5 / 69,
-    "model.width": 768,
-    "model.depth": 8,
-    "model.heads": 6,
-    "model.seq_len": 256,
-    "model.ngrams": 3,
-    "optim.name": "muon",
-    "optim.lr": 2e-3,
-    "optim.warmup_steps": 50,
-    "optim.lr_schedule": "linear",
-    "optim.final_lr_fraction": 0.0,
-    "optim.ema_decay": 0.99,
-    "train.batch_size": 256,
     "train.precision": "float8",
     "train.eval_every": 0,
     "train.save_every": 0,
     "train.log_every": 50,
 }
-"""The configuration that variants differ from."""
+"""What all runs have beside the recipe, which variants differ from."""
 UNIFORM = {"objective": "score-entropy", "noise.process": "uniform"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "bfloat16": {"train.precision": "bfloat16"},
-    "head dim 64": {"model.heads": 12},
+    "head dim 64": {"head_dim": 64},
     "score": {"objective": "score-entropy"},
     "mean, with time": {"objective": "mean"},
     "adamw 6e-4": {"optim.name": "adamw", "optim.lr": 6e-4},
     "adamw 1.5e-3": {"optim.name": "adamw", "optim.lr": 1.5e-3},
     "adamw 3e-3": {"optim.name": "adamw", "optim.lr": 3e-3},
+    "adamw 6e-3": {"optim.name": "adamw", "optim.lr": 6e-3},
     "lr 5e-4": {"optim.lr": 5e-4},
     "lr 1e-3": {"optim.lr": 1e-3},
     "lr 2e-3": {"optim.lr": 2e-3},
@@ -91,29 +79,35 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "batch 128": {"train.batch_size": 128},
     "batch 256": {"train.batch_size": 256},
     "batch 512": {"train.batch_size": 512},
-    "width 512": {"model.width": 512, "model.heads": 4},
-    "width 768": {"model.width": 768, "model.heads": 6},
-    "width 1024": {"model.width": 1024, "model.heads": 8},
+    "width 512": {"model.width": 512, "head_dim": 128},
+    "width 768": {"model.width": 768, "head_dim": 128},
+    "width 1024": {"model.width": 1024, "head_dim": 128},
     "depth 4": {"model.depth": 4},
     "depth 12": {"model.depth": 12},
+    "shorten 2, 2-4-2": {"model.shorten_factor": 2, "model.depth": 8},
+    "shorten 2, 2-8-2": {"model.shorten_factor": 2, "model.depth": 12},
+    "shorten 2, 1-8-1": {"model.shorten_factor": 2, "model.depth": 10, "model.outer_blocks": 1},
+    "shorten 4, 2-8-2": {"model.shorten_factor": 4, "model.depth": 12},
+    "shorten 4, 2-16-2": {"model.shorten_factor": 4, "model.depth": 20},
     "no n-grams": {"model.ngrams": 0},
     "bigrams": {"model.ngrams": 2},
     "trigrams": {"model.ngrams": 3},
     "no ema": {"optim.ema_decay": 0.0},
-    "ema, no decay": {"optim.lr_schedule": "constant"},
+    "ema 0.998, no decay": {"optim.lr_schedule": "constant", "optim.ema_decay": 0.998},
     "ema 0.998": {"optim.ema_decay": 0.998},
     "cosine": {"optim.lr_schedule": "cosine"},
     "decay half": {"optim.decay_fraction": 0.5},
     "warmup 10": {"optim.warmup_steps": 10},
     "warmup 300": {"optim.warmup_steps": 300},
+    "independent times": {"training": {"independent_times": True}},
     "low-noise": {"train.time_sampling": "low-noise"},
     "bell": {"train.time_sampling": "bell"},
     "weight decay": {"optim.weight_decay": 0.1},
     "beta2 0.95": {"optim.beta2": 0.95},
     "clip 10": {"optim.grad_clip": 10.0},
     "plain": {"network": {"plain": True}},
-    "zero init": {"network": {"zero_init": True}},
-    "embedding norm": {"network": {"norm": True}},
+    "no zero init": {"network": {"random_branches": True}},
+    "no norm, no zero init": {"model.embedding_norm": False},
     "x0": {"network": {"x0": True}},
     "u-net": {"network": {"unet": True}},
     "value embeddings": {"network": {"value_embeddings": True}},
@@ -121,7 +115,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "conv": {"network": {"conv": "all"}},
     "soft-cap 15": {"network": {"soft_cap": 15.0}, "training": {"soft_cap": 15.0}},
     "not fused": {"network": {}, "training": {"soft_cap": 0.0}},
-    "weights t^-1/2": {"train.loss_weighting": 0.5},
+    "weights 1/t": {"train.loss_weighting": 0.0},
     "weights 1": {"train.loss_weighting": 1.0},
     "complementary masks": {"training": {"complementary": True}},
     "adamw lr x 4": {"training": {"adamw_lr": 4.0}},
@@ -165,8 +159,8 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
         self.skip_gain = nn.Parameter(torch.tensor(0.2)) if features.get("unet") else None
         self.value_gain = nn.Parameter(torch.zeros(shape.width)) if features.get("value_embeddings") else None
         self.conv = ShiftedSum(shape.width) if features.get("conv") == "all" else None
-        if features.get("zero_init"):
-            self.out.bound = self.down.bound = 0.0
+        if features.get("random_branches"):
+            self.out.bound, self.down.bound = shape.width**-0.5, (4 * shape.width) ** -0.5
 
     def forward(  # type: ignore[override]
         self,
@@ -253,7 +247,7 @@ class Variant(Transformer):
         """Compute the hidden states from the token embeddings."""
         assert self.position_embedding is not None
         h = h + self.position_embedding(h.shape[1])
-        h = F.rms_norm(h, h.shape[-1:]) if self.features.get("norm") else h
+        h = F.rms_norm(h, h.shape[-1:]) if self.embedding_norm else h
         h = h if self.input_conv is None else self.input_conv(h)
         self.blocks[-1].x0 = h.to(compute_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
         before, self.position_embedding = self.position_embedding, None
@@ -304,35 +298,43 @@ def _set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float, facto
 def training_features(features: dict[str, Any]) -> Iterator[None]:
     """Train with these features, if there are any."""
     before = optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.has_fused_loss
+    stratified = batches.stratified
     if factor := features.get("adamw_lr"):
         optimizer.set_learning_rate = functools.partial(_set_learning_rate, factor=factor)
     if features.get("complementary"):
         trainer_module.TrainingDataLoader = ComplementaryMasks  # type: ignore[misc]
+    if features.get("independent_times"):
+        batches.stratified = lambda count, generator: torch.rand(count, generator=generator)
     if "soft_cap" in features:
         trainer_module.has_fused_loss = lambda objective, model: False
     try:
         yield
     finally:
         optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.has_fused_loss = before
+        batches.stratified = stratified
 
 
 # Runs ------------------------------------------------------------------------------------------------------
 
 
 def merged(
-    variant: dict[str, Any], options: dict[str, Any], file: str, seed: int, seconds: float, steps: int | None
+    variant: dict[str, Any], options: dict[str, Any], args: argparse.Namespace, seed: int, steps: int | None
 ) -> RunConfig:
-    """Return the configuration of a run."""
+    """Return the configuration of a run: for so many steps, or for ``args.seconds`` if None."""
     values = {**BASE, **options, **{k: v for k, v in variant.items() if k not in FEATURES}}
+    head_dim = values.pop("head_dim", None)
     sets = [f"{name}={value}" for name, value in values.items()]
-    config = training.merge_config({"sources": [file], "seed": seed}, recipe="tiny", sets=sets)
-    config.budget.steps, config.budget.minutes = steps, None if steps else seconds / 60
+    config = training.merge_config({"sources": [args.file[0]], "seed": seed}, recipe=args.recipe, sets=sets)
+    if head_dim is not None:
+        config.model.heads = config.model.width // head_dim
+    config.budget.steps, config.budget.minutes = steps, None if steps else args.seconds / 60
     return config
 
 
 def train(config: RunConfig, variant: dict[str, Any], sequences: int) -> dict[str, Any]:
     """Train once; return bounds in bits per character and counts."""
     config.train.eval_sequences = 1
+    free_memory(config_device())
     rates: list[float] = []
 
     def on_event(kind: str, record: dict[str, Any]) -> None:
@@ -409,6 +411,7 @@ def main() -> None:
     parser.add_argument("file", nargs="+", help="the text; with --table, files of results")
     parser.add_argument("--table", action="store_true", help="print the table of earlier results")
     parser.add_argument("--only", help="names of variants, with ; between them; a + b joins two")
+    parser.add_argument("--recipe", default="text8", help="the configuration that variants differ from")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--steps", type=int, help="steps per run, instead of seconds")
     parser.add_argument("--seeds", default="0,1")
@@ -422,7 +425,7 @@ def main() -> None:
         return
     options = dict(item.split("=", 1) for item in args.set)
     names = args.only.split(";") if args.only else list(VARIANTS)
-    results, started = [], time.perf_counter()
+    results, started, compiled = [], time.perf_counter(), set[str]()
     for seed, name in itertools.product(map(int, args.seeds.split(",")), names):
         if time.perf_counter() - started + args.seconds > args.until:
             print("no time for", seed, name, file=sys.stderr)
@@ -432,14 +435,17 @@ def main() -> None:
         for kind in FEATURES:
             if any(kind in part for part in parts):
                 variant[kind] = {k: v for part in parts for k, v in part.get(kind, {}).items()}
-        config = merged(variant, options, args.file[0], seed, args.seconds, args.steps)
-        free_memory(config_device())
+        config = merged(variant, options, args, seed, args.steps)
         try:
+            if name not in compiled and args.steps is None:
+                train(merged(variant, options, args, seed, 3), variant, 8)
+                compiled.add(name)
             result = train(config, variant, args.sequences)
         except (ValueError, RuntimeError) as error:
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             continue
-        record = {"variant": name, "seed": seed, "options": options, **result}
+        record = {"variant": name, "seed": seed, "recipe": args.recipe, "options": options, **result}
+        record["config"] = asdict(config)
         results.append(record)
         print(
             f"{name:26s} seed {seed}: {result['bits']:.4f} ± {result['stderr']:.4f} (last weights "
