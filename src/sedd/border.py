@@ -39,8 +39,6 @@ LIMITS: Mapping[str, int] = {
     "model.depth": 2**10,
     "model.heads": 2**10,
     "model.cond_dim": 2**16,
-    "model.shorten_factor": 2**6,
-    "model.outer_blocks": 2**10,
     "model.seq_len": 2**24,
     "train.batch_size": 2**20,
     "train.grad_accumulation": 2**20,

@@ -137,11 +137,6 @@ class ModelConfig:
     """Length of the longest n-grams before and after a token whose embeddings are added to its own; 0: none."""
     embedding_norm: bool = False
     """RMSNorm after the embeddings; without time conditioning, residual branches are then initialised to 0."""
-    shorten_factor: int = 1
-    """Adjacent tokens that are one position in the inner blocks (hourglass), which then take that much less time; 1:
-    none."""
-    outer_blocks: int = 2
-    """Blocks at each end that compute every position, if model.shorten_factor is above 1."""
     seq_len: int = 256
     """Tokens per training sequence; for data.packing=lines, unless given, the length of the longest record."""
     parameterization: str | None = None
@@ -168,18 +163,6 @@ class ModelConfig:
             raise ValueError(
                 "model.embedding_norm is true, and the published network has no such norm; set "
                 "model.architecture=modern, or leave it out"
-            )
-        for name in ("shorten_factor", "outer_blocks"):
-            check_count(f"model.{name}", getattr(self, name))
-        if self.shorten_factor > 1 and self.architecture == "reference":
-            raise ValueError(
-                f"model.shorten_factor is {self.shorten_factor}, and the published network computes every position; "
-                "set model.architecture=modern, or leave it out"
-            )
-        if self.shorten_factor > 1 and self.depth <= 2 * self.outer_blocks:
-            raise ValueError(
-                f"model.shorten_factor is {self.shorten_factor}, and model.depth {self.depth} leaves no inner block "
-                f"between {self.outer_blocks} at each end; raise model.depth or lower model.outer_blocks"
             )
         if self.parameterization is not None:
             check_choice("model.parameterization", self.parameterization, registry.PARAMETERIZATIONS.names)

@@ -270,8 +270,6 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
         hollow=hollow,
         ngrams=m.ngrams,
         embedding_norm=m.embedding_norm,
-        shorten_factor=m.shorten_factor,
-        outer_blocks=m.outer_blocks,
         labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
     )

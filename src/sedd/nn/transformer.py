@@ -9,7 +9,6 @@ Reference: Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from functools import partial
 from typing import final
 
@@ -26,7 +25,6 @@ from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, Ref
 from sedd.nn.conditioning import NoiseEmbedding
 from sedd.nn.embeddings import Embedding, NgramEmbedding, PositionEmbedding, RotaryEmbedding
 from sedd.nn.layers import Layer, Linear, TransformerShape
-from sedd.nn.shortening import Shortening
 from sedd.ops import block_ops, fp8
 from sedd.ops.block_ops import ResidualBranch, Rotation
 from sedd.ops.packed_tokens import PackedTokens, gather
@@ -52,8 +50,6 @@ class Transformer(nn.Module, ABC):
         ngrams: Length of the longest n-grams whose embeddings are added; see `embeddings.NgramEmbedding`. 0: none.
         embedding_norm: RMSNorm after the embeddings. Without time conditioning, whose gates start at 0, the last matrix
             of every residual branch is then initialised to 0.
-        shorten_factor: Number of adjacent positions that are one in the inner blocks; see `nn.shortening`. 1: none.
-        outer_blocks: Blocks at each end that compute at every position, where others do not.
         labels: Number of labels. The embedding of a sequence's label, or of no label, is added to that of its tokens.
         generator: Source of the initial weights; torch's global one if None.
     """
@@ -76,8 +72,6 @@ class Transformer(nn.Module, ABC):
         hollow: bool = False,
         ngrams: int = 0,
         embedding_norm: bool = False,
-        shorten_factor: int = 1,
-        outer_blocks: int = 2,
         labels: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -90,15 +84,6 @@ class Transformer(nn.Module, ABC):
         if hollow and (causal or ngrams):
             raise ValueError(
                 "a hollow network is not causal and has no n-gram embeddings: those of neighbours contain x_i"
-            )
-        if shorten_factor > 1 and (causal or hollow):
-            raise ValueError(
-                f"shorten_factor is {shorten_factor}, and a causal or hollow network has none: a position would depend "
-                "on what follows it, or on its own token"
-            )
-        if shorten_factor > 1 and not 1 <= outer_blocks < depth / 2:
-            raise ValueError(
-                f"outer_blocks is {outer_blocks} of depth {depth}; at each end 1 or more are needed, and blocks between"
             )
         shape = TransformerShape(
             width=width,
@@ -119,8 +104,6 @@ class Transformer(nn.Module, ABC):
         self.position_embedding = self._build_position_embedding(shape)
         self.rotary_emb = RotaryEmbedding(shape.head_dim)
         self.blocks = nn.ModuleList(self._build_block(shape) for _ in range(depth))
-        self.shortening = Shortening(width, shorten_factor) if shorten_factor > 1 else None
-        self.outer_blocks = outer_blocks
         self.output_layer = self._build_final_layer(shape, outputs)
         if not self.head.weight.is_meta:  # which has no memory to initialise
             self.reset_parameters(generator)
@@ -254,30 +237,8 @@ class Transformer(nn.Module, ABC):
     ) -> tuple[Tensor, ResidualBranch | None]:
         """Run all blocks but the last."""
         # a separate view: the gradient of c is summed over these blocks first, in the same order as with CUDA graphs
-        c = None if c is None else c.view_as(c)
-        if self.shortening is None:
-            return self._run_blocks(self.blocks[:-1], h, None, c, context)
-        first, inner, last = (self.blocks[part] for part in self._parts())
-        h, branch = self._run_blocks(first, h, None, c, context)
-        h, short = self.shortening.shorten(h, branch, context)
-        short, branch = self._run_blocks(inner, short, None, c, self.shortening.short_context(context))
-        branch = self.shortening.lengthen(short, branch, h.shape[1])
-        return self._run_blocks(last, h, branch, c, context)
-
-    def _parts(self) -> tuple[slice, slice, slice]:
-        """Return which blocks compute at every position, at one per group, and at every position again, less the last."""
-        end = len(self.blocks) - self.outer_blocks
-        return slice(0, self.outer_blocks), slice(self.outer_blocks, end), slice(end, -1)
-
-    def _run_blocks(
-        self,
-        blocks: Iterable[nn.Module],
-        h: Tensor,
-        branch: ResidualBranch | None,
-        c: Tensor | None,
-        context: AttentionContext,
-    ) -> tuple[Tensor, ResidualBranch | None]:
-        for block in blocks:
+        c, branch = None if c is None else c.view_as(c), None
+        for block in self.blocks[:-1]:
             h, branch = self.activation_checkpointing(block, h, branch, c, context)
         return h, branch
 
@@ -291,8 +252,7 @@ class Transformer(nn.Module, ABC):
         """
         eager = self.activation_checkpointing is activation_checkpointing.none and not self.compiled
         if eager and len(self.blocks) > 1 and self.head.weight.is_cuda:
-            shortening = () if self.shortening is None else self.shortening.parameters()
-            self.graphed_blocks = GraphedFunction([*self.blocks[:-1].parameters(), *shortening])
+            self.graphed_blocks = GraphedFunction(self.blocks[:-1].parameters())
 
     def _graphed_first_blocks(
         self, h: Tensor, c: Tensor | None, context: AttentionContext
