@@ -9,7 +9,7 @@ FILE is a text in which the last 5/69 are held out, as in text8p: the first 69M 
 training run as by `sedd train`, in this process so that starting Python is not part of it, after three steps that are
 not counted, in which kernels are compiled. The bound on held-out text has the same sequences, times and noise in every
 run, so a difference of two runs has a smaller error than either. Variants of the network that lost exist only here.
-Below about 8 × 384 on an H200 the host decides the speed of a run, so that equal times do not compare variants.
+At 8 × 256 on an H200 the host decides the speed of a run, so that equal times do not compare variants.
 """
 
 import argparse
