@@ -237,6 +237,15 @@ class BudgetConfig:
         for name in ("steps", "tokens"):
             check_count(f"budget.{name}", getattr(self, name) or 1)
 
+    def describe(self) -> str:
+        """Return the limits: 1,000 steps or 5 minutes."""
+        limits = {name: getattr(self, name) for name in ("steps", "tokens", "minutes")}
+        return " or ".join(
+            f"{limit:,g} {name}" if name == "minutes" else f"{limit:,} {name}"
+            for name, limit in limits.items()
+            if limit
+        )
+
 
 @dataclass
 class TrainConfig:
@@ -320,6 +329,15 @@ class RunConfig:
     def time_conditioning(self) -> str:
         """Return the noise level given to the network: as configured, else sigma if the objective has times."""
         return self.model.time_conditioning or ("none" if self.objective in TIME_FREE_OBJECTIVES else "sigma")
+
+    def describe_sizes(self) -> str:
+        """Return the size of the network and of a step, the tokenizer and the precision."""
+        return (
+            f"{self.model.depth} block{'s' * (self.model.depth > 1)} of width {self.model.width}, "
+            f"{self.train.batch_size} sequence{'s' * (self.train.batch_size > 1)} of "
+            f"{self.model.seq_len} tokens per step, tokenizer {self.data.tokenizer}, "
+            f"{f'n-grams up to {self.model.ngrams}, ' if self.model.ngrams else ''}{self.train.precision}"
+        )
 
     def resolved(self) -> "RunConfig":
         """Fill in defaults that depend on other options, refuse options that contradict each other, and return this."""

@@ -206,3 +206,9 @@ def test_loading_a_model_imports_no_distributed_checkpoints(imported: Imported) 
     found = imported("import sedd\nsedd.load")
     assert "sedd.api" in found
     assert not {name for name in found if name.startswith(("torch.distributed.checkpoint", "torch._dynamo"))}
+
+
+def test_a_run_says_what_it_trains_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be " * 50)
+    ((_, _, err),) = run_without_torch(tmp_path, ["train a.txt --recipe tiny --out run"])
+    assert err.startswith("sedd: recipe tiny: 4 blocks of width 128, 32 sequences of 128 tokens per step, ")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,38 @@ def test_the_tokenizer_fits_the_text(
     assert merge_config({"sources": [source], "packing": packing}).data.tokenizer == expected
 
 
+@pytest.mark.parametrize(
+    ("alphabet", "tokenizer", "expected"),
+    [
+        ("ACGT", None, 3),
+        ("ACDEFGHIKLMNP", None, 3),
+        ("ACDEFGHIKLMNPQRSTVWY", None, 2),
+        (string.ascii_letters + string.digits, "chars", 2),
+        ("".join(map(chr, range(0x100, 0x200))), "chars", 1),
+        ("", "bytes", 1),
+        ("", "bpe:2048", 1),
+        ("", "bpe:8192", 0),
+        ("", "gpt2", 0),
+    ],
+)
+def test_ngrams_are_few(tmp_path: Path, alphabet: str, tokenizer: str | None, expected: int) -> None:
+    """On a CPU, with a norm after the embeddings; not where the network has none, nor if they were given."""
+    flags = {"sources": [write(tmp_path / "a.txt", 20_000, alphabet)], "tokenizer": tokenizer}
+    model = merge_config(flags).model
+    assert (model.ngrams, model.embedding_norm) == (expected, True)
+    if expected:
+        assert (len(set(alphabet)) + 2) ** expected <= sizing.MAX_NGRAM_ROWS
+    assert merge_config(flags, sets=["model.ngrams=0"]).model.ngrams == 0
+    assert not merge_config({**flags, "objective": "ratio-matching"}).model.ngrams
+    assert not merge_config(flags, sets=["model.architecture=reference"]).model.embedding_norm
+
+
+def test_ngrams_of_prepared_data_and_of_ids(tmp_path: Path) -> None:
+    data.prepare([write(tmp_path / "a.txt", 300_000)], tmp_path / "prepared", Bytes())
+    np.save(tmp_path / "a.npy", np.zeros((4, 8), dtype=np.uint8))
+    assert [merge_config({"sources": [str(tmp_path / name)]}).model.ngrams for name in ("prepared", "a.npy")] == [1, 0]
+
+
 def test_prepared_data_and_arrays_keep_their_tokenizer(tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", 300_000)
     data.prepare([source], tmp_path / "prepared", Bytes())
@@ -121,6 +154,7 @@ def test_given_keys_win_one_by_one(tmp_path: Path) -> None:
     changed = merged(["train.batch_size=24"], tokenizer="chars")
     assert (changed.train.batch_size, changed.data.tokenizer) == (24, "chars")
     changed.train.batch_size, changed.data.tokenizer = chosen.train.batch_size, chosen.data.tokenizer
+    changed.model.ngrams = chosen.model.ngrams  # chosen for the tokenizer
     assert changed == chosen
     wide = merged(["model.width=256", "model.seq_len=512"])
     assert (wide.model.width, wide.model.depth, wide.model.seq_len) == (256, chosen.model.depth, 512)
@@ -149,13 +183,22 @@ def test_nothing_is_chosen_for_what_is_configured(tmp_path: Path, monkeypatch: p
         assert config.optim.name == recipes.RECIPES.get(options.get("recipe"), {}).get("optim", {}).get("name", "adamw")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert merge_config({"sources": [source]}, on_sizing=lines.append).model == RunConfig().resolved().model
-    assert lines == []
+    assert not any("chosen for" in line for line in lines)
+    assert lines[0] == (
+        "as given: 2 blocks of width 32, 64 sequences of 16 tokens per step, tokenizer bytes, float32, 1,000 steps"
+    )
+    assert lines[1].startswith(f"settings of {tmp_path / 'file.yaml'}: 6 blocks of width 256, ")
+    assert lines[2].startswith(f"run {tmp_path}: ")
+    assert lines[4].startswith("recipe text8: 8 blocks of width 512, 256 sequences of 256 tokens per step, tokenizer c")
 
 
 def test_a_budget_replaces_that_of_the_recipe() -> None:
     assert merge_config({}, recipe="tiny").budget == BudgetConfig(steps=1000)
     assert merge_config({"minutes": 60}, recipe="tiny").budget == BudgetConfig(minutes=60.0)
-    assert merge_config({"steps": 7}, recipe="tiny", sets=["budget.tokens=90"]).budget == BudgetConfig(7, 90)
+    both = merge_config({"steps": 7000}, recipe="tiny", sets=["budget.tokens=90"]).budget
+    assert both == BudgetConfig(7000, 90)
+    assert both.describe() == "7,000 steps or 90 tokens"
+    assert BudgetConfig(minutes=0.5).describe() == "0.5 minutes"
 
 
 @pytest.mark.parametrize("recipe", [None, "molecules"])
@@ -167,13 +210,13 @@ def test_the_length_of_records_is_that_of_the_longest(tmp_path: Path, recipe: st
     config = merge_config(flags, recipe=recipe, on_sizing=lines.append)
     assert (config.model.seq_len, config.data.tokenizer) == (8, "chars")
     assert lines[0] == "90 records of 1 to 8 tokens: sequences have 8 tokens; --seq-len sets another length"
-    assert len(lines) == (2 if recipe is None else 1)
+    assert len(lines) == 2  # and the sizes
     lines.clear()
     assert merge_config({**flags, "seq_len": 20}, recipe="molecules", on_sizing=lines.append).model.seq_len == 20
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps(config.as_dict()))
     assert merge_config(flags, resume=tmp_path / "run", on_sizing=lines.append).model.seq_len == 8
-    assert lines == []
+    assert not any("records of" in line for line in lines)
 
 
 def test_prepared_records_bring_their_packing(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
         recipe=options["recipe"],
         file=options["config"],
         sets=options["sets"] or [],
-        on_sizing=warn,
+        on_sizing=warn if find_launch().rank == 0 else lambda text: None,
         device=options["device"],
     )
     sources.check_data(config.data)

@@ -29,7 +29,7 @@ def build_optimizers(network: nn.Module, config: OptimConfig) -> list[torch.opti
     ]
     betas = (config.beta1, config.beta2)
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=_all_cuda(rest))
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=_has_fused_kernel(rest))
     ]
     if hidden:
         optimizers.append(Muon(hidden, lr=config.lr, weight_decay=config.weight_decay))
@@ -40,8 +40,9 @@ def _is_hidden_matrix(name: str, weight: Tensor) -> bool:
     return weight.ndim == 2 and not any(word in name for word in _NOT_HIDDEN)
 
 
-def _all_cuda(weights: Iterable[Tensor]) -> bool:
-    return all(w.is_cuda for w in weights)
+def _has_fused_kernel(weights: Iterable[Tensor]) -> bool:
+    """Return whether torch has one kernel for AdamW there; on a CPU it takes a quarter of the time of several."""
+    return all(w.device.type in ("cpu", "cuda") for w in weights)
 
 
 def lr_multiplier(config: OptimConfig, step: int, budget_used: float) -> float:

@@ -78,7 +78,7 @@ def merge_config(
         recipe: A name in `recipes.RECIPES`.
         file: A YAML file.
         sets: Assignments as in ``optim.lr=1e-4``.
-        on_sizing: Called with a line that says what was chosen, if something was.
+        on_sizing: Called with lines that say what is trained, and what was chosen for the machine and the data.
         device: The device that size and speed are chosen for; None: the default.
     """
     if recipe is not None and recipe not in RECIPES:
@@ -117,7 +117,19 @@ def merge_config(
         on_sizing(sizing.describe_sizing(_build(given), device))
     config = _build(given)
     config.model.check_heads()
-    return config.resolved()
+    config = config.resolved()
+    if not is_sized:
+        origin = (
+            f"recipe {recipe}"
+            if recipe
+            else f"run {resume}"
+            if stored
+            else f"settings of {file}"
+            if file
+            else "as given"
+        )
+        on_sizing(f"{origin}: {config.describe_sizes()}, {config.budget.describe()}")
+    return config
 
 
 def _checked(sets: Sequence[str]) -> list[str]:

@@ -24,6 +24,8 @@ WEIGHTS_PER_BYTE = 7
 """Maximum of weights of the blocks per byte of data, against memorizing short texts; an estimate."""
 STEPS = 4000
 """Steps that the budget should last for, as far as batches of 1024 to 65,536 tokens allow."""
+MAX_NGRAMS, MAX_NGRAM_ROWS = 3, 4096
+"""Longest n-grams, and most of one length, whose embeddings a network on a CPU has; see the log."""
 MIN_BPE_BYTES = 200_000
 """Shorter texts are read as bytes: too few of the pairs that byte-pair encoding joins would occur often enough."""
 
@@ -70,6 +72,8 @@ def choose_sizing(
         },
         "train": {"batch_size": max(4, sequences), "precision": "float32" if device == "cpu" else "bfloat16"},
     }
+    if device == "cpu" and config.model.architecture == "modern" and config.objective != "ratio-matching":
+        values["model"] |= {"ngrams": choose_ngrams(config.data), "embedding_norm": True}
     if config.budget.minutes is config.budget.steps is config.budget.tokens is None:
         values["budget"] = {"minutes": DEFAULT_MINUTES}
     return values
@@ -77,13 +81,12 @@ def choose_sizing(
 
 def describe_sizing(config: RunConfig, device_name: str | None = None) -> str:
     """Return one line that says what a run without a recipe trains, and for what it was chosen."""
-    model, budget = config.model, config.budget
+    budget = config.budget
     cuda, size = resolve_device(device_name).type == "cuda", source_bytes(config.data)
     threads = torch.get_num_threads()
     device = torch.cuda.get_device_name() if cuda else f"a CPU with {threads} thread{'s' * (threads > 1)}"
     return (
-        f"without a recipe: {model.depth} blocks of width {model.width}, {config.train.batch_size} sequences of "
-        f"{model.seq_len} tokens per step, tokenizer {config.data.tokenizer}, {config.train.precision}; chosen for "
+        f"without a recipe: {config.describe_sizes()}; chosen for "
         f"{budget.minutes or DEFAULT_MINUTES:g} minutes on {device} and "
         f"{f'{size / 1e6:,.1f} MB of data' if size < math.inf else 'data of unknown size'}; change it by --recipe, or "
         "--set as in model.width=256"
@@ -123,11 +126,37 @@ def source_bytes(options: DataConfig) -> float:
     """Return about how many bytes the sources hold, of a compressed file three times its size; infinity if unknown."""
     if len(options.sources) == 1 and data.is_prepared(options.sources[0]):
         return float(data.Index.read(Path(options.sources[0])).bytes)
-    if any(source.startswith("hf:") for source in options.sources):
+    if _is_elsewhere(options):
         return math.inf
     files = [file for source in data.expand_sources(options.sources) for file in source.files]
     compressed = (".gz", ".xz", ".bz2", ".zst")
     return sum(os.path.getsize(file) * (3.0 if file.suffix.lower() in compressed else 1.0) for file in files)
+
+
+def choose_ngrams(options: DataConfig) -> int:
+    """Return the length of the longest n-grams of which there are few enough; 0 if there is none or that is unknown."""
+    vocabulary = _vocabulary_size(options)
+    return next((n for n in range(MAX_NGRAMS, 0, -1) if (vocabulary + 2) ** n <= MAX_NGRAM_ROWS), 0)
+
+
+def _vocabulary_size(options: DataConfig) -> float:
+    """Return about how many tokens there are; infinity if that is unknown."""
+    kind, _, size = options.tokenizer.partition(":")
+    if data.is_prepared(options.sources[0]):
+        return data.Index.read(Path(options.sources[0])).vocab_size
+    if _is_elsewhere(options) or _holds_ids(options):
+        return math.inf
+    if kind == "chars":
+        return len(set(_first_text(options)))
+    return 256 if kind == "bytes" else int(size) if kind == "bpe" else math.inf
+
+
+def _is_elsewhere(options: DataConfig) -> bool:
+    return any(source.startswith("hf:") for source in options.sources)
+
+
+def _holds_ids(options: DataConfig) -> bool:
+    return holds_ids([file for source in data.expand_sources(options.sources) for file in source.files])
 
 
 def choose_tokenizer(options: DataConfig, device_name: str | None = None) -> dict[str, dict[str, str]]:
@@ -135,21 +164,23 @@ def choose_tokenizer(options: DataConfig, device_name: str | None = None) -> dic
 
     Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
     """
-    names = [str(source) for source in options.sources]
-    if data.is_prepared(names[0]) or any(name.startswith("hf:") for name in names):
-        return {}
-    if holds_ids([file for source in data.expand_sources(names) for file in source.files]):
+    if data.is_prepared(options.sources[0]) or _is_elsewhere(options) or _holds_ids(options):
         return {}
     return {"data": {"tokenizer": _tokenizer(options, 8192 if resolve_device(device_name).type == "cuda" else 2048)}}
 
 
-def _tokenizer(options: DataConfig, most: int) -> str:
+def _first_text(options: DataConfig) -> str:
+    """Return the beginning of the data, 2^18 characters or a little more."""
     text, encoding = "", data.TextEncoding.for_tokenizer("bytes", options.encoding)
     for part in data.read_documents(options.sources, options.column, options.packing, encoding):
         text += part[: 2**18]
         if len(text) > 2**18:
             break
-    size = source_bytes(options)
+    return text
+
+
+def _tokenizer(options: DataConfig, most: int) -> str:
+    text, size = _first_text(options), source_bytes(options)
     if any("\udc80" <= character <= "\udcff" for character in set(text)):  # bytes that are not UTF-8
         return "bytes"
     if len(set(text)) <= 32:
