@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bits
+import float32_draws
 import objectives
 import quality_curves
 import zero_shot
@@ -258,11 +259,24 @@ def quality_section(root: Path) -> Section | None:
         size = f"{record['samples']} samples of {' or '.join(map(str, sorted(lengths)))} tokens per row"
         lines += [f"`{record['model']}`{about}, {record['noise']} noise, judge {judge}, {size}."]
         lines += [study_note(record, "quality_curves"), "", *quality_curves.summary_lines(record)]
+    lines += float32_lines(root)
     data = [quality_curves.table_lines(record) for record in records]
     about = "Generative perplexity against steps and entropy"
     drawn = quality_curves.with_curves(records)
     drawings = [Drawing("quality", about, data, lambda: quality_curves.draw_frontier(drawn))] if drawn else []
     return Section("Sample quality against compute", lines, drawings)
+
+
+def float32_lines(root: Path) -> list[str]:
+    """Draws in float32 and in float64 from a known distribution over a large vocabulary."""
+    record = read(root, "experiments/results/float32-draws.json")
+    if record is None:
+        return []
+    about = (
+        f"Draws in float32 where model and judge are exact: {record['tokens']} independent tokens per cell, "
+        f"{record['vocabulary']:,} in the vocabulary with Zipf's probabilities, ancestral sampling. "
+    )
+    return ["", about + study_note(record, "float32_draws"), "", *float32_draws.table_lines(record)]
 
 
 def zero_shot_section(root: Path) -> Section | None:

@@ -205,6 +205,33 @@ def test_objectives_are_tuned_measured_and_resumed(corpus: Path, tmp_path: Path)
 
 
 @pytest.mark.verify
+def test_float32_draws_miss_rare_tokens_and_others_do_not(study: Any) -> None:
+    """Half of the probability is that of 20,000 tokens, each below the race's resolution in all but the last steps."""
+    module, count = study("float32_draws"), 200
+    log_p = torch.cat([torch.tensor([0.5]), torch.full((20_000,), 0.5 / 20_000)]).double().log()
+    share = {p: (module.draw(log_p, 2048, p, count, seed=0) > 0).double().mean() for p in ("float64", "float32")}
+    stderr = 0.5 / math.sqrt(count)
+    assert abs(share["float64"] - 0.5) < 4 * stderr
+    assert share["float32"] < 0.5 - 4 * stderr
+
+
+def test_float32_draws_on_a_small_vocabulary(tmp_path: Path, study: Any) -> None:
+    """The samples' perplexity is that of the data, in both precisions and at any number of steps; rows are kept."""
+    words = ["--out", tmp_path / "rows.json", "--vocabulary", 300, "--count", 2000]
+    done = run_script("float32_draws", *words, "--steps", "2,8")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "rows.json").read_text())
+    assert len(record["rows"]) == 4
+    for row in record["rows"].values():
+        assert abs(row["nats_per_token"] - record["entropy_nats"]) < 4 * row["stderr"]
+    assert done.stdout.splitlines() == study("float32_draws").table_lines(record)
+    again = run_script("float32_draws", *words, "--steps", "2,8")
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    other = run_script("float32_draws", *words[:-1], 50)
+    assert (other.returncode, "tokens 2000" in other.stderr) == (1, True)
+
+
+@pytest.mark.verify
 def test_quality_curves_of_both_noises(corpus: Path, tmp_path: Path, sedd: Any) -> None:
     judge = tiny_judges.save(tmp_path / "judge")
     files = []
