@@ -100,12 +100,8 @@ def table_lines(record: dict[str, Any]) -> list[str]:
         found = {row["steps"]: row for row in rows if row["draws"] == precision}
         cells = [_cell(found[n]) if n in found else "" for n in steps]
         lines.append(f"| {precision} draws | {' | '.join(cells)} |")
-    truth = math.exp(record["entropy_nats"])
-    return [
-        *lines,
-        "",
-        f"The perplexity of the data themselves is {truth:,.0f}: anything below is an artefact of the draws.",
-    ]
+    truth = f"The perplexity of the data is {math.exp(record['entropy_nats']):,.0f}, whatever the number of steps."
+    return [*lines, "", truth]
 
 
 def _cell(row: dict[str, Any]) -> str:
