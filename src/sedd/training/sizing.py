@@ -135,20 +135,21 @@ def source_bytes(options: DataConfig) -> float:
 
 def choose_ngrams(options: DataConfig) -> int:
     """Return the length of the longest n-grams of which there are few enough; 0 if there is none or that is unknown."""
-    vocabulary = _vocabulary_size(options)
+    if (vocabulary := _vocabulary_size(options)) is None:
+        return 0
     return next((n for n in range(MAX_NGRAMS, 0, -1) if (vocabulary + 2) ** n <= MAX_NGRAM_ROWS), 0)
 
 
-def _vocabulary_size(options: DataConfig) -> float:
-    """Return about how many tokens there are; infinity if that is unknown."""
+def _vocabulary_size(options: DataConfig) -> int | None:
+    """Return about how many tokens there are; None if that is unknown."""
     kind, _, size = options.tokenizer.partition(":")
     if data.is_prepared(options.sources[0]):
         return data.Index.read(Path(options.sources[0])).vocab_size
     if _is_elsewhere(options) or _holds_ids(options):
-        return math.inf
+        return None
     if kind == "chars":
         return len(set(_first_text(options)))
-    return 256 if kind == "bytes" else int(size) if kind == "bpe" else math.inf
+    return 256 if kind == "bytes" else int(size) if kind == "bpe" else None
 
 
 def _is_elsewhere(options: DataConfig) -> bool:
