@@ -72,8 +72,12 @@ def reference(vectors_decay: bool = False) -> tuple[Net, Net]:
     return network, average
 
 
-def test_steps_are_clipping_adamw_and_ema() -> None:
+@pytest.mark.parametrize("least", [0, 2**17])
+def test_steps_are_clipping_adamw_and_ema(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the fused kernel and without it."""
+    monkeypatch.setattr(optimizer, "MIN_FUSED_ON_CPU", least)
     training, norms = Training(), []
+    assert training.optimizers[0].defaults["fused"] is (least == 0)
     for step in range(STEPS):
         training.network.set_gradients(step)
         norms.append(training.step(step))
