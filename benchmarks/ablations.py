@@ -3,13 +3,18 @@
 python benchmarks/ablations.py FILE                                on a GPU: all variants, 30 seconds and 2 seeds each
 python benchmarks/ablations.py FILE --only "base;x0;x0 + u-net" --seconds 60 --seeds 0,1,2
 python benchmarks/ablations.py FILE --set model.width=64 --set train.batch_size=8 --seconds 5     anywhere
+python benchmarks/ablations.py FILE --speeds speeds.json --steps 40    tokens per second of every variant
+python benchmarks/ablations.py FILE --speeds speeds.json --equal-time 500 --set model.width=256 --set model.heads=2 \
+    --part 0/6 --json rows-0.jsonl                                 one of six processes that share a GPU
 python benchmarks/ablations.py --table FILE.jsonl …                the table of earlier results
 
 FILE is a text in which the last 5/69 are held out, as in text8p: the first 69M characters of text8. Every run is a
 training run as by `sedd train`, in this process so that starting Python is not part of it, after three steps that are
 not counted, in which kernels are compiled. The bound on held-out text has the same sequences, times and noise in every
 run, so a difference of two runs has a smaller error than either. Variants of the network that lost exist only here.
-At 8 × 256 on an H200 the host decides the speed of a run, so that equal times do not compare variants.
+At 8 × 256 on an H200 the host decides the speed of a run, so that equal times do not compare variants. ``--equal-time``
+does: the speed of every variant is measured alone, at the size of the recipe, and a smaller network is then trained for
+as many steps as the variant makes there while the base makes the steps given. Those runs can share a GPU.
 """
 
 import argparse
@@ -25,7 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +53,7 @@ from sedd.runtime import distributed
 from sedd.training import batches, loop, optimizer, validation
 from sedd.training import trainer as trainer_module
 from sedd.training.batches import Batch, TrainingDataLoader
+from sedd.training.muon import Muon
 from sedd.training.trainer import Trainer
 
 FEATURES = ("network", "training")
@@ -117,12 +123,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adamw lr x 4": {"training": {"adamw_lr": 4.0}},
     "adamw lr x 1/4": {"training": {"adamw_lr": 0.25}},
     "adamw lr x 16": {"training": {"adamw_lr": 16.0}},
+    "gated attention": {"network": {"gate": True}},
+    "normalized muon": {"training": {"normalized_muon": 0.95}},
     "uniform": UNIFORM,
     "uniform, geometric": {**UNIFORM, "noise.schedule": "geometric"},
     "uniform, low-noise": {**UNIFORM, "train.time_sampling": "low-noise"},
     "uniform, bell": {**UNIFORM, "train.time_sampling": "bell"},
     "uniform, mean": {"objective": "score-entropy", "noise.process": "uniform", "model.parameterization": "mean"},
 }
+STUDY = (
+    *("base", "head dim 64", "value embeddings", "x0", "u-net", "soft-cap 15", "no zero init", "gated attention"),
+    *("adamw 1.5e-3", "adamw 3e-3", "adamw 6e-3", "normalized muon", "lr 2e-3", "lr 8e-3", "weight decay"),
+    *("batch 128", "batch 512", "no ema", "ema 0.998, no decay", "independent times", "low-noise", "bell"),
+    *("score", "mean, with time", "weights 1/t", "weights 1", "warmup 10", "warmup 300", "decay half", "cosine"),
+)
+"""The variants of ``--equal-time``."""
+SLOWER = (
+    *("base", "head dim 64", "value embeddings", "x0", "u-net", "soft-cap 15", "gated attention", "adamw 3e-3"),
+    *("normalized muon", "batch 128", "batch 512", "score", "mean, with time"),
+)
+"""Those of them whose speed differs from the base's, but for other learning rates of AdamW, which have its speed."""
 
 
 # Variants of the network -----------------------------------------------------------------------------------
@@ -156,6 +176,7 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
         self.skip_gain = nn.Parameter(torch.tensor(0.2)) if features.get("unet") else None
         self.value_gain = nn.Parameter(torch.zeros(shape.width)) if features.get("value_embeddings") else None
         self.conv = ShiftedSum(shape.width) if features.get("conv") == "all" else None
+        self.gate_embed = nn.Parameter(torch.zeros(shape.heads, shape.width)) if features.get("gate") else None
         if features.get("random_branches"):
             self.out.bound, self.down.bound = shape.width**-0.5, (4 * shape.width) ** -0.5
 
@@ -190,6 +211,9 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
         if self.value_gain is not None and self.x0 is not None:
             v = v + (self.value_gain * self.x0).to(v.dtype).view_as(v)
         attended = attention(q, k, v, context)
+        if self.gate_embed is not None:  # one gate per head, 1 at the start (Qiu et al. 2025, arXiv 2505.06708)
+            gate = 2 * torch.sigmoid(F.linear(n, self.gate_embed.to(n.dtype)))
+            attended = (attended.unflatten(-1, (self.heads, -1)) * gate[..., None]).flatten(-2)
         x, attended = gather(x, packed), gather(attended, packed)
         branch = ResidualBranch.with_dropout(backend.linear(attended, w.out.weight), attention_half.gate, 0.0)
         x, n, n_fp8 = backend.residual_norm_modulate(
@@ -289,6 +313,24 @@ class ComplementaryMasks(TrainingDataLoader):
         return Batch._make((*joined, counts, 2 * half.tokens))
 
 
+class NormalizedMuon(Muon):
+    """Muon whose updates are divided by the root mean square of each row over time (Li et al. 2025, NorMuon)."""
+
+    decay: ClassVar[float] = 0.95
+
+    def _orthogonalize(self, stacked: Tensor, matrices: list[Tensor]) -> Tensor:
+        updates = super()._orthogonalize(stacked, matrices).float()
+        squares = updates.square().mean(-1, keepdim=True)
+        for square, matrix in zip(squares, matrices, strict=True):
+            state = self.state[matrix]
+            before = state.setdefault("row_square", torch.zeros_like(square))
+            before.lerp_(square, 1 - self.decay)
+        row_squares = torch.stack([self.state[matrix]["row_square"] for matrix in matrices])
+        scaled = updates / (row_squares.sqrt() + 1e-8)
+        norm, before = (torch.linalg.matrix_norm(a, keepdim=True) for a in (scaled, updates))
+        return (scaled * (before / norm.clamp_min(1e-12))).to(stacked.dtype)
+
+
 def _set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float, factor: float) -> None:
     for each in optimizers:
         for group in each.param_groups:
@@ -304,6 +346,10 @@ def training_features(features: dict[str, Any]) -> Iterator[None]:
         optimizer.set_learning_rate = functools.partial(_set_learning_rate, factor=factor)
     if features.get("complementary"):
         trainer_module.TrainingDataLoader = ComplementaryMasks  # type: ignore[misc]
+    optimizer_class = optimizer.Muon
+    if features.get("normalized_muon"):
+        NormalizedMuon.decay = features["normalized_muon"]
+        optimizer.Muon = NormalizedMuon  # type: ignore[misc]
     if features.get("independent_times"):
         batches.stratified = lambda count, generator: torch.rand(count, generator=generator)
     if "soft_cap" in features:
@@ -312,7 +358,7 @@ def training_features(features: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.has_fused_loss = before
-        batches.stratified = stratified
+        batches.stratified, optimizer.Muon = stratified, optimizer_class  # type: ignore[misc]
 
 
 # Runs ------------------------------------------------------------------------------------------------------
@@ -391,18 +437,55 @@ def table(results: list[dict[str, Any]]) -> None:
         _group_table(list(group))
 
 
-def _group_table(results: list[dict[str, Any]]) -> None:
+class Difference(NamedTuple):
+    """The difference of a variant from the base, over seeds; ``p`` is corrected for the number of variants."""
+
+    variant: str
+    seeds: list[float]
+    mean: float
+    stderr: float | None
+    p: float | None
+
+
+def differences(results: list[dict[str, Any]]) -> list[Difference]:
+    """Return the differences of all variants from the base, run by run of one seed.
+
+    The deviation between seeds is pooled over all variants with several. Tests are Student's, two-sided, and corrected
+    by Bonferroni's method.
+    """
+    from scipy import stats
+
     base = {r["seed"]: r["bits"] for r in results if r["variant"] == "base"}
+    found: dict[str, list[float]] = {}
+    for r in results:
+        if r["variant"] != "base" and r["seed"] in base:
+            found.setdefault(r["variant"], []).append(r["bits"] - base[r["seed"]])
+    freedom = sum(len(seeds) - 1 for seeds in found.values())
+    squares = sum((d - statistics.mean(seeds)) ** 2 for seeds in found.values() for d in seeds)
+    deviation = math.sqrt(squares / freedom) if freedom else None
+    rows = []
+    for variant, seeds in found.items():
+        mean, stderr, p = statistics.mean(seeds), None, None
+        if deviation:
+            stderr = deviation / math.sqrt(len(seeds))
+            p = min(1.0, len(found) * 2 * float(stats.t.sf(abs(mean) / stderr, freedom)))
+        rows.append(Difference(variant, seeds, mean, stderr, p))
+    return sorted(rows, key=lambda row: row.mean)
+
+
+def _group_table(results: list[dict[str, Any]]) -> None:
+    found = {row.variant: row for row in differences(results)}
     print(f"{'variant':26s} {'bits/char':>9s} {'last':>7s} {'M chars':>8s} {'M/s':>6s}   difference from base, by seed")
-    for name, group in itertools.groupby(sorted(results, key=lambda r: r["variant"]), key=lambda r: r["variant"]):
-        runs = list(group)
+    groups = {name: [r for r in results if r["variant"] == name] for name in ("base", *found)}
+    for name, runs in groups.items():
+        if not runs:
+            continue
         bits, last, tokens = (statistics.mean(r[k] for r in runs) for k in ("bits", "bits_last_weights", "tokens"))
         rate = statistics.mean(r["tokens_per_second"] or 0 for r in runs)
-        differences = [r["bits"] - base[r["seed"]] for r in runs if r["seed"] in base and name != "base"]
-        text = " ".join(f"{d:+.4f}" for d in differences)
-        if len(differences) > 1:
-            error = statistics.stdev(differences) / math.sqrt(len(differences))
-            text += f"   mean {statistics.mean(differences):+.4f} ± {error:.4f}"
+        text = ""
+        if row := found.get(name):
+            text = " ".join(f"{d:+.4f}" for d in row.seeds)
+            text += "" if row.p is None else f"   mean {row.mean:+.4f} ± {row.stderr:.4f}, p = {row.p:.2g}"
         print(f"{name:26s} {bits:9.4f} {last:7.4f} {tokens / 1e6:8.1f} {rate / 1e6:6.3f}   {text}", flush=True)
 
 
@@ -416,6 +499,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--steps", type=int, help="steps per run, instead of seconds")
     parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--speeds", type=Path, help="JSON file of tokens per second by variant, written by --steps")
+    parser.add_argument("--equal-time", type=int, help="steps of the base; of a variant, in proportion to its speed")
+    parser.add_argument("--part", default="0/1", help="k/n: every n-th run from the k-th on, for n processes")
     parser.add_argument("--sequences", type=int, default=4096, help="held-out sequences")
     parser.add_argument("--set", action="append", default=[], help="configuration of all variants, as in optim.lr=1e-3")
     parser.add_argument("--json", type=Path, help="append a record of each run to this file")
@@ -425,20 +511,26 @@ def main() -> None:
         table([json.loads(line) for file in args.file for line in Path(file).read_text().splitlines()])
         return
     options = dict(item.split("=", 1) for item in args.set)
-    names = args.only.split(";") if args.only else list(VARIANTS)
+    default = VARIANTS if args.speeds is None else SLOWER if args.equal_time is None else STUDY
+    names = args.only.split(";") if args.only else list(default)
+    speeds: dict[str, float] = json.loads(args.speeds.read_text()) if args.speeds and args.speeds.exists() else {}
     results, started, compiled = [], time.perf_counter(), set[str]()
-    for seed, name in itertools.product(map(int, args.seeds.split(",")), names):
+    part, parts = map(int, args.part.split("/"))
+    runs = list(itertools.product(map(int, args.seeds.split(",")), names))[part::parts]
+    for seed, name in runs:
         if time.perf_counter() - started + args.seconds > args.until:
             print("no time for", seed, name, file=sys.stderr)
             continue
-        parts = [VARIANTS[part] for part in name.split(" + ")]
-        variant: dict[str, Any] = {k: v for part in parts for k, v in part.items() if k not in FEATURES}
-        for kind in FEATURES:
-            if any(kind in part for part in parts):
-                variant[kind] = {k: v for part in parts for k, v in part.get(kind, {}).items()}
-        config = merged(variant, options, args, seed, args.steps)
+        variant = joined_variant(name)
+        steps = args.steps
+        if args.equal_time is not None:
+            batch = merged({}, options, args, seed, 1).train.batch_size
+            alike = "adamw 3e-3" if name.startswith("adamw") else name
+            ratio = speeds.get(alike, speeds["base"]) / speeds["base"]
+            steps = round(args.equal_time * ratio * batch / variant.get("train.batch_size", batch))
+        config = merged(variant, options, args, seed, steps)
         try:
-            if name not in compiled and args.steps is None:
+            if name not in compiled and steps is None:
                 train(merged(variant, options, args, seed, 3), variant, 8)
                 compiled.add(name)
             result = train(config, variant, args.sequences)
@@ -458,7 +550,20 @@ def main() -> None:
         if args.json:
             with args.json.open("a") as file:
                 file.write(json.dumps(record) + "\n")
+        if args.speeds and args.equal_time is None and result["tokens_per_second"]:
+            speeds[name] = result["tokens_per_second"]
+            args.speeds.write_text(json.dumps(speeds, indent=1) + "\n")
     table(results)
+
+
+def joined_variant(name: str) -> dict[str, Any]:
+    """Return the configuration and features of a variant, or of several joined by +."""
+    parts = [VARIANTS[part] for part in name.split(" + ")]
+    variant: dict[str, Any] = {k: v for part in parts for k, v in part.items() if k not in FEATURES}
+    for kind in FEATURES:
+        if any(kind in part for part in parts):
+            variant[kind] = {k: v for part in parts for k, v in part.get(kind, {}).items()}
+    return variant
 
 
 def config_device() -> str:

@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=8, help="draws per sequence of the evaluation")
     parser.add_argument("--objective", default="lambda-dce", help="objective of the rows of speed")
     parser.add_argument("--precision", default="bfloat16", help="precision of training: float8 on an H100 or newer")
+    parser.add_argument("--rows", help=f"rows of speed, with ; between them: {'; '.join(SPEED)}")
     parser.add_argument("--speed-steps", type=int, default=150, help="steps of the rows of speed")
     parser.add_argument("--set", action="append", default=[], help="configuration of all runs but the rows of speed")
     args = parser.parse_args()
@@ -200,7 +201,7 @@ def main() -> None:
     only = args.only.split(",") if args.only else [*RUNS, "speed"]
     for name in only:
         if name == "speed":
-            for row in SPEED:
+            for row in args.rows.split(";") if args.rows else SPEED:
                 record.setdefault("speed", {})[row] = measure_speed(row, args, data)
                 results.write_text(json.dumps(record, indent=1) + "\n")
         elif (measured := measure_run(name, args, data)) is None:

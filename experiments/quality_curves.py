@@ -3,12 +3,15 @@
 python experiments/quality_curves.py MODEL --judge SmolLM2 --out quality.json --limit-seconds 560      again until done
 python experiments/quality_curves.py UNIFORM --judge SmolLM2 --out uniform.json --samplers euler,tweedie
 python experiments/quality_curves.py stories --judge SmolLM2 --out q.json --steps 8,64 -n 8 --temperatures 1    on a CPU
+python experiments/quality_curves.py stories --samples FOLDER --samplers remask        draws, on the machine to be timed
+python experiments/quality_curves.py stories --samples FOLDER --judge SmolLM2 --out q.json     judges, on any machine
 python experiments/quality_curves.py --table quality.json uniform.json --plot quality.svg
 
 For every sampler and number of steps: generative perplexity under the judge, always with the entropy of the samples,
 seconds per sample and, with ``--mauve``, MAUVE. Temperatures other than 1 trace the frontier of perplexity and entropy;
 float32 draws repeat the exponential race of published samplers, whose perplexity falls with the number of steps only
 because its entropy does. Rows are as those of `sedd quality`, each stored at once; rows that are there are skipped.
+With ``--samples`` samples are drawn and judged apart, by two machines if wanted; the results name the first.
 """
 
 import argparse
@@ -103,21 +106,73 @@ def draw_precision(name: str) -> Iterator[None]:
         categorical.sample_next = before
 
 
-class Study:
-    """A model and a judge, loaded once."""
+class SampleFolder:
+    """Samples that were drawn but not judged: a file per row, and the facts and the machine of the study."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.results = folder, Results(folder / "facts.json")
+
+    def path(self, setting: Setting) -> Path:
+        """Return the file of a row."""
+        return self.folder / f"{setting.sampler}-{setting.steps}-{setting.temperature:g}-{setting.draws}.jsonl"
+
+    def settings(self) -> list[Setting]:
+        """Return the rows that have been drawn, those with the fewest steps first."""
+        words = (path.name.removesuffix(".jsonl").rsplit("-", 3) for path in self.folder.glob("*.jsonl"))
+        rows = (Setting(name, int(steps), float(temperature), draws) for name, steps, temperature, draws in words)
+        return sorted(rows, key=lambda row: (row.steps, row))
+
+    def __contains__(self, setting: Setting) -> bool:
+        """Whether a row has been drawn."""
+        return self.path(setting).exists()
+
+    def store(self, setting: Setting, drawn: sample_sets.SampleSet) -> str:
+        """Write the samples of a row; return their cost in words."""
+        sample_sets.write_samples(drawn, self.path(setting))
+        return f"{drawn.seconds:.4f} s per sample"
+
+
+class JudgedRows:
+    """A judge, loaded once, and the results."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.results = args, Results(args.out)
-        device = "cuda" if has_gpu() else "cpu"
-        self.loaded = factory.load_model(find_model(args.model), device=device, precision=None)
-        self.judge = judges.load_judge(args.judge, device=device)
+        self.judge = judges.load_judge(args.judge, device=default_device())
         texts = None if args.mauve is None else sample_sets.read_samples(args.mauve)
         self.reference = None if texts is None else MauveReference(texts, self.judge, args.judge_batch)
-        noise = self.loaded.config.noise.process
-        self.samplers = ABSORBING if noise == "absorbing" else UNIFORM
-        self.results.describe(
-            model=Path(args.model).name, noise=noise, objective=self.loaded.config.objective, samples=args.count
-        )
+
+    def __contains__(self, setting: Setting) -> bool:
+        """Whether a row has been judged."""
+        return setting.name in self.results
+
+    def store(self, setting: Setting, drawn: sample_sets.SampleSet) -> str:
+        """Judge the samples of a row and store it, or why it has no metrics; return which."""
+        try:
+            judged = evaluate_samples(
+                drawn, self.judge, truncate=True, reference=self.reference, batch=self.args.judge_batch
+            )
+        except ValueError as error:  # samples without text: of records, a sampler may be surest of padding
+            judged = {"failed": str(error)}
+        files = {"judge": self.args.judge, "mauve_reference": judged.get("mauve_reference")}
+        judged |= {name: Path(path).name for name, path in files.items() if path}  # without their folders
+        judged["source"] = Path(self.args.model).name
+        self.results.store(setting.name, {**setting._asdict(), **judged})
+        return str(judged.get("failed") or f"perplexity {judged['gen_ppl_by_token']}")
+
+
+class Study:
+    """A model, loaded once."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.loaded = factory.load_model(find_model(args.model), device=default_device(), precision=None)
+        self.noise = self.loaded.config.noise.process
+        self.samplers = ABSORBING if self.noise == "absorbing" else UNIFORM
+
+    def describe(self, results: Results) -> None:
+        """Store the facts of the study and this machine."""
+        model, objective = Path(self.args.model).name, self.loaded.config.objective
+        results.describe(model=model, noise=self.noise, objective=objective, samples=self.args.count)
 
     def draw(self, setting: Setting) -> sample_sets.SampleSet:
         """Draw the samples of a row."""
@@ -136,19 +191,10 @@ class Study:
             )
         return replace(drawn, facts={**drawn.facts, "draw_precision": setting.draws, "model": name})
 
-    def measure(self, setting: Setting) -> float:
-        """Draw and judge the samples of a row, and store it, or why it has no metrics; return its seconds."""
-        start, drawn = time.perf_counter(), self.draw(setting)
-        try:
-            judged = evaluate_samples(
-                drawn, self.judge, truncate=True, reference=self.reference, batch=self.args.judge_batch
-            )
-        except ValueError as error:  # samples without text: of records, a sampler may be surest of padding
-            judged = {"failed": str(error)}
-        files = {"judge": self.args.judge, "mauve_reference": judged.get("mauve_reference")}
-        judged |= {name: Path(path).name for name, path in files.items() if path}  # without their folders
-        self.results.store(setting.name, {**setting._asdict(), **judged})
-        return time.perf_counter() - start
+
+def default_device() -> str:
+    """Return the GPU, if there is one."""
+    return "cuda" if has_gpu() else "cpu"
 
 
 def find_model(name: str) -> Path:
@@ -307,6 +353,7 @@ def main() -> None:
     parser.add_argument("model", nargs="+", help="a model in the box or a folder; with --table, files of results")
     parser.add_argument("--judge", help="language model that judges the samples: a folder or a name on the Hub")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
+    parser.add_argument("--samples", type=Path, help="folder of samples to draw, or with --judge to judge")
     parser.add_argument("--samplers", help=f"{', '.join(ABSORBING)}; under uniform noise {', '.join(UNIFORM)}")
     parser.add_argument("--steps", default=",".join(map(str, STEPS)), help="numbers of steps")
     parser.add_argument("--temperatures", default="0.7,0.8,0.9,1,1.1", help="temperatures of the frontier")
@@ -325,12 +372,12 @@ def main() -> None:
         parser.error(f"draw-precisions is {args.draw_precisions}; choose float64, float32, not {', '.join(unknown)}")
     if args.table:
         records = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.model]
-    elif args.judge is None or args.out is None or len(args.model) > 1:
-        parser.error("name one model, --judge and --out; or --table with files of results")
+    elif len(args.model) > 1 or (args.judge is None) != (args.out is None) or not (args.judge or args.samples):
+        parser.error("name one model, --judge and --out, or --samples; or --table with files of results")
     else:
         args.model = args.model[0]
         try:
-            records = [measure_rows(args)]
+            records = [judge_samples(args) if args.samples and args.judge else measure_rows(args)]
         except ValueError as error:
             raise SystemExit(f"{parser.prog}: {error}") from None
     records = [record for record in records if record.get("rows")]
@@ -341,25 +388,38 @@ def main() -> None:
 
 
 def measure_rows(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the rows that are missing, those with the fewest steps first; return the results."""
+    """Draw the rows that are missing, those with the fewest steps first, and judge them if there is a judge."""
     study, limit, skipped = Study(args), TimeLimit(args.limit_seconds), []
+    rows = SampleFolder(args.samples) if args.judge is None else JudgedRows(args)
+    study.describe(rows.results)
     measured: list[tuple[Setting, float]] = []
     if has_gpu():  # so that no row pays for the compilation of kernels and the capture of CUDA graphs
         for sampler in args.samplers.split(",") if args.samplers else study.samplers:
             study.draw(Setting(sampler, 4, 1.0, "float64"))
     for setting in settings(args, study.samplers):
-        if setting.name in study.results:
+        if setting in rows:
             continue
         if not limit.allows(expected_seconds(setting, measured)):
             skipped.append(setting.name)
             continue
-        seconds = study.measure(setting)
-        row = study.results.record["rows"][setting.name]
-        outcome = row.get("failed") or f"perplexity {row['gen_ppl_by_token']}"
+        start = time.perf_counter()
+        outcome = rows.store(setting, study.draw(setting))
+        seconds = time.perf_counter() - start
         print(f"{setting.name}: {outcome}, {seconds:.1f} s", file=sys.stderr, flush=True)
         measured.append((setting, seconds))
     report_skipped(skipped)
-    return study.results.record
+    return rows.results.record
+
+
+def judge_samples(args: argparse.Namespace) -> dict[str, Any]:
+    """Judge the samples in a folder that are not in the results yet; return the results."""
+    rows, folder = JudgedRows(args), SampleFolder(args.samples)
+    rows.results.take_facts(folder.results)
+    for setting in folder.settings():
+        if setting not in rows:
+            drawn = sample_sets.read_samples(folder.path(setting), allow_empty=True)
+            print(f"{setting.name}: {rows.store(setting, drawn)}", file=sys.stderr, flush=True)
+    return rows.results.record
 
 
 def expected_seconds(setting: Setting, measured: Sequence[tuple[Setting, float]]) -> float:

@@ -108,16 +108,24 @@ class Results:
 
         Rows that were measured before keep their day and commit.
         """
+        defaults = device_defaults(None)
+        machine = describe_machine(defaults.device, defaults.precision)._asdict()
+        self._describe(facts, {"date": datetime.date.today().isoformat(), "machine": machine})
+
+    def take_facts(self, other: "Results") -> None:
+        """Store the facts, the day and the machine of another record, as `describe` does those of this run."""
+        stamp = {name: other.record[name] for name in ("date", "machine")}
+        self._describe({name: value for name, value in other.record.items() if name not in stamp}, stamp)
+
+    def _describe(self, facts: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:
         for name, value in facts.items() if self.record.get("rows") else ():
             if (before := self.record.get(name, value)) != value:
                 raise SystemExit(
                     f"{self.path} holds rows with {name} {before}, and this run has {value}; give the same, or choose "
                     "another --out"
                 )
-        defaults = device_defaults(None)
-        machine = describe_machine(defaults.device, defaults.precision)._asdict()
         self._stamp_rows()
-        self.record |= {**facts, "date": datetime.date.today().isoformat(), "machine": machine}
+        self.record |= {**facts, **stamp}
         self.save()
 
     def _stamp_rows(self) -> None:

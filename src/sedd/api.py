@@ -58,7 +58,7 @@ def train(
     Args:
         sources: Files or folders to train on; not needed with ``resume``.
         out: The folder of the run.
-        recipe: A named configuration to start from: tiny, text8, text8-uniform, dna, molecules, small, medium.
+        recipe: A named configuration to start from: tiny, text8, text8-uniform, english, dna, molecules, small, medium.
         resume: Continue from the newest checkpoint in ``out``.
         on_event: Called with each event and its record, in every process; by default a progress bar shows them.
         track: Send the log to a tracker too: wandb or trackio.

@@ -33,6 +33,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "train": {"batch_size": 256, "precision": "bfloat16", "time_sampling": "low-noise", "save_every": 2000},
         "budget": {"steps": 40_000},
     },
+    "english": {
+        "data": {"tokenizer": "gpt2"},
+        "model": {"width": 512, "depth": 8, "heads": 4, "seq_len": 1024, "embedding_norm": True},
+        "optim": _MUON,
+        "train": {"batch_size": 64, "precision": "bfloat16", "loss_weighting": 0.5, "save_every": 2000},
+        "objective": "lambda-dce",
+        "budget": {"steps": 40_000},
+    },
     "dna": {
         "data": {"tokenizer": "chars", "packing": "lines"},
         "model": {"width": 256, "depth": 6, "heads": 8},  # of records, the length is that of the longest

@@ -249,6 +249,25 @@ def test_quality_curves_of_both_noises(corpus: Path, tmp_path: Path, sedd: Any) 
         assert {row["draw_precision"] for row in rows.values()} == {"float64", "float32"}
         assert all(row["entropy_nats"] > 0 and row["seconds_per_sample"] > 0 for row in rows.values())
         files.append(file)
+    samples, judged = tmp_path / "samples", tmp_path / "judged.json"
+    options = ["-n", 4, "--steps", "2,4", "--temperatures", "0.8,1"]
+    apart = run_script("quality_curves", tmp_path / "absorbing", "--samples", samples, *options)
+    assert apart.returncode == 0, apart.stderr
+    facts = json.loads((samples / "facts.json").read_text())
+    elsewhere = {**facts["machine"], "name": "another machine"}
+    (samples / "facts.json").write_text(json.dumps({**facts, "machine": elsewhere}))
+    apart = run_script(
+        "quality_curves", tmp_path / "absorbing", "--samples", samples, "--judge", judge, "--out", judged
+    )
+    assert apart.returncode == 0, apart.stderr
+    record, together = json.loads(judged.read_text()), json.loads(files[0].read_text())["rows"]
+    assert record["machine"]["name"] == "another machine"  # where they were drawn, and timed
+    clock = {"seconds_per_sample", "date", "commit"}
+    for name, row in record["rows"].items():
+        assert {k: v for k, v in row.items() if k not in clock} == {
+            k: v for k, v in together[name].items() if k not in clock
+        }
+    assert record["rows"].keys() == together.keys()
     drawn = run_script("quality_curves", "--table", *files, "--plot", tmp_path / "curves.svg")
     assert drawn.returncode == 0, drawn.stderr
     assert "uniform noise" in (tmp_path / "curves.svg").read_text()
