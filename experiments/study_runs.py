@@ -115,7 +115,8 @@ class Results:
     def take_facts(self, other: "Results") -> None:
         """Store the facts, the day and the machine of another record, as `describe` does those of this run."""
         stamp = {name: other.record[name] for name in ("date", "machine")}
-        self._describe({name: value for name, value in other.record.items() if name not in stamp}, stamp)
+        facts = {name: value for name, value in other.record.items() if name not in (*stamp, "rows")}
+        self._describe(facts, stamp)
 
     def _describe(self, facts: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:
         for name, value in facts.items() if self.record.get("rows") else ():

@@ -138,6 +138,13 @@ def test_rows_of_other_settings_are_not_mixed(study: Any, tmp_path: Path) -> Non
     assert "row" in again
     with pytest.raises(SystemExit, match="holds rows with seconds 30, and this run has 60"):
         again.describe(seconds=60)
+    elsewhere = study("study_runs").Results(tmp_path / "elsewhere.json")
+    elsewhere.describe(seconds=30)
+    elsewhere.describe(seconds=30)  # as a study does that is started again
+    elsewhere.record["machine"] = {**elsewhere.record["machine"], "name": "another machine"}
+    again.take_facts(elsewhere)
+    assert again.record["machine"]["name"] == "another machine"
+    assert "row" in again  # facts alone are taken
     again.store("row", {"failed": "code 1"})
     assert "row" not in again  # it is measured again
 
