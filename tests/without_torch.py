@@ -45,3 +45,5 @@ def check_refusals(folder: Path, refusals: list[tuple[str, str]], **variables: s
         code, out, err = found
         assert (code, out) == (2, ""), (command, found)
         assert sentence in " ".join(err.split()), (command, err)
+        stated = err.replace("sedd: no model was named; using stories\n", "")
+        assert stated.count("sedd: ") == 1, (command, err)  # what a command is about to do is stated after all checks

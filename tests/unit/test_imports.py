@@ -1,6 +1,8 @@
 """Commands import what they need: ``--help`` no torch, ``info`` neither kernels nor training, a sampler no other."""
 
 import json
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ import pytest
 import safetensors.numpy
 from without_torch import check_refusals, run_without_torch
 
-from sedd import checkpoint, registry
+from sedd import checkpoint, data, registry
 from sedd.config import RunConfig
 from sedd.tokenizer import Bytes
 
@@ -124,6 +126,7 @@ REFUSALS = [
     ("sample model --grid lin", "grid is 'lin'; choose one of uniform, cosine"),
     ("sample model --precision half", "precision is 'half'; choose one of float32, bfloat16"),
     ("sample model --seed -1", "seed is -1"),
+    ("sample model --batch 0", "batch is 0"),
     ("infill model cat", "the template 'cat' has no gap"),
     ("infill model --file none.txt", "none.txt could not be read"),
     ("trace model --out x.gif", "it must end in .html or .png"),
@@ -136,19 +139,30 @@ REFUSALS = [
     ("eval model book.txt --draws 3", "draws is 3; they come in pairs"),
     ("eval model . --suite all", "suite is 'all'; choose one of zero-shot"),
     ("eval model book.txt --label dog", "label is 'dog'; this model has cat"),
+    ("eval model --protocol strict", "protocol strict needs DATA"),
+    ("eval model book.txt --dataset ptb --dataset lm1b", "name one for a file, several only with --suite"),
+    ("eval model . --suite zero-shot --protocol sedd", ". holds no LAMBADA (test)"),
     ("score model", "no text was given"),
     ("score model cat --label dog", "label is 'dog'; this model has cat"),
     ("compare nowhere", "nowhere holds no log.jsonl"),
     ("compare model --plot x.gif", "must end in one of .png, .html"),
+    ("compare model --draws 3", "draws is 3; they come in pairs"),
+    ("compare model --protocol strict", "protocol strict needs DATA"),
     ("audit entropy", "loss is 'entropy'; name a function as FILE.py:FUNCTION"),
     ("audit none.py:loss", "none.py does not exist"),
     ("audit mean --process foggy", "process is 'foggy'; choose one of"),
     ("report nowhere", "nowhere holds no log.jsonl"),
+    ("report model --samples -1", "samples is -1"),
     ("info nowhere", "nowhere holds no model: it does not exist"),
     ("quality nowhere", "nowhere does not exist; name the folder of a run"),
     ("quality model", "samples need a judge"),
     ("quality model --judge ar --sweep step=1", "sweep is 'step=1'; choose one of sampler, steps"),
     ("quality model --judge ar --first-token none", "first-token is 'none'; choose one of skipped, scored"),
+    ("quality model --judge ar -n 0", "count is 0"),
+    ("quality model --judge ar --batch 0", "batch is 0"),
+    ("quality model --judge ar --known book.txt", "there are no molecules to compare with it"),
+    ("quality model model --judge ar --save new.jsonl", "save takes the samples of one run"),
+    ("quality model --molecules --out new.png", "the plot shows generative perplexity, which needs --judge"),
     ("push model name", "'name' is not the name of a repository"),
     ("export model --out model", "model exists and is not an empty folder"),
     ("export model --out new --format onnx", "format is 'onnx'; choose one of sedd, radd, mdlm"),
@@ -159,11 +173,12 @@ REFUSALS = [
 """Mistakes that are refused without torch, and part of the message."""
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, objective: str = "score-entropy") -> None:
     """Write a run with one checkpoint of a model with a label."""
     saved = folder / "checkpoints" / "step-00000001"
     saved.mkdir(parents=True)
-    stored = {**RunConfig().resolved().as_dict(), "vocab_size": 256, "labels": ["cat"]}
+    config = RunConfig.from_dict({"objective": objective, "model": {"parameterization": None}}).resolved()
+    stored = {**config.as_dict(), "vocab_size": 256, "labels": ["cat"]}
     (saved / "config.json").write_text(json.dumps(stored))
     (saved / "state.json").write_text(json.dumps({"step": 1, "tokens": 2, "best": 0.5, "best_step": 1}))
     Bytes().save(saved)
@@ -171,6 +186,7 @@ def write_model(folder: Path) -> None:
         weights = {"weight": np.zeros((2, 3)), "rotary_emb.inv_freq": np.zeros(4)}
         safetensors.numpy.save_file(weights, saved / f"{stem}.safetensors")
     checkpoint._write_manifest(saved, [path.name for path in saved.iterdir()])
+    (folder / "config.json").write_text(json.dumps(config.as_dict()))
     (folder / "log.jsonl").write_text('{"step": 1, "tokens": 2, "bound": 0.5, "bound_stderr": 0.1}\n')
 
 
@@ -180,6 +196,108 @@ def test_mistakes_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "table.csv").write_text("text,kind\na cat,cat\n")
     check_refusals(tmp_path, REFUSALS)
+
+
+FIRST_LINES = [
+    ("sample model -n 1 --steps 4 --seed 3", "model: 1 sample of 256 tokens, 4 steps, seed 3"),
+    ("sample model --json --length 9", "model: 4 samples of 9 tokens, 128 steps, seed 0"),
+    (
+        "sample model --sampler theta --steps inf --temperature 0.6 --label cat --option theta=0.4",
+        "model: 4 samples of 256 tokens, sampler theta, steps inf, seed 0, temperature 0.6, label cat, theta 0.4",
+    ),
+    ("sample causal", "causal: 4 samples of 256 tokens, seed 0"),
+    ("infill model 'a {3}'", "model: 1 template, 128 steps, seed 0"),
+    ("infill model 'a {3}' '{2} b' -n 5", "model: 2 templates, 5 samples each, 128 steps, seed 0"),
+    ("trace model", "model: 1 sample of 256 tokens, 128 steps, seed 0"),
+    ("trace model 'a {3}'", "model: 1 template, 128 steps, seed 0"),
+    ("serve model --port PORT --slots 3", "loading model for http://127.0.0.1:PORT, 3 texts at a time"),
+    ("eval model book.txt", "model: book.txt (22 bytes), protocol strict, 8 draws per sequence, seed 0"),
+    (
+        "eval model texts --draws 2 --seed 5 --estimator bound",
+        "model: texts (0.3 MB), protocol strict, estimator bound, 2 draws per sequence, seed 5",
+    ),
+    ("eval model prepared", "model: prepared (22 tokens), protocol strict, 8 draws per sequence, seed 0"),
+    ("eval model hf:a/b", "model: hf:a/b, protocol strict, 8 draws per sequence, seed 0"),
+    ("eval model", "model: validation split, protocol held-out, 8 draws per sequence, seed 0"),
+    (
+        "eval model book.txt --estimator forward",
+        "model: book.txt (22 bytes), protocol strict, estimator forward, seed 0",
+    ),
+    ("eval causal book.txt", "causal: book.txt (22 bytes), protocol strict, estimator forward, seed 0"),
+    (
+        "eval mixture book.txt --orders 3",
+        "mixture: book.txt (22 bytes), protocol strict, orders 3, 2 draws per sequence, seed 0",
+    ),
+    ("eval mixture book.txt --orders all", "mixture: book.txt (22 bytes), protocol strict, orders all, seed 0"),
+    ("eval mixture --samples 2 --orders 3", "mixture: 2 samples of its own, orders 3, seed 0"),
+    (
+        "eval model texts --suite zero-shot --protocol sedd --dataset ptb",
+        "model: ptb in texts, protocol sedd, 8 draws per sequence, seed 0",
+    ),
+    ("score model 'a b' c", "model: 2 texts, 128 draws per sequence, seed 0"),
+    ("quality model --judge ar -n 8", "model: 8 samples, judge ar"),
+    (
+        "quality model book.txt --judge ar --sweep steps=2,4",
+        "model: 64 samples, book.txt, 2 settings of sampling, judge ar",
+    ),
+    ("quality model --molecules", "model: 64 samples, molecules"),
+    ("compare model model", "model, model: validation split, protocol held-out, 8 draws per sequence, seed 0"),
+    (
+        "compare model --data book.txt",
+        "model: book.txt (22 bytes), protocol strict, 8 draws per sequence, seed 0",
+    ),
+    ("report model", "model: 1 record of its log, 4 samples, to model/report.html"),
+    ("import owner/name --out new", "owner/name: published weights, to new"),
+    ("export model --out new", "model: weights in a published format, to new"),
+    ("export model --out new --format radd", "model: weights in the format radd, to new"),
+    (
+        "export model --out new --dtype int8 --eval book.txt",
+        "model: weights in int8, to new, bound on book.txt (22 bytes)",
+    ),
+    ("push model owner/name", "model: 0 results for its card, to owner/name on the Hub"),
+    ("push model owner/name --out new", "model: 0 results for its card, to new"),
+    ("sample owner/name", "owner/name: on the Hugging Face Hub, or in its cache"),
+    (
+        "train book.txt --recipe tiny --steps 7 --out run",
+        "recipe tiny: 4 blocks of width 128, 32 sequences of 128 tokens per step, tokenizer bytes, float32, 7 steps",
+    ),
+    ("train book.txt --out run", "book.txt: the network is chosen for this machine, the data and the budget"),
+    ("plan book.txt", "book.txt: the network is chosen for this machine, the data and the budget"),
+]
+"""What commands with a model print on stderr before torch is imported."""
+
+
+def test_commands_state_what_they_do_before_torch_is_imported(tmp_path: Path) -> None:
+    """They print nothing else, and go on to import torch; of several processes the first prints it."""
+    write_model(tmp_path / "model")
+    write_model(tmp_path / "causal", objective="autoregressive")
+    write_model(tmp_path / "mixture", objective="lambda-dce")
+    (tmp_path / "book.txt").write_text("one two buckle my shoe")
+    (tmp_path / "texts").mkdir()
+    for name in ("ptb.test.txt", "b.txt"):
+        (tmp_path / "texts" / name).write_text("to be or not to be " * 8000)
+    data.prepare([tmp_path / "book.txt"], tmp_path / "prepared", Bytes())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    lines = [(command.replace("PORT", port), line.replace("PORT", port)) for command, line in FIRST_LINES]
+    for (command, line), found in zip(lines, run_without_torch(tmp_path, [c for c, _ in lines]), strict=True):
+        assert found == ("ModuleNotFoundError('import of torch halted; None in sys.modules')", "", f"sedd: {line}\n"), (
+            command
+        )
+    commands = [command for command, _ in lines if not command.startswith("serve")]
+    for command, (_, _, err) in zip(commands, run_without_torch(tmp_path, commands, RANK="1"), strict=True):
+        assert err == "", command
+
+
+def test_models_in_the_box_are_known_by_their_names(tmp_path: Path) -> None:
+    write_model(tmp_path / "run")
+    shutil.copytree(tmp_path / "run/checkpoints/step-00000001", tmp_path / "stories")
+    found = run_without_torch(tmp_path, ["sample", "sample stories -n 1"], SEDD_MODELS=str(tmp_path))
+    settings = "of 256 tokens, 128 steps, seed 0\n"
+    assert [err for _, _, err in found] == [
+        f"sedd: no model was named; using stories\nsedd: stories: 4 samples {settings}",
+        f"sedd: stories: 1 sample {settings}",
+    ]
 
 
 def test_info_reads_a_model_without_torch(tmp_path: Path) -> None:
@@ -206,9 +324,3 @@ def test_loading_a_model_imports_no_distributed_checkpoints(imported: Imported) 
     found = imported("import sedd\nsedd.load")
     assert "sedd.api" in found
     assert not {name for name in found if name.startswith(("torch.distributed.checkpoint", "torch._dynamo"))}
-
-
-def test_a_run_says_what_it_trains_before_torch_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("to be or not to be " * 50)
-    ((_, _, err),) = run_without_torch(tmp_path, ["train a.txt --recipe tiny --out run"])
-    assert err.startswith("sedd: recipe tiny: 4 blocks of width 128, 32 sequences of 128 tokens per step, ")

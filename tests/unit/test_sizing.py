@@ -160,9 +160,10 @@ def test_given_keys_win_one_by_one(tmp_path: Path) -> None:
     assert (wide.model.width, wide.model.depth, wide.model.seq_len) == (256, chosen.model.depth, 512)
     assert wide.model.width % (2 * wide.model.heads) == 0  # heads and batch fit what is given
     assert 1024 <= wide.train.batch_size * wide.model.seq_len < chosen.train.batch_size * 512
-    assert len(lines) == 3
+    assert lines[::2] == 3 * [f"{source}: the network is chosen for this machine, the data and the budget"]
+    assert len(lines) == 6
     for words in ("24 sequences", "tokenizer chars", "0.3 MB", "5 minutes"):
-        assert words in lines[1]
+        assert words in lines[3]
     assert merge_config({"sources": [source]}).budget.minutes == sizing.DEFAULT_MINUTES
     assert merge_config({"sources": [source], "steps": 3}).budget == merge_config({"steps": 3}).budget
 
@@ -209,8 +210,8 @@ def test_the_length_of_records_is_that_of_the_longest(tmp_path: Path, recipe: st
     flags = {"sources": [str(tmp_path / "a.smi")], "packing": "lines"}
     config = merge_config(flags, recipe=recipe, on_sizing=lines.append)
     assert (config.model.seq_len, config.data.tokenizer) == (8, "chars")
-    assert lines[0] == "90 records of 1 to 8 tokens: sequences have 8 tokens; --seq-len sets another length"
-    assert len(lines) == 2  # and the sizes
+    assert lines[-2] == "90 records of 1 to 8 tokens: sequences have 8 tokens; --seq-len sets another length"
+    assert len(lines) == (3 if recipe is None else 2)  # and the sizes
     lines.clear()
     assert merge_config({**flags, "seq_len": 20}, recipe="molecules", on_sizing=lines.append).model.seq_len == 20
     (tmp_path / "run").mkdir()

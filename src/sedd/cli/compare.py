@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, check_source, corpora
-from sedd.cli.root import AsJson, Device, app, check_out, show, stderr_progress
+from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, check_data, corpora, describe_draws
+from sedd.cli.root import AsJson, Device, announce, app, check_out, show, stderr_progress
 
 
 @app.command()
@@ -31,14 +31,17 @@ def compare(
     """
     from sedd import checkpoint, evaluation
     from sedd.evaluation import compare as comparison
+    from sedd.likelihood.variance_reduction import check_draws
 
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
     check_out(path)
     for run in runs:
         checkpoint.peek_model(run)
-    if data is not None:
-        check_source(data)
+    if draws is not None:
+        check_draws(draws)
+    where, how = check_data(data, chosen_protocol), describe_draws(draws or chosen_protocol.draws)
+    announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen_protocol.name}, {how}, seed {seed}")
     from sedd import factory
     from sedd.runtime import distributed
 

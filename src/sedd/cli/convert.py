@@ -9,8 +9,8 @@ from rich.console import Console
 
 from sedd import checkpoint
 from sedd.border import warn
-from sedd.cli.evaluate import check_source
-from sedd.cli.root import AsJson, Device, ModelFolder, app, print_record, show, stderr_progress
+from sedd.cli.evaluate import check_source, describe_source
+from sedd.cli.root import AsJson, Device, ModelFolder, announce, app, model_name, print_record, show, stderr_progress
 from sedd.config import check_choice
 
 FORMATS = ("sedd", "radd", "mdlm")
@@ -40,6 +40,7 @@ def import_checkpoint(
     checkpoint.require_empty(out)
     if not Path(source).exists() and not hub.is_repo_id(source):
         raise ValueError(f"{source} does not exist; give a folder, a file or a Hub id such as owner/name")
+    announce(f"{source}: published weights, to {out}")
     from sedd.hub import convert
 
     with Console(stderr=True).status("reading"):
@@ -116,6 +117,8 @@ def export(
 
     if draws is not None:
         check_draws(draws)
+    measured = f", bound on {describe_source(data)}" if data else ""
+    announce(f"{model_name(model)}: weights in {dtype}, to {out}{measured}")
     from sedd import hub
 
     with Console(stderr=True).status("writing"):
@@ -134,6 +137,7 @@ def export(
 
 
 def _export_published(model: Path, out: Path, format: str | None, as_json: bool) -> None:
+    announce(f"{model_name(model)}: weights in {f'the format {format}' if format else 'a published format'}, to {out}")
     from sedd.hub import convert
 
     with Console(stderr=True).status("writing"):

@@ -21,20 +21,25 @@ from sedd.cli.root import (
     Device,
     Encoding,
     FirstModel,
+    announce,
     app,
     check_out,
     check_precision,
+    count_of,
     find_model,
+    model_name,
     show,
     split_model,
     stderr_progress,
     writing_to,
 )
-from sedd.config import check_choice, check_label
+from sedd.config import RunConfig, check_choice, check_label
 from sedd.models import built_in_folder
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
 """The names that an estimator may have; which of them fit depends on the model."""
+EXACT_ESTIMATORS = ("forward", "backward", "random")
+"""Those without draws."""
 
 if TYPE_CHECKING:
     from sedd.evaluation import Corpus, Protocol
@@ -154,17 +159,18 @@ def evaluate_dataset(
         check_out(out)
     folder, data = _split_data(model, data, suite is not None or samples is not None)
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
-    number = _check(folder, estimator, draws, label, orders)
+    number, config = _check(folder, estimator, draws, label, orders)
     if samples is not None:
         _check_samples(
             samples,
             number,
             {"DATA": data, "--protocol": protocol, "--suite": suite, "--draws": draws, "--precision": precision},
         )
-    elif suite is not None:
-        evaluation.suite_datasets(suite, chosen_protocol, dataset)
-    elif data is not None:
-        check_source(data)
+        announce(f"{model_name(folder)}: {count_of(samples, 'sample')} of its own, orders {number}, seed {seed}")
+    else:
+        texts = check_data(data, chosen_protocol, suite, dataset)
+        how = describe_draws(draws or evaluation.default_draws(chosen_protocol, number), config, estimator, number)
+        announce(f"{model_name(folder)}: {texts}, protocol {chosen_protocol.name}, {how}, seed {seed}")
     from sedd import factory
     from sedd.runtime import distributed
 
@@ -212,8 +218,12 @@ def _split_data(model: str | None, data: str | None, has_other: bool) -> tuple[P
 
 def _check(
     model: Path, estimator: str | None, draws: int | None, label: str | None, orders: str | None
-) -> "Orders | None":
-    """Refuse what can be refused without the weights, before torch is imported; return the number of orders."""
+) -> "tuple[Orders | None, RunConfig | None]":
+    """Refuse what can be refused without the weights, before torch is imported.
+
+    Returns:
+        The number of orders, and the configuration of the model if it can be read.
+    """
     from sedd import checkpoint
     from sedd.likelihood.order_options import check_mixture, check_orders, parse_orders
     from sedd.likelihood.variance_reduction import check_draws
@@ -222,16 +232,32 @@ def _check(
         check_choice("estimator", estimator, ESTIMATORS)
     if draws is not None:
         check_draws(draws)
-    stored = None if label is orders is None else checkpoint.peek_model(model)
+    stored = checkpoint.peek_model(model)
     if label is not None and stored:
         check_label(label, stored.labels)
+    config = stored.config if stored else None
     if orders is None:
-        return None
+        return None, config
     number = parse_orders(orders)
     check_orders(number, estimator)
-    if stored:
-        check_mixture(stored.config)
-    return number
+    if config:
+        check_mixture(config)
+    return number, config
+
+
+def describe_draws(
+    draws: int, config: RunConfig | None = None, estimator: str | None = None, orders: "Orders | None" = None
+) -> str:
+    """Return how likelihoods are estimated: 8 draws per sequence; an exact estimator has none."""
+    if config and config.objective == "autoregressive":
+        estimator = estimator or "forward"
+    named = [
+        *([] if estimator is None else [f"estimator {estimator}"]),
+        *([] if orders is None else [f"orders {orders}"]),
+    ]
+    if estimator not in EXACT_ESTIMATORS and orders != "all":
+        named.append(f"{count_of(draws, 'draw')} per sequence")
+    return ", ".join(named)
 
 
 def _check_samples(samples: int, orders: "Orders | None", others: dict[str, Any]) -> None:
@@ -253,6 +279,43 @@ def check_source(source: str) -> None:
         expand_sources([source])
 
 
+def describe_source(source: str) -> str:
+    """Return a text that was checked and the size of its files: book.txt (1.1 MB)."""
+    from sedd.data import Index, expand_sources, is_prepared
+
+    if is_prepared(source):
+        return f"{source} ({Index.read(Path(source)).tokens:,} tokens)"
+    found = [file for part in expand_sources([source]) for file in part.files]
+    if not found:  # a data set on the Hub
+        return source
+    size = sum(map(os.path.getsize, found))
+    return f"{source} ({f'{size / 1e6:,.1f} MB' if size >= 1e5 else f'{size:,} bytes'})"
+
+
+def check_data(
+    data: str | None, protocol: "Protocol", suite: str | None = None, dataset: list[str] | None = None
+) -> str:
+    """Refuse data that is missing or does not fit the protocol, before torch is imported; return what is evaluated."""
+    from sedd import evaluation
+
+    if suite is not None:
+        names = evaluation.suite_datasets(suite, protocol, dataset)
+        for name in names:
+            protocol.find_file(Path(data or "."), name)
+        return f"{', '.join(names)} in {data or '.'}"
+    if dataset and len(dataset) > 1:
+        raise ValueError(f"dataset is {' and '.join(dataset)}; name one for a file, several only with --suite")
+    if data is not None:
+        check_source(data)
+        return describe_source(data)
+    if not protocol.uses_validation_split:
+        raise ValueError(
+            f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to evaluate the validation "
+            "split of the run's own data"
+        )
+    return "validation split"
+
+
 def corpora(
     loaded: "LoadedModel",
     data: str | None,
@@ -263,7 +326,7 @@ def corpora(
     encoding: str = "utf-8",
     advice: str = "sedd eval RUN DATA --protocol held-out",
 ) -> "Iterator[Corpus]":
-    """Yield the texts to evaluate; all files of a suite are found before the first is read.
+    """Yield the texts to evaluate, which `check_data` has checked.
 
     With protocol held-out, ``data`` is the place of the run's own data; ``advice`` says how to name it.
     """
@@ -271,12 +334,9 @@ def corpora(
     from sedd.training import find_sources, prepare_data, require_sources
 
     if suite is not None:
-        names = evaluation.suite_datasets(suite, protocol, dataset)
-        paths = [protocol.find_file(Path(data or "."), name) for name in names]
-        for path, name in zip(paths, names, strict=True):
+        for name in evaluation.suite_datasets(suite, protocol, dataset):
+            path = protocol.find_file(Path(data or "."), name)
             yield evaluation.read_corpus(str(path), protocol, loaded, name, column, encoding)
-    elif dataset and len(dataset) > 1:
-        raise ValueError(f"dataset is {' and '.join(dataset)}; name one for a file, several only with --suite")
     elif protocol.uses_validation_split:
         config = find_sources(loaded.config, loaded.folder)
         if data is not None:
@@ -284,12 +344,8 @@ def corpora(
         else:
             require_sources(config, loaded.folder, advice)
         yield evaluation.validation_corpus(prepare_data(config), loaded._replace(config=config))
-    elif data is None:
-        raise ValueError(
-            f"protocol {protocol.name} needs DATA: name a file, or leave --protocol out to evaluate the validation "
-            "split of the run's own data"
-        )
     else:
+        assert data is not None
         yield evaluation.read_corpus(data, protocol, loaded, dataset[0] if dataset else None, column, encoding)
 
 
@@ -374,8 +430,12 @@ def score_texts(
     """
     folder, given = split_model(model, texts or (), "a text", lambda text: not _is_path(text))
     lines = _read_texts(given, file)
-    number = _check(folder, estimator, draws, label, orders)
-    from sedd import evaluation, factory
+    number, config = _check(folder, estimator, draws, label, orders)
+    from sedd import evaluation
+
+    how = describe_draws(draws or evaluation.default_draws(evaluation.SINGLE_TEXT, number), config, estimator, number)
+    announce(f"{model_name(folder)}: {count_of(len(lines), 'text')}, {how}, seed {seed}")
+    from sedd import factory
     from sedd.diffusion.rng import derive_seed
     from sedd.runtime import distributed
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from sedd.border import check_fields, parse_json
-from sedd.cli.root import AsJson, ModelFolder, app, print_record
+from sedd.cli.root import AsJson, ModelFolder, announce, app, count_of, model_name, print_record
 
 
 @app.command()
@@ -27,6 +27,7 @@ def push(
     if not hub.is_repo_id(repo):
         raise ValueError(f"{repo!r} is not the name of a repository; write owner/name")
     results = [record for path in result or [] for record in _records(path)]
+    announce(f"{model_name(model)}: {count_of(len(results), 'result')} for its card, to {out or f'{repo} on the Hub'}")
     with Console(stderr=True).status("uploading" if out is None else "writing"):
         if out is not None:
             address = str(hub.save_pretrained(model, out, repo, results))

@@ -14,10 +14,13 @@ from sedd.cli.root import (
     DEFAULT_HELP,
     AsJson,
     Device,
+    announce,
     app,
     check_file_name,
     check_out,
+    count_of,
     find_model,
+    model_name,
     show,
     stderr_progress,
     writing_to,
@@ -155,16 +158,19 @@ def quality(
     ):
         if value is not None:
             check_choice(name, value, allowed)
-    from sedd.evaluation.quality import results
-    from sedd.runtime.device import resolve_device
-
-    plan = _Plan(points, count, batch, str(resolve_device(device)), draw_precision, bool(sweep), molecules)
-    if save is not None and (len(paths) > 1 or len(plan.points) > 1):
+    check_count("count", count)
+    check_count("batch", batch)
+    if save is not None and (len(paths) > 1 or len(points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
     if judge is None and molecules and any(path.suffix in PICTURES for path in out or []):
         raise ValueError("the plot shows generative perplexity, which needs --judge; save the results as .jsonl")
     if known is not None and not molecules:
         raise ValueError(f"known is {known}, and there are no molecules to compare with it; add --molecules")
+    announce(_describe(paths, count, len(points), judge, molecules))
+    from sedd.evaluation.quality import results
+    from sedd.runtime.device import resolve_device
+
+    plan = _Plan(points, count, batch, str(resolve_device(device)), draw_precision, bool(sweep), molecules)
     work = [results.read_results(path) or plan.samples(path) for path in paths]
     records = [record for item in work if isinstance(item, list) for record in item]
     if not all(isinstance(item, list) for item in work):
@@ -194,10 +200,6 @@ class _Plan:
     draw_precision: str | None
     swept: bool
     molecules: bool
-
-    def __post_init__(self) -> None:
-        for name in ("count", "batch"):
-            check_count(name, getattr(self, name))
 
     def samples(self, path: Path) -> "Iterator[SampleSet]":
         """Check an input now; samples of a run are drawn when iterated over."""
@@ -313,6 +315,18 @@ def _judge(
             )
 
     return score
+
+
+def _describe(paths: Sequence[Path], count: int, settings: int, judge: str | None, molecules: bool) -> str:
+    """Return what is measured, and by what: run: 64 samples, judge gpt2; samples.jsonl, judge gpt2."""
+    return ", ".join(
+        [
+            *(model_name(path) + (f": {count_of(count, 'sample')}" if path.is_dir() else "") for path in paths),
+            *([count_of(settings, "setting") + " of sampling"] if settings > 1 else []),
+            *([f"judge {judge}"] if judge else []),
+            *(["molecules"] if molecules else []),
+        ]
+    )
 
 
 def _check_input(path: Path, needs_judge: bool) -> None:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from sedd import files
-from sedd.cli.root import AsJson, Device, app, check_out, print_record, writing_to
+from sedd.cli.root import AsJson, Device, announce, app, check_out, count_of, print_record, writing_to
 
 
 @app.command()
@@ -28,6 +28,8 @@ def report(
     path = out or run / "report.html"
     history = reports.read_run(run)
     check_out(path)
+    reports.check_samples(samples)
+    announce(f"{run}: {count_of(len(history.records), 'record')} of its log, {count_of(samples, 'sample')}, to {path}")
     with Console(stderr=True).status("sampling"):
         texts = reports.report_samples(history, samples, seed, device)
     with writing_to(path):

@@ -17,6 +17,7 @@ from typer.models import CommandFunctionType
 from sedd import __version__, models, registry
 from sedd.border import LIMITS, check_limit, visible, warn
 from sedd.config import PRECISIONS, check_choice
+from sedd.runtime.launch import find_launch
 
 ORDER = (
     *(
@@ -229,6 +230,25 @@ def show(text: str) -> None:
     print(visible(text) if sys.stdout.isatty() else text, flush=True)
 
 
+def announce(work: str) -> None:
+    """State on stderr what a command is about to do: once nothing is left to refuse without torch, before its import.
+
+    Of several processes the first prints it.
+    """
+    if find_launch().rank == 0:
+        warn(work)
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number of things: 1 sample, 4 samples."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def model_name(folder: Path) -> str:
+    """Return a model as it is known: one in the box by its name, another by its path."""
+    return folder.name if folder.parent == models.built_in_folder() else str(folder)
+
+
 @contextmanager
 def stderr_progress(label: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show progress on stderr; yields a callback that takes the work done and the total."""
@@ -285,8 +305,7 @@ def find_model(name: Path | str | None) -> Path:
 
     if name is None:
         folder = models.default_model()
-        if os.environ.get("RANK", "0") == "0":
-            warn(f"no model was named; using {models.DEFAULT}")
+        announce(f"no model was named; using {models.DEFAULT}")
         return folder
     check_file_name(name)
     path = checkpoint.locate_model(name) or Path(name)
@@ -295,6 +314,7 @@ def find_model(name: Path | str | None) -> Path:
     except ValueError:
         if not checkpoint.has_weights(path) and (path.exists() or not hub.is_repo_id(str(path))):
             raise
+        announce(f"{name}: {'published weights' if path.exists() else 'on the Hugging Face Hub, or in its cache'}")
         return hub.fetch(path)
     return path
 

@@ -18,20 +18,23 @@ from sedd.cli.root import (
     FirstModel,
     ModelDevice,
     OptionalModel,
+    announce,
     app,
     check_out,
     check_precision,
+    count_of,
+    model_name,
     show,
     split_model,
     stderr_progress,
     writing_to,
 )
-from sedd.cli.sampling_options import sampling_options, sampling_settings
+from sedd.cli.sampling_options import describe_sampling, sampling_options, sampling_settings
 from sedd.generate.display import separator
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
-    from sedd.generate import GeneratedSequence, SamplingRun
+    from sedd.generate import GeneratedSequence, SamplingRun, SamplingSettings
     from sedd.sampling import Prompt
 
 Length = Annotated[int | None, typer.Option(help="Tokens per sample; by default the model's sequence length.")]
@@ -77,10 +80,10 @@ def sample(
     assert model is not None  # its callback returns the default
     if out is not None:
         check_out(out)
-    _check(model, count, settings, length)
+    sampling = _check(model, count, settings, length, batch=batch)
     from sedd.generate import blank_prompt
 
-    loaded, sampling_run = _load(model, device, precision, settings)
+    loaded, sampling_run = _load(model, device, precision, sampling)
     _generate(loaded, sampling_run, blank_prompt(loaded, count, length), [None] * count, watch, as_json, out, batch)
 
 
@@ -113,10 +116,10 @@ def infill(
         raise ValueError("no template was given; write one, as in: sedd infill run 'The {8} sat.', or give --file")
     if out is not None:
         check_out(out)
-    _check(folder, count, settings, templates=all_templates)
+    sampling = _check(folder, count, settings, templates=all_templates, batch=batch)
     from sedd.generate import template
 
-    loaded, sampling_run = _load(folder, device, precision, settings)
+    loaded, sampling_run = _load(folder, device, precision, sampling)
     repeated = [text for text in all_templates for _ in range(count)]
     prompt = template.template_prompt(repeated, loaded)
     _generate(loaded, sampling_run, prompt, repeated, watch, as_json, out, batch)
@@ -141,10 +144,10 @@ def trace(
         raise ValueError(f"out is {out}; it must end in .html or .png")
     check_out(out)
     folder, given = split_model(model, templates or (), *A_TEMPLATE)
-    _check(folder, count, settings, length, given)
+    sampling = _check(folder, count, settings, length, given)
     from sedd import generate
 
-    loaded, sampling_run = _load(folder, device, precision, settings)
+    loaded, sampling_run = _load(folder, device, precision, sampling)
     prompt = generate.template.template_prompt(given, loaded) if given else generate.blank_prompt(loaded, count, length)
     finished = _run_batches(sampling_run, prompt, 16, loaded, watch=False)
     rows = [generate.trace.trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
@@ -160,15 +163,21 @@ def trace(
 
 
 def _check(
-    model: Path, count: int, settings: dict[str, Any], length: int | None = None, templates: Sequence[str] = ()
-) -> None:
-    """Refuse what can be refused without the weights, before torch is imported."""
+    model: Path,
+    count: int,
+    settings: dict[str, Any],
+    length: int | None = None,
+    templates: Sequence[str] = (),
+    batch: int = 1,
+) -> "SamplingSettings":
+    """Refuse what can be refused without the weights, before torch is imported; then announce what is sampled."""
     from sedd import checkpoint
     from sedd.config import check_label
     from sedd.generate.settings import check_length
     from sedd.generate.template import parse_template
 
     check_count("count", count)
+    check_count("batch", batch)
     sampling = sampling_settings(settings)
     for text in templates:
         parse_template(text)
@@ -176,12 +185,19 @@ def _check(
         check_length(length, stored.config.model.seq_len)
         if sampling.label is not None:
             check_label(sampling.label, stored.labels)
+    config = stored.config if stored else None
+    if templates:
+        texts = count_of(len(templates), "template") + (f", {count_of(count, 'sample')} each" if count > 1 else "")
+    else:
+        tokens = length or (config.model.seq_len if config else None)
+        texts = count_of(count, "sample") + (f" of {count_of(tokens, 'token')}" if tokens else "")
+    announce(f"{model_name(model)}: {texts}, {describe_sampling(sampling, config)}")
+    return sampling
 
 
 def _load(
-    model: Path, device: str | None, precision: str | None, settings: dict[str, Any]
+    model: Path, device: str | None, precision: str | None, sampling: "SamplingSettings"
 ) -> tuple["LoadedModel", "SamplingRun"]:
-    sampling = sampling_settings(settings)
     from sedd import factory, generate
     from sedd.runtime.device import resolve_device
 
@@ -199,7 +215,6 @@ def _run_batches(
     """Sample batch by batch; yields each sequence, its index, and its network calls and seconds."""
     from sedd import generate
 
-    check_count("batch", batch)
     console, stats = Console(stderr=True), sampling_run.stats
     total, grid = len(prompt.given), len(sampling_run.times)
     steps = max(1, grid - 1 if grid else int(prompt.blank.sum(-1).max()))  # without a grid, one token per step

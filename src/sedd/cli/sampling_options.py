@@ -6,6 +6,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from sedd.cli.root import count_of
+from sedd.config import RunConfig
 from sedd.generate.settings import SETTINGS, SamplingSettings, parse_options, parse_steps
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,3 +51,30 @@ def sampling_settings(settings: dict[str, Any]) -> SamplingSettings:
     """Build settings from the options that `sampling_options` added to a command."""
     values = {**settings, "steps": parse_steps(settings["steps"]), "options": parse_options(settings["options"])}
     return SamplingSettings(**values)
+
+
+def describe_sampling(sampling: SamplingSettings, config: RunConfig | None) -> str:
+    """Return the settings in a line: 64 steps, seed 3, temperature 0.6.
+
+    Args:
+        sampling: The settings; of those that need not be given, the ones that differ from their defaults are named.
+        config: The configuration of the model, if it is known; an autoregressive one has no steps.
+    """
+    others = [name for name in SETTINGS if name not in ("sampler", "steps", "seed")]
+    return ", ".join(
+        [
+            *([f"sampler {sampling.sampler}"] if sampling.sampler else []),
+            *([] if config and config.objective == "autoregressive" else [_describe_steps(sampling.steps)]),
+            f"seed {sampling.seed}",
+            *(
+                f"{name.replace('_', '-')} {value}"
+                for name in others
+                if (value := getattr(sampling, name)) != SETTINGS[name].default
+            ),
+            *(f"{name} {value}" for name, value in sampling.options.items()),
+        ]
+    )
+
+
+def _describe_steps(steps: int | None) -> str:
+    return "steps inf" if steps is None else count_of(steps, "step")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sedd.border import visible, warn
-from sedd.cli.root import ModelDevice, OptionalModel, app, check_precision
+from sedd.cli.root import ModelDevice, OptionalModel, announce, app, check_precision, count_of, model_name
 from sedd.serve.checks import check_installed, read_keys
 from sedd.serve.limits import Limits
 
@@ -62,6 +62,9 @@ def serve(
     keys = read_keys(api_key_file)
     check_installed()
     with _listen(host, port) as listener:
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{listener.getsockname()[1]}"
+        announce(f"loading {model_name(model)} for {address}, {count_of(slots, 'text')} at a time")
         import uvicorn
 
         from sedd import factory
@@ -77,10 +80,8 @@ def serve(
             server_header=False,
             timeout_graceful_shutdown=int(timeout) + 1,
         )
-        shown = f"[{host}]" if ":" in host else host
         if hosts is None and not keys:
             warn("every machine that can connect may use this server; --api-key-file makes it require a key")
-        address = f"http://{shown}:{listener.getsockname()[1]}"
         print(visible(f"serving {model} at {address}"), file=sys.stderr, flush=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when all is answered
         try:

@@ -17,6 +17,7 @@ from sedd.cli.root import (
     Column,
     Device,
     Encoding,
+    announce,
     app,
     list_names,
     print_record,
@@ -120,7 +121,7 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
         recipe=options["recipe"],
         file=options["config"],
         sets=options["sets"] or [],
-        on_sizing=warn if find_launch().rank == 0 else lambda text: None,
+        on_sizing=announce,
         device=options["device"],
     )
     sources.check_data(config.data)
@@ -182,8 +183,8 @@ def train_model(
     resume = decide_resume(out, resume)
     if track is not None:
         import_tracker(track)
-    run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
     checkpoint.check_writable(out)
+    run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
     from sedd import training
 
     with training.progress_bar() as (on_event, preparing):

@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
     from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
     from sedd.evaluation.own_samples import evaluate_own_samples
-    from sedd.evaluation.protocols import DATASETS, PROTOCOLS, SINGLE_TEXT, Protocol, get_protocol, suite_datasets
+    from sedd.evaluation.protocols import (
+        DATASETS,
+        PROTOCOLS,
+        SINGLE_TEXT,
+        Protocol,
+        default_draws,
+        get_protocol,
+        suite_datasets,
+    )
     from sedd.evaluation.results import (
         ModelsByPrecision,
-        default_draws,
         evaluate,
         evaluate_difference,
         likelihood_table,
@@ -51,11 +58,18 @@ __getattr__ = lazy_names(
     {
         "continuation": ["encode_continuation", "require_packed_text", "score_continuation"],
         "corpus": ["Corpus", "read_corpus", "text_corpora", "validation_corpus"],
-        "protocols": ["DATASETS", "PROTOCOLS", "SINGLE_TEXT", "Protocol", "get_protocol", "suite_datasets"],
+        "protocols": [
+            "DATASETS",
+            "PROTOCOLS",
+            "SINGLE_TEXT",
+            "Protocol",
+            "default_draws",
+            "get_protocol",
+            "suite_datasets",
+        ],
         "own_samples": ["evaluate_own_samples"],
         "results": [
             "ModelsByPrecision",
-            "default_draws",
             "evaluate",
             "evaluate_difference",
             "likelihood_table",

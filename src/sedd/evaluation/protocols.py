@@ -15,6 +15,7 @@ from typing import Any, final
 
 from sedd.evaluation import detokenize
 from sedd.evaluation.packing import DropRemainder, KeepRemainder, Packing, ShardedBatches
+from sedd.likelihood.order_options import Orders
 
 ALL_TERMS = ("diffusion", "prior", "reconstruction")
 
@@ -223,3 +224,8 @@ def suite_datasets(name: str, protocol: Protocol, only: Sequence[str] | None) ->
         known = ", ".join(protocol.benchmarks)
         raise ValueError(f"dataset is {unknown[0]!r}; protocol {protocol.name} has {known}")
     return list(only or protocol.benchmarks)
+
+
+def default_draws(protocol: Protocol, orders: Orders | None) -> int:
+    """Return the Monte Carlo draws per sequence: fewer where each of them consists of several orders."""
+    return protocol.draws if orders is None else max(2, protocol.draws // 16)

@@ -64,10 +64,15 @@ def read_run(folder: Path) -> RunHistory:
 # Samples ---------------------------------------------------------------------------------------------------
 
 
-def report_samples(history: RunHistory, count: int, seed: int, device: str | None = None) -> ReportSamples:
-    """Return at most ``count`` texts: the latest that the run logged, else samples from its newest checkpoint."""
+def check_samples(count: int) -> None:
+    """Refuse a negative number of samples."""
     if count < 0:
         raise ValueError(f"samples is {count}; it must be 0 or more")
+
+
+def report_samples(history: RunHistory, count: int, seed: int, device: str | None = None) -> ReportSamples:
+    """Return at most ``count`` texts: the latest that the run logged, else samples from its newest checkpoint."""
+    check_samples(count)
     logged = next((record for record in reversed(history.records) if "samples" in record), None)
     if count and logged is not None:
         return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")

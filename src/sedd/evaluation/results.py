@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sedd import factory, files
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.evaluation.corpus import Corpus
-from sedd.evaluation.protocols import Protocol
+from sedd.evaluation.protocols import Protocol, default_draws
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, Estimator, LikelihoodEstimate, estimate_difference, estimate_likelihood
 from sedd.likelihood.estimate import OnProgress
@@ -75,11 +75,6 @@ def evaluate(
     )
     facts = {"draws": 0 if by.is_exact else draws, "orders": orders, "seed": seed}
     return make_record(found, corpus, by, facts | _precision_fields(found, models), protocol, loaded)
-
-
-def default_draws(protocol: Protocol, orders: Orders | None) -> int:
-    """Return the Monte Carlo draws per sequence: fewer where each of them consists of several orders."""
-    return protocol.draws if orders is None else max(2, protocol.draws // 16)
 
 
 def make_record(

@@ -108,6 +108,7 @@ def merge_config(
     is_sized = not (stored or recipe or file) and _needs_sizing(config, given)
     if is_sized:
         _build(given).resolved()  # raises an error if options contradict each other
+        on_sizing(f"{', '.join(config.data.sources)}: the network is chosen for this machine, the data and the budget")
         from sedd.training import sizing  # imports torch, which takes seconds: not before an error
 
         given = _fill_in(given, sizing.choose_tokenizer(config.data, device))
@@ -118,7 +119,7 @@ def merge_config(
     config = _build(given)
     config.model.check_heads()
     config = config.resolved()
-    if not is_sized:
+    if config.data.sources and not is_sized:
         origin = (
             f"recipe {recipe}"
             if recipe
