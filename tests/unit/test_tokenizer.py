@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sedd import factory, tokenizer
-from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load_tokenizer
+from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, basic, bpe, load_tokenizer
 
 Refuses = Callable[..., None]
 TEXTS = ["the cat sat on the mat\n", "the dog <|endoftext|> sat\t too", "naïve 漢字 🎉 the the the"]
@@ -24,6 +24,8 @@ KINDS: list[Tokenizer] = [
     BPE.train(iter(TEXTS), 280),
     Integers(size=12),
 ]
+WORDS = BPE.train(iter(["ba an na ab nab ban  a\nb", "it's nan's"] * 9), 290)
+"""Has tokens of several characters, spaces included."""
 TEXT_OF = {"ints": "3 1 4 11 5"}
 
 
@@ -49,6 +51,54 @@ def test_characters_are_lossless_on_their_alphabet(text: str) -> None:
     made = KINDS[1]
     assert made.decode(made.encode(text)) == text
     assert len(made.encode(text)) == len(text)
+
+
+@given(st.text(st.sampled_from("abn  \n'st1.é漢"), max_size=40), st.integers(1, 4))
+def test_parts_of_a_text_have_the_tokens_of_the_whole(text: str, part: int) -> None:
+    """Wherever it is cut; trained on words with their spaces, so that a cut elsewhere changes tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bpe, "PART", part)
+        assert "".join(bpe._cut(text)) == text
+        whole = WORDS._model.encode(text, add_special_tokens=False).ids
+        assert WORDS.encode(text).tolist() == whole
+    made = Characters.fit(["abn  \n'st1.é漢"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(basic, "PART", part)
+        assert made.encode(text).tolist() == [made.alphabet.index(character) for character in text]
+
+
+def test_long_texts_are_cut(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
+    monkeypatch.setattr(bpe, "PART", 3)
+    monkeypatch.setattr(basic, "PART", 3)
+    assert bpe._cut("a b c, d  e f g") == ["a b", " c, d  e", " f g"]
+    assert bpe._cut("") == [""]
+    refuses(lambda: Characters.fit(["ab"]).encode("abababaz"), "character 'z' at position 7")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Replace", "pattern": {"String": "a b"}, "content": "ab"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": None},
+        {
+            "added_tokens": [
+                {"id": 300, "content": "a b", "special": False}
+                | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            ]
+        },
+    ],
+    ids=["normalizer", "prefix space", "no pattern", "other", "none", "added token"],
+)
+def test_texts_of_other_tokenizers_are_not_cut(monkeypatch: pytest.MonkeyPatch, parts: dict[str, object]) -> None:
+    """Those for which parts of a text may have other tokens than the whole."""
+    made, text = BPE(definition=edited(WORDS, **parts)), "ba b an a ba a b"
+    assert WORDS._splits_words
+    monkeypatch.setattr(bpe, "PART", 1)
+    assert not made._splits_words
+    assert made.encode(text).tolist() == made._model.encode(text, add_special_tokens=False).ids
 
 
 @given(st.lists(st.integers(0, 11)))

@@ -4,7 +4,9 @@ References: Sennrich et al. 2015, "Neural Machine Translation of Rare Words with
 bytes, as in GPT-2, Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
 
+import itertools
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,9 @@ SECONDS = 30.0
 """Time that a call with regular expressions from a file may take, beside that for its text."""
 SPEED = 10_000
 """Characters per second that are the least for such a call."""
+PART = 2**16
+"""Least characters of the parts of a long text, which are encoded in parallel."""
+_BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 
 
 @final
@@ -113,14 +118,32 @@ class BPE(Tokenizer):
         """Whether a token is a space and what follows it."""
         return any(len(piece) > 1 and piece[0] in "Ġ▁" for piece in self._model.get_vocab(with_added_tokens=False))
 
+    @cached_property
+    def _splits_words(self) -> bool:
+        """Whether a text is split before every space that stands between letters, whatever else it holds.
+
+        So it is by the pattern of GPT-2 alone: no match of it holds a space after a letter.
+        """
+        parts = json.loads(self._model.to_str())
+        splitter = parts["pre_tokenizer"] or {}
+        return (
+            parts["normalizer"] is None
+            and splitter.get("type") == "ByteLevel"
+            and splitter["use_regex"]
+            and not splitter["add_prefix_space"]
+            and all(token["special"] for token in parts["added_tokens"])  # others are found in a text before words are
+        )
+
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Encode texts; the library releases the GIL, so threads run in parallel."""
         for text in texts:
             utf8(text)
-        encode = partial(self._model.encode_batch_fast, list(texts), add_special_tokens=False)
+        parts = [_cut(text) if self._splits_words else [text] for text in texts]
+        encode = partial(self._model.encode_batch_fast, [*itertools.chain(*parts)], add_special_tokens=False)
         has_patterns = '"Regex"' in self.definition  # which another author wrote; those of this package are linear
         encodings = _within(SECONDS + sum(map(len, texts)) / SPEED, encode) if has_patterns else encode()
-        return [np.array(encoding.ids, np.int64) for encoding in encodings]
+        ids = (np.array(encoding.ids, np.int64) for encoding in encodings)
+        return [np.concatenate([*itertools.islice(ids, len(found))]) for found in parts]
 
     def settings(self) -> dict[str, Any]:
         """Return no further settings; the definition is a file of its own."""
@@ -176,6 +199,14 @@ def _within(seconds: float, call: Callable[[], list[tokenizers.Encoding]]) -> li
         case _:
             reason = f"it takes more than {seconds:.0f} seconds"
     raise ValueError(f"a regular expression of the tokenizer cannot be applied to this text: {reason}; use another one")
+
+
+def _cut(text: str) -> list[str]:
+    """Cut a text into parts of at least `PART` characters, each before a space between letters."""
+    cuts = [0]
+    while found := _BETWEEN_WORDS.search(text, cuts[-1] + PART):
+        cuts.append(found.start())
+    return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]
 
 
 def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
