@@ -1,7 +1,7 @@
 """Corpora: the token sequences that are scored, read from files as a protocol prescribes or from a run's own data."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -275,16 +275,17 @@ def _add_eos(rows: list[Ids], protocol: Protocol, tokenizer: Tokenizer) -> list[
     return ended if protocol.eos is Eos.AFTER else [*ended[:-1], rows[-1]]
 
 
-def _pad_records(rows: Iterable[Ids], loaded: LoadedModel) -> list[Ids]:
+def _pad_records(rows: Sequence[Ids], loaded: LoadedModel) -> list[Ids]:
     """Pad records to the sequence length if padding is part of what the model was trained to predict."""
     length, pad = loaded.config.model.seq_len, loaded.tokenizer.pad
-    pad = pad if loaded.config.data.pad == "model" else None
-    padded = []
-    for row in rows:
-        if len(row) > length:
-            raise ValueError(f"a record has {len(row)} tokens and the model was trained on {length}; shorten it")
-        padded.append(row if pad is None else np.pad(row, (0, length - len(row)), constant_values=pad))
-    return padded
+    if (longest := max(map(len, rows), default=0)) > length:
+        raise ValueError(f"a record has {longest} tokens and the model was trained on {length}; shorten it")
+    if pad is None or loaded.config.data.pad != "model":
+        return list(rows)
+    padded = np.full((len(rows), length), pad)
+    for row, ids in zip(padded, rows, strict=True):
+        row[: len(ids)] = ids
+    return list(padded)
 
 
 def _text_per_token(texts: Sequence[TextOrIds], tokens: int, tokenizer: Tokenizer) -> tuple[float | None, float | None]:

@@ -72,6 +72,6 @@ class ShardedBatches(Packing):
 
 
 def _blocks(rows: Sequence[Ids], length: int, keep_remainder: bool) -> list[Ids]:
-    stream = np.concatenate([*rows, np.zeros(0, np.int64)])
+    stream = rows[0] if len(rows) == 1 else np.concatenate([*rows, np.zeros(0, np.int64)])
     stop = len(stream) if keep_remainder else len(stream) - length + 1
     return [stream[i : i + length] for i in range(0, stop, length)]

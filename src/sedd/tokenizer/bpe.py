@@ -138,12 +138,14 @@ class BPE(Tokenizer):
         """Encode texts; the library releases the GIL, so threads run in parallel."""
         for text in texts:
             utf8(text)
-        parts = [_cut(text) if self._splits_words else [text] for text in texts]
+        parts = [_cut(text) if len(text) > PART and self._splits_words else [text] for text in texts]
         encode = partial(self._model.encode_batch_fast, [*itertools.chain(*parts)], add_special_tokens=False)
         has_patterns = '"Regex"' in self.definition  # which another author wrote; those of this package are linear
         encodings = _within(SECONDS + sum(map(len, texts)) / SPEED, encode) if has_patterns else encode()
         ids = (np.array(encoding.ids, np.int64) for encoding in encodings)
-        return [np.concatenate([*itertools.islice(ids, len(found))]) for found in parts]
+        return [
+            next(ids) if len(found) == 1 else np.concatenate([*itertools.islice(ids, len(found))]) for found in parts
+        ]
 
     def settings(self) -> dict[str, Any]:
         """Return no further settings; the definition is a file of its own."""
