@@ -14,7 +14,8 @@ not counted, in which kernels are compiled. The bound on held-out text has the s
 run, so a difference of two runs has a smaller error than either. Variants of the network that lost exist only here.
 At 8 × 256 on an H200 the host decides the speed of a run, so that equal times do not compare variants. ``--equal-time``
 does: the speed of every variant is measured alone, at the size of the recipe, and a smaller network is then trained for
-as many steps as the variant makes there while the base makes the steps given. Those runs can share a GPU.
+as many steps as the variant makes there while the base makes the steps given. Those runs can share a GPU. The results
+page has the table with its significance.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -437,55 +438,18 @@ def table(results: list[dict[str, Any]]) -> None:
         _group_table(list(group))
 
 
-class Difference(NamedTuple):
-    """The difference of a variant from the base, over seeds; ``p`` is corrected for the number of variants."""
-
-    variant: str
-    seeds: list[float]
-    mean: float
-    stderr: float | None
-    p: float | None
-
-
-def differences(results: list[dict[str, Any]]) -> list[Difference]:
-    """Return the differences of all variants from the base, run by run of one seed.
-
-    The deviation between seeds is pooled over all variants with several. Tests are Student's, two-sided, and corrected
-    by Bonferroni's method.
-    """
-    from scipy import stats
-
-    base = {r["seed"]: r["bits"] for r in results if r["variant"] == "base"}
-    found: dict[str, list[float]] = {}
-    for r in results:
-        if r["variant"] != "base" and r["seed"] in base:
-            found.setdefault(r["variant"], []).append(r["bits"] - base[r["seed"]])
-    freedom = sum(len(seeds) - 1 for seeds in found.values())
-    squares = sum((d - statistics.mean(seeds)) ** 2 for seeds in found.values() for d in seeds)
-    deviation = math.sqrt(squares / freedom) if freedom else None
-    rows = []
-    for variant, seeds in found.items():
-        mean, stderr, p = statistics.mean(seeds), None, None
-        if deviation:
-            stderr = deviation / math.sqrt(len(seeds))
-            p = min(1.0, len(found) * 2 * float(stats.t.sf(abs(mean) / stderr, freedom)))
-        rows.append(Difference(variant, seeds, mean, stderr, p))
-    return sorted(rows, key=lambda row: row.mean)
-
-
 def _group_table(results: list[dict[str, Any]]) -> None:
-    found = {row.variant: row for row in differences(results)}
+    base = {r["seed"]: r["bits"] for r in results if r["variant"] == "base"}
+    groups = {name: [r for r in results if r["variant"] == name] for name in {r["variant"]: None for r in results}}
     print(f"{'variant':26s} {'bits/char':>9s} {'last':>7s} {'M chars':>8s} {'M/s':>6s}   difference from base, by seed")
-    groups = {name: [r for r in results if r["variant"] == name] for name in ("base", *found)}
-    for name, runs in groups.items():
-        if not runs:
-            continue
+    for name, runs in sorted(groups.items(), key=lambda group: statistics.mean(r["bits"] for r in group[1])):
         bits, last, tokens = (statistics.mean(r[k] for r in runs) for k in ("bits", "bits_last_weights", "tokens"))
         rate = statistics.mean(r["tokens_per_second"] or 0 for r in runs)
-        text = ""
-        if row := found.get(name):
-            text = " ".join(f"{d:+.4f}" for d in row.seeds)
-            text += "" if row.p is None else f"   mean {row.mean:+.4f} ± {row.stderr:.4f}, p = {row.p:.2g}"
+        differences = [r["bits"] - base[r["seed"]] for r in runs if r["seed"] in base and name != "base"]
+        text = " ".join(f"{d:+.4f}" for d in differences)
+        if len(differences) > 1:
+            error = statistics.stdev(differences) / math.sqrt(len(differences))
+            text += f"   mean {statistics.mean(differences):+.4f} ± {error:.4f}"
         print(f"{name:26s} {bits:9.4f} {last:7.4f} {tokens / 1e6:8.1f} {rate / 1e6:6.3f}   {text}", flush=True)
 
 

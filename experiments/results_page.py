@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ablations
 import bits
 import float32_draws
 import objectives
@@ -243,6 +244,15 @@ def objectives_section(root: Path) -> Section | None:
     return Section("Training objectives at equal cost", [note, "", *objectives.table_lines(record)], [drawing])
 
 
+def ablations_section(root: Path) -> Section | None:
+    """Variants of the recipe text8 at equal time."""
+    record = read(root, "benchmarks/results/ablations-equal-time-h200.json")
+    if record is None:
+        return None
+    lines = [ablations.note(record), "", *table(ablations.HEADS, ablations.table_rows(record))]
+    return Section("Ablations of the recipe at equal time", lines, [])
+
+
 def quality_section(root: Path) -> Section | None:
     """Sample quality against compute, a table and curves for each file of results."""
     files = sorted((root / "experiments/results").glob("quality*.json"))
@@ -426,6 +436,7 @@ SECTIONS = (
     speed_section,
     bits_section,
     objectives_section,
+    ablations_section,
     quality_section,
     zero_shot_section,
     models_section,

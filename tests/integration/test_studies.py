@@ -114,7 +114,16 @@ def test_the_table_is_printed_and_the_curves_are_drawn(
         {"SEDD absorbing": [1.80, 1.82, 1.81], "RADD λ-DCE": [1.811, 1.80, 1.82], "D3PM uniform": [2, 2, 2]}
     )
     rows["RADD t-DCE, seed 0"] = {"row": "RADD t-DCE", "seed": 0, "tuning": None, "failed": "sedd train ended with 1"}
-    tuning = {"SEDD absorbing": {"bits": {"2e-3": 1.9, "4e-3": None}, "seconds": 20, "chosen": "2e-3"}}
+    tuning: dict[str, Any] = {
+        "SEDD absorbing": {"bits": {"2e-3": 1.9, "4e-3": None}, "seconds": 20, "chosen": "2e-3"},
+        "D3PM uniform": {
+            "bits": {"2e-3": 1.9, "4e-3": 1.8},
+            "seconds": 20,
+            "chosen": "2e-3",
+            "full": {"2e-3": 1.5, "4e-3": 1.6},
+            "full_seconds": 60.0,
+        },
+    }
     (tmp_path / "r.json").write_text(json.dumps({"rows": rows, "tuning": tuning}))
     monkeypatch.setattr(
         sys, "argv", ["objectives.py", "--table", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.svg")]
@@ -124,7 +133,9 @@ def test_the_table_is_printed_and_the_curves_are_drawn(
     assert "2 of 3 differences are significant" in printed
     assert "is not significantly better than" in printed
     assert "RADD t-DCE, seed 0: sedd train ended with 1" in printed
-    assert "learning rates 2e-3, 4e-3 for 20 seconds each" in printed
+    assert "learning rates 2e-3, 4e-3 for 20 seconds each, by the validation bound; of the two best" in printed
+    assert "better after 60 seconds" in printed
+    assert "chose the largest rate" not in printed
     assert "D3PM uniform" in (tmp_path / "r.svg").read_text()
 
 
@@ -147,6 +158,35 @@ def test_rows_of_other_settings_are_not_mixed(study: Any, tmp_path: Path) -> Non
     assert "row" in again  # facts alone are taken
     again.store("row", {"failed": "code 1"})
     assert "row" not in again  # it is measured again
+
+
+def test_differences_of_ablations_are_those_of_runs_of_one_seed(study: Any) -> None:
+    """By hand: differences 0.1 and 0.3, 0.0 and 0.2: pooled deviation √0.02, two degrees of freedom."""
+    ablations: ModuleType = study("ablations")
+    bits = {"base": (2.0, 1.0), "cosine": (2.1, 1.3), "bell": (2.0, 1.2)}
+    rows = [
+        {"variant": name, "seed": seed, "bits": value, "tokens": 10}
+        for name, values in bits.items()
+        for seed, value in enumerate(values)
+    ]
+    best, worst = ablations.differences(rows)
+    assert (best.variant, worst.variant) == ("bell", "cosine")
+    assert (best.mean, worst.mean) == pytest.approx((0.1, 0.2))  # by mean bits alone, they would be 0.1 and 0.2 too
+    assert best.stderr == worst.stderr == pytest.approx(0.1)
+    # t is 1 and 2 with two degrees of freedom: P = 1 − t/√(2 + t²); Holm doubles the smaller
+    assert worst.p == pytest.approx(2 * (1 - 2 / 6**0.5))
+    assert best.p == pytest.approx(1 - 1 / 3**0.5)
+    with pytest.raises(ValueError, match="no variant has two seeds"):
+        ablations.differences([row for row in rows if row["seed"] == 0])
+    unpaired = [{**row, "seed": 1 - row["seed"]} if row["variant"] == "base" else row for row in rows]
+    assert ablations.differences(unpaired)[0].stderr > 0.5  # a base of another seed is no pair
+
+
+def test_every_ablation_is_named_in_words_and_has_two_seeds(study: Any) -> None:
+    ablations: ModuleType = study("ablations")
+    record = json.loads((ROOT / "benchmarks/results/ablations-equal-time-h200.json").read_text())
+    runs = [(row["variant"], row["seed"]) for row in record["rows"]]
+    assert sorted(runs) == sorted((name, seed) for name in ("base", *ablations.VARIANTS) for seed in (0, 1))
 
 
 # Draw precision --------------------------------------------------------------------------------------------
@@ -193,6 +233,11 @@ def test_objectives_are_tuned_measured_and_resumed(corpus: Path, tmp_path: Path)
     tuned = run_script("objectives", *words, *only, "--tune", "--tune-seconds", 0.3, "--rates", "1e-3,1e-2")
     assert tuned.returncode == 0, tuned.stderr
     seconds = ["--seconds", 0.5, "--seeds", "0,1"]
+    confirmed = run_script("objectives", *words, *only, *seconds, "--confirm")
+    assert confirmed.returncode == 0, confirmed.stderr
+    for row in json.loads((out / "objectives.json").read_text())["tuning"].values():
+        assert row["full"].keys() == {"1e-3", "1e-2"}
+        assert row["full"][row["chosen"]] == min(row["full"].values())
     short = run_script("objectives", *words, *only, *seconds, "--limit-seconds", 0.1)
     assert "no time for 4 rows; start this again" in short.stderr
     done = run_script("objectives", *words, *only, *seconds, "--plot", tmp_path / "curves.png")
