@@ -558,6 +558,13 @@ MISTAKES = [
         "unit/test_padding.py::test_the_validation_bound_is_that_of_single_sequences",
     ),
     Mistake(
+        "the error of the validation bound is that of independent times",
+        "training/validation.py",
+        "totals[t.argsort()].diff()",
+        "totals.diff()",
+        "unit/test_training.py::test_the_error_of_the_validation_bound_is_its_deviation_over_seeds",
+    ),
+    Mistake(
         "validation without the weights of its times",
         "training/validation.py",
         "x_first, Times(t, weight), valid)",

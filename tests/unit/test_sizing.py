@@ -116,6 +116,27 @@ def test_ngrams_are_few(tmp_path: Path, alphabet: str, tokenizer: str | None, ex
     assert not merge_config(flags, sets=["model.architecture=reference"]).model.embedding_norm
 
 
+@pytest.mark.parametrize(
+    ("flags", "sets", "expected"),
+    [
+        ({}, [], 0.5),
+        ({"objective": "lambda-dce"}, [], 0.5),
+        ({}, ["train.loss_weighting=0"], 0.0),
+        ({"process": "uniform"}, [], 0.0),
+        ({"objective": "autoregressive"}, [], 0.0),
+        ({"objective": "mean"}, [], 0.0),
+        ({"recipe": "tiny"}, [], 0.0),
+    ],
+)
+def test_losses_are_weighted_where_that_was_measured(
+    tmp_path: Path, flags: dict[str, str], sets: list[str], expected: float
+) -> None:
+    """In runs that are sized, under absorbing noise, of objectives whose value is the bound; what is given wins."""
+    recipe = flags.pop("recipe", None)
+    given = {"sources": [write(tmp_path / "a.txt", 20_000)], **flags}
+    assert merge_config(given, recipe=recipe, sets=sets).train.loss_weighting == expected
+
+
 def test_ngrams_of_prepared_data_and_of_ids(tmp_path: Path) -> None:
     data.prepare([write(tmp_path / "a.txt", 300_000)], tmp_path / "prepared", Bytes())
     np.save(tmp_path / "a.npy", np.zeros((4, 8), dtype=np.uint8))

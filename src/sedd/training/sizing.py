@@ -26,6 +26,10 @@ STEPS = 4000
 """Steps that the budget should last for, as far as batches of 1024 to 65,536 tokens allow."""
 MAX_NGRAMS, MAX_NGRAM_ROWS = 3, 4096
 """Longest n-grams, and most of one length, whose embeddings a network on a CPU has; see the log."""
+LOSS_WEIGHTING = 0.5
+"""Loss weighting under absorbing noise: weights of the bound, 1/t, give the noisiest gradients; see the log."""
+WEIGHTED_OBJECTIVES = ("score-entropy", "lambda-dce", "t-dce", "any-order")
+"""Objectives whose value is the bound, with which it was measured."""
 MIN_BPE_BYTES = 200_000
 """Shorter texts are read as bytes: too few of the pairs that byte-pair encoding joins would occur often enough."""
 
@@ -74,6 +78,8 @@ def choose_sizing(
     }
     if device == "cpu" and config.model.architecture == "modern" and config.objective != "ratio-matching":
         values["model"] |= {"ngrams": choose_ngrams(config.data), "embedding_norm": True}
+    if config.noise.process == "absorbing" and config.objective in WEIGHTED_OBJECTIVES:
+        values["train"]["loss_weighting"] = LOSS_WEIGHTING
     if config.budget.minutes is config.budget.steps is config.budget.tokens is None:
         values["budget"] = {"minutes": DEFAULT_MINUTES}
     return values

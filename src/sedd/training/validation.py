@@ -44,18 +44,34 @@ def validation_bound(
     """
     columns = _validation_columns(setup, blocks, count, batch_size * ranks.world_size, seed)
     local = [a[ranks.rank :: ranks.world_size].to(ranks.device) for a in columns]
-    sums = torch.zeros(5, dtype=torch.float64, device=ranks.device)
+    # the terms of the bound, the number of tokens, and the bound of every sequence
+    sums = torch.zeros(4 + len(columns[0]), dtype=torch.float64, device=ranks.device)
+    totals = []
     for batch in zip(*(a.split(batch_size) for a in local), strict=True):
         *inputs, label = batch
-        sums += _bound_sums(model(inputs[-1], label), setup, *inputs)
-    *terms, squares, tokens = ranks.all_reduce_sum(sums).tolist()
-    nats = sum(terms) / tokens
-    variance = max(0.0, squares / count - (sum(terms) / count) ** 2)
+        bounds = _bound_terms(model(inputs[-1], label), setup, *inputs)
+        sums[:4] += torch.stack([*(a.sum() for a in bounds), inputs[-1].sum()]).double()
+        totals.append(bounds.total.double())
+    sums[4 + ranks.rank :: ranks.world_size] = torch.cat(totals)
+    sums = ranks.all_reduce_sum(sums).cpu()
+    *terms, tokens = sums[:4].tolist()
+    nats, t = sum(terms) / tokens, columns[3][:count]
     return {
         "bound": nats,
-        "bound_stderr": math.sqrt(variance / count) * count / tokens,
+        "bound_stderr": _stratified_stderr(sums[4 : 4 + count], t) / tokens,
         **({} if (bits := blocks.bits_per_char(nats)) is None else {"bound_bits_per_char": bits}),
     }
+
+
+def _stratified_stderr(totals: Tensor, t: Tensor) -> float:
+    """Return the standard error of the sum of bounds whose times are stratified.
+
+    How the bound depends on t is no error, since there is one time in every stratum: the variance is that of
+    neighbouring times, n/(2(n − 1))·Σ (x_{i+1} − x_i)² for a sum of n.
+    """
+    n = len(totals)
+    steps = totals[t.argsort()].diff()
+    return math.sqrt(n / (2 * max(1, n - 1)) * float(steps.square().sum()))
 
 
 def _validation_columns(
@@ -80,7 +96,7 @@ def _validation_columns(
     return [*inputs, valid, torch.from_numpy(blocks.label_ids(ids))[rows]]
 
 
-def _bound_sums(
+def _bound_terms(
     model: Any,
     setup: DiffusionSetup,
     x_0: Tensor,
@@ -89,11 +105,9 @@ def _bound_sums(
     t: Tensor,
     weight: Tensor,
     valid: Tensor,
-) -> Tensor:
-    """Return each term of the bound, their squared total and the number of tokens, summed over sequences."""
+) -> likelihood.BoundTerms:
+    """Return the terms of the bound of each sequence."""
     if isinstance(setup.objective, Autoregressive):
         nll = torch.where(valid, setup.objective.loss(model, x_0, x_0, t), 0).sum(-1)
-        terms = likelihood.BoundTerms(nll, torch.zeros_like(nll), torch.zeros_like(nll))
-    else:
-        terms = likelihood.bound_terms(model, setup.process, setup.schedule, x_0, x_t, x_first, Times(t, weight), valid)
-    return torch.stack([*(a.sum() for a in terms), (terms.total**2).sum(), valid.sum()]).double()
+        return likelihood.BoundTerms(nll, torch.zeros_like(nll), torch.zeros_like(nll))
+    return likelihood.bound_terms(model, setup.process, setup.schedule, x_0, x_t, x_first, Times(t, weight), valid)
