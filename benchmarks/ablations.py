@@ -478,6 +478,8 @@ def main() -> None:
     default = VARIANTS if args.speeds is None else SLOWER if args.equal_time is None else STUDY
     names = args.only.split(";") if args.only else list(default)
     speeds: dict[str, float] = json.loads(args.speeds.read_text()) if args.speeds and args.speeds.exists() else {}
+    if args.equal_time is not None and "base" not in speeds:
+        parser.error("--equal-time needs --speeds with the speed of the base; measure it with --steps 40 first")
     results, started, compiled = [], time.perf_counter(), set[str]()
     part, parts = map(int, args.part.split("/"))
     runs = list(itertools.product(map(int, args.seeds.split(",")), names))[part::parts]
@@ -489,7 +491,7 @@ def main() -> None:
         steps = args.steps
         if args.equal_time is not None:
             batch = merged({}, options, args, seed, 1).train.batch_size
-            alike = "adamw 3e-3" if name.startswith("adamw") else name
+            alike = "adamw 3e-3" if variant.get("optim.name") == "adamw" else name
             ratio = speeds.get(alike, speeds["base"]) / speeds["base"]
             steps = round(args.equal_time * ratio * batch / variant.get("train.batch_size", batch))
         config = merged(variant, options, args, seed, steps)

@@ -192,6 +192,9 @@ def main() -> None:
         return
     if args.out is None:
         parser.error("--out is needed")
+    rows = [row.strip() for row in args.rows.split(";")] if args.rows else list(SPEED)
+    if unknown := [row for row in rows if row not in SPEED]:
+        parser.error(f"rows is {args.rows}; choose from {'; '.join(SPEED)}, not {'; '.join(unknown)}")
     args.out.mkdir(parents=True, exist_ok=True)
     results = args.out / "results.json"
     record: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
@@ -201,7 +204,7 @@ def main() -> None:
     only = args.only.split(",") if args.only else [*RUNS, "speed"]
     for name in only:
         if name == "speed":
-            for row in args.rows.split(";") if args.rows else SPEED:
+            for row in rows:
                 record.setdefault("speed", {})[row] = measure_speed(row, args, data)
                 results.write_text(json.dumps(record, indent=1) + "\n")
         elif (measured := measure_run(name, args, data)) is None:

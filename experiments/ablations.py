@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from objectives import degrees_of_freedom, holm, pooled_deviation
+from objectives import holm
 
 HEADS = ("variant", "difference, bits per character", "p", "speed", "characters")
 VARIANTS = {
@@ -56,35 +56,37 @@ class Difference(NamedTuple):
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Return the differences of all variants, run by run of one seed, the best first.
+    """Return the differences of all variants from the base, the best first.
 
-    The deviation over seeds is pooled over all variants; tests are Student's, two-sided, corrected by Holm's method.
+    Bits are a mean of the variant, an effect of the seed that all variants share, and an error, whose deviation is that
+    of what is left without the two. All variants are compared with the same base, so its error counts once for each of
+    them. Tests are Student's, two-sided, corrected by Holm's method.
     """
     from scipy import stats
 
-    base = {row["seed"]: row["bits"] for row in rows if row["variant"] == "base"}
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["variant"] != "base":
-            groups.setdefault(row["variant"], []).append(row)
-    found = {name: [row["bits"] - base[row["seed"]] for row in group] for name, group in groups.items()}
-    deviation, freedom = pooled_deviation(list(found.values())), degrees_of_freedom([*map(len, found.values())])
-    if deviation is None:
-        raise ValueError("no variant has two seeds, so no difference can be called significant; add a seed")
-    means = {name: statistics.mean(values) for name, values in found.items()}
-    errors = {name: deviation / math.sqrt(len(values)) for name, values in found.items()}
-    p = holm([float(2 * stats.t.sf(abs(means[name]) / errors[name], freedom)) for name in found])
-    characters = {name: statistics.mean(row["tokens"] for row in group) for name, group in groups.items()}
-    rows_found = [Difference(n, means[n], errors[n], q, characters[n]) for n, q in zip(found, p, strict=True)]
-    return sorted(rows_found, key=lambda row: row.mean)
+    seeds = sorted({row["seed"] for row in rows})
+    bits = {(row["variant"], row["seed"]): row["bits"] for row in rows}
+    names = list(dict.fromkeys(row["variant"] for row in rows))
+    if len(seeds) < 2 or "base" not in names or len(bits) < len(names) * len(seeds):
+        raise ValueError("every variant and the base need the same two seeds or more; add those that are missing")
+    means = {name: statistics.mean(bits[name, seed] for seed in seeds) for name in names}
+    effects = {seed: statistics.mean(bits[name, seed] - means[name] for name in names) for seed in seeds}
+    squares = sum((bits[n, s] - means[n] - effects[s]) ** 2 for n in names for s in seeds)
+    freedom = (len(names) - 1) * (len(seeds) - 1)
+    stderr = math.sqrt(squares / freedom * 2 / len(seeds))
+    others = [name for name in names if name != "base"]
+    found = [means[name] - means["base"] for name in others]
+    p = holm([float(2 * stats.t.sf(abs(difference) / stderr, freedom)) for difference in found])
+    characters = [statistics.mean(r["tokens"] for r in rows if r["variant"] == name) for name in others]
+    cells = zip(others, found, p, characters, strict=True)
+    return sorted((Difference(n, d, stderr, q, c) for n, d, q, c in cells), key=lambda row: row.mean)
 
 
 def table_rows(record: Mapping[str, Any]) -> list[list[str]]:
     """Return the cells of the table."""
     speeds, cells = record["tokens_per_second"], []
     for row in differences(record["rows"]):
-        alike = "adamw 3e-3" if row.variant.startswith("adamw") else row.variant
-        speed = speeds.get(alike, speeds["base"]) / speeds["base"]
+        speed = speeds[record["alike"].get(row.variant, row.variant)] / speeds["base"]
         p = f"{row.p:.2g}" if row.p >= 1e-4 else "< 0.0001"
         shown = f"**{p}**" if row.p < 0.05 else p
         difference = f"{row.mean:+.4f} ± {row.stderr:.4f}".replace("-", "−")
@@ -103,6 +105,7 @@ def note(record: Mapping[str, Any]) -> str:
         f"{record['sequences']:,} held-out sequences, with the same noise in all runs. Speed is that of the variant at "
         f"{record['speed_network']}, the size of the recipe, over the recipe's; a variant was trained for as many "
         "steps as it makes there in the time of the recipe's steps. Variants of the network have no kernels of their "
-        "own. Positive differences are worse. Deviations over seeds are pooled; p is two-sided, by Student's t with "
-        "Holm's correction for all rows. What holds for so short a run need not hold for a longer one."
+        "own. Positive differences are worse. The deviation between seeds is taken to be the same in all rows; p is "
+        "two-sided, by Student's t with Holm's correction for all rows. What holds for so short a run need not hold "
+        "for a longer one."
     )

@@ -127,11 +127,15 @@ class Study:
             tuning |= {"seconds": self.args.tune_seconds, "chosen": min(finite, key=finite.__getitem__, default=None)}
             self.results.save()
 
-    def confirm(self, row: str) -> None:
-        """Train with the two best learning rates for as long as the study does, and store the better."""
+    def confirm(self, row: str) -> bool:
+        """Train with the two best learning rates for as long as the study does, and store the better.
+
+        Returns:
+            Whether that is done: also of a row that was not tuned.
+        """
         tuning = self.results.record.get("tuning", {}).get(row)
         if tuning is None or tuning.get("chosen") is None:
-            return
+            return True
         best = sorted((rate for rate, bits in tuning["bits"].items() if bits is not None), key=tuning["bits"].get)[:2]
         full = tuning.setdefault("full", {})
         for rate in best:
@@ -141,10 +145,14 @@ class Study:
             budget = ("--minutes", self.args.seconds / 60)
             trained, folder = self._train(row, 0, float(rate), self.args.out / "tuning", *budget)
             shutil.rmtree(folder, ignore_errors=True)
-            if not trained.code:
-                full[rate] = round(trained.record["bound_bits_per_char"], 4)
-                tuning |= {"full_seconds": self.args.seconds, "chosen": min(full, key=full.__getitem__)}
+            full[rate] = math.inf if trained.code else round(trained.record["bound_bits_per_char"], 4)
+            self.longest = max(self.longest, trained.seconds)
             self.results.save()
+        if not full.keys() >= set(best):
+            return False
+        tuning |= {"full_seconds": self.args.seconds, "chosen": min(best, key=full.__getitem__)}
+        self.results.save()
+        return True
 
     def measure(self, row: str, seed: int) -> None:
         """Train and evaluate a row with a seed, and store it with its curve."""
@@ -407,8 +415,7 @@ def measure_rows(args: argparse.Namespace, rows: Sequence[str]) -> dict[str, Any
         tried = study.results.record["tuning"]
         skipped = [row for row in rows if len(tried[row]["bits"]) < len(args.rates.split(","))]
     elif args.confirm:
-        for row in rows:
-            study.confirm(row)
+        skipped = [row for row in rows if not study.confirm(row)]
     else:
         for seed, row in itertools.product(map(int, args.seeds.split(",")), rows):
             if (name := f"{row}, seed {seed}") in study.results:

@@ -129,6 +129,7 @@ class SampleFolder:
     def store(self, setting: Setting, drawn: sample_sets.SampleSet) -> str:
         """Write the samples of a row; return their cost in words."""
         sample_sets.write_samples(drawn, self.path(setting))
+        self.results.store(setting.name, {"file": self.path(setting).name})
         return f"{drawn.seconds:.4f} s per sample"
 
 
@@ -413,7 +414,12 @@ def measure_rows(args: argparse.Namespace) -> dict[str, Any]:
 
 def judge_samples(args: argparse.Namespace) -> dict[str, Any]:
     """Judge the samples in a folder that are not in the results yet; return the results."""
-    rows, folder = JudgedRows(args), SampleFolder(args.samples)
+    folder, name = SampleFolder(args.samples), Path(args.model).name
+    if not folder.settings() or "model" not in folder.results.record:
+        raise ValueError(f"{args.samples} holds no samples; draw them there, without --judge")
+    if (drawn_from := folder.results.record["model"]) != name:
+        raise ValueError(f"{args.samples} holds samples of {drawn_from}, not of {name}; name that model")
+    rows = JudgedRows(args)
     rows.results.take_facts(folder.results)
     for setting in folder.settings():
         if setting not in rows:

@@ -331,12 +331,14 @@ class RunConfig:
         return self.model.time_conditioning or ("none" if self.objective in TIME_FREE_OBJECTIVES else "sigma")
 
     def describe_sizes(self) -> str:
-        """Return the size of the network and of a step, the tokenizer and the precision."""
+        """Return the size of the network and of a step, the tokenizer, the loss weighting and the precision."""
         return (
             f"{self.model.depth} block{'s' * (self.model.depth > 1)} of width {self.model.width}, "
             f"{self.train.batch_size} sequence{'s' * (self.train.batch_size > 1)} of "
             f"{self.model.seq_len} tokens per step, tokenizer {self.data.tokenizer}, "
-            f"{f'n-grams up to {self.model.ngrams}, ' if self.model.ngrams else ''}{self.train.precision}"
+            f"{f'n-grams up to {self.model.ngrams}, ' if self.model.ngrams else ''}"
+            f"{f'loss weighting {self.train.loss_weighting:g}, ' if self.train.loss_weighting else ''}"
+            f"{self.train.precision}"
         )
 
     def resolved(self) -> "RunConfig":

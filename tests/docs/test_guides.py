@@ -38,8 +38,7 @@ def long_bits(run: str) -> float:
 
 
 def perplexity(sampler: str, steps: int) -> float:
-    part = "-cpu" if sampler == "confidence" else ""
-    rows = stored(f"experiments/results/quality-stories{part}.json")["rows"]
+    rows = stored("experiments/results/quality-stories.json")["rows"]
     return float(rows[f"{sampler}, {steps} steps, temperature 1, float64 draws"]["gen_ppl_by_token"])
 
 
@@ -58,8 +57,10 @@ MEASURED = {  # the last column of the table of choosing.md, by the name in its 
     "mean": f"{bits('mean prediction'):.4f}",
     "concrete-score": f"{bits('concrete score, any sign'):.4f}, {bits('concrete score, positive'):.4f}",
     "autoregressive": f"{bits('autoregressive'):.4f}",
-    **{sampler: perplexities(sampler) for sampler in ("first-hitting", "tweedie", "theta", "remask", "euler")},
-    "confidence": f"{perplexities('confidence')} (24 samples)",
+    **{
+        sampler: perplexities(sampler)
+        for sampler in ("first-hitting", "tweedie", "theta", "remask", "euler", "confidence")
+    },
     "128": f"see above; {perplexity('first-hitting', 1024):.1f} at 1024 steps",
 }
 WITHOUT_A_NUMBER = {"log-linear", "geometric", "cosine, polynomial", "gibbs", "what the objective needs", "1"}
@@ -76,9 +77,14 @@ def test_the_table_of_choices_has_the_stored_numbers() -> None:
 def test_sentences_of_the_choices_have_the_stored_numbers() -> None:
     text = " ".join(page("choosing").split())
     quality = stored("experiments/results/quality-stories.json")["rows"]
-    entropies = [row["entropy_nats"] for row in quality.values() if row["temperature"] == 1]
-    rows = stored("experiments/results/quality-stories-cpu.json")["rows"].values()
-    others = [row["entropy_nats"] for row in rows if row["sampler"] == "confidence"]
+    at_one = [row for row in quality.values() if row["temperature"] == 1 and row["draws"] == "float64"]
+    entropies = [row["entropy_nats"] for row in at_one if row["sampler"] != "confidence"]
+    others = [row["entropy_nats"] for row in at_one if row["sampler"] == "confidence"]
+    sure = ", ".join(f"{perplexity('confidence', steps):.1f}" for steps in (256, 512, 1024))
+    assert f"the lowest perplexity of all ({sure} at 256, 512, 1024 steps), at a higher entropy" in text
+    at_most_tokens = [row for row in at_one if row["steps"] >= 256]
+    assert max(at_most_tokens, key=lambda row: -row["gen_ppl_by_token"])["sampler"] == "confidence"
+    assert min(others) > max(entropies)
     here = f"between {min(entropies):.2f} and {max(entropies):.2f} nats, and for `confidence` between"
     assert f"{here} {min(others):.2f} and {max(others):.2f}" in text
     shorter, longer = bits("SEDD uniform") - bits("SEDD absorbing"), long_bits("uniform") - long_bits("absorbing")
@@ -94,6 +100,7 @@ def test_significance_in_the_choices_is_that_of_the_results() -> None:
     """The names of rows on the results page, and the objectives of the guide."""
     text, results = " ".join(page("choosing").split()), (ROOT / "docs/results.md").read_text()
     names = {"RADD any-order": "any-order", "RADD t-DCE": "t-dce", "D3PM absorbing": "d3pm"}
+    names |= {"mean prediction": "mean", "SEDD absorbing": "score-entropy"}
     close: dict[str, str] = {}
     for better, others in re.findall(r"^- (.+) is not significantly better than (.+)\.$", results, re.MULTILINE):
         for worse, p in re.findall(r"([^,(]+?) \(p = ([\d.]+)\)(?:, )?", others):

@@ -560,8 +560,8 @@ MISTAKES = [
     Mistake(
         "the error of the validation bound is that of independent times",
         "training/validation.py",
-        "totals[t.argsort()].diff()",
-        "totals.diff()",
+        "in_order = totals[t.argsort()]",
+        "in_order = totals",
         "unit/test_training.py::test_the_error_of_the_validation_bound_is_its_deviation_over_seeds",
     ),
     Mistake(

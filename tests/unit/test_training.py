@@ -14,7 +14,7 @@ from sedd import evaluation, factory, training
 from sedd.config import RunConfig
 from sedd.data import block_order
 from sedd.runtime.distributed import Ranks
-from sedd.training import batches, step, train_step
+from sedd.training import batches, step, train_step, validation
 from sedd.training.datasets import open_datasets
 from sedd.training.trainer import Trainer
 
@@ -72,6 +72,14 @@ def test_the_error_of_the_validation_bound_is_its_deviation_over_seeds(tmp_path:
     deviation = np.std([bound["bound"] for bound in bounds])
     errors = np.sqrt(np.mean(np.square([bound["bound_stderr"] for bound in bounds])))
     assert errors == pytest.approx(deviation, rel=0.16)
+
+
+def test_the_error_of_stratified_sums_counts_every_stratum_once() -> None:
+    """Values 3, 1, 4 at the times 0.9, 0.1, 0.5: in order 1, 4, 3. Their pair differs by 3, the last by 1."""
+    error = validation._stratified_stderr(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0.9, 0.1, 0.5]))
+    assert error == pytest.approx(math.sqrt(3**2 + 1**2))
+    assert validation._stratified_stderr(torch.tensor([3.0, 1.0]), torch.tensor([0.9, 0.1])) == pytest.approx(2)
+    assert validation._stratified_stderr(torch.tensor([3.0]), torch.tensor([0.9])) == 0
 
 
 # Held-out data ---------------------------------------------------------------------------------------------

@@ -36,11 +36,14 @@ def compare(
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
     check_out(path)
-    for run in runs:
-        checkpoint.peek_model(run)
+    stored = [checkpoint.peek_model(run) for run in runs]
     if draws is not None:
         check_draws(draws)
-    where, how = check_data(data, chosen_protocol), describe_draws(draws or chosen_protocol.draws)
+    where = check_data(data, chosen_protocol)
+    # a run that cannot be read is refused with torch; diffusion models have draws, and one of them is enough
+    configs = [model.config for model in stored if model]
+    config = next((c for c in configs if c.objective != "autoregressive"), configs[0] if configs else None)
+    how = describe_draws(draws or chosen_protocol.draws, config)
     announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen_protocol.name}, {how}, seed {seed}")
     from sedd import factory
     from sedd.runtime import distributed

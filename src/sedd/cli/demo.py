@@ -11,7 +11,7 @@ from rich.progress import track
 from rich.table import Table
 
 from sedd import registry
-from sedd.cli.root import App, AsJson, app, list_names
+from sedd.cli.root import App, AsJson, app, check_seed, list_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,16 +20,10 @@ demo = App(help="Demonstrations on distributions small enough to enumerate.", no
 app.add_typer(demo, name="demo")
 
 
-def _check_seed(value: int) -> int:
-    if not 0 <= value < 2**63:
-        raise ValueError(f"seed is {value}; it must lie in 0..2^63 − 1")
-    return value
-
-
 VocabSize = Annotated[int, typer.Option(help="Number of tokens in the vocabulary.")]
 Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
 TrainingSteps = Annotated[int, typer.Option(help="Training steps.")]
-Seed = Annotated[int, typer.Option(callback=_check_seed, help="Random seed.")]
+Seed = Annotated[int, typer.Option(callback=check_seed, help="Random seed.")]
 Out = Annotated[Path, typer.Option(help="Folder for the picture.")]
 FOLDER = Path("sedd-demo")
 

@@ -23,8 +23,10 @@ from sedd.cli.root import (
     FirstModel,
     announce,
     app,
+    check_batch,
     check_out,
     check_precision,
+    check_seed,
     count_of,
     find_model,
     model_name,
@@ -65,7 +67,8 @@ Batch = Annotated[
     int | None,
     typer.Option(
         help="Sequences evaluated at a time on each process, by default as many as suit the device; affects speed and "
-        "memory only."
+        "memory only.",
+        callback=check_batch,
     ),
 ]
 Precision = Annotated[
@@ -76,7 +79,7 @@ Precision = Annotated[
         callback=check_precision,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed of times and noise.")]
+Seed = Annotated[int, typer.Option(help="Random seed of times and noise.", callback=check_seed)]
 EstimatorName = Annotated[
     str | None,
     typer.Option(
@@ -305,6 +308,8 @@ def check_data(
         return f"{', '.join(names)} in {data or '.'}"
     if dataset and len(dataset) > 1:
         raise ValueError(f"dataset is {' and '.join(dataset)}; name one for a file, several only with --suite")
+    if dataset:
+        protocol.check_dataset(dataset[0])
     if data is not None:
         check_source(data)
         return describe_source(data)

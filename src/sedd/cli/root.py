@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
 from sedd import __version__, models, registry
-from sedd.border import LIMITS, check_limit, visible, warn
+from sedd.border import LIMITS, check_count, check_limit, visible, warn
 from sedd.config import PRECISIONS, check_choice
 from sedd.runtime.launch import find_launch
 
@@ -231,12 +231,26 @@ def show(text: str) -> None:
 
 
 def announce(work: str) -> None:
-    """State on stderr what a command is about to do: once nothing is left to refuse without torch, before its import.
+    """State on stderr what a command is about to do, after what can be refused without torch and before its import.
 
     Of several processes the first prints it.
     """
     if find_launch().rank == 0:
         warn(work)
+
+
+def check_seed(value: int) -> int:
+    """Refuse a seed that no generator takes."""
+    if not 0 <= value < 2**63:
+        raise ValueError(f"seed is {value}; it must lie in 0..2^63 − 1")
+    return value
+
+
+def check_batch(value: int | None) -> int | None:
+    """Refuse a batch without a sequence; None: as many as suit the device."""
+    if value is not None:
+        check_count("batch", value)
+    return value
 
 
 def count_of(number: int, noun: str) -> str:

@@ -97,9 +97,8 @@ def _benchmark(source: str, protocol: Protocol, dataset: str | None) -> str | No
     """Return the name of the benchmark in ``source``, or None for a protocol without benchmarks."""
     if protocol.benchmarks and dataset is None:
         return protocol.identify_dataset(Path(source))
-    if dataset is not None and dataset not in protocol.benchmarks:
-        allowed = f"has {', '.join(protocol.benchmarks)}" if protocol.benchmarks else "takes any text as it is"
-        raise ValueError(f"dataset is {dataset!r}; protocol {protocol.name} {allowed}")
+    if dataset is not None:
+        protocol.check_dataset(dataset)
     return dataset
 
 

@@ -118,6 +118,12 @@ class Protocol:
         """Return the split of a data set that is scored."""
         return self.splits.get(dataset or "", self.split)
 
+    def check_dataset(self, name: str) -> None:
+        """Refuse a benchmark that the protocol does not have."""
+        if name not in self.benchmarks:
+            allowed = f"has {', '.join(self.benchmarks)}" if self.benchmarks else "takes any text as it is"
+            raise ValueError(f"dataset is {name!r}; protocol {self.name} {allowed}")
+
     def identify_dataset(self, path: Path) -> str:
         """Return the benchmark that a file belongs to by its name; a file of another split is refused."""
         for name in self.benchmarks:

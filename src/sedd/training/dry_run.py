@@ -29,8 +29,8 @@ MAX_STEPS, MAX_SECONDS = 10, 4.0
 """Steps that are measured after the first, or as many as are finished in this time."""
 STEP_SECONDS = 0.5
 """A batch whose step would take longer, by the speed of matrix products, is measured in part."""
-MIN_GAIN = 2 * scaling.ERROR
-"""Bits per character by which another size must be expected to be better to be recommended."""
+MIN_GAIN = 2
+"""Errors of the formula by which another size must be expected to be better to be recommended."""
 OnProgress = Callable[[int, int], None]
 
 
@@ -240,20 +240,20 @@ def _expectation(
     config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float, device: str
 ) -> dict[str, Any]:
     """Return the expected bits per character and, if another size is expected to be better, how to choose it."""
-    per_token = blocks.chars_per_token
-    if per_token is None or not scaling.is_measured_kind(config) or not scaling.is_prose(_first_text(blocks)):
+    per_token, formula = blocks.chars_per_token, scaling.formula_of(config)
+    if per_token is None or formula is None or not scaling.is_prose(_first_text(blocks)):
         return {}
     characters, size = tokens * per_token, (config.model.width, config.model.depth)
     available = blocks.index.characters / fraction
-    expected = scaling.expected_bits(sizing.block_weights(size), characters, available)
+    expected = formula.expected_bits(sizing.block_weights(size), characters, available)
     if expected is None:
         return {}
-    found: dict[str, Any] = {"expected_bits_per_char": round(expected, 2), "expected_bits_error": scaling.ERROR}
+    found: dict[str, Any] = {"expected_bits_per_char": round(expected, 2), "expected_bits_error": formula.error}
     other = {}
     for choice in sizing.SIZES:
         speed = sizing.affordable_tokens(choice, 1.0, device) / sizing.affordable_tokens(size, 1.0, device)
-        bits = scaling.expected_bits(sizing.block_weights(choice), characters * speed, available)
-        if bits is not None and bits < expected - MIN_GAIN:
+        bits = formula.expected_bits(sizing.block_weights(choice), characters * speed, available)
+        if bits is not None and bits < expected - MIN_GAIN * formula.error:
             other[choice] = bits
     if other:
         width, depth = min(other, key=lambda choice: other[choice])

@@ -108,7 +108,9 @@ def merge_config(
     is_sized = not (stored or recipe or file) and _needs_sizing(config, given)
     if is_sized:
         _build(given).resolved()  # raises an error if options contradict each other
-        on_sizing(f"{', '.join(config.data.sources)}: the network is chosen for this machine, the data and the budget")
+        named, others = config.data.sources[:3], len(config.data.sources) - 3
+        what = ", ".join(named) + (f" and {others:,} more" if others > 0 else "")
+        on_sizing(f"{what}: the network is chosen for this machine, the data and the budget")
         from sedd.training import sizing  # imports torch, which takes seconds: not before an error
 
         given = _fill_in(given, sizing.choose_tokenizer(config.data, device))

@@ -66,12 +66,13 @@ def validation_bound(
 def _stratified_stderr(totals: Tensor, t: Tensor) -> float:
     """Return the standard error of the sum of bounds whose times are stratified.
 
-    How the bound depends on t is no error, since there is one time in every stratum: the variance is that of
-    neighbouring times, n/(2(n − 1))·Σ (x_{i+1} − x_i)² for a sum of n.
+    How the bound depends on t is no error, since there is one time in every stratum. Two neighbours have about the same
+    mean, so (x_i − x_{i+1})² estimates the sum of their variances; the last of an odd number is paired once more.
     """
-    n = len(totals)
-    steps = totals[t.argsort()].diff()
-    return math.sqrt(n / (2 * max(1, n - 1)) * float(steps.square().sum()))
+    in_order = totals[t.argsort()]
+    pairs = in_order[1::2] - in_order[: len(in_order) - 1 : 2]
+    unpaired = in_order[-2:].diff() if len(in_order) % 2 else in_order[:0]
+    return math.sqrt(float(torch.cat([pairs, unpaired]).square().sum()))
 
 
 def _validation_columns(
