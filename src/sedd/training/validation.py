@@ -55,10 +55,10 @@ def validation_bound(
     sums[4 + ranks.rank :: ranks.world_size] = torch.cat(totals)
     sums = ranks.all_reduce_sum(sums).cpu()
     *terms, tokens = sums[:4].tolist()
-    nats, t = sum(terms) / tokens, columns[3][:count]
+    nats = sum(terms) / tokens
     return {
         "bound": nats,
-        "bound_stderr": _stratified_stderr(sums[4 : 4 + count], t) / tokens,
+        "bound_stderr": _stratified_stderr(sums[4 : 4 + count], columns[3][:count]) / tokens,
         **({} if (bits := blocks.bits_per_char(nats)) is None else {"bound_bits_per_char": bits}),
     }
 
