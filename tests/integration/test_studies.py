@@ -331,9 +331,8 @@ def test_quality_curves_of_both_noises(corpus: Path, tmp_path: Path, sedd: Any) 
     facts = json.loads((samples / "facts.json").read_text())
     elsewhere = {**facts["machine"], "name": "another machine"}
     (samples / "facts.json").write_text(json.dumps({**facts, "machine": elsewhere}))
-    apart = run_script(
-        "quality_curves", tmp_path / "absorbing", "--samples", samples, "--judge", judge, "--out", judged
-    )
+    judging = ["--samples", samples, "--judge", judge, "--out", judged]
+    apart = run_script("quality_curves", tmp_path / "absorbing", *judging)
     assert apart.returncode == 0, apart.stderr
     record, together = json.loads(judged.read_text()), json.loads(files[0].read_text())["rows"]
     assert record["machine"]["name"] == "another machine"  # where they were drawn, and timed
@@ -345,7 +344,7 @@ def test_quality_curves_of_both_noises(corpus: Path, tmp_path: Path, sedd: Any) 
     assert record["rows"].keys() == together.keys()
     other = run_script("quality_curves", tmp_path / "uniform", "--samples", samples, "-n", 4, "--steps", "2")
     assert (other.returncode, "holds rows with model absorbing, and this run has uniform" in other.stderr) == (1, True)
-    wrong = run_script("quality_curves", tmp_path / "uniform", *options)
+    wrong = run_script("quality_curves", tmp_path / "uniform", *judging)
     assert (wrong.returncode, "holds samples of absorbing, not of uniform" in wrong.stderr) == (1, True)
     none = run_script("quality_curves", "stories", "--samples", tmp_path / "none", "--judge", judge, "--out", judged)
     assert (none.returncode, "none holds no samples; draw them there, without --judge" in none.stderr) == (1, True)
