@@ -65,8 +65,10 @@ BASE: dict[str, Any] = {
     "train.eval_every": 0,
     "train.save_every": 0,
     "train.log_every": 50,
+    "optim.decay_fraction": 1.0,
+    "optim.weight_decay": 0.0,
 }
-"""What all runs have beside the recipe, which variants differ from."""
+"""What all runs have beside the recipe, which variants differ from; the last two it had when the rows were stored."""
 UNIFORM = {"objective": "score-entropy", "noise.process": "uniform"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},

@@ -46,7 +46,9 @@ def note(ours: Json) -> str:
 def difference_lines(ours: Json, rivals: Json) -> list[str]:
     """State what differs besides the code, what the seconds contain, and what was not recorded."""
     runs, published = ours["runs"], rivals["text8p"]["runs"]
-    recipes = {recipe_of(run): describe_training(run["config"]) for run in runs.values()}
+    recipes = {
+        f"`{recipe_of(run)}`, {run['seconds']:,.0f} s": describe_training(run["config"]) for run in runs.values()
+    }
     beside = [
         f"{name} {run['training']['eval_seconds'] + run['training']['save_seconds']:.0f} s"
         for name, run in runs.items()
@@ -58,7 +60,7 @@ def difference_lines(ours: Json, rivals: Json) -> list[str]:
         "Not only the code differs. The published runs are score entropy with AdamW; ours have another objective "
         "(absorbing) or other times and another schedule (uniform), another optimizer, and other networks:",
         "",
-        *(f"- `{recipe}`: {text}." for recipe, text in recipes.items()),
+        *(f"- {name}: {text}." for name, text in recipes.items()),
         "",
         f"Seconds of sedd are those of training. Validation and saving are not counted ({', '.join(beside)}); the "
         f"commands took {', '.join(wall)} s from start to end. Each row of ours is one run, with seed {seeds}; ± is "
@@ -90,12 +92,15 @@ def describe_training(config: Json) -> str:
     parts += [f"`train.loss_weighting={train['loss_weighting']:g}`"] if train["loss_weighting"] else []
     parts += [f"`train.time_sampling={train['time_sampling']}`"] if train["time_sampling"] != "uniform" else []
     parts += [f"n-gram embeddings (`model.ngrams={config['model']['ngrams']}`)"] if config["model"]["ngrams"] else []
-    return ", ".join([*parts, f"optimizer `{optim['name']}` at {optim['lr']:g}", f"precision `{train['precision']}`"])
+    parts += [f"optimizer `{optim['name']}` at {optim['lr']:g}"]
+    parts += [f"`optim.weight_decay={optim['weight_decay']:g}`"] if optim["weight_decay"] else []
+    parts += [f"`optim.decay_fraction={optim['decay_fraction']:g}`"] if optim.get("decay_fraction", 1.0) < 1 else []
+    return ", ".join([*parts, f"precision `{train['precision']}`"])
 
 
 @plot.Style()
 def draw(ours: Json, rivals: Json) -> Figure:
-    """Draw the test bounds against seconds of training, and the validation curve of the run that has one."""
+    """Draw the test bounds against seconds of training, and the validation curves."""
     figure = plot.figure(7.4, 4.4)
     (axes,) = plot.axes(figure)
     colors = {"absorbing": plot.BLUE, "uniform": plot.ORANGE}
@@ -103,7 +108,9 @@ def draw(ours: Json, rivals: Json) -> Figure:
         noise = run["config"]["noise"]["process"]
         if curve := run.get("curve"):
             x, y = ([point[key] for point in curve] for key in ("seconds", "bits_per_char"))
-            axes.plot(x, y, color=colors[noise], linewidth=1, label=f"sedd, {noise}, validation text")
+            axes.plot(
+                x, y, color=colors[noise], linewidth=1, label=f"sedd, {noise}, {run['seconds']:,.0f} s, validation"
+            )
         seconds, bits = run["seconds"], run["evaluation"]["bits_per_char"]
         axes.plot(seconds, bits, "o", color=colors[noise], label=f"sedd, {noise}, {seconds:,.0f} s: {bits:.4f}")
         if rival := rivals["text8p"]["runs"].get(name):

@@ -61,6 +61,8 @@ ROWS: dict[str, dict[str, object]] = {
     "autoregressive": {"objective": "autoregressive", "train.loss_weighting": 0},
 }
 """The difference of each row from the recipe text8: an 8 × 512 transformer with n-gram embeddings, Muon, batch 256."""
+STORED = {"optim.decay_fraction": "1.0", "optim.weight_decay": "0.0"}
+"""What all rows have beside the recipe: what it was when the stored rows were measured."""
 RECIPE_RATE = "4e-3"
 """The learning rate of the recipe text8, which rows have that are not tuned; the results do not store it."""
 NOTES = {
@@ -97,7 +99,7 @@ class Study:
         share = VALIDATION_CHARACTERS / (TRAIN_CHARACTERS + VALIDATION_CHARACTERS)
         config = {"data.val_fraction": share, "train.precision": self.args.precision, **COMMON, **ROWS[row]}
         config |= {} if rate is None else {"optim.lr": rate}
-        words = ["train", self.data, "--recipe", "text8", "--seed", seed, *set_options(config | self.given)]
+        words = ["train", self.data, "--recipe", "text8", "--seed", seed, *set_options(STORED | config | self.given)]
         return run_command(*words, *budget, "--out", folder), folder
 
     def has_time(self, seconds: float) -> bool:
