@@ -107,9 +107,15 @@ def draw(ours: Json, rivals: Json) -> Figure:
     for name, run in ours["runs"].items():
         noise = run["config"]["noise"]["process"]
         if curve := run.get("curve"):
+            style = "-" if name in rivals["text8p"]["runs"] else "--"
             x, y = ([point[key] for point in curve] for key in ("seconds", "bits_per_char"))
             axes.plot(
-                x, y, color=colors[noise], linewidth=1, label=f"sedd, {noise}, {run['seconds']:,.0f} s, validation"
+                x,
+                y,
+                color=colors[noise],
+                linewidth=1,
+                linestyle=style,
+                label=f"sedd, {noise}, {run['seconds']:,.0f} s, validation",
             )
         seconds, bits = run["seconds"], run["evaluation"]["bits_per_char"]
         axes.plot(seconds, bits, "o", color=colors[noise], label=f"sedd, {noise}, {seconds:,.0f} s: {bits:.4f}")
