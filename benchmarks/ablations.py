@@ -127,7 +127,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adamw lr x 1/4": {"training": {"adamw_lr": 0.25}},
     "adamw lr x 16": {"training": {"adamw_lr": 16.0}},
     "gated attention": {"network": {"gate": True}},
-    "normalized muon": {"training": {"normalized_muon": 0.95}},
+    "normalized muon": {"training": {"normalized_muon": True}},
+    "split qkv": {"training": {"split_qkv": True}},
     "uniform": UNIFORM,
     "uniform, geometric": {**UNIFORM, "noise.schedule": "geometric"},
     "uniform, low-noise": {**UNIFORM, "train.time_sampling": "low-noise"},
@@ -272,17 +273,10 @@ class Variant(Transformer):
         rotation: Rotation,
         packed: PackedTokens | None = None,
     ) -> Tensor:
-        """Compute the hidden states from the token embeddings."""
-        assert self.position_embedding is not None
-        h = h + self.position_embedding(h.shape[1])
-        h = F.rms_norm(h, h.shape[-1:]) if self.embedding_norm else h
+        """Compute the hidden states from the embeddings."""
         h = h if self.input_conv is None else self.input_conv(h)
-        self.blocks[-1].x0 = h.to(compute_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
-        before, self.position_embedding = self.position_embedding, None
-        try:
-            return super().trunk(h, sigma, valid, rotation, packed)
-        finally:
-            self.position_embedding = before
+        self.blocks[-1].x0 = h
+        return super().trunk(h, sigma, valid, rotation, packed)
 
 
 @contextmanager
@@ -316,22 +310,15 @@ class ComplementaryMasks(TrainingDataLoader):
         return Batch._make((*joined, counts, 2 * half.tokens))
 
 
-class NormalizedMuon(Muon):
-    """Muon whose updates are divided by the root mean square of each row over time (Li et al. 2025, NorMuon)."""
+class StudyMuon(Muon):
+    """Muon as it was when the rows of the study were stored, with what was added to it since as options."""
 
-    decay: ClassVar[float] = 0.95
+    normalized: ClassVar[bool] = False
+    split: ClassVar[bool] = False
 
-    def _orthogonalize(self, stacked: Tensor, matrices: list[Tensor]) -> Tensor:
-        updates = super()._orthogonalize(stacked, matrices).float()
-        squares = updates.square().mean(-1, keepdim=True)
-        for square, matrix in zip(squares, matrices, strict=True):
-            state = self.state[matrix]
-            before = state.setdefault("row_square", torch.zeros_like(square))
-            before.lerp_(square, 1 - self.decay)
-        row_squares = torch.stack([self.state[matrix]["row_square"] for matrix in matrices])
-        scaled = updates / (row_squares.sqrt() + 1e-8)
-        norm, before = (torch.linalg.matrix_norm(a, keepdim=True) for a in (scaled, updates))
-        return (scaled * (before / norm.clamp_min(1e-12))).to(stacked.dtype)
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        parts = {} if self.split else {"parts": 1}
+        super().__init__([{**group, **parts} for group in groups], beta2=0.95 if self.normalized else None, **options)
 
 
 def _set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float, factor: float) -> None:
@@ -350,9 +337,8 @@ def training_features(features: dict[str, Any]) -> Iterator[None]:
     if features.get("complementary"):
         trainer_module.TrainingDataLoader = ComplementaryMasks  # type: ignore[misc]
     optimizer_class = optimizer.Muon
-    if features.get("normalized_muon"):
-        NormalizedMuon.decay = features["normalized_muon"]
-        optimizer.Muon = NormalizedMuon  # type: ignore[misc]
+    StudyMuon.normalized, StudyMuon.split = (bool(features.get(name)) for name in ("normalized_muon", "split_qkv"))
+    optimizer.Muon = StudyMuon  # type: ignore[misc,assignment]
     if features.get("independent_times"):
         batches.stratified = lambda count, generator: torch.rand(count, generator=generator)
     if "soft_cap" in features:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sedd.ops import embedding_triton
-from sedd.ops.block_ops import TORCH
+from sedd.ops.block_ops import TORCH, Lookup
 from sedd.ops.block_ops_triton import TRITON
 
 COUNT = 23
@@ -46,7 +46,8 @@ def test_the_gradient_of_an_embedding(dtype: torch.dtype, device: str) -> None:
     table = torch.randn(COUNT, 12, generator=generator).to(device, dtype).requires_grad_()
     for x in (torch.randint(COUNT, (3, 20), generator=generator), torch.randperm(COUNT, generator=generator)[None, :9]):
         upstream = torch.randn(*x.shape, 12, generator=generator).to(device, dtype)
-        ours, theirs = (backend.embedding(x.to(device), table) for backend in (TRITON, TORCH))
+        lookups = [Lookup(x.to(device), table)]
+        ours, theirs = (backend.embed(lookups, None, False, dtype) for backend in (TRITON, TORCH))
         assert torch.equal(ours, theirs)
         (a,), (b,) = (torch.autograd.grad(rows, [table], upstream) for rows in (ours, theirs))
         assert a.dtype == dtype
@@ -56,3 +57,35 @@ def test_the_gradient_of_an_embedding(dtype: torch.dtype, device: str) -> None:
             0, x.flatten(), upstream.cpu().double().flatten(0, 1)
         )
         torch.testing.assert_close(a.cpu().double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("with_position", [True, False])
+@pytest.mark.parametrize("tables", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("width", [3, 48, 1040])
+def test_embed_and_norm(width: int, tables: int, with_position: bool, device: str) -> None:
+    """Values and all gradients are those of the reference; with more tables than the kernel has they are its steps."""
+    b, length, generator = 3, 7, torch.Generator().manual_seed(tables)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device).requires_grad_()
+
+    rows = [COUNT, 5, 40, 1, 9][:tables]
+    lookups = [Lookup(torch.randint(r, (b, length), generator=generator).to(device), draw(r, width)) for r in rows]
+    position = draw(length, width) if with_position else None
+    leaves = [*(lookup.table for lookup in lookups), *([] if position is None else [position])]
+    upstream = draw(b, length, width).detach()
+    results = []
+    for backend in (TRITON, TORCH):
+        n = backend.embed(lookups, position, True, torch.float32)
+        results.append([n.detach(), *torch.autograd.grad(n, leaves, upstream)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    if tables > 1:  # a mutant: the keys of two tables are exchanged
+        mutant = [
+            Lookup(lookups[1].keys, lookups[0].table),
+            Lookup(lookups[0].keys % 5, lookups[1].table),
+            *lookups[2:],
+        ]
+        assert not torch.allclose(TRITON.embed(mutant, position, True, torch.float32), results[0][0], atol=1e-3)
+    rounded = TRITON.embed(lookups, position, True, torch.bfloat16)
+    torch.testing.assert_close(rounded.float(), results[1][0], rtol=2**-7, atol=1e-5)

@@ -18,7 +18,7 @@ from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, corruption_probability
 from sedd.nn import hollow
 from sedd.nn.attention import attention_context
-from sedd.nn.embeddings import NgramEmbedding, RotaryEmbedding
+from sedd.nn.embeddings import NgramEmbedding, RotaryEmbedding, join_tables
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.block_ops import TORCH, apply_rotary
 
@@ -558,12 +558,16 @@ def ngram_embedding(**options: Any) -> NgramEmbedding:
     return made
 
 
+def embed_ngrams(made: NgramEmbedding, x: Tensor, valid: Tensor | None, joined: bool = False) -> Tensor:
+    return TORCH.embed(made.lookups(x, valid, joined), None, False, torch.float32)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_ngram_embeddings_follow_their_definition(causal: bool) -> None:
     """Written out: the tokens before and after, nearest first, 4 beyond the ends and at padding."""
     made, x = ngram_embedding(causal=causal), ids(2, 6, states=4)
     valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
-    found = made(x, valid, TORCH)
+    found = embed_ngrams(made, x, valid)
     tables = iter(made.tables)
     expected = torch.zeros(2, 6, 3)
     for n in (1, 2, 3):
@@ -578,8 +582,24 @@ def test_ngram_embeddings_follow_their_definition(causal: bool) -> None:
                         key = key * 5 + token
                     expected[row, i] += table[key]
     torch.testing.assert_close(found, expected)
-    reversed_sides = made(x.flip(-1), valid.flip(-1), TORCH).flip(-2)
+    reversed_sides = embed_ngrams(made, x.flip(-1), valid.flip(-1)).flip(-2)
     assert not torch.allclose(reversed_sides, expected)  # the mutant: sides exchanged
+
+
+@pytest.mark.parametrize(("states", "longest", "tables"), [(4, 1, 2), (4, 2, 2), (4, 3, 2), (20, 4, 4)])
+def test_joined_tables_are_the_same_embedding(states: int, longest: int, tables: int) -> None:
+    """In values and gradients; n-grams that are hashed keep tables of their own. In another order they would differ."""
+    made, x = ngram_embedding(states=states, longest=longest), ids(2, 6, states=states)
+    valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    assert len(made.lookups(x, valid, True)) == tables
+    assert len(made.lookups(x, valid)) == 2 * longest  # on a CPU
+    found = [embed_ngrams(made, x, valid, joined) for joined in (False, True)]
+    torch.testing.assert_close(*found)
+    upstream = torch.randn(found[0].shape, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(*(torch.autograd.grad(h, list(made.tables), upstream) for h in found))
+    if longest == 3:
+        left = list(made.tables)[::2]
+        assert not torch.allclose(join_tables(left), join_tables(left).view(5, 5, 5, 3).transpose(0, 1).reshape(-1, 3))
 
 
 def test_many_ngrams_are_hashed() -> None:

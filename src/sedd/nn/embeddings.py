@@ -1,6 +1,7 @@
 """Embeddings of tokens and positions."""
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion.precision import upcast, upcast_dtype
 from sedd.nn.layers import Layer
-from sedd.ops.block_ops import BlockOps, Rotation
+from sedd.ops.block_ops import Lookup, Rotation
 
 
 @final
@@ -28,7 +29,7 @@ class Embedding(Layer):
         self.embedding.uniform_(-self.bound, self.bound, generator=generator)
 
     def forward(self) -> Float[Tensor, "states width"]:
-        """Return the table, for `ops.block_ops.embedding`."""
+        """Return the table, for `ops.block_ops.BlockOps.embed`."""
         return self.embedding
 
 
@@ -74,15 +75,42 @@ class NgramEmbedding(Layer):
                 found.append(key[i] if (self.states + 1) ** n <= self.MAX_ROWS else _hash16(key[i]))
         return found
 
-    def forward(
-        self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None, backend: BlockOps
-    ) -> Float[Tensor, "b L width"]:
-        """Return the embeddings, in float32 or better."""
+    def lookups(
+        self, x: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None, joined: bool | None = None
+    ) -> list[Lookup]:
+        """Return the tables and the row of each that every position reads.
+
+        Args:
+            x: Token ids.
+            valid: False at padding.
+            joined: Whether to join the tables of one side, see `join_tables`. If None they are joined on a GPU where
+                there are more positions than rows, so that it saves work.
+        """
         keys = self.keys(x, valid)
-        return sum(
-            (upcast(backend.embedding(key, table)) for key, table in zip(keys, self.tables, strict=True)),
-            torch.zeros((), device=x.device),
-        )
+        count = sum((self.states + 1) ** n <= self.MAX_ROWS for n in range(1, self.longest + 1))  # not hashed
+        if joined is None:
+            joined = x.is_cuda and count > 0 and x.numel() >= (self.states + 1) ** count
+        sides = len(self.sides)
+        apart = [Lookup(key, table) for key, table in zip(keys, self.tables, strict=True)]
+        if not joined or count < 2:
+            return apart
+        tables = list(self.tables)
+        together = [
+            Lookup(keys[sides * (count - 1) + i], join_tables(tables[i : sides * count : sides])) for i in range(sides)
+        ]
+        return [*together, *apart[sides * count :]]
+
+
+def join_tables(tables: Sequence[Float[Tensor, "_ width"]]) -> Float[Tensor, "rows width"]:
+    """Return one table for the n-grams of all lengths up to the longest, each row the sum of those it stands for.
+
+    The key of an n-gram is that of its first n − 1 tokens times the number of states, plus the last token. So a row of
+    the table for n − 1 belongs to adjacent rows of that for n.
+    """
+    total, *longer = tables
+    for table in longer:
+        total = (table.view(len(total), -1, table.shape[-1]) + total[:, None]).view(table.shape)
+    return total
 
 
 def _hash16(key: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from typing import final
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion import validate
 from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
@@ -26,7 +25,7 @@ from sedd.nn.conditioning import NoiseEmbedding
 from sedd.nn.embeddings import Embedding, NgramEmbedding, PositionEmbedding, RotaryEmbedding
 from sedd.nn.layers import Layer, Linear, TransformerShape
 from sedd.ops import block_ops, fp8
-from sedd.ops.block_ops import ResidualBranch, Rotation
+from sedd.ops.block_ops import Lookup, ResidualBranch, Rotation
 from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.activation_checkpointing import ActivationCheckpointing
@@ -181,12 +180,15 @@ class Transformer(nn.Module, ABC):
             x, valid = hollow.to_streams(x, self.states), None if valid is None else valid.repeat(1, hollow.STREAMS)
             rotation = Rotation(*(angles.repeat(hollow.STREAMS, 1) for angles in rotation))
         backend = block_ops.select_backend(x.device.type, compute_dtype(self.head.weight))
-        h = upcast(backend.embedding(x, self.vocab_embed()))
+        lookups = [Lookup(x, self.vocab_embed())]
         if self.ngram_embed is not None:
-            h = h + self.ngram_embed(x, valid, backend)
+            lookups += self.ngram_embed.lookups(x, valid)
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
-            h = h + upcast(backend.embedding(label[:, None], self.label_embed()))
+            lookups.append(Lookup(label[:, None].expand(x.shape), self.label_embed()))
+        weight = self.head.weight
+        dtype = compute_dtype(weight) if self.blocks[0].use_fp8 else upcast_dtype(weight.dtype)
+        h = backend.embed(lookups, self._position_embedding(x.shape[1]), self.embedding_norm, dtype)
         # a compiled trunk computes all positions: their number would be a shape that triggers recompilation
         packed_in_trunk, packed_after = (None, packed) if self.compiled or self.hollow else (packed, None)
         hidden = self.trunk(h, sigma.reshape(-1), valid, rotation, packed_in_trunk)
@@ -201,7 +203,7 @@ class Transformer(nn.Module, ABC):
         rotation: Rotation,
         packed: PackedTokens | None = None,
     ) -> Float[Tensor, "*s width"]:
-        """Compute the hidden states from the token embeddings: one graph without control flow on values.
+        """Compute the hidden states from the embeddings: one graph without control flow on values.
 
         The rotation is an argument, since a compiler would recompute its sines wherever they are used. In the last
         block everything after attention is computed for the packed positions alone, if they are given.
@@ -209,9 +211,6 @@ class Transformer(nn.Module, ABC):
         build_context = hollow.hollow_context if self.hollow else partial(attention_context, causal=self.causal)
         context = build_context(rotation, valid)
         c = self._noise_embedding(sigma)
-        h = h if self.position_embedding is None else h + self._position_embedding(h.shape[1])
-        h = F.rms_norm(h, h.shape[-1:]) if self.embedding_norm else h
-        h = h.to(compute_dtype(self.head.weight)) if self.blocks[0].use_fp8 else h
         use_graphs = self.graphed_blocks is not None and self.training and torch.is_grad_enabled() and h.is_cuda
         first_blocks = self._graphed_first_blocks if use_graphs else self._first_blocks
         h, branch = first_blocks(h, c, context)
@@ -219,8 +218,9 @@ class Transformer(nn.Module, ABC):
         hidden: Tensor = self.output_layer(h, branch, c, packed)
         return hidden
 
-    def _position_embedding(self, length: int) -> Tensor:
-        assert self.position_embedding is not None
+    def _position_embedding(self, length: int) -> Tensor | None:
+        if self.position_embedding is None:
+            return None
         streams = hollow.STREAMS if self.hollow else 1
         embedding: Tensor = self.position_embedding(length // streams)
         return embedding.repeat(streams, 1) if self.hollow else embedding

@@ -5,6 +5,7 @@ kernels for CUDA. Weights are passed as they are stored and cast here to the dty
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -32,6 +33,13 @@ class NormSpec(NamedTuple):
 
 RMS_NORM = NormSpec(eps=1e-6, centred=False)
 """x/√(mean x² + 1e-6), without a weight: the matrix that follows can hold it."""
+
+
+class Lookup(NamedTuple):
+    """A table and the row of it that each position reads."""
+
+    keys: Int[Tensor, "b L"]
+    table: Float[Tensor, "rows h"]
 
 
 class Rotation(NamedTuple):
@@ -75,8 +83,17 @@ class BlockOps(ABC):
     """Operations of a transformer block, implemented by `TorchBlockOps` and by `block_ops_triton.TritonBlockOps`."""
 
     @abstractmethod
-    def embedding(self, x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tensor, "*s h"]:
-        """Return the rows of ``table`` at ``x``."""
+    def embed(
+        self, lookups: Sequence[Lookup], position: Float[Tensor, "L h"] | None, norm: bool, dtype: torch.dtype
+    ) -> Float[Tensor, "b L h"]:
+        """Add up rows of tables and the position embedding, and normalize the sum if ``norm``: x/√(mean x² + ε).
+
+        Args:
+            lookups: Tables and keys; the embedding of the token itself first.
+            position: Embedding of every position; None: none is added.
+            norm: Whether to normalize, with the ε of the sum's dtype.
+            dtype: Dtype of the output. The sum and its norm are in float32 or better.
+        """
 
     @abstractmethod
     def residual_norm_modulate(
@@ -122,8 +139,7 @@ class BlockOps(ABC):
             heads: The number of heads.
             rotation: Rotary angles.
             qk_scale: Weights of QK-norm, the RMS normalization of each head of queries and keys; None: no QK-norm.
-            x_fp8: ``x`` quantized: the forward product is then in float8. The backward product is not, since
-                quantizing its gradient costs as much as float8 saves.
+            x_fp8: ``x`` quantized: the products are then in float8, in the backward pass too.
         """
 
     @abstractmethod
@@ -142,7 +158,7 @@ class BlockOps(ABC):
             up: First weight and bias.
             down: Second weight.
             activation: See `apply_activation`.
-            x_fp8: ``x`` quantized: the products are then in float8, the second in the backward pass too.
+            x_fp8: ``x`` quantized: the products are then in float8, in the backward pass too.
         """
 
     @abstractmethod
@@ -154,9 +170,11 @@ class BlockOps(ABC):
 class TorchBlockOps(BlockOps):
     """PyTorch reference of the block operations."""
 
-    def embedding(self, x: Int[Tensor, "*s"], table: Float[Tensor, "states h"]) -> Float[Tensor, "*s h"]:
-        """Return the rows of ``table`` at ``x``."""
-        return F.embedding(x, table)
+    def embed(
+        self, lookups: Sequence[Lookup], position: Float[Tensor, "L h"] | None, norm: bool, dtype: torch.dtype
+    ) -> Float[Tensor, "b L h"]:
+        """Add up rows of tables and the position embedding, and normalize the sum."""
+        return sum_and_norm(F.embedding, lookups, position, norm, dtype)
 
     def residual_norm_modulate(
         self,
@@ -197,7 +215,7 @@ class TorchBlockOps(BlockOps):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project to queries, keys and values, and apply rotary positions to queries and keys."""
         weight = weight.to(x.dtype)
-        qkv = F.linear(x, weight) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, weight, None, fp8_backward=False)
+        qkv = F.linear(x, weight) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, weight, None)
         q, k, v = (part.unflatten(-1, (heads, -1)) for part in qkv.chunk(3, -1))
         if qk_scale is not None:
             q, k = (
@@ -218,9 +236,9 @@ class TorchBlockOps(BlockOps):
         w1, b1, w2 = up[0].to(x.dtype), None if up[1] is None else up[1].to(x.dtype), down.to(x.dtype)
         if x_fp8 is None:
             return F.linear(apply_activation(F.linear(x, w1, b1), activation), w2)
-        inner = apply_activation(fp8.fp8_linear(x, x_fp8, w1, b1, fp8_backward=False), activation)
+        inner = apply_activation(fp8.fp8_linear(x, x_fp8, w1, b1), activation)
         inner_fp8 = fp8.quantize_rowwise(inner.detach().flatten(0, -2))
-        return fp8.fp8_linear(inner, inner_fp8, w2, None, fp8_backward=True)
+        return fp8.fp8_linear(inner, inner_fp8, w2, None)
 
     def linear(self, x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:
         """Compute x·weightᵀ."""
@@ -237,6 +255,20 @@ def select_backend(device: str, dtype: torch.dtype) -> BlockOps:
     from sedd.ops import block_ops_triton
 
     return block_ops_triton.TRITON
+
+
+def sum_and_norm(
+    embedding: Callable[[Tensor, Tensor], Tensor],
+    lookups: Sequence[Lookup],
+    position: Float[Tensor, "L h"] | None,
+    norm: bool,
+    dtype: torch.dtype,
+) -> Float[Tensor, "b L h"]:
+    """Compute `BlockOps.embed` step by step, with a function that looks up rows of a table."""
+    token, *others = (upcast(embedding(keys, table)) for keys, table in lookups)
+    h = token + sum(others[1:], others[0]) if others else token
+    h = h if position is None else h + position
+    return (F.rms_norm(h, h.shape[-1:]) if norm else h).to(dtype)
 
 
 def apply_norm(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"]:

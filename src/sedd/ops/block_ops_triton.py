@@ -1,5 +1,6 @@
 """Block operations for CUDA: Triton kernels that read and write every tensor once per pass."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import torch
@@ -7,7 +8,17 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.ops import activation_triton, embedding_triton, fp8, fp8_triton, residual_norm_triton, rotary_triton
-from sedd.ops.block_ops import RMS_NORM, BlockOps, Modulation, NormSpec, ResidualBranch, Rotation, WeightAndBias
+from sedd.ops.block_ops import (
+    RMS_NORM,
+    BlockOps,
+    Lookup,
+    Modulation,
+    NormSpec,
+    ResidualBranch,
+    Rotation,
+    WeightAndBias,
+    sum_and_norm,
+)
 from sedd.ops.fp8 import Fp8Tensor
 from sedd.ops.packed_tokens import PackedTokens
 
@@ -16,10 +27,13 @@ from sedd.ops.packed_tokens import PackedTokens
 class TritonBlockOps(BlockOps):
     """Block operations by Triton kernels, with hand-written backward passes."""
 
-    def embedding(self, x: Tensor, table: Tensor) -> Tensor:
-        """See `BlockOps.embedding`."""
-        rows: Tensor = _Embedding.apply(x, table)  # type: ignore[no-untyped-call]
-        return rows
+    def embed(self, lookups: Sequence[Lookup], position: Tensor | None, norm: bool, dtype: torch.dtype) -> Tensor:
+        """See `BlockOps.embed`."""
+        if not norm or len(lookups) > embedding_triton.MAX_TABLES:
+            return sum_and_norm(_look_up, lookups, position, norm, dtype)
+        keys = [lookup.keys for lookup in lookups]
+        n: Tensor = _EmbedAndNorm.apply(keys, dtype, position, *(lookup.table for lookup in lookups))  # type: ignore[no-untyped-call]
+        return n
 
     def residual_norm_modulate(
         self,
@@ -77,18 +91,45 @@ class TritonBlockOps(BlockOps):
 TRITON = TritonBlockOps()
 
 
+def _look_up(keys: Tensor, table: Tensor) -> Tensor:
+    rows: Tensor = _Embedding.apply(keys, table)  # type: ignore[no-untyped-call]
+    return rows
+
+
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(ctx: Any, keys: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(keys)
         ctx.states, ctx.dtype = len(table), table.dtype
-        return F.embedding(x, table)
+        return F.embedding(keys, table)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        (x,) = ctx.saved_tensors
+        (keys,) = ctx.saved_tensors
         rows = grad.flatten(0, -2).contiguous()
-        return None, embedding_triton.segment_sum(rows, x.flatten(), ctx.states).to(ctx.dtype)
+        return None, embedding_triton.segment_sum(rows, keys.flatten(), ctx.states).to(ctx.dtype)
+
+
+class _EmbedAndNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, keys: list[Tensor], dtype: torch.dtype, position: Tensor | None, *tables: Tensor) -> Tensor:
+        keys = [k.contiguous() for k in keys]
+        n, rstd = embedding_triton.embed_and_norm_forward(keys, tables, position, dtype)
+        ctx.keys = keys
+        ctx.save_for_backward(position, rstd, *tables)
+        return n
+
+    @staticmethod
+    def backward(ctx: Any, dn: Tensor) -> tuple[Tensor | None, ...]:
+        position, rstd, *tables = ctx.saved_tensors
+        dh = embedding_triton.embed_and_norm_backward(ctx.keys, tables, position, rstd, dn.contiguous())
+        rows = dh.flatten(0, -2)
+        d_position = None if position is None else dh.sum(0, dtype=torch.float32).to(position.dtype)
+        d_tables = (
+            embedding_triton.segment_sum(rows, keys.flatten(), len(table)).to(table.dtype)
+            for keys, table in zip(ctx.keys, tables, strict=True)
+        )
+        return None, None, d_position, *d_tables
 
 
 class _ResidualNormOptions(NamedTuple):
@@ -171,6 +212,7 @@ class _QKVRotary(torch.autograd.Function):
             torch.mm(flat, weight.t(), out=qkv)
         out = rotary_triton.qk_norm_rotary_forward(qkv, x.shape[1], heads, cos, sin, qk_scale, RMS_NORM.eps)
         ctx.save_for_backward(x, weight, cos, sin, None if qk_scale is None else qkv, q_scale, k_scale)
+        ctx.use_fp8 = x_fp8 is not None
         width = len(weight) // 3
         parts = out[:, :width], out[:, width : 2 * width], qkv[:, 2 * width :]
         q, k, v = (part.unflatten(0, x.shape[:2]).unflatten(-1, (heads, -1)) for part in parts)
@@ -180,11 +222,17 @@ class _QKVRotary(torch.autograd.Function):
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, cos, sin, qkv, q_scale, k_scale = ctx.saved_tensors
         qk_scale = None if q_scale is None else (q_scale, k_scale)
+        flat = x.reshape(-1, x.shape[-1])
+        dqkv_fp8 = fp8_triton.empty_rowwise(flat, len(weight)) if ctx.use_fp8 else None
         dqkv, d_qk_scale = rotary_triton.qk_norm_rotary_backward(
-            dq, dk, dv, cos if qkv is None else qkv, cos, sin, qk_scale, RMS_NORM.eps
+            dq, dk, dv, cos if qkv is None else qkv, cos, sin, qk_scale, RMS_NORM.eps, dqkv_fp8
         )
-        d_weight = _weight_grad(dqkv, x.reshape(-1, x.shape[-1]), ctx.dtype)
-        return (dqkv @ weight).view(x.shape), d_weight, None, None, None, *(d_qk_scale or (None, None)), None
+        d_weight = _weight_grad(dqkv, flat, ctx.dtype)
+        if dqkv_fp8 is not None:
+            dx = fp8.scaled_mm(dqkv_fp8, fp8_triton.quantize(weight.t()), dqkv.dtype)
+        else:
+            dx = dqkv @ weight
+        return dx.view(x.shape), d_weight, None, None, None, *(d_qk_scale or (None, None)), None
 
 
 def _weight_grad(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -217,14 +265,18 @@ class _MLP(torch.autograd.Function):
         x, z, w1, w2 = ctx.saved_tensors
         w1_dtype, b1_dtype, w2_dtype = ctx.dtypes
         flat, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        has_bias = b1_dtype is not None
         if ctx.use_fp8:
             d_inner = fp8.scaled_mm(fp8_triton.quantize(dy), fp8_triton.quantize(w2.t()), dy.dtype)
+            inner, dz, column_sums, dz_fp8 = fp8_triton.activation_backward_and_quantize(
+                z, d_inner, ctx.activation, has_bias
+            )
+            dx = fp8.scaled_mm(dz_fp8, fp8_triton.quantize(w1.t()), dy.dtype)
         else:
-            d_inner = dy @ w2
-        inner, dz, column_sums = activation_triton.activation_backward(z, d_inner, ctx.activation, b1_dtype is not None)
+            inner, dz, column_sums = activation_triton.activation_backward(z, dy @ w2, ctx.activation, has_bias)
+            dx = dz @ w1
         d_b1 = None if column_sums is None else column_sums.to(b1_dtype)
-        dx = (dz @ w1).view(x.shape)
-        return dx, _weight_grad(dz, flat, w1_dtype), d_b1, _weight_grad(dy, inner, w2_dtype), None, None
+        return dx.view(x.shape), _weight_grad(dz, flat, w1_dtype), d_b1, _weight_grad(dy, inner, w2_dtype), None, None
 
 
 class _Linear(torch.autograd.Function):

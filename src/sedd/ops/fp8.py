@@ -56,38 +56,31 @@ def fp8_linear(
     x_fp8: Fp8Tensor,
     weight: Float[Tensor, "n k"],
     bias: Float[Tensor, " n"] | None,
-    fp8_backward: bool,
 ) -> Float[Tensor, "*s n"]:
-    """Compute x·weightᵀ + bias in float8.
+    """Compute x·weightᵀ + bias in float8, and so the gradient of ``x``.
 
     Args:
         x: The input, for the gradient of the weight.
         x_fp8: The input, quantized.
         weight: Quantized here.
         bias: Added in full precision.
-        fp8_backward: Whether the gradient of ``x`` is a float8 product too.
     """
-    y: Tensor = _Fp8Linear.apply(x.flatten(0, -2), *x_fp8, weight, bias, fp8_backward)  # type: ignore[no-untyped-call]
+    y: Tensor = _Fp8Linear.apply(x.flatten(0, -2), *x_fp8, weight, bias)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], len(weight))
 
 
 class _Fp8Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, values: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, fp8_backward: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, values: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.fp8_backward, ctx.has_bias = fp8_backward, bias is not None
+        ctx.has_bias = bias is not None
         return scaled_mm(Fp8Tensor(values, scale), quantize_rowwise(weight), x.dtype, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        if ctx.fp8_backward:
-            dx = scaled_mm(quantize_rowwise(dy), quantize_rowwise(weight.t()), dy.dtype)
-        else:
-            dx = dy @ weight
-        return dx, None, None, dy.t() @ x, dy.sum(0) if ctx.has_bias else None, None
+        dx = scaled_mm(quantize_rowwise(dy), quantize_rowwise(weight.t()), dy.dtype)
+        return dx, None, None, dy.t() @ x, dy.sum(0) if ctx.has_bias else None
 
 
 def unsupported_reason(device: str, *sizes: int) -> str | None:

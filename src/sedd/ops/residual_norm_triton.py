@@ -125,6 +125,10 @@ def residual_norm_forward(
     return total, n, mean, rstd
 
 
+_SUMMED = ("Y_BIAS", "GATE", "WEIGHT", "BIAS", "MODULATE")
+"""Inputs whose gradients are sums over rows."""
+
+
 class ResidualNormGrads(NamedTuple):
     """Gradients of the residual stream, the branch and all other inputs; undefined for absent inputs."""
 
@@ -147,20 +151,28 @@ def residual_norm_backward(
     dn: Tensor,
     d_total: Tensor | None,
 ) -> ResidualNormGrads:
-    """Return the gradients of the inputs, given those of n and, if it was used otherwise, of s."""
+    """Return the gradients of the inputs, given those of n and, if it was used otherwise, of s.
+
+    That of the branch is the same tensor as that of the residual stream where there is no gate and no dropout.
+    """
     b, length, width = inputs.sequences(total), config.length, total.shape[-1]
-    dx = torch.empty_like(total)
-    dy = None if inputs.y is None else torch.empty_like(inputs.y)
     programs, flags = cdiv(length, BACKWARD_ROWS), inputs.flags(config.dropout > 0)
-    sums = total.new_empty(4, b, programs, width, dtype=torch.float32)
+    sum_flags = {name: flags[name] for name in _SUMMED}
+    dx, dy = torch.empty_like(total), None
+    if inputs.y is not None:
+        is_shared = not flags["GATE"] and not flags["DROPOUT"] and inputs.y.dtype == total.dtype
+        dy = dx if is_shared else torch.empty_like(inputs.y)
+    sums = total.new_empty(4, b, programs, width, dtype=torch.float32) if any(sum_flags.values()) else mean
     _residual_norm_backward[(programs, b)](
         total, *inputs.pointers(total), mean, rstd, dn, total if d_total is None else d_total.contiguous(), dx,
         dx if dy is None else dy, sums, length, width, *inputs.strides(), sums.stride(0),
         dropout_threshold(config.dropout), 1 / (1 - config.dropout), ROWS=BACKWARD_ROWS, STAGES=BACKWARD_STAGES,
-        CENTRED=config.centred, **flags, HAS_D_TOTAL=d_total is not None, **_sizes(width, BACKWARD_LOADS),
+        CENTRED=config.centred, **flags, HAS_D_TOTAL=d_total is not None, STORE_DY=dy is not None and dy is not dx,
+        SUMS=any(sum_flags.values()), **_sizes(width, BACKWARD_LOADS),
     )  # fmt: skip
+    if not any(sum_flags.values()):
+        return ResidualNormGrads(dx, dy, *mean.new_empty(6, 0))
     grads = total.new_empty(6, b, width, dtype=torch.float32)
-    sum_flags = {name: flags[name] for name in ("Y_BIAS", "GATE", "WEIGHT", "BIAS", "MODULATE")}
     _, y_bias, gate, weight, bias, _, scale, *_ = inputs.pointers(total)
     _sum_partial_grads[(b, cdiv(width, SUM_COLUMNS))](
         sums, y_bias, gate, weight, bias, scale, grads, programs, width, *inputs.strides(), sums.stride(0),
@@ -356,7 +368,7 @@ def _residual_norm_backward(
     width, gate_stride, modulation_stride, sums_stride, threshold, inv_keep, ROWS: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, CENTRED: tl.constexpr, Y: tl.constexpr, Y_BIAS: tl.constexpr, GATE: tl.constexpr,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, MODULATE: tl.constexpr, DROPOUT: tl.constexpr, HAS_D_TOTAL: tl.constexpr,
-    C: tl.constexpr, N: tl.constexpr, WHOLE: tl.constexpr,
+    STORE_DY: tl.constexpr, SUMS: tl.constexpr, C: tl.constexpr, N: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
     col = tl.arange(0, C)
@@ -431,15 +443,17 @@ def _residual_norm_backward(
                     gated_sums = gated_sums + (by_gate[i] + v * a,)  # noqa: RUF005
                 if Y_BIAS:
                     y_sums = y_sums + (by_y[i] + v,)  # noqa: RUF005
-                tl.store(dy + at, (v * gates[i]).to(dy.dtype.element_ty), mask=inside)
+                if STORE_DY:
+                    tl.store(dy + at, (v * gates[i]).to(dy.dtype.element_ty), mask=inside)
         if Y and GATE:
             by_gate = gated_sums
         if Y and Y_BIAS:
             by_y = y_sums
-    for i in tl.static_range(N):
-        inside = _inside(i, width, WHOLE, C)
-        out = sums + (b * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * width + i * C + col
-        tl.store(out, by_scale[i], mask=inside)
-        tl.store(out + sums_stride, by_shift[i], mask=inside)
-        tl.store(out + 2 * sums_stride, by_gate[i], mask=inside)
-        tl.store(out + 3 * sums_stride, by_y[i], mask=inside)
+    if SUMS:
+        for i in tl.static_range(N):
+            inside = _inside(i, width, WHOLE, C)
+            out = sums + (b * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * width + i * C + col
+            tl.store(out, by_scale[i], mask=inside)
+            tl.store(out + sums_stride, by_shift[i], mask=inside)
+            tl.store(out + 2 * sums_stride, by_gate[i], mask=inside)
+            tl.store(out + 3 * sums_stride, by_y[i], mask=inside)

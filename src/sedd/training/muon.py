@@ -1,7 +1,8 @@
 """Muon (Jordan et al., 2024): momentum made nearly orthogonal, for all matrices of one shape in one batched call.
 
 References: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale of the updates is
-that of Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982.
+that of Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982; the normalization of rows is that of
+Li et al. 2025, "NorMuon: Making Muon more efficient and scalable", arXiv 2510.05491.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from sedd.ops.momentum import apply_updates, nesterov_momentum
@@ -37,16 +39,32 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon with Nesterov momentum and decoupled weight decay, for matrices only.
+    """Muon with Nesterov momentum, normalized rows and decoupled weight decay, for matrices only.
 
     Updates have the root mean square of AdamW's, 0.2, so that one learning rate serves both. Like torch's fused
     optimizers, it reads ``found_inf`` on the device: if that is 1 a step changes nothing, and the host does not wait.
+
+    Args:
+        matrices: The matrices, or groups of them with options of their own.
+        lr: The learning rate.
+        weight_decay: Weights are multiplied by 1 − lr·weight_decay in each step.
+        momentum: Decay of the average of gradients.
+        beta2: Decay of the average of squares by which rows are normalized, see `row_factors`; None: they are not.
+        parts: Into how many equal parts the rows of a matrix are divided that are orthogonalized apart: 3 for stacked
+            queries, keys and values, which are matrices of their own.
     """
 
     def __init__(
-        self, matrices: Iterable[Tensor], lr: float, weight_decay: float = 0.0, momentum: float = 0.95
+        self,
+        matrices: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        beta2: float | None = 0.95,
+        parts: int = 1,
     ) -> None:
-        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "beta2": beta2, "parts": parts}
+        super().__init__(matrices, defaults)
         self.found_inf: Tensor | None = None
 
     @torch.no_grad()
@@ -58,11 +76,17 @@ class Muon(torch.optim.Optimizer):
             by_shape: defaultdict[tuple[object, ...], list[Tensor]] = defaultdict(list)
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    if "momentum_buffer" not in self.state[matrix]:
-                        self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+                    self._initialise_state(matrix, group)
                     by_shape[matrix.shape, matrix.device, _is_sharded(matrix)].append(matrix)
             for matrices in by_shape.values():
                 self._update(matrices, group)
+
+    def _initialise_state(self, matrix: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        if "row_squares" not in state and group["beta2"] is not None:
+            state["row_squares"] = torch.zeros(len(matrix), dtype=matrix.dtype, device=matrix.device)
 
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         """Update matrices of one shape."""
@@ -73,24 +97,53 @@ class Muon(torch.optim.Optimizer):
         found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=local[0].device)
         # the spread of the singular values leaves room for bfloat16, for which many CPUs have no instructions
         dtype = torch.bfloat16 if local[0].is_cuda else torch.float32
-        nesterov = nesterov_momentum(gradients, averages, group["momentum"], found_inf, dtype)
-        updates = self._orthogonalize(nesterov, matrices)
-        rate = 0.2 * math.sqrt(max(matrices[0].shape)) * group["lr"]
+        updates = nesterov_momentum(gradients, averages, group["momentum"], found_inf, dtype)
+        if _is_sharded(matrices[0]):  # by FSDP: every process computes the whole
+            from torch.distributed.tensor import DTensor, distribute_tensor
+
+            mesh, placements = matrices[0].device_mesh, matrices[0].placements  # type: ignore[attr-defined]
+            whole = [
+                DTensor.from_local(a, mesh, placements, shape=m.shape, stride=m.stride()).full_tensor()
+                for a, m in zip(updates, matrices, strict=True)
+            ]
+            updates = self._orthogonalize(torch.stack(whole), matrices, group, found_inf)
+            local_parts = [_local(distribute_tensor(u, mesh, placements, src_data_rank=None)) for u in updates]
+            updates = torch.stack(local_parts)
+        else:
+            updates = self._orthogonalize(updates, matrices, group, found_inf)
+        rows, columns = matrices[0].shape
+        rate = 0.2 * math.sqrt(max(rows // group["parts"], columns)) * group["lr"]
         apply_updates(local, updates, rate, group["lr"] * group["weight_decay"], found_inf)
 
-    def _orthogonalize(self, stacked: Tensor, matrices: list[Tensor]) -> Tensor:
-        """Return orthogonalized matrices; of those that are sharded (FSDP) every process computes the whole."""
-        if not _is_sharded(matrices[0]):
-            return orthogonalize(stacked)
-        from torch.distributed.tensor import DTensor, distribute_tensor
+    def _orthogonalize(
+        self, stacked: Tensor, matrices: list[Tensor], group: dict[str, Any], found_inf: Tensor
+    ) -> Tensor:
+        """Return orthogonalized matrices with normalized rows, contiguous."""
+        k, rows, columns = stacked.shape
+        divided = stacked.reshape(k * group["parts"], rows // group["parts"], columns)
+        updates = orthogonalize(divided).reshape(k, rows, columns)
+        if (beta2 := group["beta2"]) is None:
+            return updates
+        squares = torch.linalg.vector_norm(updates, dim=-1, dtype=torch.float32).square() / columns
+        averages = [self.state[matrix]["row_squares"] for matrix in matrices]
+        before = torch.stack(averages)
+        average = torch.where(found_inf.bool(), before, before.lerp(squares.to(before.dtype), 1 - beta2))
+        torch._foreach_copy_(averages, list(average.unbind()))
+        return updates * row_factors(squares, average)[..., None].to(updates.dtype)
 
-        mesh, placements = matrices[0].device_mesh, matrices[0].placements  # type: ignore[attr-defined]
-        whole = [
-            DTensor.from_local(a, mesh, placements, shape=m.shape, stride=m.stride()).full_tensor()
-            for a, m in zip(stacked, matrices, strict=True)
-        ]
-        updates = orthogonalize(torch.stack(whole)).contiguous()
-        return torch.stack([_local(distribute_tensor(u, mesh, placements, src_data_rank=None)) for u in updates])
+
+def row_factors(squares: Float[Tensor, "k m"], averages: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
+    """Return factors that divide the rows of matrices by their root mean square over time, and keep every norm.
+
+    Orthogonalized updates have rows of different size where a matrix is tall; so some neurons would learn faster.
+
+    Args:
+        squares: Mean square of every row of k matrices.
+        averages: Moving averages of these, of any scale.
+    """
+    inverse = averages.clamp_min(1e-30).rsqrt()
+    ratio = squares.sum(-1, keepdim=True) / (squares * inverse.square()).sum(-1, keepdim=True).clamp_min(1e-30)
+    return inverse * ratio.sqrt()
 
 
 def _gradients(matrices: list[Tensor]) -> list[Tensor]:

@@ -23,8 +23,8 @@ MIN_FUSED_ON_CPU = 2**17
 def build_optimizers(network: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
     """Build AdamW for all weights, or Muon for hidden matrices and AdamW for the rest; vectors have no weight decay."""
     named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
-    hidden = [w for name, w in named if config.name == "muon" and _is_hidden_matrix(name, w)]
-    hidden_ids = {id(w) for w in hidden}
+    hidden = [(name, w) for name, w in named if config.name == "muon" and _is_hidden_matrix(name, w)]
+    hidden_ids = {id(w) for _, w in hidden}
     rest = [w for _, w in named if id(w) not in hidden_ids]
     groups = [
         {"params": [w for w in rest if w.ndim >= 2], "weight_decay": config.weight_decay},
@@ -35,7 +35,10 @@ def build_optimizers(network: nn.Module, config: OptimConfig) -> list[torch.opti
         torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=_uses_fused_kernel(rest))
     ]
     if hidden:
-        optimizers.append(Muon(hidden, lr=config.lr, weight_decay=config.weight_decay))
+        stacked = [w for name, w in hidden if "qkv" in name]
+        others = [w for name, w in hidden if "qkv" not in name]
+        by_parts = [{"params": stacked, "parts": 3}, {"params": others, "parts": 1}]
+        optimizers.append(Muon([g for g in by_parts if g["params"]], lr=config.lr, weight_decay=config.weight_decay))
     return optimizers
 
 
