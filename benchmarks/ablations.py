@@ -128,7 +128,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adamw lr x 16": {"training": {"adamw_lr": 16.0}},
     "gated attention": {"network": {"gate": True}},
     "normalized muon": {"training": {"normalized_muon": True}},
-    "split qkv": {"training": {"split_qkv": True}},
+    "split qkv": {"training": {"split_qkv": 1}},
+    "split 6 heads": {"training": {"split_qkv": 6}},
     "uniform": UNIFORM,
     "uniform, geometric": {**UNIFORM, "noise.schedule": "geometric"},
     "uniform, low-noise": {**UNIFORM, "train.time_sampling": "low-noise"},
@@ -314,11 +315,14 @@ class StudyMuon(Muon):
     """Muon as it was when the rows of the study were stored, with what was added to it since as options."""
 
     normalized: ClassVar[bool] = False
-    split: ClassVar[bool] = False
+    split: ClassVar[int] = 0
+    """Into how many matrices queries, keys and values are each divided; 0: they are one matrix."""
 
     def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-        parts = {} if self.split else {"parts": 1}
-        super().__init__([{**group, **parts} for group in groups], beta2=0.95 if self.normalized else None, **options)
+        groups = [
+            {**group, "parts": max(1, self.split * group["parts"]) if group["parts"] > 1 else 1} for group in groups
+        ]
+        super().__init__(groups, beta2=0.95 if self.normalized else None, **options)
 
 
 def _set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float, factor: float) -> None:
@@ -337,7 +341,7 @@ def training_features(features: dict[str, Any]) -> Iterator[None]:
     if features.get("complementary"):
         trainer_module.TrainingDataLoader = ComplementaryMasks  # type: ignore[misc]
     optimizer_class = optimizer.Muon
-    StudyMuon.normalized, StudyMuon.split = (bool(features.get(name)) for name in ("normalized_muon", "split_qkv"))
+    StudyMuon.normalized, StudyMuon.split = bool(features.get("normalized_muon")), features.get("split_qkv", 0)
     optimizer.Muon = StudyMuon  # type: ignore[misc,assignment]
     if features.get("independent_times"):
         batches.stratified = lambda count, generator: torch.rand(count, generator=generator)
