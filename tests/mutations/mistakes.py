@@ -642,4 +642,32 @@ MISTAKES = [
         "settings)",
         "unit/test_generate.py::test_the_padding_of_a_model_reaches_samplers_by_confidence",
     ),
+    Mistake(
+        "Muon takes queries, keys and values for one matrix",
+        "training/optimizer.py",
+        '{"params": stacked, "parts": 3}',
+        '{"params": stacked, "parts": 1}',
+        "unit/test_muon.py::test_queries_keys_and_values_are_matrices_of_their_own",
+    ),
+    Mistake(
+        "the scale of divided updates is that of the whole matrix",
+        "training/muon.py",
+        'math.sqrt(max(rows // group["parts"], columns))',
+        "math.sqrt(max(rows, columns))",
+        "unit/test_muon.py::test_updates_have_the_root_mean_square_of_adamw",
+    ),
+    Mistake(
+        "averages of rows change in a step that is not finite",
+        "training/muon.py",
+        "torch.where(found_inf.bool(), before, before.lerp(squares.to(before.dtype), 1 - beta2))",
+        "before.lerp(squares.to(before.dtype), 1 - beta2)",
+        "unit/test_muon.py::test_a_step_that_is_not_finite_changes_nothing",
+    ),
+    Mistake(
+        "joined tables of n-grams count from the far end",
+        "nn/embeddings.py",
+        "table.view(len(total), -1, table.shape[-1]) + total[:, None]",
+        "table.view(-1, len(total), table.shape[-1]) + total",
+        "unit/test_transformer.py::test_joined_tables_are_the_same_embedding",
+    ),
 ]

@@ -1,6 +1,7 @@
 """Block operations: the Triton kernels and the PyTorch reference agree in values and gradients, at odd sizes too."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from sedd.nn.embeddings import RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
-from sedd.ops import block_ops, fp8, fp8_triton, residual_norm_triton
+from sedd.ops import activation_triton, block_ops, fp8, fp8_triton, residual_norm_triton, rotary_triton
 from sedd.ops.block_ops import RMS_NORM, TORCH, BlockOps, Modulation, NormSpec, ResidualBranch
 from sedd.ops.block_ops_triton import TRITON
 from sedd.ops.packed_tokens import PackedTokens, pack_tokens
@@ -123,13 +124,21 @@ def test_residual_norm_without_a_branch_and_with_one_output_used(device: str) ->
     assert_close(*run_both(lambda backend: added(backend)[:1], [x, y]))
 
 
+TIME_FREE = {"time_conditioning": False, "embedding_norm": True, "ngrams": 1, "labels": 2}
+"""Without gates and modulation the gradient of a branch is that of the stream; a label is one key per sequence."""
+
+
 @pytest.mark.parametrize("count", [0, 1, 9])
-@pytest.mark.parametrize("architecture", [Reference, Modern])
+@pytest.mark.parametrize(
+    "build",
+    [partial(Reference, cond_dim=4), partial(Modern, cond_dim=4), partial(Modern, **TIME_FREE)],
+    ids=["reference", "modern", "time-free"],
+)
 def test_a_whole_network_of_packed_tokens(
-    architecture: type[Transformer], count: int, device: str, monkeypatch: pytest.MonkeyPatch
+    build: Callable[..., Transformer], count: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no token is selected."""
-    network = architecture(states=7, width=12, depth=2, heads=2, cond_dim=4).to(device)
+    network = build(states=7, width=12, depth=2, heads=2).to(device)
     weights = list(network.parameters())
     with torch.no_grad():
         for i, weight in enumerate(weights):
@@ -139,7 +148,8 @@ def test_a_whole_network_of_packed_tokens(
 
     def operation(backend: BlockOps) -> tuple[Tensor]:
         monkeypatch.setattr(block_ops, "select_backend", lambda device, dtype: backend)
-        return (network(x, sigma, packed=packed),)
+        label = torch.tensor([0, 2, 1], device=device) if network.labels else None
+        return (network(x, sigma, packed=packed, label=label),)
 
     assert_close(*run_both(operation, weights), rtol=1e-3)
 
@@ -255,11 +265,57 @@ def test_fp8_mlp(activation: str, biased: bool, device: str) -> None:
         assert_close(theirs, exact, rtol=0.005)
 
 
-def test_fp8_qkv_rotary(device: str) -> None:
-    n, weight = leaves_for_fp8(((2, 9, 32), (96, 32)), device)
-    rotation = RotaryEmbedding(16).to(device)(9)
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_fp8_qkv_rotary(qk_norm: bool, device: str) -> None:
+    n, weight, *scales = leaves_for_fp8(((2, 9, 32), (96, 32), (16,), (16,)), device)
+    rotation, qk_scale = RotaryEmbedding(16).to(device)(9), (scales[0], scales[1]) if qk_norm else None
     x_fp8 = fp8.quantize_rowwise(n.detach().flatten(0, -2))
-    theirs, ours = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, None, x_fp8), [n, weight])
+    leaves = [n, weight, *(qk_scale or ())]
+    theirs, ours = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, qk_scale, x_fp8), leaves)
     assert_close(ours, theirs, rtol=FP8_RTOL[device])
-    exact, _ = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, None), [n, weight])
+    exact, _ = run_both(lambda backend: backend.qkv_rotary(n, weight, 2, rotation, qk_scale), leaves)
     assert_close(theirs, exact, rtol=0.1)
+    for i in (0, 3):  # an output, and the gradient of the input
+        assert (theirs[i] - exact[i]).norm() > 0.005 * exact[i].norm()
+
+
+def assert_quantized(ours: fp8.Fp8Tensor, matrix: Tensor) -> None:
+    """Check that a matrix was quantized by rows, but for roundings of its entries and those of `test_quantize`."""
+    theirs = fp8.quantize_rowwise(matrix.float())
+    torch.testing.assert_close(ours.scale, theirs.scale, rtol=2**-8, atol=0)
+    assert (
+        (ours.values.float() - theirs.values.float()).abs() <= theirs.values.float().abs() / 8
+    ).float().mean() > 0.85
+    with pytest.raises(AssertionError):  # of the rows of others
+        torch.testing.assert_close(ours.scale.flip(0), theirs.scale, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize(("heads", "d"), [(3, 12), (2, 64)])
+def test_the_gradient_of_qkv_is_quantized(heads: int, d: int, qk_norm: bool, device: str) -> None:
+    """And is the same as without; the number of rows is no multiple of those of a program."""
+    dq, dk, dv = (draw(1, 13, heads, d, seed=i, device=device).detach() for i in range(3))
+    qkv = draw(13, 3 * heads * d, seed=3, device=device).detach()
+    qk_scale = tuple(draw(d, seed=i, device=device).detach() for i in (4, 5)) if qk_norm else None
+    rotation = RotaryEmbedding(d).to(device)(13)
+    out = fp8_triton.empty_rowwise(qkv)
+    inputs = dq, dk, dv, qkv, *rotation, qk_scale, RMS_NORM.eps
+    with_fp8, _ = rotary_triton.qk_norm_rotary_backward(*inputs, out)
+    without, _ = rotary_triton.qk_norm_rotary_backward(*inputs)
+    assert torch.equal(with_fp8, without)
+    assert_quantized(out, without)
+
+
+@pytest.mark.parametrize("sum_columns", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(1, 48), (70, 2500), (130, 48)])
+def test_the_gradient_of_the_activation_is_quantized(rows: int, width: int, sum_columns: bool, device: str) -> None:
+    """And all else is as without; rows are several loads, and sums of columns those of several programs."""
+    z, d_inner = (draw(rows, width, seed=i, device=device).detach() for i in range(2))
+    *ours, out = fp8_triton.activation_backward_and_quantize(z, d_inner.clone(), "relu2", sum_columns)
+    theirs = activation_triton.activation_backward(z, d_inner.clone(), "relu2", sum_columns)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+    if rows > 1:
+        assert_quantized(out, theirs[1])

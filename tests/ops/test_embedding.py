@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sedd.nn.embeddings import NgramEmbedding
 from sedd.ops import embedding_triton
 from sedd.ops.block_ops import TORCH, Lookup
 from sedd.ops.block_ops_triton import TRITON
@@ -89,3 +90,14 @@ def test_embed_and_norm(width: int, tables: int, with_position: bool, device: st
         assert not torch.allclose(TRITON.embed(mutant, position, True, torch.float32), results[0][0], atol=1e-3)
     rounded = TRITON.embed(lookups, position, True, torch.bfloat16)
     torch.testing.assert_close(rounded.float(), results[1][0], rtol=2**-7, atol=1e-5)
+    grads = torch.autograd.grad(rounded, leaves, upstream.bfloat16())
+    for ours, theirs in zip(grads, results[1][1:], strict=True):
+        assert (ours - theirs).norm() < 0.02 * theirs.norm()
+
+
+def test_ngram_tables_are_joined_on_a_gpu(device: str) -> None:
+    """Where there are more positions than rows; elsewhere they are read one by one."""
+    made = NgramEmbedding(states=3, width=4, longest=3, causal=False).to(device)
+    for count, joined in ((63, False), (64, device == "cuda")):
+        x = torch.zeros(1, count, dtype=torch.long, device=device)
+        assert len(made.lookups(x, None)) == (2 if joined else 6)

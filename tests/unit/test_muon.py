@@ -103,6 +103,16 @@ def test_updates_have_the_root_mean_square_of_adamw(generator: torch.Generator) 
             assert 0.2 * 0.68 < part.square().mean().sqrt() < 0.2 * 1.21
 
 
+def test_a_state_without_averages_of_rows_is_completed(generator: torch.Generator) -> None:
+    """A checkpoint of a run whose rows were not normalized has none: they begin at 0, as in a first step."""
+    weight, gradient = torch.ones(6, 4), torch.randn(6, 4, generator=generator)
+    optimizer = Muon([weight], lr=0.1)
+    optimizer.state[weight]["momentum_buffer"] = torch.zeros(6, 4)
+    train(optimizer, [weight], [[gradient]])
+    torch.testing.assert_close([weight], reference_steps([torch.ones(6, 4)], [[gradient]], 0.1, beta2=0.95))
+    assert optimizer.state[weight]["row_squares"].min() > 0
+
+
 def test_a_zero_gradient_is_a_zero_update() -> None:
     """Also where no row has ever had another."""
     weight = torch.ones(6, 4)

@@ -104,10 +104,10 @@ class NgramEmbedding(Layer):
 def join_tables(tables: Sequence[Float[Tensor, "_ width"]]) -> Float[Tensor, "rows width"]:
     """Return one table for the n-grams of all lengths up to the longest, each row the sum of those it stands for.
 
-    The key of an n-gram is that of its first n − 1 tokens times the number of states, plus the last token. So a row of
-    the table for n − 1 belongs to adjacent rows of that for n.
+    The key of n tokens, the nearest first, is that of the first n − 1 times (states + 1), plus the last token. So a row
+    of the table for n − 1 belongs to adjacent rows of that for n. The sum is in float32 or better.
     """
-    total, *longer = tables
+    total, *longer = map(upcast, tables)
     for table in longer:
         total = (table.view(len(total), -1, table.shape[-1]) + total[:, None]).view(table.shape)
     return total

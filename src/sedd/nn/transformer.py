@@ -185,7 +185,7 @@ class Transformer(nn.Module, ABC):
             lookups += self.ngram_embed.lookups(x, valid)
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
-            lookups.append(Lookup(label[:, None].expand(x.shape), self.label_embed()))
+            lookups.append(Lookup(label[:, None], self.label_embed()))
         weight = self.head.weight
         dtype = compute_dtype(weight) if self.blocks[0].use_fp8 else upcast_dtype(weight.dtype)
         h = backend.embed(lookups, self._position_embedding(x.shape[1]), self.embedding_norm, dtype)

@@ -36,9 +36,9 @@ RMS_NORM = NormSpec(eps=1e-6, centred=False)
 
 
 class Lookup(NamedTuple):
-    """A table and the row of it that each position reads."""
+    """A table and the row of it that each position, or all positions of a sequence, read."""
 
-    keys: Int[Tensor, "b L"]
+    keys: Int[Tensor, "b ..."]
     table: Float[Tensor, "rows h"]
 
 
@@ -139,7 +139,7 @@ class BlockOps(ABC):
             heads: The number of heads.
             rotation: Rotary angles.
             qk_scale: Weights of QK-norm, the RMS normalization of each head of queries and keys; None: no QK-norm.
-            x_fp8: ``x`` quantized: the products are then in float8, in the backward pass too.
+            x_fp8: ``x`` quantized: products are then in float8, but for weight gradients.
         """
 
     @abstractmethod
@@ -158,7 +158,7 @@ class BlockOps(ABC):
             up: First weight and bias.
             down: Second weight.
             activation: See `apply_activation`.
-            x_fp8: ``x`` quantized: the products are then in float8, in the backward pass too.
+            x_fp8: ``x`` quantized: products are then in float8, but for weight gradients.
         """
 
     @abstractmethod

@@ -31,7 +31,7 @@ class TritonBlockOps(BlockOps):
         """See `BlockOps.embed`."""
         if not norm or len(lookups) > embedding_triton.MAX_TABLES:
             return sum_and_norm(_look_up, lookups, position, norm, dtype)
-        keys = [lookup.keys for lookup in lookups]
+        keys = [lookup.keys.expand(lookups[0].keys.shape) for lookup in lookups]
         n: Tensor = _EmbedAndNorm.apply(keys, dtype, position, *(lookup.table for lookup in lookups))  # type: ignore[no-untyped-call]
         return n
 

@@ -55,7 +55,7 @@ def embed_and_norm_backward(
 
 
 def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return `MAX_TABLES` tensors, the first repeated in place of absent ones, which are not read."""
+    """Return `MAX_TABLES` tensors, the first repeated in place of absent ones; no rows of absent tables are read."""
     return [*tensors, *[tensors[0]] * (MAX_TABLES - len(tensors))]
 
 

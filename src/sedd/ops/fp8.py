@@ -57,7 +57,7 @@ def fp8_linear(
     weight: Float[Tensor, "n k"],
     bias: Float[Tensor, " n"] | None,
 ) -> Float[Tensor, "*s n"]:
-    """Compute x·weightᵀ + bias in float8, and so the gradient of ``x``.
+    """Compute x·weightᵀ + bias in float8; the gradient of ``x`` is a float8 product too.
 
     Args:
         x: The input, for the gradient of the weight.

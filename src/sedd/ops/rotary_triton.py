@@ -76,7 +76,7 @@ def qk_norm_rotary_backward(
     _rotary_backward[(programs,)](
         *parts, qkv, cos, sin, q, k, dqkv, *(dqkv_fp8 or (dqkv, cos)), sums, rows, length, heads, *strides, eps,
         **sizes, NORM=qk_scale is not None, USE_FP8=dqkv_fp8 is not None, FP8_MAX=FP8_MAX, MIN_ABS_MAX=MIN_ABS_MAX,
-        PROGRAM_ROWS=BACKWARD_ROWS, R=1, num_warps=cdiv(sizes["H"] * sizes["D"], BACKWARD_ENTRIES),
+        PROGRAM_ROWS=BACKWARD_ROWS, R=1, num_warps=min(32, cdiv(sizes["H"] * sizes["D"], BACKWARD_ENTRIES)),
     )  # fmt: skip
     if qk_scale is None:
         return dqkv, None

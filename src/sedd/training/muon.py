@@ -121,7 +121,7 @@ class Muon(torch.optim.Optimizer):
         """Return orthogonalized matrices with normalized rows, contiguous."""
         k, rows, columns = stacked.shape
         divided = stacked.reshape(k * group["parts"], rows // group["parts"], columns)
-        updates = orthogonalize(divided).reshape(k, rows, columns)
+        updates = orthogonalize(divided).reshape(k, rows, columns).contiguous()
         if (beta2 := group["beta2"]) is None:
             return updates
         squares = torch.linalg.vector_norm(updates, dim=-1, dtype=torch.float32).square() / columns
@@ -133,7 +133,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def row_factors(squares: Float[Tensor, "k m"], averages: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
-    """Return factors that divide the rows of matrices by their root mean square over time, and keep every norm.
+    """Return factors that divide the rows of matrices by their root mean square over time, and keep the norm of each.
 
     Orthogonalized updates have rows of different size where a matrix is tall; so some neurons would learn faster.
 
