@@ -9,9 +9,10 @@ python benchmarks/ablations.py FILE --speeds speeds.json --equal-time 500 --set 
 python benchmarks/ablations.py --table FILE.jsonl …                the table of earlier results
 
 FILE is a text in which the last 5/69 are held out, as in text8p: the first 69M characters of text8. Every run is a
-training run as by `sedd train`, in this process so that starting Python is not part of it, after three steps that are
-not counted, in which kernels are compiled. The bound on held-out text has the same sequences, times and noise in every
-run, so a difference of two runs has a smaller error than either. Variants of the network that lost exist only here.
+training run as by `sedd train`, but with Muon as it was when most rows were stored (`StudyMuon`); in this process, so
+that starting Python is not part of it, after three steps that are not counted, in which kernels are compiled. The bound
+on held-out text has the same sequences, times and noise in every run, so a difference of two runs has a smaller error
+than either. Variants of the network that lost exist only here.
 At 8 × 256 on an H200 the host decides the speed of a run, so that equal times do not compare variants. ``--equal-time``
 does: the speed of every variant is measured alone, at the size of the recipe, and a smaller network is then trained for
 as many steps as the variant makes there while the base makes the steps given. Those runs can share a GPU. The results
@@ -319,9 +320,7 @@ class StudyMuon(Muon):
     """Into how many matrices queries, keys and values are each divided; 0: they are one matrix."""
 
     def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-        groups = [
-            {**group, "parts": max(1, self.split * group["parts"]) if group["parts"] > 1 else 1} for group in groups
-        ]
+        groups = [{**g, "parts": max(1, self.split * g["parts"])} if g["parts"] > 1 else g for g in groups]
         super().__init__(groups, beta2=0.95 if self.normalized else None, **options)
 
 

@@ -109,7 +109,7 @@ def test_validation_never_sees_training_data(run_on_a: tuple[Path, list[dict[str
 
 def test_evaluation_of_a_run_never_sees_training_data(run_on_a: tuple[Path, list[dict[str, Any]]]) -> None:
     """`sedd eval RUN` scores the twenty held-out blocks of b; the same model gives a, as a text, a high likelihood."""
-    from sedd.cli.evaluate import corpora
+    from sedd.cli.evaluation_data import corpora
 
     run, log = run_on_a
     loaded = factory.load_model(run)

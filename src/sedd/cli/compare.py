@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, check_data, corpora, describe_draws
+from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, describe_draws
+from sedd.cli.evaluation_data import check_data, corpora
 from sedd.cli.root import AsJson, Device, announce, app, check_out, show, stderr_progress
 
 

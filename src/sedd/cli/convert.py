@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sedd import checkpoint
 from sedd.border import warn
-from sedd.cli.evaluate import check_source, describe_source
+from sedd.cli.evaluation_data import check_source, describe_source
 from sedd.cli.root import AsJson, Device, ModelFolder, announce, app, model_name, print_record, show, stderr_progress
 from sedd.config import check_choice
 

@@ -158,19 +158,20 @@ def residual_norm_backward(
     b, length, width = inputs.sequences(total), config.length, total.shape[-1]
     programs, flags = cdiv(length, BACKWARD_ROWS), inputs.flags(config.dropout > 0)
     sum_flags = {name: flags[name] for name in _SUMMED}
+    has_sums = any(sum_flags.values())
     dx, dy = torch.empty_like(total), None
     if inputs.y is not None:
         is_shared = not flags["GATE"] and not flags["DROPOUT"] and inputs.y.dtype == total.dtype
         dy = dx if is_shared else torch.empty_like(inputs.y)
-    sums = total.new_empty(4, b, programs, width, dtype=torch.float32) if any(sum_flags.values()) else mean
+    sums = total.new_empty(4, b, programs, width, dtype=torch.float32) if has_sums else mean
     _residual_norm_backward[(programs, b)](
         total, *inputs.pointers(total), mean, rstd, dn, total if d_total is None else d_total.contiguous(), dx,
         dx if dy is None else dy, sums, length, width, *inputs.strides(), sums.stride(0),
         dropout_threshold(config.dropout), 1 / (1 - config.dropout), ROWS=BACKWARD_ROWS, STAGES=BACKWARD_STAGES,
         CENTRED=config.centred, **flags, HAS_D_TOTAL=d_total is not None, STORE_DY=dy is not None and dy is not dx,
-        SUMS=any(sum_flags.values()), **_sizes(width, BACKWARD_LOADS),
+        SUMS=has_sums, **_sizes(width, BACKWARD_LOADS),
     )  # fmt: skip
-    if not any(sum_flags.values()):
+    if not has_sums:
         return ResidualNormGrads(dx, dy, *mean.new_empty(6, 0))
     grads = total.new_empty(6, b, width, dtype=torch.float32)
     _, y_bias, gate, weight, bias, _, scale, *_ = inputs.pointers(total)

@@ -98,24 +98,28 @@ class Muon(torch.optim.Optimizer):
         # the spread of the singular values leaves room for bfloat16, for which many CPUs have no instructions
         dtype = torch.bfloat16 if local[0].is_cuda else torch.float32
         updates = nesterov_momentum(gradients, averages, group["momentum"], found_inf, dtype)
-        if _is_sharded(matrices[0]):  # by FSDP: every process computes the whole
-            from torch.distributed.tensor import DTensor, distribute_tensor
-
-            mesh, placements = matrices[0].device_mesh, matrices[0].placements  # type: ignore[attr-defined]
-            whole = [
-                DTensor.from_local(a, mesh, placements, shape=m.shape, stride=m.stride()).full_tensor()
-                for a, m in zip(updates, matrices, strict=True)
-            ]
-            updates = self._orthogonalize(torch.stack(whole), matrices, group, found_inf)
-            local_parts = [_local(distribute_tensor(u, mesh, placements, src_data_rank=None)) for u in updates]
-            updates = torch.stack(local_parts)
-        else:
-            updates = self._orthogonalize(updates, matrices, group, found_inf)
+        updates = self._orthogonalize(updates, matrices, group, found_inf)
         rows, columns = matrices[0].shape
         rate = 0.2 * math.sqrt(max(rows // group["parts"], columns)) * group["lr"]
         apply_updates(local, updates, rate, group["lr"] * group["weight_decay"], found_inf)
 
     def _orthogonalize(
+        self, stacked: Tensor, matrices: list[Tensor], group: dict[str, Any], found_inf: Tensor
+    ) -> Tensor:
+        """Return the updates of matrices; of those that are sharded (FSDP) every process computes the whole."""
+        if not _is_sharded(matrices[0]):
+            return self._orthogonalize_whole(stacked, matrices, group, found_inf)
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        mesh, placements = matrices[0].device_mesh, matrices[0].placements  # type: ignore[attr-defined]
+        whole = [
+            DTensor.from_local(a, mesh, placements, shape=m.shape, stride=m.stride()).full_tensor()
+            for a, m in zip(stacked, matrices, strict=True)
+        ]
+        updates = self._orthogonalize_whole(torch.stack(whole), matrices, group, found_inf)
+        return torch.stack([_local(distribute_tensor(u, mesh, placements, src_data_rank=None)) for u in updates])
+
+    def _orthogonalize_whole(
         self, stacked: Tensor, matrices: list[Tensor], group: dict[str, Any], found_inf: Tensor
     ) -> Tensor:
         """Return orthogonalized matrices with normalized rows, contiguous."""
