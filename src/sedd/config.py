@@ -71,7 +71,7 @@ class DataConfig:
     sources: list[str] = field(default_factory=list)
     """Files, folders or hf:NAME to train on, or one folder that sedd data prepare wrote."""
     tokenizer: str = "bytes"
-    """Tokenizer: bytes, chars, bpe:SIZE (trained on the data), gpt2, ints, or the path of a tokenizer.json."""
+    """bytes, chars, bpe:SIZE (fitted to what is not held out), gpt2, ints, or the path of a tokenizer.json."""
     packing: str = "packed"
     """packed: one stream of tokens, cut into blocks of model.seq_len. lines: one record per line or row, padded."""
     pad: str = "model"
@@ -98,6 +98,16 @@ class DataConfig:
             raise ValueError(f"data.label_dropout is {self.label_dropout}; it is a fraction and must lie in [0, 1)")
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"data.val_fraction is {self.val_fraction}; it is a fraction and must lie between 0 and 1")
+
+    @property
+    def fitted_fraction(self) -> float:
+        """The first part of the data, which the tokenizer is fitted to.
+
+        BPE learns frequencies, and twice as much as is held out stays unseen: held-out tokens may be longer than
+        others. The other tokenizers only list what occurs, and a character of held-out text needs a token too.
+        """
+        held_out = self.val_fraction
+        return 1 - min(2 * held_out, (1 + held_out) / 2) if self.tokenizer.startswith("bpe:") else 1.0
 
 
 @dataclass
@@ -335,7 +345,8 @@ class RunConfig:
         return (
             f"{self.model.depth} block{'s' * (self.model.depth > 1)} of width {self.model.width}, "
             f"{self.train.batch_size} sequence{'s' * (self.train.batch_size > 1)} of "
-            f"{self.model.seq_len} tokens per step, tokenizer {self.data.tokenizer}, "
+            f"{self.model.seq_len} tokens per step, tokenizer {self.data.tokenizer}"
+            f"{f' fitted to the first {self.data.fitted_fraction:.0%} of the data' * (self.data.fitted_fraction < 1)}, "
             f"{f'n-grams up to {self.model.ngrams}, ' if self.model.ngrams else ''}"
             f"{f'loss weighting {self.train.loss_weighting:g}, ' if self.train.loss_weighting else ''}"
             f"{self.train.precision}"

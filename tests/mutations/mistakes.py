@@ -44,6 +44,7 @@ DROPOUT = f"{TRAINING}::test_dropout_is_a_function_of_seed_step_and_rank"
 STREAMS = f"{TRAINING}::test_every_use_of_random_numbers_has_a_stream_of_its_own"
 BATCHES = f"{TRAINING}::test_batches_follow_the_order_of_blocks_and_the_noise_of_every_step_is_new"
 BITS = f"{TRAINING}::test_bits_per_character_of_characters_of_two_bytes"
+HELD_OUT_NUMBERS = "integration/test_held_out.py"
 HELD_OUT = f"{TRAINING}::test_evaluation_of_a_run_never_sees_training_data"
 VALIDATION = f"{TRAINING}::test_validation_never_sees_training_data"
 RATES_OF_A_RUN = f"{TRAINING}::test_the_learning_rate_of_every_step_is_logged_and_is_that_of_the_schedule"
@@ -462,9 +463,23 @@ MISTAKES = [
     Mistake(
         "bits_per_char of a run inverted",
         "data/packing.py",
-        "nats / math.log(2) / self.chars_per_token",
-        "nats / math.log(2) * self.chars_per_token",
+        "nats / math.log(2) / characters",
+        "nats / math.log(2) * characters",
         BITS,
+    ),
+    Mistake(
+        "held-out bits divide by the characters of all data",
+        "data/packing.py",
+        'if self._split == "validation":',
+        'if self._split == "none":',
+        f"{HELD_OUT_NUMBERS}::test_bits_of_records_with_a_label_count_their_own_characters",
+    ),
+    Mistake(
+        "BPE fitted to held-out text",
+        "config.py",
+        'if self.tokenizer.startswith("bpe:") else 1.0',
+        'if self.tokenizer.startswith("bpe") and False else 1.0',
+        f"{HELD_OUT_NUMBERS}::test_held_out_text_does_not_change_the_tokenizer",
     ),
     Mistake(
         "bits_per_char of a result inverted",

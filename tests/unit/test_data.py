@@ -337,7 +337,7 @@ def test_windows_of_packed_data_join_to_the_text(tmp_path: Path, spec: str) -> N
         assert rows.ravel().tolist() == stream(tmp_path / "out")[: rows.size]
         assert rows.dtype == np.int64
         assert valid.all()
-        assert blocks.chars_per_token == index.characters / index.tokens
+        assert blocks.text_per_token() == (index.characters / index.tokens, index.bytes / index.tokens)
 
 
 @pytest.mark.usefixtures("small")
@@ -378,7 +378,7 @@ def test_records_are_padded(tmp_path: Path, pad: str | None) -> None:
         assert (rows[~inside] == (0 if pad == "ignore" else 2)).all()
         assert (valid == (inside if pad == "ignore" else True)).all()
         assert blocks.vocab_size == (2 if pad == "ignore" else 3)
-        assert blocks.chars_per_token == pytest.approx(index.characters / valid.sum())
+        assert blocks.text_per_token()[0] == pytest.approx(index.characters / valid.sum())
         assert [blocks.tokenizer.decode(row[mask]) for row, mask in zip(rows, valid, strict=True)] == texts
 
 

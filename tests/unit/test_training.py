@@ -307,7 +307,7 @@ def test_bits_per_character_of_characters_of_two_bytes(tmp_path: Path) -> None:
     config = build_config(tmp_path, "é" * 200, data={"tokenizer": "bytes"})
     trainer = build_trainer(config)
     assert trainer.blocks.bits_per_char(2.0) == pytest.approx(4 / math.log(2))
-    assert (trainer.blocks.chars_per_token, trainer.blocks.bytes_per_token) == (0.5, 1)
+    assert trainer.blocks.text_per_token() == (0.5, 1)
     bound = trainer.validation_bound()
     assert bound["bound_bits_per_char"] == pytest.approx(2 * bound["bound"] / math.log(2))
     trainer.save(tmp_path / "run" / "checkpoints")

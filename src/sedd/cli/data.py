@@ -44,18 +44,22 @@ def data_prepare(
     label: Annotated[
         str | None, typer.Option(help="Column of a table that holds the label; with --packing lines.")
     ] = None,
+    val_fraction: Annotated[
+        float, typer.Option(help="What training will hold out at the end; bpe is fitted to what comes before it.")
+    ] = 0.05,
     workers: Annotated[int | None, typer.Option(help="Parallel workers; by default one per core.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer."""
-    from sedd.data import TextEncoding, expand_sources, prepare, read_documents
+    from sedd.config import DataConfig
+    from sedd.data import TextEncoding, expand_sources, fit_tokenizer, prepare
     from sedd.data.token_files import refuse_fitting
-    from sedd.tokenizer import build_tokenizer
 
     refuse_fitting([file for source in expand_sources(sources) for file in source.files], tokenizer)
     text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding or "utf-8")
     with stderr_progress("fitting the tokenizer"):
-        built = build_tokenizer(tokenizer, lambda: read_documents(sources, column, packing, text_encoding))
+        fraction = DataConfig(tokenizer=tokenizer, val_fraction=val_fraction).fitted_fraction
+        built = fit_tokenizer(tokenizer, sources, column, packing, text_encoding, fraction)
     if not built.is_lossless:
         warn(f"{tokenizer} is not lossless; decoded text may differ from the text encoded")
     with stderr_progress("encoding") as on_progress:

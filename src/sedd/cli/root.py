@@ -130,8 +130,8 @@ def list_names(names: registry.Registry, default: str | None = None, hidden: Col
 
 TOKENIZER_HELP = (
     f"Tokenizer: {', '.join(['bytes', 'chars', 'bpe:SIZE', 'gpt2', 'ints', *registry.TOKENIZERS.plugins])}, "
-    "or the path of a tokenizer.json; chars and bpe are fitted to the data. By default that of the recipe; "
-    "sedd train without a recipe chooses one for the data; else bytes."
+    "or the path of a tokenizer.json; chars is fitted to the data, bpe to what is not held out. By default that of the "
+    "recipe; sedd train without a recipe chooses one for the data; else bytes."
 )
 PACKING_HELP = "packed (default): one token stream, cut into blocks; lines: one training sequence per line or row."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one per line.")]

@@ -4,6 +4,7 @@
 `TokenBlocks` reads the result through memory maps. `block_order` shuffles the blocks of each epoch. No torch here.
 """
 
+from sedd.data.fitting import fit_tokenizer
 from sedd.data.index import Index, Shard, is_prepared
 from sedd.data.packing import TokenBlocks, block_order
 from sedd.data.readers import expand_sources, read_documents
@@ -19,6 +20,7 @@ __all__ = [
     "TokenBlocks",
     "block_order",
     "expand_sources",
+    "fit_tokenizer",
     "is_prepared",
     "prepare",
     "prepare_cached",

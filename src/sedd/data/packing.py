@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import final
 
@@ -11,8 +11,11 @@ from jaxtyping import Bool, Int
 
 from sedd.data.index import LABELS, LENGTHS, PREPARE_AGAIN, Index
 from sedd.tokenizer import Integers, Tokenizer, load_tokenizer
+from sedd.tokenizer.base import utf8
 
 SPLITS = ("train", "validation", "all")
+COUNTED = 1 << 22
+"""Tokens decoded at a time to count their characters."""
 
 
 @final
@@ -87,6 +90,7 @@ class TokenBlocks:
                 raise ValueError(f"{folder / LENGTHS} is damaged: its lengths do not add up; {PREPARE_AGAIN}")
         self.labels = index.labels.names if index.labels else ()
         self._labels = np.fromfile(folder / LABELS, "<u2") if self.labels else None
+        self._split, self._val_fraction = split, val_fraction
         self._first, self._count = self._split_range(split, val_fraction)
 
     def __len__(self) -> int:
@@ -100,19 +104,54 @@ class TokenBlocks:
         what = "with a token that the model learns" if self.index.pad == "model" else "and padding is not learned"
         return f"records shorter than {self.length} tokens are padded, {what} (data.pad={self.index.pad})"
 
-    @property
-    def chars_per_token(self) -> float | None:
-        """Characters per token that counts in the loss; None where the tokens are integers, not text."""
-        return None if isinstance(self.tokenizer, Integers) else self.index.characters / self._loss_tokens()
+    def text_per_token(self, indices: Int[np.ndarray, " n"] | None = None) -> tuple[float | None, float | None]:
+        """Return the characters and UTF-8 bytes per token that counts in the loss; None where tokens are integers.
+
+        Args:
+            indices: The blocks; None: all blocks of the split.
+        """
+        if isinstance(self.tokenizer, Integers):
+            return None, None
+        tokens, characters, size = self._split_text if indices is None else self._count_text(indices)
+        return characters / tokens, size / tokens
 
     @property
-    def bytes_per_token(self) -> float | None:
-        """UTF-8 bytes per token that counts in the loss; None where the tokens are integers, not text."""
-        return None if isinstance(self.tokenizer, Integers) else self.index.bytes / self._loss_tokens()
+    def characters(self) -> int:
+        """Number of characters of the split."""
+        return self._split_text[1]
 
-    def bits_per_char(self, nats: float) -> float | None:
-        """Convert nats per token that counts in the loss; None where the tokens are integers, not text."""
-        return None if self.chars_per_token is None else nats / math.log(2) / self.chars_per_token
+    def bits_per_char(self, nats: float, indices: Int[np.ndarray, " n"] | None = None) -> float | None:
+        """Convert nats per token that counts in the loss of the given blocks; None where tokens are no text."""
+        characters, _ = self.text_per_token(indices)
+        return nats / math.log(2) / characters if characters else None
+
+    @cached_property
+    def _split_text(self) -> tuple[int, int, int]:
+        """Tokens of the split that count in the loss, and the characters and bytes that they encode.
+
+        Only held-out blocks are decoded: the index holds the counts of all text, and training is the difference.
+        """
+        if self._split == "validation":
+            return self._count_text(np.arange(len(self)))
+        tokens = self.index.records * self.length if self.index.pad == "model" else self.index.tokens
+        counts = tokens, self.index.characters, self.index.bytes
+        if self._split == "all":
+            return counts
+        held_out = TokenBlocks(
+            self.folder, self.index, self.tokenizer, self.length, "validation", self._val_fraction, self.name
+        )
+        tokens, characters, size = (a - b for a, b in zip(counts, held_out._split_text, strict=True))
+        return tokens, characters, size
+
+    def _count_text(self, indices: Int[np.ndarray, " n"]) -> tuple[int, int, int]:
+        """Count the tokens of blocks that count in the loss, and the characters and bytes that they decode to."""
+        counts = np.zeros(3, np.int64)
+        for part in np.array_split(indices, 1 + len(indices) * self.length // COUNTED):
+            rows, valid = self.read(part)
+            text = self.tokenizer.decode(rows[valid])
+            counts += valid.sum(), len(text), len(utf8(text))
+        tokens, characters, size = counts.tolist()
+        return tokens, characters, size
 
     def read(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "n length"], Bool[np.ndarray, "n length"]]:
         """Read blocks by index.
@@ -210,9 +249,6 @@ class TokenBlocks:
             part = tokens[offset : offset + len(row) - filled]
             row[filled : filled + len(part)] = part
             filled += len(part)
-
-    def _loss_tokens(self) -> int:
-        return self.index.records * self.length if self.index.pad == "model" else self.index.tokens
 
 
 def _block_length(name: str, index: Index, length: int | None) -> int:

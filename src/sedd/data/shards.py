@@ -107,6 +107,7 @@ def prepare_cached(
     column: str | None = None,
     label: str | None = None,
     encoding: str = "utf-8",
+    fraction: float = 1.0,
     workers: int | None = None,
     on_progress: OnBytesRead | None = None,
 ) -> Path:
@@ -127,6 +128,7 @@ def prepare_cached(
         column: The column of a table that holds the text.
         label: The column of a table that holds the label.
         encoding: The encoding of text files.
+        fraction: The part of the data that ``make`` fits the tokenizer to.
         workers: Chunks encoded in parallel.
         on_progress: Called with the bytes read so far and in total.
     """
@@ -139,6 +141,7 @@ def prepare_cached(
     name = spec if tokenizer_files is None else ""  # files are identified by their content
     settings = [FORMAT, name, packing, length, pad, column, *([label] if label else [])]
     settings += [f"encoding {encoding}"] if encoding != "utf-8" else []
+    settings += [f"fitted to {fraction}"] if fraction < 1 else []
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
     if is_prepared(folder) and _is_damaged(folder):

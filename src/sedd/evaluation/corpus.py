@@ -165,8 +165,10 @@ def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
     split = f"the last {fraction:.2%} of {'records' if by_record else 'blocks'}"
     if loaded.label is not None:
         split += f" that are {loaded.label}"
-    sizes = blocks.chars_per_token, blocks.bytes_per_token
-    return Corpus(_read_blocks(blocks, loaded.label), *sizes, sources, split, sha256, by_record=by_record)
+    indices = _labelled(blocks, loaded.label)
+    rows = _read_blocks(blocks, indices)
+    sizes = blocks.text_per_token(indices) if rows else (None, None)
+    return Corpus(rows, *sizes, sources, split, sha256, by_record=by_record)
 
 
 def sequence_length(protocol: Protocol, loaded: LoadedModel) -> int:
@@ -188,10 +190,9 @@ def _prepared_corpus(folder: Path, protocol: Protocol, loaded: LoadedModel) -> C
     _require_same_tokenizer(str(folder), index, loaded)
     packed = index.packing == "packed"
     blocks = TokenBlocks.open(folder, index.tokens if packed else loaded.config.model.seq_len, "all", check=True)
-    rows = _read_blocks(blocks)
+    rows = _read_blocks(blocks, np.arange(len(blocks)))
     rows = protocol.packing(rows, sequence_length(protocol, loaded)) if packed else rows
-    sizes = blocks.chars_per_token, blocks.bytes_per_token
-    return Corpus(rows, *sizes, str(folder), protocol.split, index.sha256, by_record=not packed)
+    return Corpus(rows, *blocks.text_per_token(), str(folder), protocol.split, index.sha256, by_record=not packed)
 
 
 def _require_same_tokenizer(name: str, index: Index, loaded: LoadedModel) -> None:
@@ -202,11 +203,17 @@ def _require_same_tokenizer(name: str, index: Index, loaded: LoadedModel) -> Non
         )
 
 
-def _read_blocks(blocks: TokenBlocks, label: str | None = None) -> list[Ids]:
+def _labelled(blocks: TokenBlocks, label: str | None) -> Ids:
+    """Return the indices of the blocks with a label; without one, of all."""
     indices = np.arange(len(blocks))
-    if label is not None:
-        label_ids = blocks.label_ids(indices)
-        indices = indices[(np.array([*blocks.labels, ""]) == label)[label_ids]]  # the last entry stands for no label
+    if label is None:
+        return indices
+    has_label = np.array([*blocks.labels, ""]) == label  # the last entry stands for no label
+    labelled: Ids = indices[has_label[blocks.label_ids(indices)]]
+    return labelled
+
+
+def _read_blocks(blocks: TokenBlocks, indices: Ids) -> list[Ids]:
     rows, valid = blocks.read(indices)
     return [row[: mask.sum()] for row, mask in zip(rows, valid, strict=True)]  # padding is at the end
 

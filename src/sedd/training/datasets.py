@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from sedd import data, factory
+from sedd import data
+from sedd.border import warn
 from sedd.cache import cache_folder
 from sedd.config import RunConfig
 from sedd.runtime.distributed import Ranks
@@ -25,12 +26,30 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
             )
         data.TokenBlocks.open(folder, config.model.seq_len, "all", check=True)
         return folder
+    fraction = options.fitted_fraction
+    while _reaches_held_out(folder := _prepare(config, fraction, on_progress), config, fraction):
+        fraction /= 2
+        warn(f"held-out tokens are long; fitting the tokenizer again, to the first {fraction:.0%} of the text")
+    return folder
+
+
+def _reaches_held_out(folder: Path, config: RunConfig, fraction: float) -> bool:
+    """Whether the first ``fraction`` of the characters reaches into the held-out blocks; of records it cannot."""
+    if fraction == 1 or config.data.packing == "lines":
+        return False
+    blocks = data.TokenBlocks.open(folder, config.model.seq_len, "train", config.data.val_fraction)
+    return fraction * blocks.index.characters > blocks.characters
+
+
+def _prepare(config: RunConfig, fraction: float, on_progress: Callable[[int, int], None] | None) -> Path:
+    """Return the folder of prepared data whose tokenizer saw the first ``fraction`` of the text."""
+    options = config.data
     encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)
     return data.prepare_cached(
         options.sources,
         options.tokenizer,
-        lambda: factory.build_tokenizer(
-            options.tokenizer, lambda: data.read_documents(options.sources, options.column, options.packing, encoding)
+        lambda: data.fit_tokenizer(
+            options.tokenizer, options.sources, options.column, options.packing, encoding, fraction
         ),
         cache=cache_folder() / "data",
         packing=options.packing,
@@ -39,6 +58,7 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
         column=options.column,
         label=options.label,
         encoding=options.encoding,
+        fraction=fraction,
         on_progress=on_progress,
     )
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sedd import data, factory
+from sedd import data
 from sedd.config import BudgetConfig, DataConfig, RunConfig
 from sedd.data.readers import has_several_documents, read_chunks
 from sedd.runtime import cuda_graphs, distributed
@@ -113,9 +113,7 @@ def prepare_sample(config: RunConfig, folder: Path) -> DataSample:
     data.prepare(
         [sample.file],
         folder / "shards",
-        factory.build_tokenizer(
-            options.tokenizer, lambda: data.read_documents([sample.file], sample.column, options.packing)
-        ),
+        data.fit_tokenizer(options.tokenizer, [sample.file], sample.column, options.packing),
         packing=options.packing,
         length=config.model.seq_len if is_lines else None,
         pad=options.pad if is_lines else None,
@@ -161,7 +159,7 @@ def _write_sample(options: DataConfig, folder: Path) -> _SampleFile:
 def _about_data(config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float) -> dict[str, Any]:
     """Return the characters of training, if the tokens are text, the tokens of the data, and how often it is read."""
     available = len(blocks) * blocks.length / fraction
-    known, per_token = math.isfinite(available), blocks.chars_per_token
+    known, (per_token, _) = math.isfinite(available), blocks.text_per_token()
     return {
         **({"characters": round(tokens * per_token)} if per_token is not None else {}),
         "training_tokens": round(available) if known else None,
@@ -240,7 +238,7 @@ def _expectation(
     config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float, device: str
 ) -> dict[str, Any]:
     """Return the expected bits per character and, if another size is expected to be better, how to choose it."""
-    per_token, formula = blocks.chars_per_token, scaling.formula_of(config)
+    (per_token, _), formula = blocks.text_per_token(), scaling.formula_of(config)
     if per_token is None or formula is None or not scaling.is_prose(_first_text(blocks)):
         return {}
     characters, size = tokens * per_token, (config.model.width, config.model.depth)

@@ -161,7 +161,9 @@ def _fit_to_records(given: Any, on_sizing: Callable[[str], None]) -> Any:
     options = _build(given).data
     if options.packing != "lines" or not sources or "seq_len" in (given.get("model") or {}):
         return given
-    lengths = data.scan_record_lengths(sources, options.tokenizer, options.column, options.encoding)
+    lengths = data.scan_record_lengths(
+        sources, options.tokenizer, options.column, options.encoding, options.fitted_fraction
+    )
     on_sizing(f"{lengths}: sequences have {lengths.longest} tokens; --seq-len sets another length")
     return _fill_in(given, {"model": {"seq_len": lengths.longest}})
 

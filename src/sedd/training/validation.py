@@ -56,10 +56,11 @@ def validation_bound(
     sums = ranks.all_reduce_sum(sums).cpu()
     *terms, tokens = sums[:4].tolist()
     nats = sum(terms) / tokens
+    bits = blocks.bits_per_char(nats, _sequence_ids(blocks, count))
     return {
         "bound": nats,
         "bound_stderr": _stratified_stderr(sums[4 : 4 + count], columns[3][:count]) / tokens,
-        **({} if (bits := blocks.bits_per_char(nats)) is None else {"bound_bits_per_char": bits}),
+        **({} if bits is None else {"bound_bits_per_char": bits}),
     }
 
 
@@ -75,6 +76,11 @@ def _stratified_stderr(totals: Tensor, t: Tensor) -> float:
     return math.sqrt(float(torch.cat([pairs, unpaired]).square().sum()))
 
 
+def _sequence_ids(blocks: data.TokenBlocks, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the blocks that are evaluated: the first ``count``, repeated where there are fewer."""
+    return np.arange(count) % len(blocks)
+
+
 def _validation_columns(
     setup: DiffusionSetup, blocks: data.TokenBlocks, count: int, multiple: int, seed: int
 ) -> list[Tensor]:
@@ -83,7 +89,7 @@ def _validation_columns(
     Sequences without a valid position are appended up to a multiple of ``multiple``: under FSDP all processes must call
     the network equally often, and with equal batches.
     """
-    ids = np.arange(count) % len(blocks)
+    ids = _sequence_ids(blocks, count)
     x_0, valid = (torch.from_numpy(a) for a in blocks.read(ids))
     generator = seeded_generator(seed, 0, VALIDATION_STREAM)
     times = LowNoiseTimes()(stratified(count, generator))
