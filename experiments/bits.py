@@ -8,20 +8,44 @@ from matplotlib.figure import Figure
 from sedd import plot
 
 Json = Mapping[str, Any]
-HEADS = ("noise, seconds of training", "published code", "sedd", "characters", "network, blocks × width")
+HEADS = (
+    "noise, schedule, training",
+    "code",
+    "bits per character",
+    "objective",
+    "optimizer",
+    "precision",
+    "network",
+    "characters",
+)
 
 
 def table_rows(ours: Json, rivals: Json) -> list[list[str]]:
-    """Return the rows of bits per character, with the rival's after as many seconds."""
-    rows = []
+    """Return a row for each of our runs, after that of the rival with the same noise and as many seconds."""
+    published, rows = rivals["text8p"], []
     for name, run in ours["runs"].items():
-        rival = rivals["text8p"]["runs"].get(name)
-        beside = f"{rival['rival']}: ≤ {rival['bits_per_char']:.4f}" if rival else ""
-        model, noise = run["config"]["model"], run["config"]["noise"]["process"]
-        network = f"{model['depth']} × {model['width']}"
-        characters = f"{run['training']['tokens'] / 1e6:,.0f}M"
+        noise, config = run["config"]["noise"], run["config"]
+        if rival := published["runs"].get(name):
+            rows.append(
+                [
+                    f"{noise['process']}, {rival['schedule']}, {rival['seconds']:,} s",
+                    rival["rival"],
+                    f"≤ {rival['bits_per_char']:.4f}",
+                    *(published[fact] for fact in ("objective", "optimizer", "precision", "network")),
+                    f"{rival['characters'] / 1e6:.1f}M",
+                ]
+            )
         rows.append(
-            [f"{noise}, {run['seconds']:,.0f} s", beside, describe_bits(run["evaluation"]), characters, network]
+            [
+                f"{noise['process']}, {noise['schedule']}, {run['seconds']:,.0f} s",
+                f"sedd {run['commit']}",
+                describe_bits(run["evaluation"]),
+                describe_objective(config),
+                describe_optimizer(config),
+                config["train"]["precision"],
+                describe_network(config["model"]),
+                f"{run['training']['tokens'] / 1e6:,.0f}M",
+            ]
         )
     return rows
 
@@ -33,22 +57,28 @@ def describe_bits(evaluation: Json) -> str:
 
 
 def note(ours: Json) -> str:
-    """State how the bits were measured."""
+    """State how the bits were measured, and what the code of a run did not have yet."""
     runs = ours["runs"].values()
-    commits = " and ".join(dict.fromkeys(run["commit"] for run in runs))
     dates = " and ".join(dict.fromkeys(run["date"] for run in runs))
-    return (
-        f"Protocol `text8p`: trained on the first 64M characters of text8, strict bound on characters 69M to 74M in "
-        f"sequences of 256. One {ours['machine']['name']}; `benchmarks/text8p.py` at {commits}, {dates}."
+    older = [
+        f"{run['since']} The rows of {run['commit']} were not measured again with that."
+        for run in runs
+        if "since" in run
+    ]
+    return " ".join(
+        [
+            "Rows differ in more than the code. Late decay: the learning rate falls in the second half only. Protocol "
+            "`text8p`: trained on the first 64M characters of text8, strict bound on characters 69M to 74M in "
+            f"sequences of 256. One {ours['machine']['name']}; `benchmarks/text8p.py` at the commits in the table, "
+            f"{dates}.",
+            *dict.fromkeys(older),
+        ]
     )
 
 
 def difference_lines(ours: Json, rivals: Json) -> list[str]:
-    """State what differs besides the code, what the seconds contain, and what was not recorded."""
+    """State what the seconds contain, and what was not recorded."""
     runs, published = ours["runs"], rivals["text8p"]["runs"]
-    recipes = {
-        f"`{recipe_of(run)}`, {run['seconds']:,.0f} s": describe_training(run["config"]) for run in runs.values()
-    }
     beside = [
         f"{name} {run['training']['eval_seconds'] + run['training']['save_seconds']:.0f} s"
         for name, run in runs.items()
@@ -57,11 +87,6 @@ def difference_lines(ours: Json, rivals: Json) -> list[str]:
     characters = [f"{run['characters'] / 1e6:.1f}M" for run in published.values()]
     seeds = ", ".join(sorted({str(run["config"]["seed"]) for run in runs.values()}))
     return [
-        "Not only the code differs. The published runs are score entropy with AdamW; ours have another objective "
-        "(absorbing) or other times and another schedule (uniform), another optimizer, and other networks:",
-        "",
-        *(f"- {name}: {text}." for name, text in recipes.items()),
-        "",
         f"Seconds of sedd are those of training. Validation and saving are not counted ({', '.join(beside)}); the "
         f"commands took {', '.join(wall)} s from start to end. Each row of ours is one run, with seed {seeds}; ± is "
         "the error of the evaluation, without the spread over seeds.",
@@ -78,24 +103,27 @@ def command_lines(run: Json) -> list[str]:
     return [f"- `{run['command']}`{resumed}, then `{run['eval_command']}`"]
 
 
-def recipe_of(run: Json) -> str:
-    """Return the recipe that a command names."""
-    words: list[str] = run["command"].split()
-    return words[words.index("--recipe") + 1]
+def describe_objective(config: Json) -> str:
+    """Return the objective, and the weights and the times of training where they are not the default."""
+    train = config["train"]
+    parts = [f"`{config['objective']}`"]
+    parts += [f"loss weighting {train['loss_weighting']:g}"] if train["loss_weighting"] else []
+    parts += [f"`{train['time_sampling']}` times"] if train["time_sampling"] != "uniform" else []
+    return ", ".join(parts)
 
 
-def describe_training(config: Json) -> str:
-    """Return what decides the training of a run besides its network's size: objective, noise, optimizer, precision."""
-    train, optim, noise = config["train"], config["optim"], config["noise"]
-    parts = [f"objective `{config['objective']}`"]
-    parts += [f"schedule `{noise['schedule']}`"] if noise["process"] == "uniform" else []
-    parts += [f"`train.loss_weighting={train['loss_weighting']:g}`"] if train["loss_weighting"] else []
-    parts += [f"`train.time_sampling={train['time_sampling']}`"] if train["time_sampling"] != "uniform" else []
-    parts += [f"n-gram embeddings (`model.ngrams={config['model']['ngrams']}`)"] if config["model"]["ngrams"] else []
-    parts += [f"optimizer `{optim['name']}` at {optim['lr']:g}"]
-    parts += [f"`optim.weight_decay={optim['weight_decay']:g}`"] if optim["weight_decay"] else []
-    parts += [f"`optim.decay_fraction={optim['decay_fraction']:g}`"] if optim.get("decay_fraction", 1.0) < 1 else []
-    return ", ".join([*parts, f"precision `{train['precision']}`"])
+def describe_optimizer(config: Json) -> str:
+    """Return the optimizer with its learning rate, weight decay, late decay of the rate, and the batch."""
+    optim = config["optim"]
+    parts = [f"{optim['name'].capitalize()} at {optim['lr']:g}"]
+    parts += [f"weight decay {optim['weight_decay']:g}"] if optim["weight_decay"] else []
+    parts += ["late decay"] if optim.get("decay_fraction", 1.0) < 1 else []
+    return ", ".join([*parts, f"batch {config['train']['batch_size']}"])
+
+
+def describe_network(model: Json) -> str:
+    """Return blocks × width, and n-gram embeddings."""
+    return f"{model['depth']} × {model['width']}" + (f", {model['ngrams']}-grams" if model["ngrams"] else "")
 
 
 @plot.Style()

@@ -238,7 +238,7 @@ def measured_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def summary_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return perplexity and entropy by sampler and steps, and by temperature where there are several; and seconds."""
+    """Return perplexity and entropy by sampler and steps, and by temperature where there are several; and calls."""
     rows = measured_rows(record)
     at_one = [row for row in rows if row["temperature"] == 1]
     cooled = {row["steps"] for row in rows if row["temperature"] != 1}
@@ -246,13 +246,28 @@ def summary_lines(record: Mapping[str, Any]) -> list[str]:
     for count in sorted(cooled):
         part = [row for row in rows if row["steps"] == count]
         lines += pivot(f"{count} steps; temperature:", part, "temperature", show_quality)
-    lines += pivot("seconds per sample; steps:", at_one, "steps", lambda row: f"{row['seconds_per_sample']:.3g}")
+    lines += pivot("network calls per sample; steps:", at_one, "steps", lambda row: f"{row['nfe']:.0f}")
     if texts := {row["mauve_texts"] for row in rows if row.get("mauve") is not None}:
         count = " or ".join(map(str, sorted(texts)))
         lines.append(
             f"- MAUVE of {count} texts beside as many human ones: so few that it compares rows of this table only."
         )
     return [*lines, *failed_lines(record), ""]
+
+
+def seconds_note(records: Sequence[Mapping[str, Any]]) -> str:
+    """State why the page shows network calls and no seconds, by the rows that differ in nothing but temperature."""
+    groups: dict[tuple[object, ...], list[float]] = {}
+    for number, record in enumerate(records):
+        for row in measured_rows(record):
+            key = (number, row["sampler"], row["steps"], row["draws"], row["nfe"])
+            groups.setdefault(key, []).append(row["seconds_per_sample"])
+    most = max(max(seconds) / min(seconds) for seconds in groups.values())
+    return (
+        "Compute is counted in network calls. The seconds of each row were measured once, and they are not reliable: "
+        f"rows that differ only in temperature make the same calls and differ by a factor of up to {most:.1f} in "
+        "time. The cause was not recorded, so seconds are stored and not shown."
+    )
 
 
 def show_quality(row: Mapping[str, Any]) -> str:

@@ -269,6 +269,7 @@ def quality_section(root: Path) -> Section | None:
         size = f"{record['samples']} samples of {' or '.join(map(str, sorted(lengths)))} tokens per row"
         lines += [f"`{record['model']}`{about}, {record['noise']} noise, judge {judge}, {size}."]
         lines += [study_note(record, "quality_curves"), "", *quality_curves.summary_lines(record)]
+    lines += [quality_curves.seconds_note(records), ""]
     lines += float32_lines(root)
     data = [quality_curves.table_lines(record) for record in records]
     about = "Generative perplexity against steps and entropy"
@@ -300,7 +301,13 @@ def zero_shot_section(root: Path) -> Section | None:
     )
     sources = json.loads(zero_shot.PUBLISHED.read_text(encoding="utf-8"))["sources"]
     cited = [f"- {name}: {title}." for name, title in sources.items()]
-    lines = [note, "", *zero_shot.table_lines(record), *cited, *text_lines(root)]
+    lines = [
+        f"{note} {zero_shot.speed_note(record)}".rstrip(),
+        "",
+        *zero_shot.table_lines(record),
+        *cited,
+        *text_lines(root),
+    ]
     return Section("Zero-shot likelihood in miniature", lines, [])
 
 
@@ -491,7 +498,7 @@ def readme(root: Path, text: str) -> str:
         "",
         speed_note(ours, rivals),
         "",
-        "Equal seconds of training, in bits per character of held-out text:",
+        "Equal seconds of training, in bits per character of held-out text (each row is one run):",
         "",
         *table(bits.HEADS, bits.table_rows(runs, rivals)),
         "",

@@ -167,6 +167,19 @@ def table_lines(record: Mapping[str, Any]) -> list[str]:
     return [*lines, *other_protocols(protocols)]
 
 
+def speed_note(record: Mapping[str, Any]) -> str:
+    """State why rows of equal seconds saw different numbers of tokens."""
+    seen = {name: row["training"]["tokens"] for name, row in record["rows"].items() if "failed" not in row}
+    if "autoregressive" not in seen or "absorbing" not in seen:
+        return ""
+    counts = {name: f"{tokens / 1e6:.3g}M" for name, tokens in seen.items()}
+    return (
+        f"Equal seconds are not equal tokens: `autoregressive` saw {counts['autoregressive']} tokens and `absorbing` "
+        f"{counts['absorbing']}, because sedd has no fused loss for autoregression. Its row understates what "
+        "autoregression reaches in that time."
+    )
+
+
 def tokens_note(rows: Iterable[Mapping[str, Any]]) -> str:
     """State whether perplexities per token can be compared with published ones."""
     used = {result["tokenizer_sha256"] for row in rows for results in row["evaluation"].values() for result in results}

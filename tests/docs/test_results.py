@@ -140,7 +140,7 @@ def test_studies_appear_when_their_results_are_there(results_page: ModuleType, c
         "| SEDD absorbing | ≤ 1.9000 ± 0.0010 | 2 |",
         "| euler | 50.0, 5.00 | 50.0, 5.00 |",
         "| 8 steps; temperature: | 0.6 | 1 |\n|---|---|---|\n| euler | 20.0, 5.00, MAUVE 0.25 | 50.0, 5.00 |",
-        "| euler | 0.1 | 0.1 |",
+        "| network calls per sample; steps: | 8 | 16 |\n|---|---|---|\n| euler | 8 | 8 |",
         "| ours, absorbing, 60 s, 5M tokens | ≤ 1.900 ± 0.001 (9) |",
         "| MDLM (Sahoo et al. 2024) | (47.52) |",
         "| `stories` | 11.0 MB | 540 s on one small computer | ≤ 1.3000 ± 0.0010 | 1,000 | abc1234 |",
