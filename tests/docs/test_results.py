@@ -62,6 +62,30 @@ def test_the_bits_of_a_recipe_are_those_of_its_settings(recipe: str, run: str) -
     assert settings["train"]["batch_size"] == stored["config"]["train"]["batch_size"]
 
 
+def test_the_readme_says_what_differs_between_its_rows_of_bits() -> None:
+    """Every row states its objective, optimizer, precision and network; ours the commit that was measured."""
+    found = (ROOT / "README.md").read_text().splitlines()
+    runs = json.loads((ROOT / "benchmarks/results/text8p-h200.json").read_text())["runs"]
+    for run in runs.values():
+        config = run["config"]
+        facts = [f"sedd {run['commit']}", config["objective"], config["train"]["precision"]]
+        facts += [config["optim"]["name"].capitalize(), f"{config['model']['depth']} × {config['model']['width']}"]
+        assert any(all(fact in line for fact in facts) for line in found), facts
+        assert run.get("since", "") in " ".join(found)
+    published = json.loads((ROOT / "benchmarks/results/rivals-h200.json").read_text())["text8p"]
+    row = next(line for line in found if f"≤ {published['runs']['absorbing']['bits_per_char']:.4f}" in line)
+    assert all(published[fact] in row for fact in ("objective", "optimizer", "precision", "network"))
+
+
+def test_equal_seconds_of_unequal_code_are_named(results_page: ModuleType) -> None:
+    """The autoregressive row of the zero-shot table saw a third of the tokens: its loss is not fused."""
+    record = json.loads((ROOT / "experiments/results/zero-shot.json").read_text())
+    seen = record["rows"]["autoregressive"]["training"]["tokens"]
+    (section,) = [part for part in results_page.sections(ROOT) if part.title.startswith("Zero-shot")]
+    assert f"{seen / 1e6:.3g}M tokens" in section.lines[0]
+    assert "fused" in section.lines[0]
+
+
 def test_a_changed_result_makes_page_readme_and_figure_stale(results_page: ModuleType, copy: Path) -> None:
     """Mutants: a number of ours, a rival's, and one in the README."""
     results = copy / "benchmarks/results"
