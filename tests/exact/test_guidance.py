@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 import torch
@@ -271,6 +272,29 @@ def test_corrections_under_uniform_noise_lead_to_the_tilted_distribution(weight:
     found = [distance(enumerated(Gibbs(model, process, SCHEDULE, sites), times), right) for sites in (1, 4, 32)]
     assert plain > found[0] > found[1] > found[2]
     assert found[2] < 1e-3 < 1e-2 < plain
+
+
+@pytest.mark.parametrize("label", range(LABELS))
+@pytest.mark.parametrize("weight", [0.4, 2.0])
+def test_corrections_at_a_fixed_noise_level_do_not_reach_the_tilted_distribution(weight: float, label: int) -> None:
+    """However many there are; the error falls to 0 with the last noise level, as the numbers of §9 show."""
+    model, process = guided_model(("uniform", "score"), label, weight), PROCESSES["uniform"]
+    right = tilted(distribution(None).probabilities, distribution(label).probabilities, weight)
+
+    def error(sites: int, steps: int) -> float:
+        """The total variation after ``sites`` corrections at t = 1/steps, and the last step from there."""
+        times = tensor(1.0).new_tensor([1, 1 / steps, 0])
+        return distance(enumerated(Gibbs(model, process, SCHEDULE, sites), times), right)
+
+    found = {steps: error(60, steps) for steps in (4, 8, 32, 128, 512)}
+    assert found[4] > 0.01
+    assert error(120, 4) == pytest.approx(found[4], abs=1e-6)  # more corrections change nothing
+    assert found[32] > 2 * found[128] > 4 * found[512]
+    assert found[512] < 2e-3
+    if (weight, label) == (2.0, 2):
+        stated = (Path(__file__).parents[2] / "docs/mathematics.md").read_text()
+        shown = [f"{value:.3f}" for value in found.values()]
+        assert f"{', '.join(shown[:-1])} and {shown[-1]} for" in " ".join(stated.split())
 
 
 SAMPLERS: dict[str, tuple[str, Callable[..., Sampler]]] = {
