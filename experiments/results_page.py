@@ -38,9 +38,10 @@ BEGIN, END = "<!-- results: written by experiments/results_page.py -->", "<!-- e
 HEADER = """# Results
 
 Written by `experiments/results_page.py` (`make results`) from the files in `benchmarks/results/` and
-`experiments/results/`, which hold the commands, settings and errors of all numbers. Likelihoods of diffusion models have the standard
-error of their Monte Carlo draws. Those marked ≤ are upper bounds; protocol `sedd` leaves out terms, as the papers do, and has no mark.
-What else a number depends on has a name, its [protocol](guides/likelihood.md). The [lab log](log.md) has the experiments behind them, negative results included.
+`experiments/results/`, which hold the commands, settings and errors of all numbers. Likelihoods of diffusion models
+have the standard error of their Monte Carlo draws. Those marked ≤ are upper bounds; protocol `sedd` leaves out terms,
+as the papers do, and has no mark. What else a number depends on has a name, its [protocol](guides/likelihood.md). The
+[lab log](log.md) has the experiments behind them, negative results included.
 """
 
 
