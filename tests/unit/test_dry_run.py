@@ -183,18 +183,40 @@ def test_nothing_is_expected_far_from_what_was_measured() -> None:
         assert formula.expected_bits(weights, characters, available) is None
 
 
-def test_another_size_is_named_only_if_it_is_expected_to_be_much_better(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A network far too large for the characters that it is trained on; at the best size, none is named."""
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A text in words, on a machine of known speed."""
     monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "book.txt").write_text(words(60_000))
-    config = training.merge_config({"sources": [str(tmp_path / "book.txt")], "steps": 7}, recipe="tiny")
-    blocks = data.TokenBlocks.open(training.prepare_data(config), 64, "train")
-    found = {}
-    for width, depth in ((256, 4), (64, 2)):
-        sized = replace(config, model=replace(config.model, width=width, depth=depth))
-        found[width] = dry_run._expectation(sized, blocks, 1.0, 800_000.0, "cpu")
-    assert found[64]["expected_bits_per_char"] < found[256]["expected_bits_per_char"] + 0.2
-    assert "better_choice" not in found[64]
-    assert found[256]["better_choice"].startswith("--set model.width=")
+    monkeypatch.setattr(sizing, "measure_flops", lambda device: 1e11)
+    (tmp_path / "book.txt").write_text(words(2000))
+    return tmp_path / "book.txt"
+
+
+def test_a_plan_names_no_better_size_than_training_has_chosen(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any data, budget and tokenizer, and however far the measured speed is from the one it was chosen for."""
+    named = 0
+    for tokenizer, minutes, size in product(("bytes", "bpe:512", "bpe:2048"), (0.5, 4, 30), (1e6, 1e9)):
+        monkeypatch.setattr(sizing, "source_bytes", lambda options, size=size: size)
+        config = training.merge_config({"sources": [str(book)], "minutes": minutes, "tokenizer": tokenizer})
+        if not named:
+            blocks = data.TokenBlocks.open(training.prepare_data(config), 64, "train")
+        chosen, flops = (config.model.width, config.model.depth), 60 * minutes * 1e11
+        for tokens in (sizing.affordable_tokens(chosen, flops, "cpu") * factor for factor in (0.05, 0.3, 1, 3)):
+            found = dry_run._expectation(config, blocks, 0.001, tokens, "cpu")
+            assert "better_choice" not in found, (tokenizer, minutes, size, tokens)
+            named += "expected_bits_per_char" in found
+    assert named > 20
+
+
+def test_a_size_of_your_own_is_compared_with_the_one_training_would_choose(
+    book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a network too large for ten minutes; the choice that is named is that of the same run without a size."""
+    monkeypatch.setattr(sizing, "source_bytes", lambda options: 1e7)
+    flags = {"sources": [str(book)], "minutes": 10, "tokenizer": "bytes"}
+    chosen = training.merge_config(flags)
+    blocks = data.TokenBlocks.open(training.prepare_data(chosen), 64, "train")
+    large = training.merge_config(flags, sets=["model.width=256", "model.depth=4"])
+    tokens = sizing.affordable_tokens((256, 4), 600 * 1e11, "cpu")
+    better = dry_run._expectation(large, blocks, 0.001, tokens, "cpu")["better_choice"]
+    assert better.startswith(f"--set model.width={chosen.model.width} --set model.depth={chosen.model.depth}: ")

@@ -36,11 +36,14 @@ def weights(config: RunConfig) -> int:
     return config.model.depth * config.model.width**2
 
 
-def test_more_time_and_faster_machines_train_larger_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokenizer", [None, "bytes"])
+def test_more_time_and_faster_machines_train_larger_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str | None
+) -> None:
     """Never smaller, and from the smallest to the largest; a step never has less than 1024 tokens."""
     monkeypatch.setattr(sizing, "source_bytes", lambda options: 1e9)
-    source = write(tmp_path / "a.txt", 1000)
-    found = [merge_config({"sources": [source], "minutes": minutes}) for minutes in (0.1, 1, 5, 60, 1e3, 1e6)]
+    flags = {"sources": [write(tmp_path / "a.txt", 1000)], "tokenizer": tokenizer}
+    found = [merge_config({**flags, "minutes": minutes}) for minutes in (0.1, 1, 5, 60, 1e3, 1e6)]
     sizes = [weights(config) for config in found]
     assert sizes == sorted(sizes)
     assert sizes[0] == 2 * 64**2
@@ -49,7 +52,7 @@ def test_more_time_and_faster_machines_train_larger_networks(tmp_path: Path, mon
         assert config.train.batch_size * config.model.seq_len >= 1024
         assert config.model.width % config.model.heads == 0
     monkeypatch.setattr(sizing, "measure_flops", lambda device: 1e14)
-    assert weights(merge_config({"sources": [source], "minutes": 5})) > sizes[2]
+    assert weights(merge_config({**flags, "minutes": 5})) > sizes[2]
 
 
 def test_a_short_text_gets_a_small_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,6 @@ MAX_STEPS, MAX_SECONDS = 10, 4.0
 """Steps that are measured after the first, or as many as are finished in this time."""
 STEP_SECONDS = 0.5
 """A batch whose step would take longer, by the speed of matrix products, is measured in part."""
-MIN_GAIN = 2
-"""Errors of the formula by which another size must be expected to be better to be recommended."""
 OnProgress = Callable[[int, int], None]
 
 
@@ -237,7 +235,10 @@ def _validation_seconds(trainer: Trainer, sequences: int, steps: int) -> float:
 def _expectation(
     config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float, device: str
 ) -> dict[str, Any]:
-    """Return the expected bits per character and, if another size is expected to be better, how to choose it."""
+    """Return the expected bits per character and, if `sizing.choose_size` is expected to be better, how to choose it.
+
+    Better is by more than the error of the formula.
+    """
     (per_token, _), formula = blocks.text_per_token(), scaling.formula_of(config)
     if per_token is None or formula is None or not scaling.is_prose(_first_text(blocks)):
         return {}
@@ -247,16 +248,13 @@ def _expectation(
     if expected is None:
         return {}
     found: dict[str, Any] = {"expected_bits_per_char": round(expected, 2), "expected_bits_error": formula.error}
-    other = {}
-    for choice in sizing.SIZES:
-        speed = sizing.affordable_tokens(choice, 1.0, device) / sizing.affordable_tokens(size, 1.0, device)
-        bits = formula.expected_bits(sizing.block_weights(choice), characters * speed, available)
-        if bits is not None and bits < expected - MIN_GAIN * formula.error:
-            other[choice] = bits
-    if other:
-        width, depth = min(other, key=lambda choice: other[choice])
+    best = sizing.choose_size(config, device)  # a network that sedd train has chosen is this one
+    speed = sizing.affordable_tokens(best, 1.0, device) / sizing.affordable_tokens(size, 1.0, device)
+    bits = formula.expected_bits(sizing.block_weights(best), characters * speed, available)
+    if best != size and bits is not None and bits < expected - formula.error:
+        width, depth = best
         found["better_choice"] = (
-            f"--set model.width={width} --set model.depth={depth}: {other[width, depth]:.2f} expected in the same time"
+            f"--set model.width={width} --set model.depth={depth}: {bits:.2f} expected in the same time"
         )
     return found
 

@@ -116,6 +116,7 @@ def merge_config(
         given = _fill_in(given, sizing.choose_tokenizer(config.data, device))
     given = _fit_to_records(given, on_sizing)
     if is_sized:
+        given = _fill_in(given, sizing.choose_features(_build(given), device))
         given = _fill_in(given, sizing.choose_sizing(_build(given), given.get("model") or {}, device))
         on_sizing(sizing.describe_sizing(_build(given), device))
     config = _build(given)

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sedd import data
 from sedd.config import DataConfig, RunConfig
 from sedd.data.token_files import holds_ids
 from sedd.runtime.device import resolve_device
+from sedd.training import scaling
 
 DEFAULT_MINUTES = 5.0
 """Budget of a run that has none."""
@@ -22,6 +24,10 @@ TOKENS_PER_WEIGHT = {"cpu": 1, "cuda": 4}
 """Minimum of training tokens per weight of the blocks; see the log."""
 WEIGHTS_PER_BYTE = 7
 """Maximum of weights of the blocks per byte of data, against memorizing short texts; an estimate."""
+MAX_LOSS = 2
+"""Errors of the formula in `scaling` by which the best size may be expected to be better than the one chosen."""
+BPE_CHARACTERS = 3.0
+"""About how many characters a token of byte-pair encoding has, before the tokenizer is fitted."""
 STEPS = 4000
 """Steps that the budget should last for, as far as batches of 1024 to 65,536 tokens allow."""
 MAX_NGRAMS, MAX_NGRAM_ROWS = 3, 4096
@@ -34,35 +40,34 @@ MIN_BPE_BYTES = 200_000
 """Shorter texts are read as bytes: too few of the pairs that byte-pair encoding joins would occur often enough."""
 
 
+def choose_features(config: RunConfig, device_name: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return n-grams, norm and loss weighting of a run without a recipe; the expected bits depend on them."""
+    values: dict[str, dict[str, Any]] = {}
+    is_cpu = _device(device_name) == "cpu"
+    if is_cpu and config.model.architecture == "modern" and config.objective != "ratio-matching":
+        values["model"] = {"ngrams": choose_ngrams(config.data), "embedding_norm": True}
+    if config.noise.process == "absorbing" and config.objective in WEIGHTED_OBJECTIVES:
+        values["train"] = {"loss_weighting": LOSS_WEIGHTING}
+    return values
+
+
 def choose_sizing(
     config: RunConfig, given_model: Mapping[str, Any], device_name: str | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return values of the keys that decide size and speed, for the device, data and budget of ``config``.
 
-    The budget's seconds, times the measured speed of matrix products, give the arithmetic that can be spent: 6
-    operations per weight and token. Of the sizes that can then be trained on enough tokens, and have not too many
-    weights for the data, the largest is taken.
-
     Args:
-        config: The run, with defaults for the values that are to be chosen.
+        config: The run, with `choose_features`, and with defaults for the values that are to be chosen.
         given_model: The keys of ``model`` that were given; heads and batch fit them.
         device_name: The device that was given; None: the default.
     """
-    device = "cuda" if resolve_device(device_name).type == "cuda" else "cpu"
-    flops = 60 * (config.budget.minutes or DEFAULT_MINUTES) * measure_flops(device)
-    most = WEIGHTS_PER_BYTE * source_bytes(config.data)
-    fitting = [
-        size
-        for size in SIZES
-        if affordable_tokens(size, flops, device) >= TOKENS_PER_WEIGHT[device] * block_weights(size)
-        and block_weights(size) <= most
-    ]
-    width, depth = fitting[-1] if fitting else SIZES[0]
+    device = _device(device_name)
+    width, depth = choose_size(config, device)
     width, depth = given_model.get("width", width), given_model.get("depth", depth)
     heads = next((n for n in range(max(2, width // 64), 0, -1) if width % (2 * n) == 0), 1)
     is_fixed = "seq_len" in given_model or config.data.packing == "lines"
     seq_len = config.model.seq_len if is_fixed else 64 if device == "cpu" else 256
-    tokens_per_step = affordable_tokens((width, depth), flops, device) / STEPS
+    tokens_per_step = affordable_tokens((width, depth), _budget_flops(config, device), device) / STEPS
     sequences = 2 ** round(math.log2(max(1024, min(tokens_per_step, 65_536)) / seq_len))
     values: dict[str, dict[str, Any]] = {
         "model": {"width": width, "depth": depth, "heads": heads, "seq_len": seq_len},
@@ -76,13 +81,52 @@ def choose_sizing(
         },
         "train": {"batch_size": max(4, sequences), "precision": "float32" if device == "cpu" else "bfloat16"},
     }
-    if device == "cpu" and config.model.architecture == "modern" and config.objective != "ratio-matching":
-        values["model"] |= {"ngrams": choose_ngrams(config.data), "embedding_norm": True}
-    if config.noise.process == "absorbing" and config.objective in WEIGHTED_OBJECTIVES:
-        values["train"]["loss_weighting"] = LOSS_WEIGHTING
     if config.budget.minutes is config.budget.steps is config.budget.tokens is None:
         values["budget"] = {"minutes": DEFAULT_MINUTES}
     return values
+
+
+def choose_size(config: RunConfig, device: str) -> tuple[int, int]:
+    """Return the width and depth of the network that ``sedd train`` chooses, and ``sedd plan`` compares others with.
+
+    The budget's seconds, times the measured speed of matrix products, give the arithmetic that can be spent: 6
+    operations per weight and token. Of the sizes that can then be trained on enough tokens, and have not too many
+    weights for the data, it is the largest; where the bits of these sizes can be expected, the largest that is at most
+    `MAX_LOSS` errors worse than the best.
+
+    Args:
+        config: The run, with `choose_features`.
+        device: cpu or cuda.
+    """
+    flops, available = _budget_flops(config, device), source_bytes(config.data)
+    tokens = {size: affordable_tokens(size, flops, device) for size in SIZES}
+    fitting = [
+        size
+        for size in SIZES
+        if tokens[size] >= TOKENS_PER_WEIGHT[device] * block_weights(size)
+        and block_weights(size) <= WEIGHTS_PER_BYTE * available
+    ] or [SIZES[0]]
+    formula = scaling.formula_of(config)
+    if formula is None or not _is_prose(config.data):
+        return fitting[-1]
+    per_token = BPE_CHARACTERS if config.data.tokenizer.startswith("bpe") else 1.0
+    expected = {
+        size: bits
+        for size in fitting
+        if (bits := formula.expected_bits(block_weights(size), per_token * tokens[size], available)) is not None
+    }
+    if fitting[-1] not in expected:  # it is unlike what was measured
+        return fitting[-1]
+    return [size for size in expected if expected[size] <= min(expected.values()) + MAX_LOSS * formula.error][-1]
+
+
+def _device(name: str | None) -> str:
+    return "cuda" if resolve_device(name).type == "cuda" else "cpu"
+
+
+def _budget_flops(config: RunConfig, device: str) -> float:
+    """Return the floating-point operations of matrix products that the budget's time is enough for."""
+    return 60 * (config.budget.minutes or DEFAULT_MINUTES) * measure_flops(device)
 
 
 def describe_sizing(config: RunConfig, device_name: str | None = None) -> str:
@@ -114,8 +158,9 @@ def affordable_tokens(size: tuple[int, int], flops: float, device: str) -> float
     return fraction * flops / 6 / block_weights(size)
 
 
+@cache
 def measure_flops(device: str) -> float:
-    """Measure the floating-point operations per second of a matrix product, in a fraction of a second."""
+    """Measure the floating-point operations per second of a matrix product, in a fraction of a second, once."""
     size, dtype = (4096, torch.bfloat16) if device == "cuda" else (512, torch.float32)
     a = torch.randn(size, size, device=device, dtype=dtype)
     seconds = []
@@ -156,6 +201,13 @@ def _vocabulary_size(options: DataConfig) -> int | None:
     if kind == "chars":
         return len(set(_first_text(options)))
     return 256 if kind == "bytes" else int(size) if kind == "bpe" else None
+
+
+def _is_prose(options: DataConfig) -> bool:
+    """Whether the sources are files of text in words."""
+    if data.is_prepared(options.sources[0]) or _is_elsewhere(options) or _holds_ids(options):
+        return False
+    return scaling.is_prose(_first_text(options))
 
 
 def _is_elsewhere(options: DataConfig) -> bool:
