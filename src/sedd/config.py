@@ -256,6 +256,23 @@ class BudgetConfig:
             if limit
         )
 
+    def spent(self, step: int, tokens: int, seconds: float) -> float:
+        """Return the fraction of the nearest limit that is used, at most 1."""
+        done = {"steps": step, "tokens": tokens, "minutes": seconds / 60}
+        return min(1.0, max(done[name] / limit if (limit := getattr(self, name)) else 0.0 for name in done))
+
+    def describe_spent(self, step: int, tokens: int, seconds: float) -> str:
+        """Say that a budget is used up, and which one is larger by as much: budgets are totals of a run."""
+        done: dict[str, float] = {"steps": step, "tokens": tokens, "minutes": round(seconds / 60, 2)}
+        options = {"steps": "--steps ", "tokens": "--set budget.tokens=", "minutes": "--minutes "}
+        limits = {name: limit for name in options if (limit := getattr(self, name))}
+        name = max(limits, key=lambda name: done[name] / limits[name])
+        option, limit, more = options[name], limits[name], f"{round(done[name] + limits[name], 2):.12g}"
+        return (
+            f"it has trained for {done[name]:,.12g} {name}, and {option}{limit:.12g} is the total of a run, so nothing "
+            f"is left to train; {option}{more} trains for {limit:,.12g} more"
+        )
+
 
 @dataclass
 class TrainConfig:

@@ -270,3 +270,23 @@ def test_a_finished_run_of_integers_is_not_validated_again(sedd: Sedd, tmp_path:
     ok(again)
     assert (tmp_path / "run" / "log.jsonl").read_text() == before
     assert json.loads(again.stdout)["bound"] == json.loads(first.stdout)["bound"]
+
+
+def test_a_budget_is_the_total_of_a_run(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
+    """One that is used up already is refused before anything is written, with the one that trains as much again."""
+    run, steps = tmp_path / "run", ["--steps", 6]
+    ok(sedd("train", corpus, *SMALL, *steps, "--out", run))
+    state_file = run / "checkpoints" / "step-00000006" / "state.json"
+    state_file.write_text(json.dumps(json.loads(state_file.read_text()) | {"seconds": 180.0}))
+    checkpoint._write_manifest(state_file.parent, checkpoint.CHECKPOINT_FILES)
+    before = (run / "config.json").read_bytes()
+    for budget, larger in ((["--steps", 2], "--steps 8"), (["--minutes", 1], "--minutes 4")):
+        done = sedd("train", "--out", run, "--resume", *budget)
+        assert done.returncode == 2
+        assert larger in done.stderr
+        assert (run / "config.json").read_bytes() == before
+    again = sedd("train", "--out", run, "--resume", *steps)  # the command of a run that is finished
+    ok(again)
+    assert "--steps 12" in again.stderr
+    ok(sedd("train", "--out", run, "--resume", "--steps", 8))
+    assert log(run)[-1]["step"] == 8

@@ -91,6 +91,9 @@ def _train(
     validation: dict[str, float] = {}
     unread: Callable[[], Record] | None = None
     spent, stopping = _agree(config, state, ranks, False)
+    if spent >= 1:
+        finished = config.budget.describe_spent(state.step, state.tokens, state.seconds)
+        on_event("note", {"text": f"{out} is finished: {finished}"})
 
     def report(record: Record) -> None:
         write(record)
@@ -196,14 +199,8 @@ def _agree(config: RunConfig, state: TrainingState, ranks: Ranks, stop: bool) ->
 
     The fraction is that of the nearest limit. Time is the mean over processes. No GPU is waited for.
     """
-    budget = config.budget
     seconds, stops = ranks.all_reduce_sum(torch.tensor([state.seconds, float(stop)], dtype=torch.float64)).tolist()
-    fractions = [
-        state.step / budget.steps if budget.steps else 0.0,
-        state.tokens / budget.tokens if budget.tokens else 0.0,
-        seconds / ranks.world_size / 60 / budget.minutes if budget.minutes else 0.0,
-    ]
-    return min(1.0, max(fractions)), stops > 0
+    return config.budget.spent(state.step, state.tokens, seconds / ranks.world_size), stops > 0
 
 
 def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: PendingStep) -> None:

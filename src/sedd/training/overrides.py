@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sedd import border, checkpoint, data
-from sedd.config import RunConfig
+from sedd.config import BudgetConfig, RunConfig
 from sedd.recipes import RECIPES
 from sedd.runtime.launch import find_launch, is_restart
 from sedd.training.sources import check_data, find_sources, require_sources
@@ -122,6 +122,8 @@ def merge_config(
     config = _build(given)
     config.model.check_heads()
     config = config.resolved()
+    if resume and stored and config.budget != stored.budget:
+        _check_budget_left(config.budget, resume)
     if config.data.sources and not is_sized:
         origin = (
             f"recipe {recipe}"
@@ -134,6 +136,20 @@ def merge_config(
         )
         on_sizing(f"{origin}: {config.describe_sizes()}, {config.budget.describe()}")
     return config
+
+
+def _check_budget_left(budget: BudgetConfig, run: Path) -> None:
+    """Refuse to resume a run with a budget that it has used up already."""
+    saved = checkpoint.list_checkpoints(run / checkpoint.CHECKPOINTS)
+    if not saved:
+        return
+    try:
+        state = checkpoint.read_state(saved[0])
+    except ValueError:  # a damaged checkpoint is reported when the run is resumed
+        return
+    progress = state["step"] or 0, state["tokens"] or 0, state.get("seconds") or 0.0
+    if budget.spent(*progress) >= 1:
+        raise ValueError(f"{run} cannot be resumed: {budget.describe_spent(*progress)}")
 
 
 def _checked(sets: Sequence[str]) -> list[str]:
