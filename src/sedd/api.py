@@ -33,9 +33,9 @@ def load(source: str | Path, *, device: str | None = None, weights: str = "ema")
     """Load a model.
 
     Args:
-        source: The folder of a run, of one of its checkpoints or of a model; or the name of a model in the box
-            (``stories``), or of one on the Hugging Face Hub. Published SEDD, RADD and MDLM checkpoints are read
-            directly where they are safetensors; convert pickles with ``sedd import`` first.
+        source: The folder of a run, whose best checkpoint is loaded, of one of its checkpoints or of a model; or the
+            name of a model in the box (``stories``), or of one on the Hugging Face Hub. Published SEDD, RADD and MDLM
+            checkpoints are read directly where they are safetensors; convert pickles with ``sedd import`` first.
         device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
     """
@@ -53,7 +53,7 @@ def train(
     device: str | None = None,
     **options: Any,
 ) -> "Model":
-    """Train a model and return it. An interrupt (Ctrl-C) ends training early, with a checkpoint.
+    """Train a model and return it, as `load` does. An interrupt (Ctrl-C) ends training early, with a checkpoint.
 
     Args:
         sources: Files or folders to train on; not needed with ``resume``.

@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from sedd import files, models
 from sedd.border import check_count, check_fields, parse_json, warn
-from sedd.config import RunConfig, check_choice
+from sedd.config import RunConfig
 from sedd.runtime.launch import find_launch
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ MODEL_FILES = ("config.json", "ema.safetensors", "state.json", "tokenizer_config
 CHECKPOINT_FILES = (*MODEL_FILES, "model.safetensors", "optimizer.safetensors")
 """What a checkpoint of a run must have."""
 STATE_TYPES: dict[str, Any] = dict.fromkeys(("step", "tokens", "best_step"), int | None)
-STATE_TYPES |= dict.fromkeys(("seconds", "best"), float | None)
-"""Numbers that the training state of every model has; None where they are not known."""
+STATE_TYPES |= dict.fromkeys(("seconds", "best"), float | None) | {"above_best": bool}
+"""What others read of the training state of a model; None where it is not known."""
 
 
 def step_name(step: int) -> str:
@@ -102,31 +103,6 @@ def _without_sharing(values: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         used.add(host.data_ptr())
         found[key] = host
     return found
-
-
-def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tensor]":
-    """Return weights in the form in which they are stored for sharing; `load_weights` reads it.
-
-    Args:
-        weights: Those of a network.
-        dtype: ``int8``: matrices in int8 with float32 scales, everything else, which is little, in float32;
-            ``bfloat16`` or ``float32``: every parameter in that dtype.
-    """
-    import torch
-
-    from sedd.ops.int8 import quantize_int8
-
-    check_choice("dtype", dtype, WEIGHT_DTYPES)
-    packed: dict[str, Tensor] = {}
-    if name := nonfinite(weights):
-        raise ValueError(f"weight {name} is not finite; its training diverged: take another checkpoint")
-    for name, value in weights.items():
-        is_buffer = name.rpartition(".")[2] in BUFFERS
-        if dtype == "int8" and value.ndim == 2:
-            packed[name], packed[name + SCALE_SUFFIX] = quantize_int8(value.float())
-        else:
-            packed[name] = value.to(torch.bfloat16 if dtype == "bfloat16" and not is_buffer else torch.float32)
-    return packed
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -246,7 +222,7 @@ def load_json(folder: Path, stem: str) -> Any:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read the training state of a model: its step, tokens, seconds and best bound, numbers or None."""
+    """Read the training state of a model: its step, tokens, seconds and best bound."""
     state = load_json(folder, "state")
     check_fields(str(folder / "state.json"), state, STATE_TYPES, required=("step", "tokens", "best", "best_step"))
     return dict(state)
@@ -337,12 +313,12 @@ def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
     """Find a model on disk and read its configuration.
 
     Args:
-        folder: A model folder, one of a run's checkpoints, or the run, of which the newest intact checkpoint is taken.
+        folder: A model folder, one of a run's checkpoints, or the run, of which `best_or_newest` is taken.
         weights: The stem of a weights file that it must have.
     """
     path = Path(folder)
     if (path / CHECKPOINTS).is_dir():
-        path = newest(path / CHECKPOINTS, warn) or path
+        path = best_or_newest(path / CHECKPOINTS) or path
     elif (path / MANIFEST).is_file():
         present = [name for name in (*MODEL_FILES, f"{weights}.safetensors") if (path / name).is_file()]
         if reason := corruption(path, present):
@@ -352,6 +328,28 @@ def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
     if not (path / "config.json").is_file() or not (path / f"{weights}.safetensors").is_file():
         raise ValueError(_no_model(Path(folder)))
     return read_stored_model(path)
+
+
+def best_or_newest(root: Path) -> Path | None:
+    """Return the newest intact checkpoint or, if its run has found higher validation bounds since, the best one."""
+    last = newest(root, warn)
+    state = {} if last is None else read_state(last)
+    if last is None or not state.get("above_best") or state["best_step"] in (None, state["step"]):
+        return last
+    best, step = root / step_name(state["best_step"]), f"step {state['best_step']:,}"
+    if reason := corruption(best, CHECKPOINT_FILES):
+        _warn_once(f"{step} of {root.parent} had the lowest validation bound, and {best} is damaged: {reason}")
+        return last
+    bound = f"the lowest validation bound ({state['best']:.4f} nats per token)"
+    _warn_once(f"{root.parent}: using {step}, which has {bound}; for step {state['step']:,}, the last, name {last}")
+    return best
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Print a message, of several processes in the first."""
+    if find_launch().rank == 0:
+        warn(text)
 
 
 def _no_model(folder: Path) -> str:

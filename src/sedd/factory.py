@@ -355,7 +355,8 @@ def load_model(
     """Load a model from disk.
 
     Args:
-        folder: A model folder, one of a run's checkpoints, or the run, of which the newest intact checkpoint is taken.
+        folder: A model folder, one of a run's checkpoints, or the run, of which
+            `checkpoint.best_or_newest` is taken.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
         device: cpu, cuda …
         precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.

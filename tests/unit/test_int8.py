@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sedd import checkpoint, evaluation, factory, hub
+from sedd.hub.models import pack_weights
 from sedd.ops.int8 import Int8Tensor, dequantize_int8, quantize_int8
 from sedd.runtime.distributed import Ranks
 
@@ -98,7 +99,7 @@ def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_or_read_is_refused(tmp_path: Path, refuses: Refuses) -> None:
     folder = boxed.write_model(tmp_path / "model")
     refuses(lambda: hub.save_pretrained(folder, tmp_path / "x", dtype="int4"), "'int4'", "int8, bfloat16, float32")
-    refuses(lambda: checkpoint.pack_weights({"w": torch.tensor([float("nan")])}, "int8"), "w is not finite")
+    refuses(lambda: pack_weights({"w": torch.tensor([float("nan")])}, "int8"), "w is not finite")
     out = hub.save_pretrained(folder, tmp_path / "small", dtype="int8")
     tensors = checkpoint.load_tensors(out, "ema")
     scales = [name for name in tensors if name.endswith("_scale")]

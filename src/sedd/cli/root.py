@@ -143,8 +143,8 @@ def _find_model(context: typer.Context, name: Path | None) -> Path | None:
 
 
 MODEL_HELP = (
-    "Folder of a run, of one of its checkpoints, or of an imported model; or a name on the Hugging Face Hub, owner/name"
-    + (f"; or a model in the box: {', '.join(_BUILT_IN)}." if _BUILT_IN else ".")
+    "Folder of a run, whose best checkpoint is used, of one of its checkpoints, or of an imported model; or a name on "
+    "the Hugging Face Hub, owner/name" + (f"; or a model in the box: {', '.join(_BUILT_IN)}." if _BUILT_IN else ".")
 )
 _HAS_DEFAULT = models.DEFAULT in _BUILT_IN
 DEFAULT_HELP = f" By default {models.DEFAULT}." if _HAS_DEFAULT else ""

@@ -71,7 +71,7 @@ def check_samples(count: int) -> None:
 
 
 def report_samples(history: RunHistory, count: int, seed: int, device: str | None = None) -> ReportSamples:
-    """Return at most ``count`` texts: the latest that the run logged, else samples from its newest checkpoint."""
+    """Return at most ``count`` texts: the latest that the run logged, else samples from its best checkpoint."""
     check_samples(count)
     logged = next((record for record in reversed(history.records) if "samples" in record), None)
     if count and logged is not None:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from sedd import checkpoint, factory, files, models
 from sedd import tokenizer as tokenizers
 from sedd.cache import cache_folder
@@ -17,6 +20,7 @@ from sedd.hub.card_facts import CardFacts
 from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
 from sedd.hub.repo_id import is_repo_id
+from sedd.ops.int8 import quantize_int8
 from sedd.runtime import run_log
 from sedd.tokenizer import BPE, Tokenizer
 
@@ -168,7 +172,7 @@ def save_pretrained(
     if dtype is None:
         weights = checkpoint.load_tensors(loaded.folder, "ema")
     else:
-        weights = checkpoint.pack_weights(checkpoint.load_weights(loaded.folder, "ema"), dtype)
+        weights = pack_weights(checkpoint.load_weights(loaded.folder, "ema"), dtype)
     checkpoint.save(out.parent, out.name, {"ema": weights}, records, loaded.tokenizer.files())
     facts = CardFacts.read(loaded.folder)
     if dtype in (None, checkpoint.read_header(loaded.folder).dtype):
@@ -177,6 +181,27 @@ def save_pretrained(
         facts = replace(facts, results=[], weights_cost=None, sample_metrics=None, samples=[])
     write_card(out, name or out.name, replace(facts, results=[*facts.results, *results]))
     return out
+
+
+def pack_weights(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """Return weights in the form in which they are stored for sharing; `checkpoint.load_weights` reads it.
+
+    Args:
+        weights: Those of a network.
+        dtype: ``int8``: matrices in int8 with float32 scales, everything else, which is little, in float32;
+            ``bfloat16`` or ``float32``: every parameter in that dtype.
+    """
+    check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
+    packed: dict[str, Tensor] = {}
+    if name := checkpoint.nonfinite(weights):
+        raise ValueError(f"weight {name} is not finite; its training diverged: take another checkpoint")
+    for name, value in weights.items():
+        is_buffer = name.rpartition(".")[2] in checkpoint.BUFFERS
+        if dtype == "int8" and value.ndim == 2:
+            packed[name], packed[name + checkpoint.SCALE_SUFFIX] = quantize_int8(value.float())
+        else:
+            packed[name] = value.to(torch.bfloat16 if dtype == "bfloat16" and not is_buffer else torch.float32)
+    return packed
 
 
 def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:

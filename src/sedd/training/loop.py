@@ -20,6 +20,7 @@ from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer
 from sedd.training.clock import Clock
 from sedd.training.datasets import open_datasets
+from sedd.training.overfitting import OverfittingCheck
 from sedd.training.sources import with_absolute_paths
 from sedd.training.state import NonFiniteError, PendingStep, TrainingState
 from sedd.training.step import StepMetrics, finish_step, train_step
@@ -88,6 +89,7 @@ def _train(
     config, options, ranks, state = trainer.config, trainer.config.train, trainer.ranks, trainer.state
     on_nonfinite = partial(_handle_nonfinite, trainer, out, on_event)
     clock, throughput = Clock(state), _Throughput(state)
+    overfitting = OverfittingCheck(run_log.read_log(out) if ranks.is_main else ())
     validation: dict[str, float] = {}
     unread: Callable[[], Record] | None = None
     spent, stopping = _agree(config, state, ranks, False)
@@ -129,16 +131,19 @@ def _train(
             with clock.count_apart("eval_seconds"):
                 record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
-        may_be_best = bool(validation) and (is_last or _saves_best(options, state.step))
-        is_best = may_be_best and state.update_best(validation["bound"])
+        is_best = bool(validation) and state.update_best(
+            validation["bound"], is_saved=is_last or _saves_best(options, state.step)
+        )
         record |= validation
         if len(record) > 2:
             report(record)
         else:
             on_event("log", {"spent": spent, **record})
+        if text := overfitting.describe(record, state.best_step):
+            on_event("note", {"text": text})
         if is_complete:
             _check_bound(state.step, validation)
-        if is_last or _is_due(state.step, options.save_every) or (is_best and options.save_every):
+        if is_last or is_best or _is_due(state.step, options.save_every):
             with clock.count_apart("save_seconds"):
                 trainer.save(out / checkpoint.CHECKPOINTS)
                 if is_last:
@@ -185,7 +190,7 @@ def _saves_best(options: TrainConfig, step: int) -> bool:
 
     At the start every validation is the best, and to save a large network takes longer than to validate it.
     """
-    return step % max(1, options.save_every // 2) < options.eval_every
+    return options.save_every > 0 and step % max(1, options.save_every // 2) < options.eval_every
 
 
 def _reads_weights(options: TrainConfig, step: int) -> bool:

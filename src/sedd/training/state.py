@@ -29,17 +29,25 @@ class TrainingState:
     skipped: int = 0
     """Steps skipped because their loss or gradient was not finite."""
     best: float | None = None
-    """Lowest validation bound so far."""
+    """Lowest validation bound of a checkpoint so far."""
     best_step: int | None = None
+    above_best: bool = False
+    """Whether the latest validation found a higher bound than that."""
     logged: int | None = None
     """Records in the log."""
 
-    def update_best(self, bound: float) -> bool:
-        """Store ``bound`` if it is the lowest validation bound so far, and return whether it is."""
-        better = math.isfinite(bound) and (self.best is None or bound < self.best)
-        if better:
+    def update_best(self, bound: float, is_saved: bool = True) -> bool:
+        """Store ``bound`` if it is the lowest of a checkpoint so far, and return whether it is stored.
+
+        Args:
+            bound: The validation bound at this step.
+            is_saved: Whether this step is saved if its bound is the lowest.
+        """
+        is_lowest = math.isfinite(bound) and (self.best is None or bound < self.best)
+        self.above_best = not is_lowest
+        if is_lowest and is_saved:
             self.best, self.best_step = bound, self.step
-        return better
+        return is_lowest and is_saved
 
 
 class PendingStep(NamedTuple):
