@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sedd.border import warn
 from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, describe_draws
 from sedd.cli.evaluation_data import check_data, corpora
 from sedd.cli.root import AsJson, Device, announce, app, check_out, show, stderr_progress
@@ -28,7 +29,8 @@ def compare(
 ) -> None:
     """Compare runs: a table of validation bounds with standard errors, and a plot of the training curves.
 
-    All runs are evaluated on the same text by the same protocol; runs trained on different data need --data.
+    All runs are evaluated on the same text by the same protocol; runs trained on different data need --data. Runs that
+    differ by their seed alone also have a row with their mean ± standard deviation. What else differs is named.
     """
     from sedd import checkpoint, evaluation
     from sedd.evaluation import compare as comparison
@@ -62,14 +64,18 @@ def compare(
             rows.append(comparison.run_record(run, model, record))
         first = ranks.is_main
     if first:
-        comparison.write_comparison(rows, curves, path)
-        _print(rows, as_json)
+        trained = [model.config for model in models]
+        means = comparison.seed_means(rows, trained)
+        comparison.write_comparison(rows, means, curves, path)
+        if difference := comparison.describe_differences(trained, [row["parameters"] for row in rows]):
+            warn(difference)
+        _print(rows, means, as_json)
 
 
-def _print(rows: list[dict[str, object]], as_json: bool) -> None:
+def _print(rows: list[dict[str, object]], means: list[dict[str, object]], as_json: bool) -> None:
     from sedd.evaluation import compare as comparison
 
-    cells = comparison.table_cells(rows)
+    cells = comparison.table_cells([*rows, *means])
     if as_json:
         for row in rows:
             print(json.dumps(row))

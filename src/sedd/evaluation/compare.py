@@ -1,13 +1,16 @@
 """Comparison of runs: one validation likelihood each, under one protocol, and the validation curves of training."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from sedd import checkpoint, files, plot
+from sedd.config import RunConfig
 from sedd.runtime import run_log
 from sedd.templates import render
 
@@ -20,6 +23,16 @@ COLUMNS = (
     *("bits", "stderr_bits", "nats_per_token", "ppl_bound", "is_exact"),
 )
 PLOT_SUFFIXES = (".png", ".html")
+AVERAGED = ("bits", "nats_per_token", "ppl_bound")
+"""Columns of which runs with several seeds have a mean."""
+WITHOUT_EFFECT = (
+    "out",
+    *(f"train.{name}_every" for name in ("log", "eval", "save", "sample")),
+    "train.keep_checkpoints",
+)
+"""Keys of a configuration on which no weight depends."""
+MAX_DIFFERENCES = 6
+"""Number of differences between runs that are named."""
 
 
 class ValidationCurve(NamedTuple):
@@ -79,6 +92,62 @@ def run_record(run: Path, loaded: "LoadedModel", record: dict[str, Any]) -> dict
     }
 
 
+# Differences between runs -----------------------------------------------------------------------------------
+
+
+def _settings(config: RunConfig) -> dict[str, str]:
+    """Return what weights depend on, but for the seed, by configuration key."""
+
+    def flatten(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            if isinstance(value, dict) and value:
+                yield from flatten(f"{prefix}{name}.", value)
+            else:
+                yield f"{prefix}{name}", value
+
+    found = {**dict(flatten("", config.as_dict())), "model.time_conditioning": config.time_conditioning}
+    return {key: str(value) for key, value in found.items() if key not in ("seed", *WITHOUT_EFFECT)}
+
+
+def describe_differences(configs: Sequence[RunConfig], parameters: Sequence[int]) -> str | None:
+    """Return in what runs differ, seeds apart; None if they have the same size and differ in one setting at most."""
+    settings = [_settings(config) for config in configs]
+    columns = {"parameters": [f"{count:,}" for count in parameters]}
+    columns |= {key: [one.get(key, "none") for one in settings] for key in {k: 0 for one in settings for k in one}}
+    different = {key: dict.fromkeys(values) for key, values in columns.items() if len(set(values)) > 1}
+    if "parameters" not in different and len(different) < 2:
+        return None
+    named = [f"{key} ({' or '.join(values)})" for key, values in list(different.items())[:MAX_DIFFERENCES]]
+    others = len(different) - len(named)
+    return f"the runs differ in {', '.join(named)}" + (f" and {others} more" if others else "")
+
+
+def seed_means(records: Sequence[dict[str, Any]], configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
+    """Return a record, to be printed, for runs that differ by their seed alone: mean ± standard deviation."""
+    groups: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}
+    for record, config in zip(records, configs, strict=True):
+        groups.setdefault(tuple(_settings(config).items()), []).append(record)
+    means = []
+    for group in (group for group in groups.values() if len(group) > 1):
+        first = {
+            name: value if all(value == other[name] for other in group) else None for name, value in group[0].items()
+        }
+        values = {name: [record[name] for record in group] for name in AVERAGED}
+        means.append(
+            {
+                **group[0],
+                **{name: first[name] for name in COLUMNS},
+                **{name: f"{statistics.mean(v):.5g} ± {statistics.stdev(v):.2g}" for name, v in values.items()},
+                "run": f"{', '.join(record['run'] for record in group)}: mean ± deviation of n = {len(group)} seeds",
+                "stderr_bits": None,
+            }
+        )
+    return means
+
+
+# Table and plot --------------------------------------------------------------------------------------------
+
+
 def table_cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Format the `COLUMNS` of the records as text; records of different protocols are refused."""
     from sedd.evaluation.results import likelihood_table
@@ -95,8 +164,10 @@ def check_plot_path(path: Path) -> Path:
     return path
 
 
-def write_comparison(records: Sequence[dict[str, Any]], curves: Sequence[ValidationCurve], path: Path) -> None:
-    """Write a PNG of the curves, or an HTML page with the table and the curves."""
+def write_comparison(
+    records: Sequence[dict[str, Any]], means: Sequence[dict[str, Any]], curves: Sequence[ValidationCurve], path: Path
+) -> None:
+    """Write a PNG of the curves, or an HTML page with the table, that of `seed_means` too, and the curves."""
     figure = plot_comparison(records, curves)
     if path.suffix == ".html":
         files.write_text(
@@ -106,7 +177,7 @@ def write_comparison(records: Sequence[dict[str, Any]], curves: Sequence[Validat
                 title="Comparison of runs",
                 about=f"Likelihoods under protocol {records[0]['protocol']}.",
                 header=[name.replace("_", " ") for name in COLUMNS],
-                rows=table_cells(records),
+                rows=table_cells([*records, *means]),
                 svg=plot.to_svg(figure, "runs", "Bits against tokens and seconds of training, for each run."),
                 caption="Lines: bounds logged during training. Points: the table. Bands and bars are 95 % intervals.",
             ),
@@ -125,15 +196,19 @@ def plot_comparison(records: Sequence[dict[str, Any]], curves: Sequence[Validati
         low, high = curve.bits - 1.96 * curve.stderr, curve.bits + 1.96 * curve.stderr
         for axes, x, end in ((left, curve.tokens, record["trained_tokens"]), (right, curve.seconds, record["seconds"])):
             axes.plot(x, curve.bits, color=color, marker=".", linewidth=1, alpha=0.8)
-            axes.fill_between(x, low, high, color=color, alpha=0.1, linewidth=0)
-            axes.errorbar(
-                end, record["bits"], 1.96 * record["stderr_bits"], fmt="o", color=color, capsize=3, label=label
-            )
+            if len(x) > 1:  # a band of one point is invisible, and would stretch the axis
+                axes.fill_between(x, low, high, color=color, alpha=0.1, linewidth=0)
+            axes.errorbar(end, record["bits"], 1.96 * record["stderr_bits"], fmt="o", color=color, capsize=3)
+        right.plot([], [], color=color, label=label)
     left.set(
         xlabel="tokens of training", ylabel="bits per character" if records[0]["bits_per_char"] else "bits per token"
     )
     right.set(xlabel="seconds of training")
     for axes in (left, right):
         axes.set_xlim(left=0)
-    right.legend(fontsize="small")
+    if all(len(curve.bits) < 2 for curve in curves):
+        left.set_title("no run has curves: each was validated at its end only (train.eval_every)", fontsize="small")
+    dots = Line2D([], [], color=plot.GREY, marker=".", linewidth=1, label="validation while training (band: 95 %)")
+    results = right.errorbar([], [], [], fmt="o", color=plot.GREY, capsize=3, label="this comparison (bar: 95 %)")
+    right.legend(handles=[*right.get_legend_handles_labels()[0][: len(records)], dots, results], fontsize="small")
     return figure
