@@ -302,8 +302,9 @@ class TrainConfig:
     """Shard weights, gradients and optimizer state over processes (FSDP2) instead of DDP."""
     log_every: int = 10
     """Steps between records of the training loss."""
-    eval_every: int = 250
-    """Steps between validations; the last step is validated too."""
+    eval_every: int | None = None
+    """Steps between validations, by default 250 or, under a budget of fewer than 1,000 steps, a quarter of it; the last
+    step is validated too."""
     eval_sequences: int = 256
     """Sequences per validation."""
     save_every: int = 500
@@ -325,7 +326,8 @@ class TrainConfig:
         for name in ("batch_size", "grad_accumulation", "keep_checkpoints", "eval_sequences"):
             check_count(f"train.{name}", getattr(self, name))
         for name in ("log_every", "eval_every", "save_every", "sample_every", "max_skips"):
-            check_count(f"train.{name}", getattr(self, name), int(name == "log_every"), "budget.steps")
+            if (value := getattr(self, name)) is not None:
+                check_count(f"train.{name}", value, int(name == "log_every"), "budget.steps")
         _check_at_least("train.loss_weighting", self.loss_weighting, 0)
 
 
@@ -356,6 +358,13 @@ class RunConfig:
     def time_conditioning(self) -> str:
         """Return the noise level given to the network: as configured, else sigma if the objective has times."""
         return self.model.time_conditioning or ("none" if self.objective in TIME_FREE_OBJECTIVES else "sigma")
+
+    @property
+    def eval_every(self) -> int:
+        """Return the steps between validations: as configured, else 250 or a quarter of the steps of a shorter run."""
+        if self.train.eval_every is not None:
+            return self.train.eval_every
+        return min(250, math.ceil((self.budget.steps or 1000) / 4))
 
     def describe_sizes(self) -> str:
         """Return the size of the network and of a step, the tokenizer, the loss weighting and the precision."""

@@ -52,7 +52,7 @@ def info(
         for name in ("bound", "best_bound")
         if None not in (bounds[name], bounds[f"{name}_step"])
     }
-    print_record({**record, **(shown or {"bound": _no_bound(folder, config.train.eval_every, str(model))})}, as_json)
+    print_record({**record, **(shown or {"bound": _no_bound(folder, config.eval_every, str(model))})}, as_json)
 
 
 def _no_bound(folder: Path, every: int, model: str) -> str:

@@ -226,7 +226,7 @@ def _validation_seconds(trainer: Trainer, sequences: int, steps: int) -> float:
         start = time.perf_counter()
         trainer.validation_bound()
         seconds.append((time.perf_counter() - start) * sequences / part)
-    return seconds[0] + seconds[-1] * ((steps - 1) // options.eval_every if options.eval_every else 0)
+    return seconds[0] + seconds[-1] * ((steps - 1) // every if (every := trainer.config.eval_every) else 0)
 
 
 # Expectation -----------------------------------------------------------------------------------------------

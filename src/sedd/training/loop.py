@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sedd import checkpoint, files
-from sedd.config import RunConfig, TrainConfig
+from sedd.config import RunConfig
 from sedd.runtime import distributed, run_log
 from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer
@@ -113,7 +113,7 @@ def _train(
         clock.count_training()
         spent, stopping = _agree(config, state, ranks, stop_signal() is not None)
         is_last = stopping or spent >= 1
-        is_finished = is_last or ranks.device.type == "cpu" or _reads_weights(options, state.step)
+        is_finished = is_last or ranks.device.type == "cpu" or _reads_weights(config, state.step)
         if is_finished:
             finish_step(trainer, on_nonfinite)  # else during the next step, so that a GPU is not waited for
 
@@ -124,7 +124,7 @@ def _train(
         if is_finished and unread is not None:
             record, unread = unread(), None
         validation = {}
-        if is_complete or _is_due(state.step, options.eval_every):
+        if is_complete or _is_due(state.step, config.eval_every):
             with clock.count_apart("eval_seconds"):
                 validation = trainer.validation_bound()
         if _is_due(state.step, options.sample_every):
@@ -132,7 +132,7 @@ def _train(
                 record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
         is_best = bool(validation) and state.update_best(
-            validation["bound"], is_saved=is_last or _saves_best(options, state.step)
+            validation["bound"], is_saved=is_last or _saves_best(config, state.step)
         )
         record |= validation
         if len(record) > 2:
@@ -185,17 +185,18 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _saves_best(options: TrainConfig, step: int) -> bool:
+def _saves_best(config: RunConfig, step: int) -> bool:
     """Whether a checkpoint is saved if it is the best: at the first validation in each half of ``save_every`` steps.
 
     At the start every validation is the best, and to save a large network takes longer than to validate it.
     """
-    return options.save_every > 0 and step % max(1, options.save_every // 2) < options.eval_every
+    every = config.train.save_every
+    return every > 0 and step % max(1, every // 2) < config.eval_every
 
 
-def _reads_weights(options: TrainConfig, step: int) -> bool:
+def _reads_weights(config: RunConfig, step: int) -> bool:
     """Whether the weights are validated, sampled from or saved after this step, so that it must be finished first."""
-    intervals = (options.eval_every, options.sample_every, options.save_every)
+    intervals = (config.eval_every, config.train.sample_every, config.train.save_every)
     return any(_is_due(step, every) for every in intervals)
 
 
