@@ -42,11 +42,11 @@ def bounds(run: Path) -> dict[int, float]:
 
 
 def test_a_run_that_overfits_says_so_once(overfit: Path, shared: Path) -> None:
-    said = [line for line in (shared / "stderr").read_text().splitlines() if "overfits" in line]
+    lines = [line for line in (shared / "stderr").read_text().splitlines() if "overfits" in line]
     best = min(bounds(overfit), key=bounds(overfit).__getitem__)
-    assert len(said) == 1
-    assert f"step {best}" in said[0]
-    assert "--set model.dropout" in said[0]
+    assert len(lines) == 1
+    assert f"step {best}" in lines[0]
+    assert "--set model.dropout" in lines[0]
 
 
 def test_commands_use_the_best_checkpoint_and_name_it(sedd: Sedd, overfit: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_checkpoint_after_the_best_validation_is_used(sedd: Sedd, overfit: Pat
 
 
 @pytest.mark.parametrize(
-    ("nats", "said"),
+    ("nats", "reported"),
     [
         ([3.0, 2.0, 2.2, 2.2, 2.2], [4]),
         ([3.0, 2.0, 2.2, 2.2, 2.2, 2.3, 2.4], [4]),
@@ -120,14 +120,14 @@ def test_a_checkpoint_after_the_best_validation_is_used(sedd: Sedd, overfit: Pat
         ([3.0, 2.0, float("nan"), 2.2, 2.2], []),
     ],
 )
-def test_three_bounds_in_a_row_must_be_higher_by_more_than_the_error(nats: list[float], said: list[int]) -> None:
+def test_three_bounds_in_a_row_must_be_higher_by_more_than_the_error(nats: list[float], reported: list[int]) -> None:
     from sedd.training.overfitting import OverfittingCheck
 
     records = [{"step": step, "bound": bound, "bound_stderr": 0.1} for step, bound in enumerate(nats)]
     check = OverfittingCheck(())
-    assert [record["step"] for record in records if check.describe(record, None)] == said
+    assert [record["step"] for record in records if check.describe(record, None)] == reported
     resumed = OverfittingCheck(records[:3])
-    assert [record["step"] for record in records[3:] if resumed.describe(record, None)] == said
+    assert [record["step"] for record in records[3:] if resumed.describe(record, None)] == reported
 
 
 def test_a_bound_above_the_best_is_stored_whether_that_was_saved_or_not() -> None:

@@ -48,6 +48,7 @@ HELD_OUT_NUMBERS = "integration/test_held_out.py"
 HELD_OUT = f"{TRAINING}::test_evaluation_of_a_run_never_sees_training_data"
 VALIDATION = f"{TRAINING}::test_validation_never_sees_training_data"
 RATES_OF_A_RUN = f"{TRAINING}::test_the_learning_rate_of_every_step_is_logged_and_is_that_of_the_schedule"
+OVERFITTING = "integration/test_overfitting.py"
 TIMES = "unit/test_process.py::test_weights_of_sampled_times_keep_integrals"
 OBJECTIVES, BOUND, TERMS = "exact/test_objectives.py", "exact/test_bound.py", "exact/test_likelihood.py"
 ESTIMATE = "exact/test_estimate.py"
@@ -319,9 +320,9 @@ MISTAKES = [
     ),
     Mistake(
         "a run ends one step early",
-        "training/loop.py",
-        "state.step / budget.steps if budget.steps",
-        "(state.step + 1) / budget.steps if budget.steps",
+        "config.py",
+        'done = {"steps": step, ',
+        'done = {"steps": step + 1, ',
         RATES_OF_A_RUN,
     ),
     Mistake(
@@ -380,6 +381,27 @@ MISTAKES = [
         "bound < self.best",
         "bound > self.best",
         f"{TRAINING}::test_the_best_checkpoint_is_that_of_the_lowest_bound",
+    ),
+    Mistake(
+        "commands use the last checkpoint of a run that overfits",
+        "training/state.py",
+        "self.above_best = not is_lowest",
+        "self.above_best = False",
+        f"{OVERFITTING}::test_commands_use_the_best_checkpoint_and_name_it",
+    ),
+    Mistake(
+        "a checkpoint after the best validation is not used",
+        "checkpoint.py",
+        'not state.get("above_best") or ',
+        "",
+        f"{OVERFITTING}::test_a_checkpoint_after_the_best_validation_is_used",
+    ),
+    Mistake(
+        "bounds that are higher by less than their error are overfitting",
+        "training/overfitting.py",
+        "lowest.nats + lowest.stderr",
+        "lowest.nats",
+        f"{OVERFITTING}::test_three_bounds_in_a_row_must_be_higher_by_more_than_the_error",
     ),
     Mistake(
         "the moments of the optimizer are not resumed",

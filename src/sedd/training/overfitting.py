@@ -16,12 +16,12 @@ class _Bound(NamedTuple):
 
 @final
 class OverfittingCheck:
-    """Follows the validation bounds of a run, which have the same sequences, times and noise, and speaks once."""
+    """Follows the validation bounds of a run, which have the same sequences, times and noise; it is reported once."""
 
     def __init__(self, records: Iterable[dict[str, Any]]) -> None:
         """Begin with the bounds among the records of a log."""
         self._bounds: list[_Bound] = []
-        self._has_spoken = False
+        self._is_reported = False
         for record in records:
             self._add(record)
 
@@ -37,13 +37,13 @@ class OverfittingCheck:
             saved_step: The step of the best checkpoint.
         """
         self._add(record)
-        if "bound" not in record or self._has_spoken or not self._bounds:
+        if "bound" not in record or self._is_reported or not self._bounds:
             return None
         lowest = min(self._bounds, key=lambda bound: bound.nats)
         later = self._bounds[self._bounds.index(lowest) + 1 :][-PATIENCE:]
         if len(later) < PATIENCE or any(bound.nats <= lowest.nats + lowest.stderr for bound in later):
             return None
-        self._has_spoken = True
+        self._is_reported = True
         return (
             f"the run overfits: its validation bound was {lowest.nats:.3f} nats per token at step {lowest.step:,}, the "
             f"last {PATIENCE} were higher, and now it is {later[-1].nats:.3f}. "
