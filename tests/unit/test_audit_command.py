@@ -76,6 +76,56 @@ def test_all_objectives_have_the_verdict_that_they_claim(sedd: Sedd, mutant: str
     assert refuted == ({"score-entropy", "t-dce", "d3pm"} if mutant else set())
 
 
+MISTAKES = """
+import torch
+
+
+def entropy(model, x_0, x_t, t, process, schedule, transposed=False, cut=0.0):
+    noise = schedule(t)
+    log_s, p = model(x_t, noise.sigma).double(), process.transition_matrix(noise.sigma)
+    rows = torch.arange(len(x_0))[:, None]
+    a = p[rows, :, x_0] / p[rows, x_t, x_0][..., None]
+    rates = process.rates_out_of(x_t) if transposed else process.rates_into(x_t)
+    terms = log_s.exp() - a * log_s + torch.where(a > 0, a * (a.log() - 1), 0)
+    diffusion = torch.where(rates > 0, rates * terms, 0).sum((-1, -2)) * noise.rate
+    return torch.where(t > cut, diffusion, 0) + x_0.shape[-1] * process.prior_kl(schedule.sigma(torch.ones_like(t)))
+
+
+def right(model, x_0, x_t, t, process, schedule):
+    return entropy(model, x_0, x_t, t, process, schedule)
+
+
+def cut(model, x_0, x_t, t, process, schedule):
+    return entropy(model, x_0, x_t, t, process, schedule, cut=1e-3)
+
+
+def transposed(model, x_0, x_t, t, process, schedule):
+    return entropy(model, x_0, x_t, t, process, schedule, transposed=True)
+
+
+def late(model, x_0, x_t, t):
+    if not hasattr(model, "log_mean"):
+        raise RuntimeError("no denoiser")
+    return 0 * t
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "process", "failed"),
+    [("right", "uniform", 0), ("cut", "uniform", 2), ("transposed", "absorbing", 8), ("late", "absorbing", 4)],
+)
+def test_a_counter_example_is_final_whatever_other_models_do(
+    sedd: Sedd, tmp_path: Path, name: str, process: str, failed: int
+) -> None:
+    """A model on which the loss fails, or cannot be integrated, cannot save it."""
+    (tmp_path / "mistakes.py").write_text(MISTAKES)
+    done = sedd("audit", f"{tmp_path}/mistakes.py:{name}", "--process", process, "--json")
+    assert done.returncode == (name != "right"), done.stderr
+    record = json.loads(done.stdout)
+    assert (len(record["failures"]), record["counter_example"] is None) == (failed, name == "right")
+    assert record["cases"] + failed == (14 if name == "late" else 28)
+
+
 LOSSES = """
 import torch
 def sizes(model, x_0): return model.log_next(x_0)

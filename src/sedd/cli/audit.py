@@ -152,6 +152,7 @@ def _record(result: "AuditResult") -> dict[str, Any]:
         "is_bound": result.is_bound,
         "is_claimed": result.is_claimed,
         "cases": result.cases,
+        "failures": result.failures,
         "expectations": "exact" if result.is_exact else "random draws",
         "smallest_margin_nats": result.smallest_margin,
         "gap_nats": result.gap,
@@ -181,6 +182,8 @@ def _describe(result: "AuditResult") -> None:
     print(result.verdict)
     how = "exact expectations" if result.is_exact else "means of random draws"
     rows = {"loss": f"{result.loss}, {result.process} noise", "cases": f"{result.cases}, {how}"}
+    if result.failures:
+        rows["not evaluated"] = f"{len(result.failures)} more; the first: {result.failures[0]}"
     if result.counter_example is None:
         rows["counter-example"] = f"none; the smallest margin is {_rounded(result.smallest_margin)} nats"
         rows["gap of exact scores"] = f"{_rounded(result.gap)} nats above the entropy, at most"

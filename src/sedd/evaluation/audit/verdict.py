@@ -57,13 +57,18 @@ class AuditResult(NamedTuple):
     is_claimed: bool
     """Whether it claims to be a bound, as every function does and not every objective."""
     cases: int
-    """Combinations of a model and a schedule."""
+    """Combinations of a model and a schedule that were evaluated."""
+    failures: tuple[str, ...]
+    """Why others could not be evaluated. Without a counter-example the first of these is raised instead."""
     is_exact: bool
     """Whether expectations are sums over all noise; otherwise they are means of random draws."""
     smallest_margin: float
     """The least E_q ℓ − H(q) and ℓ(x) + log p(x) of all cases, in nats."""
-    gap: float
-    """The largest E ℓ − H of exact scores on their own distributions without a prior term: 0 if it is tight."""
+    gap: float | None
+    """The largest E ℓ − H of exact scores on their own distributions without a prior term: 0 if it is tight.
+
+    None: no exact score was evaluated.
+    """
     counter_example: CounterExample | None
 
     @property
@@ -118,22 +123,32 @@ def audit_function(
     return _audit(FunctionLoss(function, draws, entropy_only), process)
 
 
-def _cases(loss: AuditedLoss, process: str) -> Iterator[tuple[AuditModel, Schedule]]:
+def _cases(loss: AuditedLoss, process: str, failures: list[ValueError]) -> Iterator[tuple[AuditModel, Schedule]]:
     for audited in audit_models(process):
-        if loss.accepts(audited):
-            yield from ((audited, schedule) for schedule in loss.schedules)
+        try:
+            is_accepted = loss.accepts(audited)
+        except ValueError as error:
+            failures.append(error)
+        else:
+            yield from ((audited, schedule) for schedule in loss.schedules if is_accepted)
 
 
 def _audit(loss: AuditedLoss, process: str) -> AuditResult:
-    cases = list(_cases(loss, process))
-    if not cases:
+    failures: list[ValueError] = []  # raised only without a counter-example, which is final whatever other cases do
+    cases = list(_cases(loss, process, failures))
+    if not cases and not failures:
         raise ValueError(f"{loss.name} fits none of the audit's models; they have log_mean, log_next or scores")
-    quantile = -torch.special.ndtri(torch.tensor(FALSE_ALARM / (2 * len(cases)), dtype=torch.float64)).item()
-    smallest, is_exact = torch.inf, True
+    quantile = -torch.special.ndtri(torch.tensor(FALSE_ALARM / (2 * max(1, len(cases))), dtype=torch.float64)).item()
+    evaluated, smallest, is_exact = 0, torch.inf, True
     gaps: list[float] = []
     found: list[CounterExample] = []
     for audited, schedule in cases:
-        expected = loss.expected(audited, schedule)
+        try:
+            expected = loss.expected(audited, schedule)
+        except ValueError as error:
+            failures.append(error)
+            continue
+        evaluated += 1
         is_exact = is_exact and expected.second is None
         log_p = loss.log_p(audited) if schedule is FULL_NOISE else None
         if audited.distribution is not None and schedule is FULL_NOISE:
@@ -144,16 +159,19 @@ def _audit(loss: AuditedLoss, process: str) -> AuditResult:
             allowed = quantile * margin.error if expected.second is not None else TOLERANCE + 10 * margin.error
             if margin.value < -allowed:
                 found.append(_counter_example(audited, schedule, expected, margin, compared))
+    if failures and not found:
+        raise failures[0]
     worst = min(found, key=lambda example: (example.minus_log_p is not None, example.difference), default=None)
     return AuditResult(
         loss=loss.name,
         process=process,
         is_bound=worst is None,
         is_claimed=loss.is_claimed,
-        cases=len(cases),
+        cases=evaluated,
+        failures=tuple(map(str, failures)),
         is_exact=is_exact,
         smallest_margin=smallest,
-        gap=max(gaps),
+        gap=max(gaps, default=None),
         counter_example=worst,
     )
 
