@@ -164,8 +164,8 @@ def _print_json(result: "AuditResult") -> None:
     print(json.dumps(_record(result)))
 
 
-def _rounded(nats: float) -> str:
-    return f"{round(nats, 5) + 0.0:.5f}"  # + 0: no −0
+def _rounded(nats: float | None) -> str:
+    return "unknown" if nats is None else f"{round(nats, 5) + 0.0:.5f}"  # + 0: no −0
 
 
 def _print_table(results: "list[AuditResult]") -> None:
