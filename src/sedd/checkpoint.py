@@ -4,6 +4,7 @@ A checkpoint is a folder ``step-00000500`` that appears by a rename once everyth
 damaged later, its manifest shows it, and the checkpoint before it is used. What is not tensors is read without torch.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -11,10 +12,10 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -26,6 +27,8 @@ from sedd.runtime.launch import find_launch
 if TYPE_CHECKING:
     from torch import Tensor
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
 """The subfolder of a run with its checkpoints."""
@@ -165,11 +168,16 @@ def _write_manifest(folder: Path, names: Sequence[str]) -> None:
 
 def load_tensors(folder: Path, stem: str) -> "dict[str, Tensor]":
     """Load one .safetensors file of a checkpoint."""
+    path = folder / f"{stem}.safetensors"
+    return _load_file(path, path)
+
+
+def _load_file(path: Path, opened: Path) -> "dict[str, Tensor]":
+    """Load a .safetensors file; ``path`` names it in errors."""
     from safetensors.torch import load_file
 
-    path = folder / f"{stem}.safetensors"
     try:
-        tensors = load_file(path)
+        tensors = load_file(opened)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if name := nonfinite(tensors):
@@ -191,13 +199,27 @@ def nonfinite(tensors: "Mapping[str, Tensor]") -> str | None:
     return None
 
 
-def load_weights(folder: Path, stem: str) -> "dict[str, Tensor]":
-    """Load the weights of a network; those stored as int8 come back in float32."""
+class HashedWeights(NamedTuple):
+    """The weights of a network, and the SHA-256 hash of the file they were loaded from."""
+
+    tensors: "dict[str, Tensor]"
+    sha256: str
+
+
+def load_weights(folder: Path, stem: str) -> HashedWeights:
+    """Load and hash the weights of a network; those stored as int8 come back in float32."""
     import torch
 
     from sedd.ops.int8 import Int8Tensor, dequantize_int8
 
-    stored = load_tensors(folder, stem)
+    path = folder / f"{stem}.safetensors"
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    with file:  # open, it is one file, whatever happens to its name meanwhile
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        stored = _load_file(path, Path(f"/dev/fd/{file.fileno()}"))
     weights = dict(stored)
     for name, values in stored.items():
         if values.dtype == torch.int8:
@@ -209,7 +231,7 @@ def load_weights(folder: Path, stem: str) -> "dict[str, Tensor]":
                     f"{shape}; there must be one per row: export the model again"
                 )
             weights[name] = dequantize_int8(Int8Tensor(values, scale))
-    return weights
+    return HashedWeights(weights, sha256)
 
 
 def load_json(folder: Path, stem: str) -> Any:
@@ -264,6 +286,8 @@ def newest(root: Path, warn: Callable[[str], None]) -> Path | None:
     for folder in checkpoints:
         if (reason := corruption(folder, CHECKPOINT_FILES)) is None:
             return folder
+        if not folder.exists():
+            raise ValueError(f"{folder} was removed while it was read; try again")
         warn(f"checkpoint {folder.name} is damaged ({reason}); trying the one before it")
     if checkpoints:
         raise ValueError(
@@ -299,6 +323,22 @@ def has_weights(folder: Path | str) -> bool:
     return any(file.suffix in WEIGHT_SUFFIXES or file.match("pytorch_model*.bin") for file in Path(folder).glob("*"))
 
 
+def retry_if_pruned(read: "Callable[Concatenate[Path | str, P], T]") -> "Callable[Concatenate[Path | str, P], T]":
+    """Make a function of a run's folder start again if it failed while training removed one of its checkpoints."""
+
+    @wraps(read)
+    def retrying(folder: Path | str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            checkpoints = list_checkpoints(Path(folder) / CHECKPOINTS)
+            try:
+                return read(folder, *args, **kwargs)
+            except (OSError, ValueError):
+                if all(checkpoint.exists() for checkpoint in checkpoints):
+                    raise
+
+    return retrying
+
+
 def locate_model(name: Path | str) -> Path | None:
     """Return the folder of a model by its name: a folder here that holds one, else one in the box; None: neither."""
     built_in = models.built_in_model(str(name))
@@ -309,6 +349,7 @@ def locate_model(name: Path | str) -> Path | None:
     return Path(name)
 
 
+@retry_if_pruned
 def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
     """Find a model on disk and read its configuration.
 
@@ -404,12 +445,14 @@ def read_header(folder: Path, stem: str = "ema") -> StoredWeights:
     return StoredWeights(counts.total(), DTYPE_NAMES.get(most, most), size)
 
 
-def peek_model(folder: Path) -> StoredModel | None:
+@retry_if_pruned
+def peek_model(folder: Path | str) -> StoredModel | None:
     """Read the configuration of a model without checking its files, to refuse a mistake before any work.
 
     Returns:
         None if there are checkpoints and none can be read; `find_model` then says what is wrong with them.
     """
+    folder = Path(folder)
     candidates = list_checkpoints(folder / CHECKPOINTS) or [folder]
     present = [path for path in candidates if (path / "config.json").is_file()]
     if not present or not any((path / "ema.safetensors").is_file() for path in candidates):
@@ -429,10 +472,13 @@ def run_folder(path: Path) -> Path:
 
 
 def prune(root: Path, keep: int, best: str | None) -> None:
-    """Remove all but the newest ``keep`` checkpoints and the one named ``best``."""
+    """Remove all but the newest ``keep`` checkpoints and the one named ``best``, each whole for whoever reads it."""
     for folder in list_checkpoints(root)[keep:]:
         if folder.name != best:
-            shutil.rmtree(folder, ignore_errors=True)  # a failure is tried again at the next save
+            removed = root / f"{files.PARTIAL_PREFIX}{folder.name}"
+            with suppress(OSError):  # a failure is tried again at the next save
+                folder.rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def set_aside_corrupted(root: Path, resumed: Path | None) -> None:

@@ -321,6 +321,10 @@ class LoadedModel(NamedTuple):
     """The labels that it was trained with."""
     label: str | None = None
     """The label that ``model`` is conditioned on; None: none."""
+    sha256: str | None = None
+    """Hash of the file of its weights; None: they are from no file."""
+    data_sha256: str | None = None
+    """Hash of the data it was trained on, if it was recorded."""
 
     @property
     def learned_pad(self) -> int | None:
@@ -349,6 +353,7 @@ def prepare_for_inference(network: Transformer, device: str, precision: str) -> 
     return OffloadedNetwork(network, device) if offloaded else network
 
 
+@checkpoint.retry_if_pruned
 def load_model(
     folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str | None = "float32"
 ) -> LoadedModel:
@@ -361,18 +366,21 @@ def load_model(
         device: cpu, cuda …
         precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
     """
-    path, config, vocab_size, labels, _ = checkpoint.find_model(folder, weights)
+    path, config, vocab_size, labels, data_sha256 = checkpoint.find_model(folder, weights)
     setup = build_setup(config, vocab_size)
     network = build_network(config, setup, len(labels))
+    stored, tokenizer = checkpoint.load_weights(path, weights), load_tokenizer(path)
     try:
-        network.load_state_dict(checkpoint.load_weights(path, weights))
+        network.load_state_dict(stored.tensors)
     except RuntimeError as error:
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
     half_precision = config.train.precision != "float32"  # float8 is for training alone
     default_precision = "bfloat16" if half_precision and device.startswith("cuda") else "float32"
     prepared = prepare_for_inference(network, device, precision or default_precision)
     model = build_model(config, prepared, setup, cuda_graphs=True)
-    return LoadedModel(model, prepared, *setup, load_tokenizer(path), config, path, labels)
+    return LoadedModel(
+        model, prepared, *setup, tokenizer, config, path, labels, sha256=stored.sha256, data_sha256=data_sha256
+    )
 
 
 def convert_precision(loaded: LoadedModel, precision: str, device: str | None = None) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,16 +52,22 @@ def compare(
     from sedd.runtime import distributed
 
     with distributed.process_group(device) as ranks:
-        models = [factory.load_model(run, device=str(ranks.device)) for run in runs]
+
+        @checkpoint.retry_if_pruned
+        def load(run: Path | str) -> tuple[factory.LoadedModel, dict[str, Any]]:
+            loaded = factory.load_model(run, device=str(ranks.device))
+            return loaded, checkpoint.read_state(loaded.folder)
+
+        models, states = zip(*map(load, runs), strict=True)
         advice = "--data DATA --protocol held-out"
         texts = [text for model in models for text in corpora(model, data, chosen_protocol, advice=advice)]
         comparison.require_same_data([str(run) for run in runs], texts)
-        for run, model, corpus in zip(runs, models, texts, strict=True):
+        for run, model, state, corpus in zip(runs, models, states, texts, strict=True):
             with stderr_progress(str(run), shown=ranks.is_main) as on_progress:
                 record = evaluation.evaluate(
                     model, corpus, chosen_protocol, ranks, draws=draws, batch=batch, seed=seed, on_progress=on_progress
                 )
-            rows.append(comparison.run_record(run, model, record))
+            rows.append(comparison.run_record(run, model, state, record))
         first = ranks.is_main
     if first:
         trained = [model.config for model in models]

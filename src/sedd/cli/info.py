@@ -16,10 +16,16 @@ def info(
 ) -> None:
     """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds, its card."""
     from sedd import checkpoint
+
+    assert model is not None  # its callback returns the default
+    checkpoint.retry_if_pruned(_describe)(model, as_json)
+
+
+def _describe(model: Path | str, as_json: bool) -> None:
+    from sedd import checkpoint
     from sedd.hub.card_facts import CardFacts
     from sedd.tokenizer import load_tokenizer
 
-    assert model is not None  # its callback returns the default
     folder, config, vocab_size, labels, _ = checkpoint.find_model(model)
     state, options, stored = checkpoint.read_state(folder), config.noise.options, checkpoint.read_header(folder)
     record: dict[str, Any] = {

@@ -270,13 +270,14 @@ class _MoleculeCounter:
 
     def _read_known(self, samples: "SampleSet") -> list[str] | None:
         """Return the molecules that are not novel: those given, or the training data of the run that was sampled."""
-        from sedd import data, factory, training
+        from sedd import checkpoint, data, training
 
         if self.given is not None:
             return list(data.read_documents([self.given], packing="lines"))
         try:
-            loaded = factory.load_model(samples.facts.get("model") or samples.source)
-            config = training.find_sources(loaded.config, loaded.folder)
+            folder = Path(samples.facts.get("model") or samples.source)
+            trained = samples.config or checkpoint.find_model(folder).config
+            config = training.find_sources(trained, folder)
             length, fraction = config.model.seq_len, config.data.val_fraction
             blocks = data.TokenBlocks.open(training.prepare_data(config), length, "train", fraction)
         except ValueError as error:

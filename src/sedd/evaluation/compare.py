@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from sedd import checkpoint, files, plot
+from sedd import files, plot
 from sedd.config import RunConfig
 from sedd.runtime import run_log
 from sedd.templates import render
@@ -70,12 +70,12 @@ def require_same_data(names: Sequence[str], corpora: "Sequence[Corpus]") -> None
             )
 
 
-def run_record(run: Path, loaded: "LoadedModel", record: dict[str, Any]) -> dict[str, Any]:
+def run_record(run: Path, loaded: "LoadedModel", state: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """Add to a result what the run is and how far it was trained.
 
     ``bits`` are per character, or per token where the tokens are not text.
     """
-    state, model = checkpoint.read_state(loaded.folder), loaded.config.model
+    model = loaded.config.model
     bits = record["bits_per_token"] if record["bits_per_char"] is None else record["bits_per_char"]
     return {
         "run": str(run),

@@ -154,7 +154,7 @@ def validation_corpus(folder: Path, loaded: LoadedModel) -> Corpus:
     length, fraction = loaded.config.model.seq_len, loaded.config.data.val_fraction
     sources = ", ".join(loaded.config.data.sources)
     blocks = TokenBlocks.open(folder, length, "validation", fraction, name=sources)
-    if checkpoint.read_stored_model(loaded.folder).data_sha256 not in (None, blocks.index.sha256):
+    if loaded.data_sha256 not in (None, blocks.index.sha256):
         raise ValueError(
             f"{sources} is not what {checkpoint.run_folder(loaded.folder)} was trained on, so no part of it was held "
             "out; name the data of the run, or evaluate all of the text with --protocol strict"

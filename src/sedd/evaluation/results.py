@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
-from sedd import factory, files
+from sedd import factory
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol, default_draws
@@ -19,7 +18,6 @@ DIGITS = 5
 """Digits of nats and bits in results; differences between batch sizes and numbers of processes are far smaller."""
 COMPARABLE_FIELDS = ("protocol", "terms_included", "eos", "packing", "t_min", "precision", "label")
 """Fields that results must share to be compared in one table."""
-_sha256 = cache(files.sha256)  # `sedd score` evaluates many texts with the same weights
 
 
 def evaluate(
@@ -101,7 +99,7 @@ def make_record(
         "tokenizer_sha256": loaded.tokenizer.fingerprint(),
         "label": loaded.label,
         "model": str(loaded.folder),
-        "model_sha256": _sha256(loaded.folder / "ema.safetensors"),
+        "model_sha256": loaded.sha256,
     }
 
 

@@ -172,7 +172,7 @@ def save_pretrained(
     if dtype is None:
         weights = checkpoint.load_tensors(loaded.folder, "ema")
     else:
-        weights = pack_weights(checkpoint.load_weights(loaded.folder, "ema"), dtype)
+        weights = pack_weights(checkpoint.load_weights(loaded.folder, "ema").tensors, dtype)
     checkpoint.save(out.parent, out.name, {"ema": weights}, records, loaded.tokenizer.files())
     facts = CardFacts.read(loaded.folder)
     if dtype in (None, checkpoint.read_header(loaded.folder).dtype):

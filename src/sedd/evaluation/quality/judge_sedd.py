@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sedd import files
 from sedd.diffusion.parameterization import CausalModel
 from sedd.diffusion.process import at_token
 from sedd.evaluation.quality.judge import Judge
@@ -34,7 +33,7 @@ class SeddJudge(Judge):
         self.precision = str(loaded.network.head.weight.dtype).removeprefix("torch.")  # type: ignore[union-attr]
         self.vocab_size, self._length = loaded.tokenizer.vocab_size, loaded.config.model.seq_len
         self.context_length = self._length
-        weights, tokens = files.sha256(loaded.folder / "ema.safetensors"), loaded.tokenizer.fingerprint()
+        weights, tokens = loaded.sha256, loaded.tokenizer.fingerprint()
         self.sha256 = hashlib.sha256(f"{weights} {tokens}".encode()).hexdigest()
         self._pad = loaded.learned_pad
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sedd import files, generate
 from sedd.border import parse_json, read_text
+from sedd.config import RunConfig
 from sedd.evaluation.quality.judge import Judge, OnProgress
 from sedd.factory import LoadedModel
 from sedd.sampling import Prompt
@@ -42,6 +43,8 @@ class SampleSet:
     """Seconds per sample."""
     facts: dict[str, Any] = field(default_factory=dict)
     """How they were generated, by the names in `SAMPLING_FIELDS`."""
+    config: RunConfig | None = None
+    """The configuration of the model that generated them; None: they were read from a file."""
 
     def __post_init__(self) -> None:
         if not self.samples:
@@ -84,9 +87,9 @@ def generate_samples(
         for last in sampling_run.states(part, first):
             on_progress(first * steps + len(part.given) * min(last.step, steps), count * steps)
         samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.final_sequences(last, part))
-    model = {"model": str(loaded.folder), "model_sha256": files.sha256(loaded.folder / "ema.safetensors")}
+    model = {"model": str(loaded.folder), "model_sha256": loaded.sha256}
     stats, facts = sampling_run.stats, sampling_run.describe() | {"length": length} | model
-    return SampleSet(samples, source, stats.row_calls / count, stats.seconds / count, facts)
+    return SampleSet(samples, source, stats.row_calls / count, stats.seconds / count, facts, loaded.config)
 
 
 def write_samples(samples: SampleSet, path: Path) -> None:
