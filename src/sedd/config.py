@@ -85,7 +85,7 @@ class DataConfig:
     label_dropout: float = 0.1
     """Fraction of sequences whose label is dropped in training, which classifier-free guidance needs."""
     val_fraction: float = 0.05
-    """Fraction of the data that is held out for validation."""
+    """Fraction of the data that is held out for validation, rounded to the nearest number of blocks or records."""
 
     def __post_init__(self) -> None:
         check_choice("data.packing", self.packing, ("packed", "lines"))
