@@ -472,7 +472,10 @@ def run_folder(path: Path) -> Path:
 
 
 def prune(root: Path, keep: int, best: str | None) -> None:
-    """Remove all but the newest ``keep`` checkpoints and the one named ``best``, each whole for whoever reads it."""
+    """Remove all but the newest ``keep`` checkpoints and the one named ``best``.
+
+    Each is renamed first, so that no reader takes what is left of it for a damaged one.
+    """
     for folder in list_checkpoints(root)[keep:]:
         if folder.name != best:
             removed = root / f"{files.PARTIAL_PREFIX}{folder.name}"
