@@ -13,6 +13,7 @@ from sedd import exact, registry
 from sedd.diffusion.objective import score_matching
 from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.evaluation import audit
 from sedd.evaluation.audit import losses, verdict
 from sedd.evaluation.audit.models import TimeDependentTable, audit_models
@@ -130,6 +131,33 @@ def test_the_least_margin_is_that_of_the_kraft_sum() -> None:
         q = torch.rand(9, generator=generator, dtype=torch.float64) ** 3
         q = q / q.sum()
         assert (q * nats).sum() + (q * q.log()).sum() >= least
+
+
+@pytest.mark.parametrize("has_prior", [True, False])
+def test_a_function_that_takes_the_schedule_must_have_the_prior_term(
+    has_prior: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts with the schedule that leaves half of the tokens clean, and hardly with the one of full noise."""
+    monkeypatch.setattr(verdict, "audit_models", exact_scores_only)
+
+    def loss(
+        model: exact.Score,
+        x_0: torch.Tensor,
+        x_t: torch.Tensor,
+        t: torch.Tensor,
+        process: Process,
+        schedule: Schedule,
+    ) -> torch.Tensor:
+        sigma, rate = schedule(t)
+        diffusion = rate * process.score_entropy(model(x_t, sigma), x_t, x_0, sigma).sum(-1)
+        prior = x_0.shape[-1] * process.prior_kl(schedule.sigma(torch.ones_like(t)))
+        return diffusion + prior if has_prior else diffusion
+
+    result = audit.audit_function(loss)
+    assert result.is_bound == has_prior
+    if not has_prior:
+        assert result.counter_example is not None
+        assert result.counter_example.schedule == str(LogLinear(eps=0.5))
 
 
 # Random draws ----------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from toys import random_distribution, random_model
 from sedd import exact, likelihood
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Geometric, LogLinear, LowNoiseTimes, Schedule, stratified
+from sedd.diffusion.schedule import Geometric, LogLinear, LowNoiseTimes, Schedule, Times, stratified
+from sedd.exact.propagation import pairs
 
 DRAWS = 60_000
 
@@ -35,6 +36,20 @@ def test_terms_average_to_the_expected_bound(process: Process, schedule: Schedul
         assert abs(values.mean() - truth) <= 5 * error + 1e-6, name
         assert 10 * error <= 0.1 * expected.total
     torch.testing.assert_close(found.total, found.diffusion + found.prior + found.reconstruction)
+
+
+@pytest.mark.parametrize("process", [Absorbing(3), Uniform(3)], ids=str)
+@pytest.mark.parametrize("lo", [1e-2, 1e-4, 1e-6])
+def test_the_reconstruction_term_counts_however_little_noise_there_is(process: Process, lo: float) -> None:
+    """In float64, over all noise at t = 0, it is that of the definition."""
+    distribution, schedule = random_distribution(3, 2, 0), Geometric(lo, 8.0)
+    score = exact.Score(distribution, process)
+    x_first, x_0, weight = pairs(distribution, process, schedule.sigma(torch.zeros((), dtype=torch.float64)))
+    times = Times(*(torch.ones(len(x_0), dtype=torch.float64) for _ in range(2)))
+    found = likelihood.bound_terms(score, process, schedule, x_0, x_0, x_first, times, torch.ones_like(x_0).bool())
+    expected = exact.bound(score, distribution, process, schedule, nodes=1).reconstruction
+    assert expected > lo / 10
+    torch.testing.assert_close((weight * found.reconstruction).sum(), expected, rtol=1e-6, atol=0)
 
 
 def test_padding_does_not_count() -> None:

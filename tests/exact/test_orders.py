@@ -13,6 +13,7 @@ from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LogLinear
+from sedd.evaluation import own_samples
 from sedd.likelihood import AllOrdersEstimator, ImportanceWeightedEstimator, orders, own_sample_bounds
 from sedd.sampling import FirstHitting
 
@@ -129,12 +130,11 @@ def test_own_samples_are_bounded_from_both_sides(model: MeanModel, log_p_of_orde
     temperature = 0.7 if mutant == "greedy samples" else 1.0
     settings = generate.SamplingSettings("first-hitting", None, seed=3, temperature=temperature)
     drawn = generate.SamplingRun(model, PROCESS, LogLinear(), settings).sample(sampling.empty(SAMPLES, LENGTH), 2000)
-    x_0, steps = (torch.tensor([row[i] for row in drawn]) for i in (0, 1))
-    order = steps.argsort(-1)
+    x_0, order = own_samples.DrawnSamples.of(drawn, torch.device("cpu"))
     if mutant == "any order":
         order = orders.random_orders(CounterRNG(5, torch.arange(SAMPLES)), LENGTH, 1)[:, 0]
     if mutant == "inverse order":
-        order = steps - 1
+        order = order.argsort(-1)
     bounds = own_sample_bounds(model, PROCESS, x_0, order, 3, CounterRNG(4, torch.arange(SAMPLES)))
     p = log_p_of_orders.exp().mean(-1)
     entropy = -(p * p.log()).sum().item()

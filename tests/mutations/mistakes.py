@@ -53,6 +53,7 @@ TIMES = "unit/test_process.py::test_weights_of_sampled_times_keep_integrals"
 OBJECTIVES, BOUND, TERMS = "exact/test_objectives.py", "exact/test_bound.py", "exact/test_likelihood.py"
 ESTIMATE = "exact/test_estimate.py"
 DRAWS = "exact/test_sampler_distributions.py"
+BESIDE = "integration/test_beside_training.py"
 KILLED = "integration/test_killed.py::test_a_killed_run_resumes_bit_for_bit[absorbing-between checkpoints]"
 
 MISTAKES = [
@@ -607,6 +608,90 @@ MISTAKES = [
         "x_first, Times(t, weight), valid)",
         "x_first, Times(t, torch.ones_like(weight)), valid)",
         "unit/test_padding.py::test_the_validation_bound_is_that_of_single_sequences",
+    ),
+    Mistake(
+        "the order of own samples is inverted",
+        "evaluation/own_samples.py",
+        "steps.argsort(-1)",
+        "steps - 1",
+        "exact/test_orders.py::test_own_samples_are_bounded_from_both_sides",
+    ),
+    Mistake(
+        "every validation sequence has the label of the first",
+        "training/validation.py",
+        "torch.from_numpy(blocks.label_ids(ids))[rows]",
+        "torch.from_numpy(blocks.label_ids(ids))[0 * rows]",
+        "unit/test_labels.py::test_every_validation_sequence_has_its_own_label",
+    ),
+    Mistake(
+        "the reconstruction term of validation has the noise of t",
+        "training/validation.py",
+        "for t in (times.t, torch.zeros_like(times.t))",
+        "for t in (times.t, times.t)",
+        "unit/test_padding.py::test_the_reconstruction_term_has_the_noise_of_the_first_time",
+    ),
+    Mistake(
+        "the importer's default for sigma_min",
+        "hub/convert/layout.py",
+        '("noise.sigma_min", 1e-4)',
+        '("noise.sigma_min", 1e-3)',
+        "unit/test_published.py::test_noise_that_a_configuration_leaves_out_is_that_of_the_published_code",
+    ),
+    Mistake(
+        "functions are audited with one schedule only",
+        "evaluation/audit/losses.py",
+        'SCHEDULES[:2] if "schedule" in self.takes',
+        'SCHEDULES[:1] if "schedule" in self.takes',
+        "exact/test_audit.py::test_a_function_that_takes_the_schedule_must_have_the_prior_term",
+    ),
+    Mistake(
+        "a counter-example is lost to an error of a later case",
+        "evaluation/audit/verdict.py",
+        "if failures and not found:",
+        "if failures:",
+        "unit/test_audit_command.py::test_a_counter_example_is_final_whatever_other_models_do",
+    ),
+    Mistake(
+        "factors of control variates are taken as known",
+        "likelihood/variance_reduction.py",
+        "(residuals**2 * (1 + uncertainty**2)).sum()",
+        "(residuals**2).sum()",
+        f"{ESTIMATE}::test_the_error_counts_the_uncertainty_of_the_factors_of_control_variates",
+    ),
+    Mistake(
+        "no reconstruction term where there is little noise",
+        "likelihood/bound.py",
+        "if ends[0] > 0:",
+        "if ends[0] > 1e-3:",
+        "exact/test_likelihood.py::test_the_reconstruction_term_counts_however_little_noise_there_is",
+    ),
+    Mistake(
+        "the validation split is rounded down",
+        "data/packing.py",
+        "round(total * val_fraction)",
+        "int(total * val_fraction)",
+        "unit/test_data.py::test_validation_is_the_tail",
+    ),
+    Mistake(
+        "weights are hashed in one file and loaded from another",
+        "checkpoint.py",
+        'Path(f"/dev/fd/{file.fileno()}")',
+        "path",
+        f"{BESIDE}::test_a_digest_is_of_the_file_that_is_loaded",
+    ),
+    Mistake(
+        "a checkpoint that is pruned while it is loaded is an error",
+        "checkpoint.py",
+        "if all(checkpoint.exists() for checkpoint in checkpoints):",
+        "if True:",
+        f"{BESIDE}::test_a_checkpoint_may_be_pruned_at_any_moment_of_loading",
+    ),
+    Mistake(
+        "a checkpoint that was pruned counts as damaged",
+        "checkpoint.py",
+        "if not folder.exists():",
+        "if False:",
+        f"{BESIDE}::test_a_checkpoint_may_be_pruned_at_any_moment_of_loading",
     ),
     # Samplers ----------------------------------------------------------------------------------------------
     Mistake(

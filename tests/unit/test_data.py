@@ -562,7 +562,8 @@ def letters(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("length", "val_fraction", "expected"), [(10, 0.05, 5), (10, 0.001, 1), (500, 0.9, 1), (10, 0.3, 30)]
+    ("length", "val_fraction", "expected"),
+    [(10, 0.05, 5), (10, 0.001, 1), (500, 0.9, 1), (10, 0.3, 30), (10, 0.056, 6), (10, 0.054, 5), (10, 0.997, 99)],
 )
 def test_validation_is_the_tail(letters: Path, length: int, val_fraction: float, expected: int) -> None:
     train, validation, every = (

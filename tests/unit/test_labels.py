@@ -14,7 +14,7 @@ from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Uniform
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
-from sedd.training import Trainer, TrainingDataLoader, optimizer, train_step
+from sedd.training import Trainer, TrainingDataLoader, optimizer, train_step, validation
 
 ROWS = [("ab", "up"), ("ba", None), ("b", "down"), ("", "lost"), ("aa", "up"), ("bb", ""), ("a", 3)] * 4
 NONEMPTY = [row for row in ROWS if row[0]]
@@ -219,6 +219,18 @@ def test_loss_and_validation_bound_depend_on_the_label_of_each_sequence(folder: 
         trainer.validation_blocks._labels, 1
     )  # mutant: sequences with the label of another
     assert abs(trainer.validation_bound()["bound"] - bound) > 1e-3
+
+
+def test_every_validation_sequence_has_its_own_label(folder: Path) -> None:
+    """Also where sequences repeat, and where rows are appended for the processes."""
+    trainer, count = build_trainer(folder), 12
+    blocks = trainer.validation_blocks
+    x_0, *_, label = validation._validation_columns(trainer.setup, blocks, count, 8, seed=0)
+    numbers = np.arange(count) % len(blocks)
+    assert len(blocks) < count < len(label)
+    assert np.array_equal(x_0[:count], blocks.read(numbers)[0])
+    assert label[:count].tolist() == blocks.label_ids(numbers).tolist()
+    assert len(set(label.tolist())) > 2
 
 
 def test_the_gradient_reaches_the_labels_in_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Ignored padding (verification step 10): a padded batch has the losses and the bound of its sequences one by one."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sedd import data, likelihood
 from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
-from sedd.diffusion.schedule import Times
+from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, Times
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
 from sedd.training import Batch, StepMetrics, Trainer, optimizer, train_step, validation
@@ -145,6 +146,19 @@ def test_the_validation_bound_is_that_of_single_sequences(folder: Path, kind: tu
     in_order = np.array(totals)[columns[3][:12].argsort()]  # of their times
     error = np.sqrt(np.square(in_order[1::2] - in_order[::2]).sum()) / tokens
     assert bound["bound_stderr"] == pytest.approx(error, rel=1e-6)
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Geometric(0.2, 8.0)], ids=str)
+def test_the_reconstruction_term_has_the_noise_of_the_first_time(folder: Path, schedule: Schedule) -> None:
+    """None with a schedule that begins without noise; else the share of masks is 1 − e^−σ(0), within 5 deviations."""
+    trainer = build_trainer(folder, KINDS[0], "modern")
+    setup = trainer.setup._replace(schedule=schedule)
+    columns = validation._validation_columns(setup, trainer.validation_blocks, 1000, 8, trainer.config.seed)
+    x_0, x_t, x_first, _, _, valid, _ = columns
+    masks = (x_first != x_0)[valid]
+    p, count = 1 - math.exp(-schedule.sigma(torch.zeros(1)).item()), int(valid.sum())
+    assert abs(masks.double().mean() - p) <= 5 * math.sqrt(p * (1 - p) / count)
+    assert (x_t != x_0)[valid].double().mean() > p + 0.1
 
 
 def test_objectives_that_count_positions_are_refused(folder: Path, refuses: Callable[..., None]) -> None:

@@ -139,6 +139,26 @@ def test_wrong_configurations_are_refused(
     refuses(lambda: convert.read_published(source), *sentences)
 
 
+@pytest.mark.parametrize(
+    ("noise", "options"),
+    [
+        ({"type": "geometric"}, {"lo": 1e-4, "hi": 20.0}),
+        ({"type": "geometric", "sigma_min": 1e-3, "sigma_max": 15}, {"lo": 1e-3, "hi": 15.0}),
+        ({"type": "loglinear"}, {"eps": 1e-3}),
+        ({}, {"eps": 1e-3}),
+    ],
+    ids=str,
+)
+def test_noise_that_a_configuration_leaves_out_is_that_of_the_published_code(
+    tmp_path: Path, noise: dict[str, object], options: dict[str, float]
+) -> None:
+    """In the repository of Lou et al. 2024, configs/config.yaml states σ_min and σ_max, and noise_lib.py ε."""
+    source = publications.folder(tmp_path / "source", UNIFORM)
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"noise": noise}))
+    assert convert.read_published(source).config.noise.options == options
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 10**5, b'{"tokens": NaN, "graph": {}}'])
 def test_malformed_configurations_are_refused(refuses: Refuses, tmp_path: Path, content: bytes) -> None:
     source = publications.folder(tmp_path / "source", SEDD)

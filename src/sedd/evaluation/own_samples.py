@@ -1,5 +1,6 @@
 """The likelihood of a model's own samples, bounded from both sides.  [§8]"""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from sedd.evaluation.corpus import sample_corpus
 from sedd.evaluation.protocols import OWN_SAMPLES
 from sedd.evaluation.results import default_batch, make_record
 from sedd.factory import LoadedModel
+from sedd.generate import GeneratedSequence
 from sedd.likelihood import ImportanceWeightedEstimator, LikelihoodEstimate, OwnSampleBounds, own_sample_bounds
 from sedd.likelihood.estimate import OnProgress, population_stderr
 from sedd.runtime.distributed import Ranks
@@ -68,20 +70,24 @@ def evaluate_own_samples(
     return make_record(estimate, corpus, by, facts, OWN_SAMPLES, loaded)
 
 
-class _Drawn(NamedTuple):
+class DrawnSamples(NamedTuple):
     """Samples, and the order in which the tokens of each were generated."""
 
     x_0: Int[Tensor, "n L"]
     order: Int[Tensor, "n L"]
 
+    @staticmethod
+    def of(drawn: Sequence[GeneratedSequence], device: torch.device) -> "DrawnSamples":
+        """Read samples that were generated one token at a time."""
+        x_0, steps = (torch.tensor([row[i] for row in drawn], device=device) for i in (0, 1))
+        return DrawnSamples(x_0, steps.argsort(-1))
 
-def _generate(loaded: LoadedModel, samples: int, seed: int, batch: int) -> _Drawn:
+
+def _generate(loaded: LoadedModel, samples: int, seed: int, batch: int) -> DrawnSamples:
     """Generate one token at a time, in random orders."""
     settings = generate.SamplingSettings("first-hitting", steps=None, seed=seed)
     prompt = generate.blank_prompt(loaded, samples, None).to(loaded.device)
-    drawn = generate.SamplingRun.of(loaded, settings).sample(prompt, batch)
-    x_0, steps = (torch.tensor([row[i] for row in drawn], device=loaded.device) for i in (0, 1))
-    return _Drawn(x_0, steps.argsort(-1))
+    return DrawnSamples.of(generate.SamplingRun.of(loaded, settings).sample(prompt, batch), loaded.device)
 
 
 def _summary(bounds: OwnSampleBounds, length: int, orders: int) -> LikelihoodEstimate:
