@@ -4,12 +4,9 @@ A checkpoint is a folder ``step-00000500`` that appears by a rename once everyth
 damaged later, its manifest shows it, and the checkpoint before it is used. What is not tensors is read without torch.
 """
 
-import hashlib
 import json
-import math
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
@@ -17,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from sedd import files, models
 from sedd.border import check_count, check_fields, parse_json, warn
@@ -32,14 +29,6 @@ T = TypeVar("T")
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
 """The subfolder of a run with its checkpoints."""
-BUFFERS = ("inv_freq",)
-"""Last parts of the names in a weights file that are not parameters."""
-SCALE_SUFFIX = "_scale"
-"""Ends the name of the scales of an int8 matrix, after the name of the matrix, which is there too."""
-WEIGHT_DTYPES = ("int8", "bfloat16", "float32")
-"""The forms in which weights are stored for sharing."""
-DTYPE_NAMES = {"I8": "int8", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-"""Dtypes by their names in a .safetensors file."""
 WEIGHT_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth")
 """Endings of files of weights, ours and published ones."""
 MODEL_FILES = ("config.json", "ema.safetensors", "state.json", "tokenizer_config.json")
@@ -169,11 +158,11 @@ def _write_manifest(folder: Path, names: Sequence[str]) -> None:
 def load_tensors(folder: Path, stem: str) -> "dict[str, Tensor]":
     """Load one .safetensors file of a checkpoint."""
     path = folder / f"{stem}.safetensors"
-    return _load_file(path, path)
+    return read_tensors(path, path)
 
 
-def _load_file(path: Path, opened: Path) -> "dict[str, Tensor]":
-    """Load a .safetensors file; ``path`` names it in errors."""
+def read_tensors(path: Path, opened: Path) -> "dict[str, Tensor]":
+    """Load the .safetensors file ``opened``, which is called ``path`` in errors."""
     from safetensors.torch import load_file
 
     try:
@@ -197,41 +186,6 @@ def nonfinite(tensors: "Mapping[str, Tensor]") -> str | None:
             if not (low.isfinite() and high.isfinite()):
                 return name
     return None
-
-
-class HashedWeights(NamedTuple):
-    """The weights of a network, and the SHA-256 hash of the file they were loaded from."""
-
-    tensors: "dict[str, Tensor]"
-    sha256: str
-
-
-def load_weights(folder: Path, stem: str) -> HashedWeights:
-    """Load and hash the weights of a network; those stored as int8 come back in float32."""
-    import torch
-
-    from sedd.ops.int8 import Int8Tensor, dequantize_int8
-
-    path = folder / f"{stem}.safetensors"
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    with file:  # open, it is one file, whatever happens to its name meanwhile
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        stored = _load_file(path, Path(f"/dev/fd/{file.fileno()}"))
-    weights = dict(stored)
-    for name, values in stored.items():
-        if values.dtype == torch.int8:
-            scale = weights.pop(name + SCALE_SUFFIX, None)
-            if scale is None or scale.shape != (*values.shape[:-1], 1):
-                shape = "are missing" if scale is None else f"have shape {tuple(scale.shape)}"
-                raise ValueError(
-                    f"{folder / stem}.safetensors: {name} is int8 of shape {tuple(values.shape)}, and its scales "
-                    f"{shape}; there must be one per row: export the model again"
-                )
-            weights[name] = dequantize_int8(Int8Tensor(values, scale))
-    return HashedWeights(weights, sha256)
 
 
 def load_json(folder: Path, stem: str) -> Any:
@@ -416,33 +370,6 @@ def read_stored_model(path: Path) -> StoredModel:
     check_count("the number of labels", len(labels), 0, "labels")
     data_sha256 = stored.pop("data_sha256", None)
     return StoredModel(path, RunConfig.from_dict(stored), vocab_size, tuple(labels), data_sha256)
-
-
-class StoredWeights(NamedTuple):
-    """What the header of a .safetensors file says about the weights of a network."""
-
-    parameters: int
-    dtype: str
-    """int8, bfloat16 or float32: that of most parameters."""
-    bytes: int
-    """Size of the file."""
-
-
-def read_header(folder: Path, stem: str = "ema") -> StoredWeights:
-    """Read how weights are stored, without loading them."""
-    path, counts = folder / f"{stem}.safetensors", Counter[str]()
-    try:
-        with safe_open(path, framework="np") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            for name, found in slices.items():
-                is_scale = name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in slices
-                if name.rpartition(".")[2] not in BUFFERS and not is_scale:
-                    counts[found.get_dtype()] += math.prod(found.get_shape())
-        size = path.stat().st_size
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    most = max(counts, key=counts.__getitem__, default="F32")
-    return StoredWeights(counts.total(), DTYPE_NAMES.get(most, most), size)
 
 
 @retry_if_pruned

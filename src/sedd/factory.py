@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from sedd import checkpoint, registry
+from sedd import checkpoint, registry, stored_weights
 from sedd.config import PRECISIONS, RunConfig, check_choice, check_label
 from sedd.diffusion import parameterization as parameterizations
 from sedd.diffusion.process import Absorbing, Process
@@ -369,7 +369,7 @@ def load_model(
     path, config, vocab_size, labels, data_sha256 = checkpoint.find_model(folder, weights)
     setup = build_setup(config, vocab_size)
     network = build_network(config, setup, len(labels))
-    stored, tokenizer = checkpoint.load_weights(path, weights), load_tokenizer(path)
+    stored, tokenizer = stored_weights.load_weights(path, weights), load_tokenizer(path)
     try:
         network.load_state_dict(stored.tensors)
     except RuntimeError as error:

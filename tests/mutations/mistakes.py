@@ -372,8 +372,8 @@ MISTAKES = [
     Mistake(
         "raw weights are loaded",
         "factory.py",
-        "checkpoint.load_weights(path, weights)",
-        'checkpoint.load_weights(path, "model")',
+        "stored_weights.load_weights(path, weights)",
+        'stored_weights.load_weights(path, "model")',
         AVERAGED,
     ),
     Mistake(
@@ -674,7 +674,7 @@ MISTAKES = [
     ),
     Mistake(
         "weights are hashed in one file and loaded from another",
-        "checkpoint.py",
+        "stored_weights.py",
         'Path(f"/dev/fd/{file.fileno()}")',
         "path",
         f"{BESIDE}::test_a_digest_is_of_the_file_that_is_loaded",

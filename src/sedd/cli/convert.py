@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sedd import checkpoint
+from sedd import checkpoint, stored_weights
 from sedd.border import warn
 from sedd.cli.evaluation_data import check_source, describe_source
 from sedd.cli.root import AsJson, Device, ModelFolder, announce, app, model_name, print_record, show, stderr_progress
@@ -108,7 +108,7 @@ def export(
             raise ValueError("eval measures what the dtype of the weights costs; add --dtype, or use sedd eval")
         _export_published(model, out, format, as_json)
         return
-    check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
+    check_choice("dtype", dtype, stored_weights.WEIGHT_DTYPES)
     if format is not None:
         raise ValueError(f"dtype {dtype} is for model folders, and --format writes a published one; give one of them")
     if data is not None:
@@ -123,7 +123,7 @@ def export(
 
     with Console(stderr=True).status("writing"):
         hub.save_pretrained(model, out, dtype=dtype)
-    was, stored = checkpoint.read_header(checkpoint.find_model(model).folder), checkpoint.read_header(out)
+    was, stored = stored_weights.read_header(checkpoint.find_model(model).folder), stored_weights.read_header(out)
     cost = {} if data is None else _measure_cost(model, out, data, draws, device)
     if as_json:
         print_record({"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}, as_json)
@@ -160,7 +160,7 @@ def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: 
             difference = evaluation.evaluate_difference(
                 before, after, corpus, protocol, ranks, draws=draws, on_progress=on_progress
             )
-    cost = {"dtype": checkpoint.read_header(out).dtype, "data": Path(data).name, **difference}
+    cost = {"dtype": stored_weights.read_header(out).dtype, "data": Path(data).name, **difference}
     facts = hub.CardFacts.read(out)
     hub.write_card(out, out.name, replace(facts, results=[*facts.results, result], weights_cost=cost))
     return {"evaluation": result, "cost": cost}

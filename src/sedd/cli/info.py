@@ -22,12 +22,12 @@ def info(
 
 
 def _describe(model: Path | str, as_json: bool) -> None:
-    from sedd import checkpoint
+    from sedd import checkpoint, stored_weights
     from sedd.hub.card_facts import CardFacts
     from sedd.tokenizer import load_tokenizer
 
     folder, config, vocab_size, labels, _ = checkpoint.find_model(model)
-    state, options, stored = checkpoint.read_state(folder), config.noise.options, checkpoint.read_header(folder)
+    state, options, stored = checkpoint.read_state(folder), config.noise.options, stored_weights.read_header(folder)
     record: dict[str, Any] = {
         "folder": str(folder),
         "parameters": stored.parameters,

@@ -100,10 +100,10 @@ def _read_log(path: Path) -> list[Run]:
 
 
 def _count_parameters(checkpoint_folder: Path) -> int | None:
-    from sedd import checkpoint
+    from sedd import stored_weights
 
     try:
-        return checkpoint.read_header(checkpoint_folder).parameters
+        return stored_weights.read_header(checkpoint_folder).parameters
     except ValueError:
         return None
 

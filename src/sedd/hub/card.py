@@ -8,7 +8,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from sedd import checkpoint, factory, files
+from sedd import checkpoint, factory, files, stored_weights
 from sedd.extras import DISTRIBUTION
 from sedd.factory import LoadedModel
 from sedd.hub.card_facts import FACTS, CardFacts
@@ -88,7 +88,7 @@ def _metadata(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any
 
 
 def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
-    run, stored = loaded.config, checkpoint.read_header(loaded.folder)
+    run, stored = loaded.config, stored_weights.read_header(loaded.folder)
     network = f"{run.model.architecture}, {run.model.depth} blocks, width {run.model.width}"
     lines = [
         "A discrete diffusion model of token sequences, made with `sedd`."

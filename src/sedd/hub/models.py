@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sedd import checkpoint, factory, files, models
+from sedd import checkpoint, factory, files, models, stored_weights
 from sedd import tokenizer as tokenizers
 from sedd.cache import cache_folder
 from sedd.config import check_choice
@@ -20,7 +17,6 @@ from sedd.hub.card_facts import CardFacts
 from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
 from sedd.hub.repo_id import is_repo_id
-from sedd.ops.int8 import quantize_int8
 from sedd.runtime import run_log
 from sedd.tokenizer import BPE, Tokenizer
 
@@ -160,7 +156,7 @@ def save_pretrained(
             they are in ``model``.
     """
     if dtype is not None:
-        check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
+        check_choice("dtype", dtype, stored_weights.WEIGHT_DTYPES)
     out, loaded = checkpoint.require_empty(out), factory.load_model(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
@@ -172,36 +168,15 @@ def save_pretrained(
     if dtype is None:
         weights = checkpoint.load_tensors(loaded.folder, "ema")
     else:
-        weights = pack_weights(checkpoint.load_weights(loaded.folder, "ema").tensors, dtype)
+        weights = stored_weights.pack_weights(stored_weights.load_weights(loaded.folder, "ema").tensors, dtype)
     checkpoint.save(out.parent, out.name, {"ema": weights}, records, loaded.tokenizer.files())
     facts = CardFacts.read(loaded.folder)
-    if dtype in (None, checkpoint.read_header(loaded.folder).dtype):
+    if dtype in (None, stored_weights.read_header(loaded.folder).dtype):
         facts = replace(facts, results=[*_validation_result(Path(model), state), *facts.results])
     else:  # what was measured before is not of these weights
         facts = replace(facts, results=[], weights_cost=None, sample_metrics=None, samples=[])
     write_card(out, name or out.name, replace(facts, results=[*facts.results, *results]))
     return out
-
-
-def pack_weights(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """Return weights in the form in which they are stored for sharing; `checkpoint.load_weights` reads it.
-
-    Args:
-        weights: Those of a network.
-        dtype: ``int8``: matrices in int8 with float32 scales, everything else, which is little, in float32;
-            ``bfloat16`` or ``float32``: every parameter in that dtype.
-    """
-    check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
-    packed: dict[str, Tensor] = {}
-    if name := checkpoint.nonfinite(weights):
-        raise ValueError(f"weight {name} is not finite; its training diverged: take another checkpoint")
-    for name, value in weights.items():
-        is_buffer = name.rpartition(".")[2] in checkpoint.BUFFERS
-        if dtype == "int8" and value.ndim == 2:
-            packed[name], packed[name + checkpoint.SCALE_SUFFIX] = quantize_int8(value.float())
-        else:
-            packed[name] = value.to(torch.bfloat16 if dtype == "bfloat16" and not is_buffer else torch.float32)
-    return packed
 
 
 def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:

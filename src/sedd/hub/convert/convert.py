@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sedd import checkpoint, factory
+from sedd import checkpoint, factory, stored_weights
 from sedd.config import RunConfig
 from sedd.hub.convert import files
 from sedd.hub.convert.layout import LAYOUTS, ROTARY, CheckpointLayout, WeightSizes, choose_layout, detect_layout
@@ -103,7 +103,7 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
         raise ValueError(f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is")
     layout = choose_layout(loaded.config, format)
     vocab_size = loaded.process.vocab_size
-    weights = checkpoint.load_weights(loaded.folder, "ema").tensors  # in their stored precision, but for int8
+    weights = stored_weights.load_weights(loaded.folder, "ema").tensors  # in their stored precision, but for int8
     config = _original_config(layout, loaded.folder, loaded.config, weights)
     config = config or layout.write_config(loaded.config, vocab_size)
     tensors = {"model": {f"{layout.prefix}{name}": value for name, value in weights.items()}}
