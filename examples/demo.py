@@ -123,7 +123,7 @@ def show_model_in_the_box() -> None:
         model.loaded, generate.SamplingSettings(steps=STORY_STEPS, temperature=STORY_TEMPERATURE)
     )
     prompt = generate.blank_prompt(model.loaded, 1, None)
-    last = generate.watch_states(sampling_run.states(prompt), model.loaded, Console())
+    last = generate.watch_states(sampling_run.states(prompt), prompt, model.loaded, Console())
     (story,) = generate.final_sequences(last, prompt)
     print(f"{visible(model.tokenizer.decode(story.ids))}\n\n({time.monotonic() - start:.1f} s)\n")
     (filled,) = model.infill(STORY_TEMPLATE, temperature=STORY_TEMPERATURE)

@@ -180,15 +180,19 @@ def test_a_model_that_is_not_there(sedd: Sedd) -> None:
 
 
 def test_padded_records_keep_their_padding(sedd: Sedd, tmp_path: Path) -> None:
-    """A model of records: a template is a whole record, and what is behind it is padding."""
+    """A model of records: a template that ends in text is a whole record; one that ends in a gap is its beginning."""
     (tmp_path / "names.txt").write_text("anna\nbob\ncarl\nberta\n" * 60)
     words = ["--tokenizer", "chars", "--set", "data.packing=lines", "--set", "model.seq_len=8"]
     done = sedd("train", tmp_path / "names.txt", *SMALL, *words, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    (row,) = lines(sedd("infill", tmp_path / "run", "b{2}", "--json"))
+    whole, begun = lines(sedd("infill", tmp_path / "run", "b{2}b", "b{2}", "--json"))
     pad = factory.load_model(tmp_path / "run").tokenizer.pad
-    assert row["ids"][3:] == [pad] * 5
-    assert row["text"].startswith("b")
+    assert whole["ids"][4:] == [pad] * 4
+    assert len(begun["ids"]) == 3
+    assert begun["text"].startswith("b")
+    watched = sedd("infill", tmp_path / "run", "b{2}", "--watch").stderr
+    assert "step 1" in watched
+    assert "·" * 3 not in watched  # no mask after the limit
 
 
 @pytest.mark.parametrize("steps", [1, 4])

@@ -224,7 +224,7 @@ def _run_batches(
             size = len(part.given)
             calls, seconds, states = stats.row_calls, stats.seconds, sampling_run.states(part, first)
             if watch:
-                last = generate.watch_states(states, loaded, console, first)
+                last = generate.watch_states(states, part, loaded, console, first)
             else:
                 for last in states:
                     on_progress(round((first + size * last.step / max(steps, last.step)) * steps), total * steps)

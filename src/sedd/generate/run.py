@@ -103,7 +103,7 @@ class SamplingRun:
             if state.x.device.type == "cpu":  # a GPU is waited for at the end alone
                 model.check_finite()
             yield state
-        model.check_finite(state.x)
+        model.check_finite(state.x[prompt.blank])
         stats = self.stats
         stats.samples, stats.tokens = stats.samples + len(indices), stats.tokens + int(prompt.blank.sum())
         stats.expected_calls += self.expected_calls(prompt)
@@ -142,6 +142,6 @@ def blank_prompt(loaded: factory.LoadedModel, count: int, length: int | None) ->
 
 
 def final_sequences(last: State, prompt: Prompt) -> list[GeneratedSequence]:
-    """Return the rows of a final state, without padding."""
-    columns = zip(last.x.tolist(), last.reveal_step.tolist(), prompt.lengths.tolist(), strict=True)
+    """Return the texts of a final state."""
+    columns = zip(last.x.tolist(), last.reveal_step.tolist(), prompt.text_lengths.tolist(), strict=True)
     return [GeneratedSequence(x[:length], step[:length]) for x, step, length in columns]

@@ -58,11 +58,28 @@ def template_ids(template: str, tokenizer: Tokenizer) -> list[int]:
 
 def template_prompt(templates: Sequence[str], loaded: "LoadedModel") -> "Prompt":
     """Build the prompt of a batch of templates for a model."""
-    rows = [template_ids(text, loaded.tokenizer) for text in templates]
-    return prompt_from_ids(rows, loaded.config.model.seq_len, loaded.process.vocab_size, loaded.learned_pad)
+    return build_prompt([template_ids(text, loaded.tokenizer) for text in templates], loaded)
 
 
-def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None) -> "Prompt":
+def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> "Prompt":
+    """Build the prompt of rows of token ids for a model.
+
+    A row of a padded record that ends in a gap is the beginning of a record: what follows it is unknown. A time-free
+    denoiser under absorbing noise sums over the unknown by masks that are never revealed. An autoregressive model does
+    not read what follows. For other models it is drawn, too, and left out.
+    """
+    from sedd.diffusion.parameterization import CausalModel
+    from sedd.diffusion.process import Absorbing
+
+    process, model, length = loaded.process, loaded.model, loaded.config.model.seq_len
+    pad = None if isinstance(model, CausalModel) else loaded.learned_pad
+    sums = isinstance(process, Absorbing) and not model.depends_on_sigma
+    return prompt_from_ids(rows, length, process.vocab_size, pad, process.vocab_size if sums else -1)
+
+
+def prompt_from_ids(
+    rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None, unknown: int = -1
+) -> "Prompt":
     """Build a prompt from rows of token ids, in which −1 is to be filled.
 
     Args:
@@ -71,6 +88,7 @@ def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: in
         vocab_size: Ids must be below it.
         pad: The padding token of a model trained on padded records: rows are then padded to ``length`` with given
             tokens. None: shorter rows are not padded.
+        unknown: What rows that end in a gap are continued by instead of padding: the mask, or −1, to be filled.
     """
     import torch
 
@@ -84,8 +102,12 @@ def prompt_from_ids(rows: list[list[int]], length: int, vocab_size: int, pad: in
             raise ValueError(f"the template holds token {bad}{mask}; tokens lie in 0..{vocab_size - 1}")
     width = max((len(row) for row in rows), default=0) if pad is None else length
     given = np.full((len(rows), width), 0 if pad is None else pad, dtype=np.int64)
+    is_open = [pad is not None and row[-1:] == [-1] for row in rows]
     for i, row in enumerate(rows):
+        if is_open[i]:
+            given[i] = unknown
         given[i, : len(row)] = row
-    lengths = torch.tensor([len(row) for row in rows])[:, None]
+    lengths = torch.tensor([len(row) for row in rows])
     whole = pad is not None or bool((lengths == width).all())
-    return Prompt(torch.from_numpy(given), None if whole else torch.arange(width) < lengths)
+    kept = torch.where(torch.tensor(is_open), lengths, width) if any(is_open) else None
+    return Prompt(torch.from_numpy(given), None if whole else torch.arange(width) < lengths[:, None], kept)

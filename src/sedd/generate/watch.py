@@ -11,32 +11,39 @@ from sedd.border import visible
 from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.display import separator
-from sedd.sampling import State
+from sedd.sampling import Prompt, State
 
 
-def watch_states(states: Iterator[State], loaded: LoadedModel, console: Console, first: int = 0) -> State:
+def watch_states(
+    states: Iterator[State], prompt: Prompt, loaded: LoadedModel, console: Console, first: int = 0
+) -> State:
     """Show the texts of a batch as they form, masks as dots; return the last state.
 
     On a terminal live, replaced at the end; else a line for each text at steps 1, 2, 4, 8, …
 
     Args:
         states: As `SamplingRun.states` yields them.
+        prompt: What they were made from.
         loaded: The model, for its tokenizer.
         console: Where to show them.
         first: The index of the first text.
     """
-    last = next(states)
+    last, lengths = next(states), prompt.text_lengths.tolist()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=20, transient=True) as live:
             for last in states:
-                live.update(_render_all(last, loaded, first))
+                live.update(_render_all(_texts(last, lengths), loaded, first))
         return last
     for last in states:
         if last.step & (last.step - 1) == 0:
-            for number, row in enumerate(last.x.tolist(), first + 1):
+            for number, row in enumerate(_texts(last, lengths), first + 1):
                 line = f"step {last.step}, sample {number}: {visible(_render(row, loaded).plain, line_ends=False)}"
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return last
+
+
+def _texts(state: State, lengths: list[int]) -> list[list[int]]:
+    return [row[:length] for row, length in zip(state.x.tolist(), lengths, strict=True)]
 
 
 def _render(row: list[int], loaded: LoadedModel) -> Text:
@@ -49,8 +56,7 @@ def _render(row: list[int], loaded: LoadedModel) -> Text:
     return text
 
 
-def _render_all(state: State, loaded: LoadedModel, first: int) -> Group:
-    rows = state.x.tolist()
+def _render_all(rows: list[list[int]], loaded: LoadedModel, first: int) -> Group:
     heads = [Text(separator(first + i), style="dim") for i in range(1, len(rows) + 1)]
     texts = [part for head, row in zip(heads, rows, strict=True) for part in (head, _render(row, loaded))]
     return Group(*(texts if len(rows) > 1 else texts[1:]))

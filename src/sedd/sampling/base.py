@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, NamedTuple, final
@@ -29,6 +29,8 @@ class Prompt(NamedTuple):
     """−1: to be filled; all other tokens stay as they are."""
     valid: Bool[Tensor, "b L"] | None = None
     """False at padding after the end of a row; None: all rows have the same length."""
+    kept: Int[Tensor, " b"] | None = None
+    """How many positions of each row, from the first, are its text; None: all. A mask may be given at the others."""
 
     @property
     def blank(self) -> Bool[Tensor, "b L"]:
@@ -41,13 +43,21 @@ class Prompt(NamedTuple):
         valid = torch.ones_like(self.blank) if self.valid is None else self.valid
         return valid.sum(-1)
 
+    @property
+    def text_lengths(self) -> Int[Tensor, " b"]:
+        """The length of each row's text."""
+        return self.lengths if self.kept is None else self.kept
+
     def to(self, device: torch.device | str) -> "Prompt":
         """Move to a device."""
-        return Prompt(self.given.to(device), None if self.valid is None else self.valid.to(device))
+        return self._map(lambda tensor: tensor.to(device))
 
     def rows(self, index: slice | Tensor) -> "Prompt":
         """Select rows."""
-        return Prompt(self.given[index], None if self.valid is None else self.valid[index])
+        return self._map(lambda tensor: tensor[index])
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Prompt":
+        return Prompt(function(self.given), *(None if tensor is None else function(tensor) for tensor in self[1:]))
 
 
 def empty(count: int, length: int, device: torch.device | str = "cpu") -> Prompt:
