@@ -323,7 +323,11 @@ def schema_type(schema: Mapping[str, Any]) -> str:
     text, limits = str(names.get(kind := schema["type"], kind)), []
     if kind == "array":
         item = schema_type(schema["items"]).replace("text", "texts").replace("characters", "characters each")
-        text = f"list of {schema['minItems']} to {schema['maxItems']:,} {item}"
+        text = (
+            f"list of {schema['minItems']} to {schema['maxItems']:,} {item}"
+            if "minItems" in schema
+            else f"list of {item}"
+        )
     if kind == "object":
         text = f"object of {schema_type(schema['additionalProperties'])}"
     for key, word in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")):

@@ -83,7 +83,7 @@ SAMPLING = (
 )
 
 ROUTES = {
-    "/v1/completions": "Fill exactly `max_tokens` tokens after a prompt, and before a suffix if there is one.",
+    "/v1/completions": "Generate up to `max_tokens` tokens after a prompt, or exactly so many before a suffix.",
     "/v1/infill": "Fill the gaps of templates.",
     "/v1/score": "Bound −log p of texts: [Likelihood and perplexity](../guides/likelihood.md).",
     "/v1/tokenize": "Split a text into tokens.",
@@ -91,13 +91,13 @@ ROUTES = {
 
 _USAGE = {
     "usage.prompt_tokens": "Given tokens, each prompt or template counted once",
-    "usage.completion_tokens": "Filled tokens of all texts",
+    "usage.completion_tokens": "Filled tokens of all texts, without padding",
     "usage.total_tokens": "Their sum",
     "usage.network_calls": "Calls of the network that were made for these texts",
 }
 _USAGE_OF_ONE = {
     "usage.prompt_tokens": "Given tokens",
-    "usage.completion_tokens": "Filled tokens",
+    "usage.completion_tokens": "Filled tokens, without padding",
     "usage.total_tokens": "Their sum",
     "usage.network_calls": "Calls of the network that were made for this text",
 }
@@ -112,7 +112,8 @@ _CHOICE = {
     "choices[].text": "The filled text; of a template, the whole text",
     "choices[].logprobs": "`null`, or for a request with `logprobs` an object: `tokens`, `token_logprobs`, "
     "`top_logprobs` (`null` for `logprobs` 0) and `text_offset`, lists with an entry per token",
-    "choices[].finish_reason": "`length` for completions, `stop` for templates",
+    "choices[].finish_reason": "`stop` if the model or a string of `stop` ended the text, and for templates; "
+    "`length` at `max_tokens`",
 }
 _FILLED = {**_HEAD, **_CHOICE, "seed": "The seed, also if the server drew it", **_USAGE}
 _MODEL = {
@@ -124,6 +125,7 @@ _MODEL = {
     "process": "Noise process",
     "tokenizer": "Kind of the tokenizer",
     "labels": "Labels that requests may have; empty: none",
+    "temperature": "The temperature that suits it, with which the page begins; that of requests is 1 by default",
     "sampler": "The default sampler",
     "samplers": "Samplers that fit the model",
     "limits.texts": "Most texts of a request",
@@ -184,7 +186,7 @@ EVENT_FIELDS = {
         "tokens[].text": "Its text, or `null`",
         "tokens[].given": "Whether it is given",
         "nfe_total": "Expected calls of the network",
-        "length": "Tokens of the sequence",
+        "length": "Number of `tokens`",
         "seed": "The seed",
     },
     "step": {

@@ -210,11 +210,6 @@ def test_generation_options(options: dict[str, object], expected: tuple[object, 
     assert (parsed.warping and parsed.warping.temperature) == temperature
 
 
-def test_texts_are_truncated_at_the_first_stop_string() -> None:
-    assert GenerationOptions(9, ("wo", "\n"), None).truncate("one\ntwo") == "one"
-    assert GenerationOptions(9, ("x",), None).truncate("one\ntwo") == "one\ntwo"
-
-
 def test_impossible_requests_are_reported(models: Callable[[str], Path], sedd: Sedd, tmp_path: Path) -> None:
     model = SeddLM(str(models("diffusion")))
     with pytest.raises(ValueError, match="33 tokens and the model was trained on 32"):

@@ -96,9 +96,72 @@ def test_openai_logprobs_are_those_of_the_draws(client: openai.OpenAI) -> None:
         assert list(top.values()) == sorted(top.values(), reverse=True)
 
 
+@pytest.mark.parametrize("stop", ["d", ["fa", "ce", "ed"]], ids=str)
+def test_openai_stop_ends_the_text_before_it(client: openai.OpenAI, stop: str | list[str]) -> None:
+    """Whole, streamed and after an echo, in which it is not looked for; log-probabilities are of what is shown."""
+    extra = {"sampler": "ordered", "options": {"direction": "forward"}, "steps": 30}
+    options: dict[str, Any] = {"model": "tiny", "prompt": "dced", "max_tokens": 30, "n": 6, "extra_body": extra}
+    options |= {"seed": 2, "temperature": 3}
+    whole = [choice.text for choice in client.completions.create(**options).choices]
+    stops = [stop] if isinstance(stop, str) else stop
+    expected = [text[: min([text.find(s) for s in stops if s in text], default=30)] for text in whole]
+    assert {len(text) == 30 for text in expected} >= {False}
+    stopped = client.completions.create(**options, stop=stop, logprobs=1).choices
+    assert [choice.text for choice in stopped] == expected
+    assert all((choice.finish_reason == "stop") == (len(choice.text) < 30) for choice in stopped)
+    assert ["".join(choice.logprobs.tokens or []) for choice in stopped if choice.logprobs] == expected
+    echoed = client.completions.create(**options, stop=stop, echo=True).choices
+    assert [choice.text for choice in echoed] == [f"dced{text}" for text in expected]
+    parts, ends = [""] * 6, [""] * 6
+    for event in client.completions.create(**options, stop=stop, stream=True):
+        [choice] = event.choices
+        parts[choice.index] += choice.text
+        ends[choice.index] = choice.finish_reason or ""
+    assert parts == expected
+    assert ends == [choice.finish_reason for choice in stopped]
+
+
+def test_openai_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
+    plain = client.completions.create(model="tiny", prompt="a", seed=1, n=2)
+    extra: Any = {"metadata": {"a": "b"}, "store": True}
+    full = client.completions.create(
+        model="tiny",
+        prompt="a",
+        seed=1,
+        n=2,
+        best_of=2,
+        user="someone",
+        logit_bias={},
+        logprobs=None,
+        stop=None,
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        extra_body=extra,
+    )
+    assert [choice.text for choice in full.choices] == [choice.text for choice in plain.choices]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("best_of", 3, "give 1"),
+        ("presence_penalty", 0.5, "only 0"),
+        ("frequency_penalty", -1, "only 0"),
+        ("logit_bias", {"5": 1}, "only {}"),
+        ("stop", ["a", "b", "c", "d", "e"], "up to 4"),
+        ("stop", "", "1 to 1024"),
+    ],
+)
+def test_openai_fields_that_would_change_something_are_refused(
+    client: openai.OpenAI, field: str, value: Any, allowed: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"{field}.*{allowed}"):
+        client.completions.create(model="tiny", prompt="a", **{field: value})
+
+
 def test_openai_errors(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="unknown field best_of"):
-        client.completions.create(model="tiny", prompt="a", best_of=2)
+    with pytest.raises(openai.BadRequestError, match="unknown field temprature"):
+        client.completions.create(model="tiny", prompt="a", extra_body={"temprature": 2})
     with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
         client.completions.create(model="gpt-9", prompt="a")
     with pytest.raises(openai.BadRequestError, match="temperature"):
@@ -168,6 +231,7 @@ def test_tokens_and_models(served: Site) -> None:
     assert served.send("/v1/tokenize", {"text": "cab"}).json["tokens"][0] == {"id": 2, "text": "c"}
     [model] = served.send("/v1/models").json["data"]
     assert (model["length"], model["sampler"], model["labels"]) == (40, "first-hitting", ["x", "y"])
+    assert model["temperature"] == 1  # no card states another
     assert "gibbs" not in model["samplers"]
     assert model["samplers"][0] == "first-hitting"
 
@@ -382,6 +446,8 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "timeout": st.none(),
     "template": st.sampled_from(["ab{3}c", ["{2}", "a{4}"]]),
     "prompt": st.sampled_from(["ab", ""]),
+    "stop": st.sampled_from([None, "a", ["b", "cd"]]),
+    **dict.fromkeys(("best_of", "presence_penalty", "frequency_penalty", "logit_bias"), st.none()),
     "suffix": st.sampled_from([None, "a"]),
     "max_tokens": st.integers(1, 20),
     "text": st.sampled_from(["abc", ["a", "bcd"]]),

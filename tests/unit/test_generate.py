@@ -15,7 +15,7 @@ from sedd import factory, generate, sampling, tokenizer
 from sedd.diffusion import process, schedule
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.rng import CounterRNG
-from sedd.generate import template, trace
+from sedd.generate import display, template, trace
 from sedd.nn import transformer
 
 Refuses = Callable[..., None]
@@ -49,9 +49,29 @@ def test_prompts_of_different_lengths() -> None:
     assert prompt.valid.tolist() == [[True] * 4, [True, True, False, False]]
     assert prompt.lengths.tolist() == [4, 2]
     assert template.prompt_from_ids(rows[:1], 8, 256).valid is None
-    whole = template.prompt_from_ids(rows, 5, 257, pad=256)  # records: padding is given behind them
-    assert whole.given.tolist() == [[97, 98, -1, -1, 256], [-1, 99, 256, 256, 256]]
+    whole = template.prompt_from_ids(rows, 5, 257, pad=256, unknown=257)  # padding after a text, masks after a gap
+    assert whole.given.tolist() == [[97, 98, -1, -1, 257], [-1, 99, 256, 256, 256]]
+    assert whole.text_lengths.tolist() == [4, 5]
     assert whole.valid is None
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "start", "whole", "streamed"),
+    [
+        ("one\ntwo", ["wo", "\n"], 0, "one", "one"),
+        ("one\ntwo", ["x"], 0, "one\ntwo", "one\ntwo"),
+        ("one", ["one"], 1, "one", "one"),
+        ("on", ["one"], 0, "on", ""),
+        ("abc", ["bc", "abcd"], 0, "a", ""),  # the longer one would begin earlier
+        ("abc", ["cd"], 3, "abc", "abc"),
+    ],
+)
+def test_a_text_ends_before_the_first_stop_string(
+    text: str, stops: list[str], start: int, whole: str, streamed: str
+) -> None:
+    """Of a text that may go on, without what may become one."""
+    assert display.without_stop(text, stops, start) == whole
+    assert display.without_stop(text, stops, start, may_go_on=True) == streamed
 
 
 def test_a_space_before_a_gap_is_left_to_it_where_words_include_their_space() -> None:
@@ -249,6 +269,16 @@ def test_a_trace_page_is_self_contained_and_shows_every_token() -> None:
     assert page.scripts == 1  # its own
     assert page.fetched == []
     assert text in page.text
+
+
+def test_a_trace_ends_with_the_text() -> None:
+    """Padding at the end is left out of pages and pictures; padding before a token is not."""
+    padded = BYTES.with_specials(eos=False, pad=True)
+    ids = [*padded.encode("a").tolist(), padded.pad, *padded.encode("b").tolist(), *[padded.pad] * 3]
+    tokens = trace.trace_tokens(padded, generate.GeneratedSequence(ids, [0, 1, 2, 3, 4, 0]))
+    page = Page(trace.trace_page([tokens], "title", "about"))
+    assert page.steps == [1, 2]
+    assert (page.text.count("<pad>"), Page(trace.trace_fragment([tokens])).text.count("<pad>")) == (1, 1)
 
 
 def test_a_trace_is_saved_as_png(tmp_path: Path) -> None:

@@ -169,7 +169,8 @@ class SeddLM(LM):
             *_, last = sampling_run.states(Prompt(row.to(self.loaded.device)), first=number)
             ids = last.x[0, len(given) :].tolist()
         eos = self.loaded.tokenizer.eos
-        return options.truncate(self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids))
+        text = self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids)
+        return generate.display.without_stop(text, options.stops)
 
     def _add_variance(self, stderr: float) -> None:
         self._sum_of_variances, self._responses = self._sum_of_variances + stderr**2, self._responses + 1
@@ -202,10 +203,6 @@ class GenerationOptions:
         sampled = do_sample is not False and temperature > 0
         stops = (until,) if isinstance(until, str) else tuple(stop for stop in until if stop)
         return cls(tokens, stops, Warping(temperature, top_p, top_k or None) if sampled else None)
-
-    def truncate(self, text: str) -> str:
-        """Cut ``text`` before the first stop string."""
-        return text[: min((start for stop in self.stops if (start := text.find(stop)) >= 0), default=len(text))]
 
 
 def _device(name: str | None) -> str:

@@ -119,7 +119,7 @@ def _add_routes(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/completions", responses=REPLIES)
     async def completions(request: schema.CompletionRequest, http: Request) -> Response:
-        """Fill tokens after a prompt, or between a prompt and a suffix."""
+        """Generate text after a prompt, or between a prompt and a suffix."""
         server.check_model(request.model)
         return await server.fill(http, request, server.texts.completion(request), "cmpl")
 

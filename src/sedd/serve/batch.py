@@ -342,10 +342,11 @@ class SharedBatch:
             row.hidden = row.hidden.clone() if row.hidden is not None and keeps_hidden and stays[i] else None
             if row.job.streams:
                 edits = details.get(i) or [Edit(p, tokens[i][p]) for p, new in enumerate(moved[i]) if new]
+                edits = row.row.in_text(edits)
                 k = row.done - 1
                 events.append((row, Step(row.path.step[k], row.path.t[k], row.done, len(row.path.sigma), edits)))
             if row.done == len(row.path.sigma):
-                ids = tokens[i][: len(row.row.given)]
+                ids = tokens[i][row.row.text]
                 events.append((row, finish_ids(ids, row.network_calls, self.loaded.process.vocab_size)))
         self.remove([row for row, event in events if not isinstance(event, Step)])
         return events
@@ -370,9 +371,8 @@ def finish_ids(ids: list[int], calls: int, vocab_size: int) -> Finished | Failed
 
 def visible_noise(row: Row, x: list[int], vocab_size: int) -> list[Edit]:
     """Return the noise at open positions that is a token, as under uniform noise; masks are not."""
-    return [
-        Edit(i, id) for i, (id, given) in enumerate(zip(x, row.given, strict=True)) if given < 0 and id < vocab_size
-    ]
+    given = row.given[row.text]
+    return [Edit(i, x[i]) for i, id in enumerate(given) if id < 0 and x[i] < vocab_size]
 
 
 def describe_edits(model: SamplingModel, hidden: Tensor, x: Tensor, y: Tensor, sigma: Tensor, job: Job) -> list[Edit]:

@@ -250,13 +250,14 @@ class Engine:
             event: Event = failure_of(error)
         else:
             if state is None:
-                event = finish_ids(alone.x, run.stats.row_calls, self.loaded.process.vocab_size)
+                event = finish_ids(alone.x[waiting.row.text], run.stats.row_calls, self.loaded.process.vocab_size)
             else:
                 x = alone.show(state)
                 edits = [Edit(i, new) for i, (old, new) in enumerate(zip(alone.x, x, strict=True)) if new != old]
-                alone.x = x
+                alone.x, left = x, sum(id < 0 and open < 0 for id, open in zip(x, waiting.row.given, strict=True))
                 calls, total = state.step * run.sampler.calls_per_step, waiting.row.total_calls
-                event = Step(state.step, x.count(-1) / waiting.row.blanks, calls, max(calls, total), edits)
+                edits = waiting.row.in_text(edits)
+                event = Step(state.step, left / waiting.row.blanks, calls, max(calls, total), edits)
         if isinstance(event, Step):
             if waiting.job.streams:
                 self._report(waiting, event)
@@ -294,7 +295,7 @@ class Engine:
         """Report the last event of a row."""
         with self._condition:
             self.outstanding -= waiting.row.cost
-        self.metrics.count_end(event, waiting.row.blanks)
+        self.metrics.count_end(event, waiting.row.given[waiting.row.text].count(-1))
         with contextlib.suppress(RuntimeError):
             waiting.job.on_event(waiting.place, event)
 

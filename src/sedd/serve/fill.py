@@ -2,15 +2,17 @@
 
 import math
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, final
 
 from sedd import generate
 from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
+from sedd.generate.display import without_stop
 from sedd.generate.settings import SamplingSettings
-from sedd.generate.template import prompt_from_ids, template_ids
+from sedd.generate.template import build_prompt, template_ids
 from sedd.sampling import Remask
 from sedd.serve.jobs import Edit, Finished, Row, Step
 from sedd.serve.limits import Limits
@@ -26,6 +28,18 @@ class Choice(NamedTuple):
     span: slice
     """The positions whose text is returned."""
     template: str | None = None
+    echoed: int = 0
+    """How many of these tokens are the prompt."""
+    stops: Sequence[str] = ()
+    """The text ends before the first of these after the prompt."""
+
+
+class Shown(NamedTuple):
+    """The text of a reply."""
+
+    text: str
+    finish_reason: str
+    """``stop`` where the model or a stop string ended it, and for templates; ``length`` at the limit."""
 
 
 @final
@@ -62,26 +76,28 @@ class TextConverter:
             raise ValueError(f"max_tokens is {request.max_tokens}; this model generates up to {longest} tokens")
         if request.logprobs is not None and not isinstance(self.loaded.process, Absorbing):
             raise ValueError("logprobs need absorbing noise, under which every token is drawn once; leave them out")
+        if request.best_of not in (None, 1, request.n):
+            raise ValueError(
+                f"best_of is {request.best_of}, and texts are not ranked; leave it out, or give {request.n}"
+            )
         encode, gap = self.loaded.tokenizer.encode, [-1] * request.max_tokens
         end = encode(request.suffix or "").tolist()
+        stops = _as_list(request.stop or [])
         starts = [encode(prompt).tolist() for prompt in _as_list(request.prompt)]
-        spans = [slice(0 if request.echo else len(start), len(start) + len(gap)) for start in starts]
-        return self._fill(request, [[*start, *gap, *end] for start in starts], spans)
+
+        def choice(i: int, row: Row) -> Choice:
+            given = len(starts[i])
+            first = 0 if request.echo else given
+            return Choice(row, slice(first, given + len(gap)), echoed=given - first, stops=stops)
+
+        return self._fill(request, [[*start, *gap, *end] for start in starts], choice)
 
     def infill(self, request: InfillRequest) -> Fill:
         """Return the rows of templates with gaps."""
         self._check_caps(request)
         templates = _as_list(request.template)
-        fill = self._fill(
-            request,
-            [template_ids(text, self.loaded.tokenizer) for text in templates],
-            [slice(None)] * len(templates),
-        )
-        names = [text for text in templates for _ in range(request.n)]
-        return replace(
-            fill,
-            choices=[choice._replace(template=name) for choice, name in zip(fill.choices, names, strict=True)],
-        )
+        rows = [template_ids(text, self.loaded.tokenizer) for text in templates]
+        return self._fill(request, rows, lambda i, row: Choice(row, row.text, templates[i]))
 
     def _check_caps(self, request: Sampling) -> None:
         """Refuse what would multiply the work beyond the limits, before anything of that size is made."""
@@ -93,18 +109,17 @@ class TextConverter:
         if steps > limits.steps:
             raise ValueError(f"the request has {steps} steps; at most {limits.steps} are allowed")
 
-    def _fill(self, request: Sampling, given: list[list[int]], spans: list[slice]) -> Fill:
+    def _fill(self, request: Sampling, given: list[list[int]], choice: Callable[[int, Row], Choice]) -> Fill:
         settings = self._settings(request)
         for row in given:
             if len(row) > (longest := self.loaded.config.model.seq_len):
                 raise ValueError(f"a text has {len(row)} tokens with its gaps; the model takes up to {longest}")
-        vocab_size, pad = self.loaded.process.vocab_size, self.loaded.learned_pad
-        prompt = prompt_from_ids(given, self.loaded.config.model.seq_len, vocab_size, pad)
+        prompt = build_prompt(given, self.loaded)
+        run, kept = generate.SamplingRun.of(self.loaded, settings), prompt.text_lengths.tolist()
         rows = [ids[:length] for ids, length in zip(prompt.given.tolist(), prompt.lengths.tolist(), strict=True)]
-        run = generate.SamplingRun.of(self.loaded, settings)
         choices = [
-            Choice(Row(run, ids, i * request.n + j), span)
-            for i, (ids, span) in enumerate(zip(rows, spans, strict=True))
+            choice(i, Row(run, ids, i * request.n + j, length))
+            for i, (ids, length) in enumerate(zip(rows, kept, strict=True))
             for j in range(request.n)
         ]
         calls, most = max(choice.row.total_calls for choice in choices), 4 * self.limits.steps
@@ -145,6 +160,33 @@ class TextConverter:
         """Return the text of tokens."""
         return self.loaded.tokenizer.decode(ids)
 
+    def show(self, choice: Choice, ids: list[int]) -> Shown:
+        """Return the text of a finished row, without what follows a stop string."""
+        row = ids[choice.span]
+        whole = self.text(row)
+        text = without_stop(whole, choice.stops, len(self.text(row[: choice.echoed])))
+        ends = choice.template is not None or self._text_tokens(row) < len(row) or len(text) < len(whole)
+        return Shown(text, "stop" if ends else "length")
+
+    def _text_tokens(self, row: list[int]) -> int:
+        """Return the number of tokens before the padding at the end."""
+        return next((i for i in range(len(row), 0, -1) if row[i - 1] != self.loaded.learned_pad), 0)
+
+    def is_text(self, id: int) -> bool:
+        """Return whether an id is a token of a text: no padding, and not to be drawn."""
+        return 0 <= id < self.loaded.tokenizer.vocab_size and id != self.loaded.learned_pad
+
+    def usage(self, fill: Fill, finished: dict[int, Finished]) -> dict[str, int]:
+        """Return the tokens, without padding, and the network calls of a reply, given the ends of its choices."""
+        rows = [(fill.choices[place].row.given, event.ids) for place, event in finished.items()]
+        filled = sum(open < 0 and self.is_text(id) for given, ids in rows for open, id in zip(given, ids, strict=False))
+        return {
+            "prompt_tokens": fill.prompt_tokens,
+            "completion_tokens": filled,
+            "total_tokens": fill.prompt_tokens + filled,
+            "network_calls": sum(event.calls for event in finished.values()),
+        }
+
     def _token_text(self, id: int) -> str | None:
         """Return the text of one token; None for a mask."""
         if id >= self.loaded.tokenizer.vocab_size:
@@ -167,19 +209,22 @@ class TextConverter:
 
     def logprobs(self, choice: Choice, ids: list[int], drawn: dict[int, Edit], count: int) -> dict[str, Any]:
         """Return the log-probabilities of a completion in OpenAI's format; None for given tokens."""
-        places = range(*choice.span.indices(len(ids)))
+        row, text = ids[choice.span], self.show(choice, ids).text
+        starts = [len(self.text(row[:i])) for i in range(self._text_tokens(row))]
+        if len(text) < len(self.text(row)):  # a stop string has cut it
+            starts = [start for start in starts if start < len(text)]
+        places = [choice.span.start + i for i in range(len(starts))]
         tokens = [self.token_text(ids[i]) or "" for i in places]
         edits = [drawn.get(i) for i in places]
         tops = [
             {self.token_text(id) or "": _log(p) for id, p in (edit.alternatives or [])[:count]} if edit else None
             for edit in edits
         ]
-        offsets = [len(self.text(ids[choice.span.start : i])) for i in places]
         return {
             "tokens": tokens,
             "token_logprobs": [edit.log_prob if edit else None for edit in edits],
             "top_logprobs": tops if count else None,
-            "text_offset": offsets,
+            "text_offset": starts,
         }
 
 
@@ -187,7 +232,7 @@ class Prefix:
     """The part of a text that is final: the tokens before the first one that is still to be drawn."""
 
     def __init__(self, texts: TextConverter, choice: Choice) -> None:
-        self.texts, self.sent = texts, ""
+        self.texts, self.choice, self.sent = texts, choice, ""
         self.ids: list[int] = choice.row.given[choice.span]
         self.first, self.is_final = choice.span.indices(len(choice.row.given))[0], texts.is_final(choice.row)
 
@@ -199,7 +244,9 @@ class Prefix:
             if 0 <= edit.position - self.first < len(self.ids):
                 self.ids[edit.position - self.first] = edit.id
         known = self.ids[: self.ids.index(-1)] if -1 in self.ids else self.ids
-        return self._send(self.texts.text(known).rstrip(INCOMPLETE))  # a character may need more tokens
+        text = self.texts.text(known).rstrip(INCOMPLETE)  # a character may need more tokens
+        after = len(self.texts.text(self.ids[: self.choice.echoed]))
+        return self._send(without_stop(text, self.choice.stops, after, may_go_on=True))
 
     def finish(self, text: str) -> str:
         """Return the rest of the finished text."""
@@ -210,17 +257,6 @@ class Prefix:
             return ""
         new, self.sent = text[len(self.sent) :], text
         return new
-
-
-def usage(fill: Fill, finished: list[Finished]) -> dict[str, int]:
-    """Return the tokens and network calls of a reply."""
-    filled = sum(row.blanks for row in fill.rows)
-    return {
-        "prompt_tokens": fill.prompt_tokens,
-        "completion_tokens": filled,
-        "total_tokens": fill.prompt_tokens + filled,
-        "network_calls": sum(event.calls for event in finished),
-    }
 
 
 def _as_list(texts: str | list[str]) -> list[str]:

@@ -61,11 +61,13 @@ class Row:
         run: The model with its sampler, time grid and seed.
         given: Token ids; −1 at positions to be filled.
         index: Its number among the rows of its seed.
+        kept: How many of its positions, from the first, are its text; None: all.
     """
 
     run: SamplingRun
     given: list[int]
     index: int
+    kept: int | None = None
 
     def __post_init__(self) -> None:
         self.run.model.requires_finite = True
@@ -74,6 +76,15 @@ class Row:
     def blanks(self) -> int:
         """The number of positions to be filled."""
         return self.given.count(-1)
+
+    @property
+    def text(self) -> slice:
+        """The positions of its text."""
+        return slice(0, len(self.given) if self.kept is None else self.kept)
+
+    def in_text(self, edits: list[Edit]) -> list[Edit]:
+        """Return the edits of its text."""
+        return [edit for edit in edits if edit.position < self.text.stop]
 
     @cached_property
     def total_calls(self) -> int:

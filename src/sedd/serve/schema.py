@@ -2,11 +2,32 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 OptionValue = Annotated[int, Field(ge=0, le=10_000)] | Annotated[float, Field(ge=0, le=10_000)] | str
 Text = Annotated[str, Field(max_length=2**20)]
 Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=1024)]
+MOST_STOPS, LONGEST_STOP = 4, 1024
+
+
+def _neutral(*values: object) -> AfterValidator:
+    """Accept a field of OpenAI's if its value changes nothing."""
+
+    def check(value: object) -> object:
+        if value is not None and value not in values:
+            raise PydanticCustomError("not_supported", f"only {values[0]} is supported; leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
+def _check_stops(given: str | list[str] | None) -> str | list[str] | None:
+    stops = [given] if isinstance(given, str) else given or []
+    if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
+        rule = f"give up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters"
+        raise PydanticCustomError("not_supported", rule)
+    return given
 
 
 class Request(BaseModel):
@@ -65,7 +86,16 @@ class CompletionRequest(Sampling):
 
     prompt: Texts = Field("", description="Text before the tokens to fill, or several of them.")
     suffix: Text | None = Field(None, description="Text after the tokens to fill.")
-    max_tokens: int = Field(16, ge=1, le=2**20, description="The number of tokens to fill.")
+    max_tokens: int = Field(
+        16,
+        ge=1,
+        le=2**20,
+        description="The most tokens of the text. Without a suffix a model of padded records may end it earlier; other "
+        "texts have so many.",
+    )
+    stop: Annotated[str | list[str] | None, AfterValidator(_check_stops)] = Field(
+        None, description="Up to four strings that end the text: what is before the first of them is returned."
+    )
     echo: bool = Field(False, description="Return the prompt before the completion.")
     logprobs: int | None = Field(
         None,
@@ -75,6 +105,13 @@ class CompletionRequest(Sampling):
         "not add up to that of the text unless one token was drawn per step. Absorbing noise only.",
     )
     stream_options: StreamOptions | None = Field(None, description="Options of a stream, as OpenAI's.")
+    best_of: int | None = Field(None, ge=1, le=1024, description="OpenAI's: only `n` or 1, as texts are not ranked.")
+    presence_penalty: Annotated[float | None, _neutral(0)] = Field(None, description="OpenAI's: only 0.")
+    frequency_penalty: Annotated[float | None, _neutral(0)] = Field(None, description="OpenAI's: only 0.")
+    logit_bias: Annotated[dict[str, float] | None, _neutral({})] = Field(None, description="OpenAI's: only empty.")
+    user: str | None = Field(None, description="OpenAI's; it is ignored.")
+    metadata: dict[str, str] | None = Field(None, description="OpenAI's; it is ignored.")
+    store: bool | None = Field(None, description="OpenAI's; nothing is stored.")
 
 
 class InfillRequest(Sampling):

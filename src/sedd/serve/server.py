@@ -14,9 +14,10 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 
 from sedd import api, evaluation, registry
 from sedd.factory import LoadedModel, default_sampler
+from sedd.hub import CardFacts
 from sedd.serve import schema
 from sedd.serve.engine import Engine, Overloaded
-from sedd.serve.fill import Choice, Fill, Prefix, TextConverter, usage
+from sedd.serve.fill import Choice, Fill, Prefix, TextConverter
 from sedd.serve.guard import error_body
 from sedd.serve.jobs import Call, Edit, Event, Failed, Finished, Job, Step
 from sedd.serve.limits import Limits
@@ -49,6 +50,7 @@ class Server:
     def __init__(self, loaded: LoadedModel, name: str, limits: Limits, metrics: Metrics, engine: Engine) -> None:
         self.loaded, self.name, self.limits, self.metrics, self.engine = loaded, name, limits, metrics, engine
         self.texts, self.created = TextConverter(loaded, limits), int(time.time())
+        self.temperature = CardFacts.read(loaded.folder).temperature
         self.samplers = [name for name in registry.SAMPLERS.names if self.texts.has_sampler(name)]
 
     def check_model(self, name: str | None) -> None:
@@ -80,6 +82,7 @@ class Server:
             "process": config.noise.process,
             "tokenizer": self.loaded.tokenizer.kind,
             "labels": list(self.loaded.labels),
+            "temperature": self.temperature,
             "sampler": default_sampler(self.loaded.model, self.loaded.process),
             "samplers": self.samplers,
             "limits": {"texts": self.limits.rows, "steps": self.limits.steps, "seconds": self.limits.timeout},
@@ -130,38 +133,32 @@ class Server:
                 record["logprobs"] = self.texts.logprobs(choice, finished[place].ids, drawn[place], logprobs)
             choices.append(record)
         record = {**head, "object": "text_completion", "choices": choices, "seed": fill.settings.seed}
-        return JSONResponse({**record, "usage": usage(fill, list(finished.values()))})
+        return JSONResponse({**record, "usage": self.texts.usage(fill, finished)})
 
     def _choice(self, place: int, choice: Choice, ids: list[int]) -> dict[str, Any]:
-        record = {
-            "index": place,
-            "text": self.texts.text(ids[choice.span]),
-            "logprobs": None,
-            "finish_reason": "length",
-        }
-        if choice.template is not None:
-            record |= {"finish_reason": "stop", "template": choice.template}
-        return record
+        text, finish_reason = self.texts.show(choice, ids)
+        record = {"index": place, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        return record if choice.template is None else record | {"template": choice.template}
 
     async def _stream(
         self, events: AsyncIterator[tuple[int, Event]], fill: Fill, head: dict[str, Any], with_usage: bool
     ) -> AsyncIterator[bytes]:
         """Send text that is final, in OpenAI's format."""
         prefixes = [Prefix(self.texts, choice) for choice in fill.choices]
-        head, finished = {**head, "object": "text_completion", "seed": fill.settings.seed}, []
+        head, finished = {**head, "object": "text_completion", "seed": fill.settings.seed}, dict[int, Finished]()
         async for place, event in events:
             if isinstance(event, Failed):
                 yield _sse(error_body(event.message, event.code, status=STATUS[event.code]))
                 return
             if isinstance(event, Finished):
-                finished.append(event)
+                finished[place] = event
                 record = self._choice(place, fill.choices[place], event.ids)
                 yield _sse({**head, "choices": [{**record, "text": prefixes[place].finish(record["text"])}]})
             elif text := prefixes[place].update(event):
                 choice = {"index": place, "text": text, "logprobs": None, "finish_reason": None}
                 yield _sse({**head, "choices": [choice]})
         if with_usage:
-            yield _sse({**head, "choices": [], "usage": usage(fill, finished)})
+            yield _sse({**head, "choices": [], "usage": self.texts.usage(fill, finished)})
         yield format_sse_event(data_str="[DONE]")
 
     async def _diffusing(
@@ -178,9 +175,9 @@ class Server:
             elif isinstance(event, Finished):
                 record = self._choice(place, fill.choices[place], event.ids)
                 end = {key: record[key] for key in ("index", "text", "finish_reason")}
-                one = Fill([fill.choices[place]], fill.settings, len(row.given) - row.blanks)
+                one = Fill([fill.choices[place]], fill.settings, sum(map(self.texts.is_text, row.given)))
                 whole = self.texts.text(event.ids)
-                yield _sse({**end, "infilled": whole, "usage": usage(one, [event])}, "end")
+                yield _sse({**end, "infilled": whole, "usage": self.texts.usage(one, {0: event})}, "end")
             else:
                 if event.edits and not seen:
                     seen = True
@@ -195,9 +192,9 @@ class Server:
             {"id": None, "text": None, "given": False}
             if id < 0
             else {"id": id, "text": self.texts.token_text(id), "given": True}
-            for id in row.given
+            for id in row.given[row.text]
         ]
-        return {"index": place, "tokens": tokens, "nfe_total": row.total_calls, "length": len(row.given)}
+        return {"index": place, "tokens": tokens, "nfe_total": row.total_calls, "length": len(tokens)}
 
     # Likelihood --------------------------------------------------------------------------------------------
 
