@@ -57,7 +57,7 @@ def model_card(loaded: LoadedModel, name: str, facts: CardFacts, origin: Mapping
         f"# {name}",
         *([facts.summary] if facts.summary else []),
         _description(loaded, origin),
-        "## Use\n\n" + _usage(loaded, name, facts.template, facts.sample_metrics or {}),
+        "## Use\n\n" + _usage(loaded, name, facts),
         "## Evaluation\n\n" + _evaluation(facts),
         *(["## Samples\n\nNot selected:\n\n" + _samples(facts.samples)] if facts.samples else []),
         "## Training\n\n" + _training(loaded, facts, origin),
@@ -109,12 +109,13 @@ def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
-def _usage(loaded: LoadedModel, name: str, template: str, sampled: Mapping[str, Any]) -> str:
+def _usage(loaded: LoadedModel, name: str, facts: CardFacts) -> str:
     """Return examples, with the temperature and the steps by which the samples of the card were drawn."""
+    template, sampled = facts.template, facts.sample_metrics or {}
     template = template or ("It was {12} the end." if loaded.tokenizer.kind in TEXT_TOKENIZERS else "0 1 {6} 2")
     download, folder = (f"hf download {name} --local-dir model\n", "model") if is_repo_id(name) else ("", name)
     argument, option = (", steps=None", " --steps inf") if sampled.get("steps") == "inf" else ("", "")
-    if (temperature := sampled.get("temperature") or 1.0) != 1:
+    if (temperature := facts.temperature) != 1:
         argument, option = f"{argument}, temperature={temperature}", f"{option} --temperature {temperature}"
     return (
         f"Install the library, which is distributed as `{DISTRIBUTION}` and imported as `sedd`: "

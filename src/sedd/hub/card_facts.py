@@ -53,6 +53,12 @@ class CardFacts:
     samples: Sequence[str] = ()
     """Generated texts, not selected."""
 
+    @property
+    def temperature(self) -> float:
+        """The temperature that suits the model: that of its samples; 1 if they state none."""
+        stated = (self.sample_metrics or {}).get("temperature")
+        return float(stated) if isinstance(stated, int | float) and 0 < stated <= 100 else 1.0
+
     @staticmethod
     def read(folder: Path) -> "CardFacts":
         """Read the facts beside a model; without a file there are none."""

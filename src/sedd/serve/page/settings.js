@@ -2,7 +2,7 @@
 
 import { Problem } from "./api.js";
 
-const DEFAULTS = { steps: "32", temperature: "1", top_p: "1", guidance: "1", label: "", seed: "1" };
+const DEFAULTS = { steps: "32", top_p: "1", guidance: "1", label: "", seed: "1" };
 const NUMBERS = {
   temperature: { is: (x) => x >= 0 && x <= 100, rule: "a number from 0 to 100" },
   top_p: { is: (x) => x > 0 && x <= 1, rule: "a number above 0 and at most 1" },
@@ -19,7 +19,7 @@ export class Settings {
     this.inputs = Object.fromEntries([...this.element.querySelectorAll("[name]")].map((input) => [input.name, input]));
     fill(this.inputs.model, models.map((model) => model.id));
     this.#setModel();
-    this.values = DEFAULTS;
+    this.values = { ...DEFAULTS, temperature: String(this.model.temperature) };
     this.element.addEventListener("input", (event) => {
       if (event.target.name === "model") this.#setModel();
       this.complain(null);
