@@ -91,9 +91,8 @@ def record_trace() -> dict[str, Any]:
     import sedd
 
     (filled,) = sedd.load("stories", device="cpu").infill(TEMPLATE, **TRACE)
-    kept = len(without_padding(filled)) + 40  # some of the padding is on the picture
-    tokens = list(zip(filled.tokens, filled.steps, strict=True))[:kept]
-    return {"trace": {"weights_sha256": weights_digest(), "template": TEMPLATE, "settings": TRACE, "tokens": tokens}}
+    found = {"weights_sha256": weights_digest(), "template": TEMPLATE, "settings": TRACE}
+    return {"trace": found | {"tokens": without_padding(filled)}}
 
 
 @cache

@@ -8,6 +8,7 @@ from sedd import files
 from sedd.generate.run import GeneratedSequence
 from sedd.templates import render
 from sedd.tokenizer import Tokenizer
+from sedd.tokenizer.base import PAD_TEXT
 
 WIDTH, MIN_WIDTH = 140, 50
 """Most characters per line of the PNG, and the least width of the picture in characters."""
@@ -44,6 +45,11 @@ def trace_tokens(tokenizer: Tokenizer, sequence: GeneratedSequence) -> list[Trac
     ]
 
 
+def _without_padding(rows: list[list[TracedToken]]) -> list[list[TracedToken]]:
+    """Return each text up to the padding at its end."""
+    return [row[: next((i for i in range(len(row), 0, -1) if row[i - 1].text != PAD_TEXT), 0)] for row in rows]
+
+
 def _last_step(rows: list[list[TracedToken]]) -> int:
     return max((token.step for row in rows for token in row), default=1)
 
@@ -65,6 +71,7 @@ def _colored(rows: list[list[TracedToken]]) -> list[list[_ColoredToken]]:
 
 def trace_page(rows: list[list[TracedToken]], title: str, about: str) -> str:
     """Return a self-contained HTML page of the texts, with a slider over the steps."""
+    rows = _without_padding(rows)
     last = _last_step(rows)
     colors = [_colors(1 + round(i / 8 * (last - 1)), last)[0] for i in range(9)]
     about = f"{about} Given tokens have a dashed outline."
@@ -73,7 +80,7 @@ def trace_page(rows: list[list[TracedToken]], title: str, about: str) -> str:
 
 def trace_fragment(rows: list[list[TracedToken]]) -> str:
     """Return the texts as an HTML fragment, for a page that exists already such as a notebook."""
-    return render("trace_texts.html.j2", rows=_colored(rows))
+    return render("trace_texts.html.j2", rows=_colored(_without_padding(rows)))
 
 
 def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> None:
@@ -86,6 +93,7 @@ def save_trace_png(rows: list[list[TracedToken]], title: str, path: Path) -> Non
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
 
+    rows = _without_padding(rows)
     last = _last_step(rows)
     placed, height = _lines(rows)
     columns = max(MIN_WIDTH, max((x + len(text) for _, text, x, _ in placed), default=0))

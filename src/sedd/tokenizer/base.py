@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 CONFIG = "tokenizer_config.json"
 DEFINITION = "tokenizer.json"
 FORMAT = 1
+PAD_TEXT = "<pad>"
+"""Padding among printable tokens."""
 
 Ids = Int[np.ndarray, " _"]
 
@@ -94,7 +96,7 @@ class Tokenizer(ABC):
 
     def tokens(self, ids: ArrayLike) -> list[str]:
         """Return one printable string per id."""
-        special = {self.pad: "<pad>", self.eos: "<eos>"}
+        special = {self.pad: PAD_TEXT, self.eos: "<eos>"}
         return [special.get(id) or _printable(self._piece(id)) for id in self.check_ids(ids).tolist()]
 
     def check_ids(self, ids: ArrayLike) -> Ids:
