@@ -103,6 +103,23 @@ def test_a_sweep_equals_its_single_evaluations(sedd: Sedd, models: Callable[[str
     assert records(saved) == swept
 
 
+def test_sweeps_state_what_their_points_share(sedd: Sedd, models: Callable[[str], Path]) -> None:
+    """Equal samples are one measurement; those of one seed have dependent errors; those of two seeds do not."""
+    words = ["quality", models("mean"), "--judge", models("ar"), "-n", 3, "--steps", 1, "--json", "--sweep"]
+    equal = sedd(*words, "grid=uniform,cosine")  # one step is the same on both
+    first, second = records(equal)
+    assert first["samples_sha256"] == second["samples_sha256"]
+    assert "rows 1 and 2 are equal" in equal.stderr
+    paired = sedd(*words, "temperature=0.5,1")
+    first, second = records(paired)
+    assert first["samples_sha256"] != second["samples_sha256"]
+    assert "equal" not in paired.stderr
+    assert "not independent" in paired.stderr
+    apart = sedd(*words, "seed=0,1")
+    assert len(records(apart)) == 2
+    assert "independent" not in apart.stderr
+
+
 def test_a_gguf_file_and_mauve(sedd: Sedd, models: Callable[[str], Path], corpus: Path, tmp_path: Path) -> None:
     """A text file and a run are encoded by the judge; the GGUF file agrees with the folder it was made from."""
     folder, human = tiny_judges.save(tmp_path / "judge", context=40), tmp_path / "human.txt"

@@ -71,6 +71,7 @@ def sampling_record(samples: SampleSet) -> dict[str, Any]:
     return {
         "source": samples.source,
         "samples": len(samples.samples),
+        "samples_sha256": samples.sha256,
         "nfe": _round(samples.nfe),
         "seconds_per_sample": _round(samples.seconds),
         **{name: samples.facts.get(name) for name in SAMPLING_FIELDS},
@@ -169,4 +170,28 @@ def comparison_warnings(records: Sequence[dict[str, Any]]) -> list[str]:
     lengths = [record["tokens"] / record["samples"] for record in records if "tokens" in record]
     if lengths and max(lengths) > 1.1 * min(lengths):
         messages.append("note: entropy rises and distinct-n falls with the length of samples, which differs here")
+    return messages + _dependence_warnings(records)
+
+
+def _dependence_warnings(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return warnings about results whose samples are equal, or drawn with the same random numbers."""
+    messages = [
+        f"warning: the samples of rows {' and '.join(map(str, rows))} are equal, so these rows are one measurement: "
+        "their settings made no difference with these random numbers"
+        for rows in _rows_by(records, "samples_sha256")
+    ]
+    if _rows_by(records, "model_sha256", "seed"):
+        messages.append(
+            "note: results of one model and seed share their random numbers: their errors are not independent; for "
+            "independent errors give each its own seed"
+        )
     return messages
+
+
+def _rows_by(records: Sequence[dict[str, Any]], *names: str) -> list[list[int]]:
+    """Return the numbers, from 1, of records that agree in these fields, where there are several."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, record in enumerate(records, 1):
+        if None not in (key := tuple(record.get(name) for name in names)):
+            groups.setdefault(key, []).append(number)
+    return [rows for rows in groups.values() if len(rows) > 1]
