@@ -178,7 +178,7 @@ def _dependence_warnings(records: Sequence[dict[str, Any]]) -> list[str]:
     messages = [
         f"warning: the samples of rows {' and '.join(map(str, rows))} are equal, so these rows are one measurement: "
         "their settings made no difference with these random numbers"
-        for rows in _rows_by(records, "samples_sha256")
+        for rows in _rows_by(records, "seed", "samples_sha256")
     ]
     if _rows_by(records, "model_sha256", "seed"):
         messages.append(
