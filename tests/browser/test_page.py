@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from serving import site
+
+from sedd.serve import build_app
+
 Open = Callable[..., Any]
 SENTENCE = "the cat sat on a mat"
 
@@ -238,6 +242,15 @@ def test_a_link_restores_everything(open_page: Open) -> None:
     assert again.input_value("[name=seed] >> nth=1") == "8"
     run(again)
     assert again.locator(".tokens").all_text_contents() == drawn
+
+
+def test_the_page_begins_with_the_temperature_of_the_card(browser: Any, model: Any, tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_text('{"sample_metrics": {"temperature": 0.6}}')
+    with site(build_app(model._replace(folder=tmp_path), "warm")) as served:
+        page = browser.new_context().new_page()
+        page.goto(f"{served.url}/")
+        page.locator("#settings-summary", has_text="T 0.6").wait_for(state="attached")
+        assert page.input_value("[name=temperature]") == "0.6"
 
 
 def test_two_settings_are_compared(open_page: Open) -> None:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -234,6 +235,14 @@ def test_tokens_and_models(served: Site) -> None:
     assert model["temperature"] == 1  # no card states another
     assert "gibbs" not in model["samplers"]
     assert model["samplers"][0] == "first-hitting"
+
+
+def test_the_temperature_of_the_card_is_stated_and_that_of_requests_is_one(tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_text('{"sample_metrics": {"temperature": 0.6}}')
+    with site(build_app(LOADED._replace(folder=tmp_path), "warm")) as server:
+        assert server.send("/v1/models").json["data"][0]["temperature"] == 0.6
+        [reply] = server.send("/v1/infill", {"template": "a{9}", "seed": 1}).json["choices"]
+        assert [reply["text"]] == offline("a{9}", seed=1)
 
 
 # Refusals --------------------------------------------------------------------------------------------------

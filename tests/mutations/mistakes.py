@@ -792,4 +792,33 @@ MISTAKES = [
         "table.view(-1, len(total), table.shape[-1]) + total",
         "unit/test_transformer.py::test_joined_tables_are_the_same_embedding",
     ),
+    # Texts without an ending --------------------------------------------------------------------------------
+    Mistake(
+        "padding is given after a gap that ends a template",
+        "generate/template.py",
+        "is_open = [pad is not None and row[-1:] == [-1] for row in rows]",
+        "is_open = [False for row in rows]",
+        "exact/test_completions.py::test_what_is_shown_is_the_beginning_of_the_models_continuation",
+    ),
+    Mistake(
+        "masks after the limit stay for models of other noise levels",
+        "generate/template.py",
+        "sums = isinstance(process, Absorbing) and not model.depends_on_sigma",
+        "sums = isinstance(process, Absorbing)",
+        "exact/test_completions.py::test_positions_after_the_limit_cost_a_time_free_denoiser_nothing",
+    ),
+    Mistake(
+        "padding is counted as completion",
+        "serve/fill.py",
+        "and id != self.loaded.learned_pad",
+        "and id is not None",
+        "exact/test_completions.py::test_the_end_of_a_completion_is_the_models_or_the_limit",
+    ),
+    Mistake(
+        "a stream sends the beginning of a stop string",
+        "serve/fill.py",
+        "after, may_go_on=True",
+        "after",
+        "integration/test_serve.py::test_openai_stop_ends_the_text_before_it",
+    ),
 ]
