@@ -83,7 +83,7 @@ def test_texts_alone_go_to_stdout(sedd: Sedd, models: Callable[[str], Path], tmp
 
 def test_control_characters_do_not_reach_the_terminal(sedd: Sedd, tmp_path: Path) -> None:
     """Shown texts have them escaped, watched and scored ones too; JSON and files keep them."""
-    (tmp_path / "codes.txt").write_text("\x1b[31m\r\n" * 400)
+    (tmp_path / "codes.txt").write_text("\x1b[31m\r;\n" * 400)
     words = [*SMALL, "--tokenizer", "chars", "--out", tmp_path / "run"]
     ok(sedd("train", tmp_path / "codes.txt", *words))
     sampling = ["sample", tmp_path / "run", "-n", 2, "--steps", 4]

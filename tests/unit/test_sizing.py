@@ -83,7 +83,8 @@ def test_the_network_sees_enough_tokens(tmp_path: Path, monkeypatch: pytest.Monk
         ("book.txt", 300_000, "", "packed", "bpe:512"),
         ("dna.txt", 500_000, "ACGT", "packed", "chars"),
         ("dna.txt", 5_000, "ACGT\n", "lines", "chars"),
-        ("lines.txt", 500_000, "", "lines", "bytes"),
+        ("zinc.smi", 50_000, "CNOFSPIBHclnosr[]()+-=#/\\@123456789%\n", "lines", "chars"),
+        ("lines.txt", 50_000, string.ascii_letters + string.digits + " .,\n", "lines", "bytes"),
     ],
 )
 def test_the_tokenizer_fits_the_text(

@@ -9,7 +9,7 @@ from sedd.data.index import Index, Shard, is_prepared
 from sedd.data.packing import TokenBlocks, block_order
 from sedd.data.readers import expand_sources, read_documents
 from sedd.data.record_lengths import RecordLengths, scan_record_lengths
-from sedd.data.shards import prepare, prepare_cached
+from sedd.data.shards import prepare, prepare_cached, repeat_notes
 from sedd.data.text_file import TextEncoding
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "prepare",
     "prepare_cached",
     "read_documents",
+    "repeat_notes",
     "scan_record_lengths",
 ]

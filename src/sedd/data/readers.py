@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 
 from sedd.border import parse_json
 from sedd.data.compression import COMPRESSED, import_optional, make_seekable, open_decompressed
-from sedd.data.text_file import UTF8, TextEncoding, TextFile
+from sedd.data.text_file import UTF8, Found, TextEncoding, TextFile
 from sedd.data.token_files import check_compression, companions, is_token_file, read_array, read_token_file
 from sedd.tokenizer import Ids
 
@@ -104,6 +104,7 @@ def read_chunks(
     packing: str,
     label: str | None = None,
     encoding: TextEncoding = UTF8,
+    found: Found | None = None,
 ) -> Iterator[Chunk]:
     """Yield the texts of ``sources`` in order, a chunk at a time.
 
@@ -113,15 +114,16 @@ def read_chunks(
         packing: Text files are read line by line (``lines``) or as one document in pieces (``packed``).
         label: The column of a table that holds the labels.
         encoding: The encoding of text files, JSON lines and CSV.
+        found: Counts what is not plain text.
     """
-    done, is_first = 0, True
+    done, is_first, found = 0, True, found or Found()
     for source in sources:
         empty = True
         hub = source.name.startswith("hf:")
         chunks = (
             _hub_chunks(source.name, column, label)
             if hub
-            else _file_chunks(source.files, column, packing, label, encoding)
+            else _file_chunks(source.files, column, packing, label, encoding, found)
         )
         for chunk in chunks:
             empty = False
@@ -131,6 +133,7 @@ def read_chunks(
         if empty:
             raise ValueError(f"{source.name} holds no text; name a source that does")
         done += source.size
+    found.check(encoding)
 
 
 def _files(source: str | Path) -> list[Path]:
@@ -164,13 +167,19 @@ def file_kind(path: Path) -> str:
 
 
 def _file_chunks(
-    files: Sequence[Path], column: str | None, packing: str, label: str | None, encoding: TextEncoding
+    files: Sequence[Path],
+    column: str | None,
+    packing: str,
+    label: str | None,
+    encoding: TextEncoding,
+    found: Found,
 ) -> Iterator[Chunk]:
     done = 0
     for file in files:
         with _named_errors(file), file.open("rb") as raw, open_decompressed(file, raw) as stream:
             first = 1
-            for texts, continues, labels in _read_groups(TextFile(file, stream, encoding), column, packing, label):
+            text_file = TextFile(file, stream, encoding, found)
+            for texts, continues, labels in _read_groups(text_file, column, packing, label):
                 yield Chunk(str(file), first, texts, continues, done + raw.tell(), labels)
                 first += len(texts)
         done += file.stat().st_size
@@ -202,7 +211,7 @@ def _named_errors(file: Path) -> Iterator[None]:
 
 
 def _read_groups(file: TextFile, column: str | None, packing: str, label: str | None) -> Iterator[Group]:
-    path, stream, _ = file
+    path, stream = file.path, file.stream
     kind = file_kind(path)
     for name, wanted in (("column", column), ("label", label)):
         if kind not in TABLES and wanted is not None:
@@ -247,7 +256,7 @@ def _group_rows(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
 def _document_pieces(file: TextFile) -> Iterator[Group]:
     """Yield one document in pieces whose concatenation is the document."""
     rest, continues = "", False
-    for text in file.decode(PIECE):
+    for text in file.decode_running_text(PIECE):
         if rest:
             cut = _cut_position(rest)
             yield Group([rest[:cut]], continues)

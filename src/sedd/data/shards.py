@@ -20,15 +20,19 @@ from sedd.border import check_count, warn
 from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, is_prepared, shard_name
 from sedd.data.packing import TokenBlocks
 from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
-from sedd.data.text_file import TextEncoding
+from sedd.data.text_file import Found, TextEncoding
 from sedd.data.token_files import companions
 from sedd.tokenizer import BPE, Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
 
 SHARD = 1 << 27  # tokens per file
+READER = 2  # version of the reading of sources, of which the cache holds the results
 PACKING = ("packed", "lines")
 PADS = ("model", "ignore")
 NO_LABEL = 2**16 - 1
+NOTES = "notes.txt"
+MAX_NOTES = 2**12
+"""Bytes of the notes that are read; their author may be anyone."""
 
 OnBytesRead = Callable[[int, int], None]  # bytes of the sources read so far, and in total
 
@@ -55,17 +59,17 @@ def prepare(
         tokenizer: The special ids that the options need are added to it, and it is saved beside the tokens.
         packing: ``packed`` joins all documents into one stream, with end-of-text tokens between them; ``lines`` keeps
             one record per line or row.
-        length: The longest record allowed with ``lines``; by default that of the longest record.
+        length: The most tokens of a record with ``lines``; longer records are left out. By default that of the longest.
         pad: Padding where records are shorter: ``model``, a token that the model learns (default), or ``ignore``, left
             out of the loss. Where no record is shorter there is none, and no token for it.
         column: The column of a table that holds the text.
         label: The column of a table that holds the label; a record in which it is empty has none.
-        encoding: The encoding of text files; a tokenizer of bytes reads what is not UTF-8 as it is.
+        encoding: The encoding of text files; tokenizers of bytes and byte-level BPE keep bytes that are not UTF-8.
         workers: Chunks encoded in parallel, by default one per core; the result does not depend on it.
         on_progress: Called with the bytes read so far and in total.
     """
     _check(packing, length, pad, label, workers)
-    expanded, text_encoding = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer.kind, encoding)
+    expanded, text_encoding = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer, encoding)
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists already; remove it or choose another folder")
@@ -81,18 +85,30 @@ def prepare(
             files.temporary_folder(out.parent, f".{out.name}.preparing-") as folder,
             contextlib.closing(_DatasetWriter(folder, encoder)) as writer,
         ):
-            chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding))
+            found = Found()
+            chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding, found))
             for encoded in _in_order(encoder, chunks, workers or _cores()):
                 writer.add(encoded)
                 if on_progress is not None:
                     on_progress(encoded.done, total)
             index = writer.finish(pad)
+            if notes := [*found.messages(), *writer.messages()]:
+                (folder / NOTES).write_text("".join(note + "\n" for note in notes), encoding="utf-8")
             folder.rename(out)  # replaces an empty folder; raises OSError for any other
     except OSError as error:
         raise ValueError(
             f"{out} could not be written: {error.strerror or error}; choose a writable folder with enough free space"
         ) from None
+    repeat_notes(out)
     return index
+
+
+def repeat_notes(folder: Path) -> None:
+    """Warn of what was read in another way than it is in the files that a folder was prepared from."""
+    if (path := folder / NOTES).is_file():
+        with path.open("rb") as file:
+            for note in file.read(MAX_NOTES).decode(errors="replace").splitlines():
+                warn(note)
 
 
 def prepare_cached(
@@ -139,7 +155,7 @@ def prepare_cached(
     files = [(file.name, _sha256(file)) for file in used_files]
     names = [source.name for source in used if not source.files]
     name = spec if tokenizer_files is None else ""  # files are identified by their content
-    settings = [FORMAT, name, packing, length, pad, column, *([label] if label else [])]
+    settings = [FORMAT, READER, name, packing, length, pad, column, *([label] if label else [])]
     settings += [f"encoding {encoding}"] if encoding != "utf-8" else []
     settings += [f"fitted to {fraction}"] if fraction < 1 else []
     key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
@@ -147,7 +163,9 @@ def prepare_cached(
     if is_prepared(folder) and _is_damaged(folder):
         warn(f"the cached copy of {', '.join(map(str, sources))} is damaged; preparing it again")
         shutil.rmtree(folder, ignore_errors=True)
-    if not is_prepared(folder):
+    if is_prepared(folder):
+        repeat_notes(folder)
+    else:
         options = {
             "packing": packing,
             "length": length,
@@ -214,6 +232,7 @@ class _Encoded(NamedTuple):
     characters: int
     bytes: int
     done: int
+    too_long: int  # records left out
 
 
 @final
@@ -238,6 +257,7 @@ class _Encoder:
         except ValueError as error:
             where = chunk.source if self.packing == "packed" else f"{chunk.source}, from record {chunk.first} on"
             raise ValueError(f"{where}: {error}") from None
+        chunk, rows, too_long = self._leave_out(chunk, rows)
         if self.packing == "packed":
             count, labels = len(rows) - chunk.continues, chunk.labels
             rows, lengths = self._separate(rows, skip_first=number == 0 or chunk.continues), np.zeros(0, np.uint32)
@@ -245,9 +265,9 @@ class _Encoder:
             lengths = np.array([len(row) for row in rows if len(row)], np.uint32)
             count = len(lengths)
             labels = [label for row, label in zip(rows, chunk.labels, strict=False) if len(row)]
-            self._check_lengths(chunk, rows)
+        rows = rows or [np.zeros(0, np.int64)]
         ids = np.concatenate(rows, dtype=self.dtype, casting="unsafe")  # every id fits: see dtype
-        return _Encoded(ids, lengths, labels, count, *_sizes(chunk.texts), chunk.done)
+        return _Encoded(ids, lengths, labels, count, *_sizes(chunk.texts), chunk.done, too_long)
 
     def _rows(self, texts: Sequence[TextOrIds]) -> list[Ids]:
         if all(isinstance(text, str) for text in texts):
@@ -266,14 +286,14 @@ class _Encoder:
         eos = np.array([self.tokenizer.eos])
         return [part for row in rows for part in (eos, row)][skip_first:]
 
-    def _check_lengths(self, chunk: Chunk, rows: list[Ids]) -> None:
-        for record, row in enumerate(rows if self.length is not None else [], chunk.first):
-            if len(row) <= (self.length or 0):
-                continue
-            raise ValueError(
-                f"record {record} of {chunk.source} has {len(row)} tokens and length is {self.length}; leave the "
-                "length out to take that of the longest record, or shorten the records"
-            )
+    def _leave_out(self, chunk: Chunk, rows: list[Ids]) -> tuple[Chunk, list[Ids], int]:
+        """Leave out records of more tokens than ``length``; return what is left, and their number."""
+        if self.length is None or all(len(row) <= self.length for row in rows):
+            return chunk, rows, 0
+        kept = [number for number, row in enumerate(rows) if len(row) <= self.length]
+        labels = [chunk.labels[number] for number in kept] if chunk.labels else ()
+        left = chunk._replace(texts=[chunk.texts[number] for number in kept], labels=labels)
+        return left, [rows[number] for number in kept], len(rows) - len(kept)
 
 
 def _sizes(texts: Sequence[TextOrIds]) -> tuple[int, int]:
@@ -337,7 +357,7 @@ class _DatasetWriter:
         self.lengths = _HashedFile(folder / LENGTHS) if encoder.packing == "lines" else None
         self.labels = _HashedFile(folder / LABELS) if encoder.labelled else None
         self.names: dict[str, int] = {}
-        self.tokens = self.records = self.characters = self.bytes = self.longest = 0
+        self.tokens = self.records = self.characters = self.bytes = self.longest = self.too_long = 0
 
     def add(self, encoded: _Encoded) -> None:
         """Append an encoded chunk."""
@@ -357,10 +377,16 @@ class _DatasetWriter:
         self.records += encoded.records
         self.characters += encoded.characters
         self.bytes += encoded.bytes
+        self.too_long += encoded.too_long
         self.longest = max(self.longest, int(encoded.lengths.max(initial=0)))
 
     def finish(self, pad: str | None) -> Index:
         """Save the tokenizer and write the index."""
+        if self.tokens == 0 and self.too_long:
+            raise ValueError(
+                f"length is {self.encoder.length}, and all {self.too_long:,} records are longer; leave the length out "
+                "to take that of the longest record"
+            )
         if self.tokens == 0:
             raise ValueError("the sources hold no token; name sources that do")
         if self.labels is not None and not self.names:
@@ -392,6 +418,13 @@ class _DatasetWriter:
         index = replace(index, sha256=index.content_hash())
         index.write(self.folder)
         return index
+
+    def messages(self) -> list[str]:
+        """Return one line about records that were left out, if there are any."""
+        if not self.too_long:
+            return []
+        total = self.too_long + self.records
+        return [f"{self.too_long:,} of {total:,} records have more than {self.encoder.length} tokens and are left out"]
 
     def close(self) -> None:
         """Close files that a failure has left open."""

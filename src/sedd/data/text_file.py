@@ -1,10 +1,21 @@
 """Text files: from bytes to text, in an encoding."""
 
 import codecs
+import re
 from collections.abc import Iterator
 from io import BufferedIOBase
 from pathlib import Path
 from typing import NamedTuple, final
+
+from sedd.registry import TOKENIZERS
+from sedd.tokenizer import Tokenizer
+
+MOST_ODD = 1 / 1000
+"""Largest share of bytes that are not UTF-8 in data that other tokenizers than bytes read."""
+SAMPLE = 1 << 18
+"""Bytes from which on the share is checked, and not at the end of the data alone."""
+_ODD_BYTES = re.compile("[\udc80-\udcff]+")
+_KEEPING = ("bytes", "bpe", "gpt2")
 
 
 @final
@@ -12,12 +23,12 @@ class TextEncoding(NamedTuple):
     """How the bytes of a file become text."""
 
     name: str = "utf-8"
-    keeps_bytes: bool = False
-    """Whether bytes that are not UTF-8 are kept, as Python's ``surrogateescape`` does, for a tokenizer of bytes."""
+    kept: float = 0.0
+    """The largest share of bytes that are not UTF-8 and are kept, as Python's ``surrogateescape`` does."""
 
     @classmethod
-    def for_tokenizer(cls, kind: str, name: str = "utf-8") -> "TextEncoding":
-        """Return the encoding called ``name``, for a tokenizer of this kind; an unknown one is refused."""
+    def for_tokenizer(cls, tokenizer: Tokenizer | str, name: str = "utf-8") -> "TextEncoding":
+        """Return the encoding called ``name`` for a tokenizer or its name; an unknown encoding is refused."""
         try:
             known = codecs.lookup(name).name
             b"aaaa".decode(name, "ignore")  # raises for a codec that is no encoding of text, such as base64
@@ -25,10 +36,52 @@ class TextEncoding(NamedTuple):
             raise ValueError(
                 f"encoding is {name!r}; name one that Python reads, such as utf-8, latin-1, cp1252 or utf-16"
             ) from None
-        return cls(known, keeps_bytes=kind == "bytes" and known == "utf-8")
+        if isinstance(tokenizer, str):
+            kind = tokenizer.partition(":")[0]
+            keeps_bytes = kind in _KEEPING or (kind not in TOKENIZERS.names and Path(tokenizer).exists())
+        else:
+            kind, keeps_bytes = tokenizer.kind, tokenizer.keeps_bytes
+        return cls(known, (1.0 if kind == "bytes" else MOST_ODD) if keeps_bytes and known == "utf-8" else 0.0)
 
 
 UTF8 = TextEncoding()
+
+
+@final
+class Found:
+    """Counts of what the text files of a data set hold that is not plain text, for the messages about it."""
+
+    def __init__(self) -> None:
+        self.bytes = self.odd_bytes = self.line_ends = 0
+        self.first_odd = self.first_file = ""
+
+    def messages(self) -> list[str]:
+        """Return one line about bytes that are not UTF-8, and one about line ends CRLF, if there are any."""
+        lines = []
+        if self.odd_bytes:
+            why = f" (more than 1 in {1 / MOST_ODD:,.0f}, which needs the tokenizer of bytes)" * self.has_many_odd
+            lines.append(
+                f"{self.odd_bytes:,} of {self.bytes:,} bytes are not UTF-8{why}, the first is {self.first_odd}; they "
+                "are kept as bytes; if the text has another encoding, name it, as in --encoding latin-1"
+            )
+        if self.line_ends:
+            lines.append(f"{self.line_ends:,} line ends are CRLF, from {self.first_file} on; they are read as LF")
+        return lines
+
+    def check(self, encoding: TextEncoding) -> None:
+        """Raise ValueError if more bytes are not UTF-8 than ``encoding`` keeps."""
+        if self.has_many_odd and encoding.kept < 1:
+            raise ValueError(
+                f"more than 1 in {1 / MOST_ODD:,.0f} bytes are not UTF-8, the first is {self.first_odd}; {_ADVICE}"
+            )
+
+    @property
+    def has_many_odd(self) -> bool:
+        """Whether only a tokenizer of bytes reads these bytes."""
+        return self.odd_bytes > MOST_ODD * self.bytes
+
+
+_ADVICE = "name its encoding, as in --encoding latin-1; a tokenizer of bytes reads such bytes as they are"
 
 
 @final
@@ -38,34 +91,67 @@ class TextFile(NamedTuple):
     path: Path
     stream: BufferedIOBase
     encoding: TextEncoding
+    found: Found
+
+    def decode_running_text(self, size: int) -> Iterator[str]:
+        """Yield the text as `decode` does, with LF for line ends that are CRLF."""
+        end = ""
+        for part in self.decode(size):
+            text = end + part
+            end = "\r" if text.endswith("\r") else ""
+            text = text.removesuffix("\r")
+            if count := text.count("\r\n"):
+                self.found.line_ends += count
+                self.found.first_file = self.found.first_file or self.path.name
+                text = text.replace("\r\n", "\n")
+            if text:
+                yield text
+        if end:
+            yield end
 
     def decode(self, size: int) -> Iterator[str]:
         """Yield the text, ``size`` bytes at a time, without cutting a character; a byte order mark is dropped."""
-        name, keeps_bytes = self.encoding
-        decoder = codecs.getincrementaldecoder(name)("surrogateescape" if keeps_bytes else "strict")
+        name, kept = self.encoding
+        decoder = codecs.getincrementaldecoder(name)("surrogateescape" if kept else "strict")
         read, waiting, lines = 0, 0, 0  # bytes read, bytes of them that begin a character, line ends decoded
-        is_first = True
-        while block := self.stream.read(size):
+        is_last = False
+        while not is_last:
+            block = self.stream.read(size)
+            is_last = not block
             if name == "utf-8" and 0 in block:
                 raise ValueError(
                     f"{self.path} holds zero bytes and is not text; name a text file, .npy for integers, or its "
                     "encoding, as in --encoding utf-16"
                 )
             try:
-                text = decoder.decode(block)
-            except UnicodeError as error:
+                text = decoder.decode(block, final=is_last)
+            except UnicodeError as error:  # at the end: the file ends inside a character
                 raise self._wrong_encoding(error, read - waiting, lines) from None
+            self.found.bytes += len(block)
+            if kept and not text.isascii():
+                self._count_odd(text, read - waiting, lines)
+            is_first = read == 0
             read, waiting, lines = read + len(block), len(decoder.getstate()[0]), lines + text.count("\n")
             text = text.removeprefix("\ufeff") if is_first else text
-            is_first = False
             if text:
                 yield text
-        try:
-            text = decoder.decode(b"", final=True)
-        except UnicodeError as error:  # the file ends inside a character
-            raise self._wrong_encoding(error, read - waiting, lines) from None
-        if text:
-            yield text
+
+    def _count_odd(self, text: str, offset: int, lines: int) -> None:
+        """Count the bytes that are not UTF-8; raise ValueError if they are too many.
+
+        Args:
+            text: Decoded text.
+            offset: Its offset in the file.
+            lines: Line ends before it.
+        """
+        runs = list(_ODD_BYTES.finditer(text))
+        if runs and not self.found.first_odd:
+            before = text[: runs[0].start()]
+            byte, line = ord(runs[0].group()[0]) - 0xDC00, lines + 1 + before.count("\n")
+            self.found.first_odd = f"{_place(byte, offset + len(before.encode()), line)} of {self.path.name}"
+        self.found.odd_bytes += sum(len(run.group()) for run in runs)
+        if self.found.bytes >= SAMPLE:
+            self.found.check(self.encoding)
 
     def _wrong_encoding(self, error: UnicodeError, offset: int, lines: int) -> ValueError:
         """Return the error of a file that has another encoding.
@@ -79,11 +165,10 @@ class TextFile(NamedTuple):
         where = str(error)
         if isinstance(error, UnicodeDecodeError):
             line = lines + 1 + error.object[: error.start].decode(name, "ignore").count("\n")
-            byte, offset = error.object[error.start], offset + error.start
-            where = f"it has the byte 0x{byte:02x} at offset {offset:,}, in line {line:,}"
-        advice = (
-            "name its encoding, as in --encoding latin-1; a tokenizer of bytes reads such bytes as they are"
-            if name == "utf-8"
-            else "name the encoding that it has with --encoding"
-        )
+            where = f"it has the byte {_place(error.object[error.start], offset + error.start, line)}"
+        advice = _ADVICE if name == "utf-8" else "name the encoding that it has with --encoding"
         return ValueError(f"{self.path} is not {name.upper()}: {where}; {advice}")
+
+
+def _place(byte: int, offset: int, line: int) -> str:
+    return f"0x{byte:02x} at offset {offset:,}, in line {line:,}"

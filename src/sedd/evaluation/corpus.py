@@ -9,8 +9,10 @@ from typing import final
 import numpy as np
 
 from sedd import checkpoint
+from sedd.border import warn
 from sedd.data import Index, TextEncoding, TokenBlocks, is_prepared
 from sedd.data.readers import TextOrIds, expand_sources, has_several_documents, read_chunks
+from sedd.data.text_file import Found
 from sedd.evaluation.protocols import DATASETS, Eos, Protocol
 from sedd.factory import LoadedModel
 from sedd.tokenizer import Ids, Integers, Tokenizer
@@ -68,7 +70,7 @@ def read_corpus(
     if is_prepared(source):
         return _prepared_corpus(Path(source), protocol, loaded)
     dataset = _benchmark(source, protocol, dataset)
-    text_encoding = TextEncoding.for_tokenizer(loaded.tokenizer.kind, encoding)
+    text_encoding = TextEncoding.for_tokenizer(loaded.tokenizer, encoding)
     if loaded.config.data.packing == "lines":
         return _line_corpus(source, protocol, loaded, column, text_encoding)
     texts = _read_texts(source, column, "packed", text_encoding)
@@ -221,11 +223,14 @@ def _read_blocks(blocks: TokenBlocks, indices: Ids) -> list[Ids]:
 def _read_texts(source: str, column: str | None, packing: str, encoding: TextEncoding) -> list[TextOrIds]:
     """Read the documents of a source, or its lines for a model trained on lines."""
     documents: list[list[TextOrIds]] = []
-    for chunk in read_chunks(expand_sources([source]), column, packing, encoding=encoding):
+    found = Found()
+    for chunk in read_chunks(expand_sources([source]), column, packing, encoding=encoding, found=found):
         pieces = [[text] for text in chunk.texts]
         if chunk.continues:
             documents[-1] += pieces.pop(0)
         documents += pieces
+    for message in found.messages():
+        warn(message)
     return [_join(pieces) for pieces in documents]
 
 

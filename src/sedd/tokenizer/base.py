@@ -66,6 +66,11 @@ class Tokenizer(ABC):
         """Return the text of one id of the base vocabulary, printable or not."""
 
     @property
+    def keeps_bytes(self) -> bool:
+        """Whether bytes that are not UTF-8, decoded with ``surrogateescape``, have tokens."""
+        return False
+
+    @property
     def words_include_space(self) -> bool:
         """Whether tokens of words include the space before them."""
         return False

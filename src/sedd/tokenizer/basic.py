@@ -25,6 +25,7 @@ class Bytes(Tokenizer):
 
     kind = "bytes"
     is_lossless = True
+    keeps_bytes = True
     extra_files: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
     base_size = 256
 

@@ -29,6 +29,8 @@ SPEED = 10_000
 PART = 2**16
 """Least characters of the parts of a long text, which are encoded in parallel."""
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
+_ODD_BYTES = re.compile("([\udc80-\udcff]+)")
+"""Bytes that are not UTF-8, as Python's ``surrogateescape`` decodes them."""
 
 
 @final
@@ -37,7 +39,7 @@ class BPE(Tokenizer):
     """Byte pair encoding defined by a ``tokenizer.json`` of the `tokenizers` library.
 
     Tokenizers trained here and GPT-2's are lossless. Others may normalize a text before they split it (lower case,
-    merged spaces); see `is_lossless`.
+    merged spaces); see `is_lossless`. Lossless ones encode a byte that is not UTF-8 as the token of this byte.
     """
 
     kind = "bpe"
@@ -57,7 +59,8 @@ class BPE(Tokenizer):
         check_count("the vocabulary of bpe", vocab_size, limit="bpe")
         model = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
-        model.train_from_iterator(texts, trainer)
+        clean = (part for text in texts for part in _ODD_BYTES.split(text)[::2])  # the library takes Unicode only
+        model.train_from_iterator(clean, trainer)
         return cls(definition=model.to_str())
 
     @classmethod
@@ -114,6 +117,20 @@ class BPE(Tokenizer):
         )
 
     @cached_property
+    def keeps_bytes(self) -> bool:
+        """Whether it is lossless and has a token for each byte."""
+        return self.is_lossless and bool((self._byte_ids >= 0).all())
+
+    @cached_property
+    def _byte_ids(self) -> Ids:
+        """Byte → id of its token, −1 if there is none; characters above 255 stand for the bytes that do not print."""
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        others = (character for character in alphabet if ord(character) > 255)
+        names = [chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)]
+        found = map(self._model.token_to_id, names)
+        return np.array([-1 if id is None else id for id in found], np.int64)
+
+    @cached_property
     def words_include_space(self) -> bool:
         """Whether a token is a space and what follows it."""
         return any(len(piece) > 1 and piece[0] in "Ġ▁" for piece in self._model.get_vocab(with_added_tokens=False))
@@ -137,15 +154,26 @@ class BPE(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Encode texts; the library releases the GIL, so threads run in parallel."""
         for text in texts:
-            utf8(text)
-        parts = [_cut(text) if len(text) > PART and self._splits_words else [text] for text in texts]
-        encode = partial(self._model.encode_batch_fast, [*itertools.chain(*parts)], add_special_tokens=False)
+            utf8(text, self.keeps_bytes)
+        parts = [self._parts(text) for text in texts]
+        strings = [part for part in itertools.chain(*parts) if isinstance(part, str)]
+        encode = partial(self._model.encode_batch_fast, strings, add_special_tokens=False)
         has_patterns = '"Regex"' in self.definition  # which another author wrote; those of this package are linear
         encodings = _within(SECONDS + sum(map(len, texts)) / SPEED, encode) if has_patterns else encode()
         ids = (np.array(encoding.ids, np.int64) for encoding in encodings)
-        return [
-            next(ids) if len(found) == 1 else np.concatenate([*itertools.islice(ids, len(found))]) for found in parts
-        ]
+        rows = [[next(ids) if isinstance(part, str) else part for part in found] for found in parts]
+        return [row[0] if len(row) == 1 else np.concatenate(row) for row in rows]
+
+    def _parts(self, text: str) -> list[str | Ids]:
+        """Cut a text into parts that are encoded in parallel, and the ids of bytes that are not UTF-8 between them."""
+        spans = [text] if text.isascii() else _ODD_BYTES.split(text)  # every second one is of such bytes
+        parts: list[str | Ids] = []
+        for number, span in enumerate(spans):
+            if number % 2:
+                parts.append(self._byte_ids[np.frombuffer(utf8(span, keeps_bytes=True), np.uint8)])
+            else:
+                parts += _cut(span) if len(span) > PART and self._splits_words else [span]
+        return parts
 
     def settings(self) -> dict[str, Any]:
         """Return no further settings; the definition is a file of its own."""

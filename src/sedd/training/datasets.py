@@ -25,6 +25,7 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
                 f"label is {options.label!r}, and {folder} was prepared without labels; prepare it with --label"
             )
         data.TokenBlocks.open(folder, config.model.seq_len, "all", check=True)
+        data.repeat_notes(folder)
         return folder
     fraction = options.fitted_fraction
     while _reaches_held_out(folder := _prepare(config, fraction, on_progress), config, fraction):

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from sedd import data
+from sedd.border import warn
 from sedd.config import BudgetConfig, DataConfig, RunConfig
 from sedd.data.readers import has_several_documents, read_chunks
+from sedd.data.text_file import Found
 from sedd.runtime import cuda_graphs, distributed
 from sedd.runtime.distributed import Ranks
 from sedd.training import scaling, sizing
@@ -136,8 +138,10 @@ def _write_sample(options: DataConfig, folder: Path) -> _SampleFile:
     total = sum(source.size for source in sources)
     encoding = data.TextEncoding.for_tokenizer(options.tokenizer, options.encoding)
     rows: list[dict[str, str | None]] = []
-    for chunk in read_chunks(sources, options.column, options.packing, options.label, encoding):
-        texts = [str(text).encode(errors="replace").decode() for text in chunk.texts]
+    found = Found()
+    for chunk in read_chunks(sources, options.column, options.packing, options.label, encoding, found):
+        strings = (text if isinstance(text, str) else " ".join(map(str, text.tolist())) for text in chunk.texts)
+        texts = [text.encode(errors="replace").decode() for text in strings]
         rows += [
             {"text": text, "label": label}
             for text, label in zip(texts, chain(chunk.labels, repeat(None)), strict=False)
@@ -146,6 +150,8 @@ def _write_sample(options: DataConfig, folder: Path) -> _SampleFile:
         fraction = chunk.done / total if total else math.nan
         if size >= SAMPLE_CHARACTERS:
             break
+    for message in found.messages():
+        warn(message)
     if options.packing == "packed" and not has_several_documents(sources):
         (folder / "sample.txt").write_text("".join(str(row["text"]) for row in rows), encoding="utf-8")
         fraction = (folder / "sample.txt").stat().st_size / sizing.source_bytes(options)

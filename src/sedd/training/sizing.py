@@ -12,6 +12,8 @@ import torch
 
 from sedd import data
 from sedd.config import DataConfig, RunConfig
+from sedd.data.readers import read_chunks
+from sedd.data.text_file import Found
 from sedd.data.token_files import holds_ids
 from sedd.runtime.device import resolve_device
 from sedd.training import scaling
@@ -36,6 +38,11 @@ LOSS_WEIGHTING = 0.5
 """Loss weighting under absorbing noise: weights of the bound, 1/t, give the noisiest gradients; see the log."""
 WEIGHTED_OBJECTIVES = ("score-entropy", "lambda-dce", "t-dce", "any-order")
 """Objectives whose value is the bound, with which it was measured."""
+CHARACTERS, RECORD_CHARACTERS = 32, 64
+"""Most characters of an alphabet that has a token for each: of packed text, and of records, one per line or row.
+
+Records of SMILES, proteins or moves have fewer than 64, sentences with capital letters and digits have more.
+"""
 MIN_BPE_BYTES = 200_000
 """Shorter texts are read as bytes: too few of the pairs that byte-pair encoding joins would occur often enough."""
 
@@ -199,7 +206,7 @@ def _vocabulary_size(options: DataConfig) -> int | None:
     if _is_elsewhere(options) or _holds_ids(options):
         return None
     if kind == "chars":
-        return len(set(_first_text(options)))
+        return len(set(_first_text(options, Found()) or ""))
     return 256 if kind == "bytes" else int(size) if kind == "bpe" else None
 
 
@@ -219,7 +226,7 @@ def _holds_ids(options: DataConfig) -> bool:
 
 
 def choose_tokenizer(options: DataConfig, device_name: str | None = None) -> dict[str, dict[str, str]]:
-    """Return a tokenizer for the text: characters for a small alphabet, BPE for longer texts, else bytes.
+    """Return a tokenizer for the data: characters for a small alphabet, BPE for longer texts, else bytes; or integers.
 
     Nothing, to leave it as it is, for prepared data, arrays and data sets that are elsewhere.
     """
@@ -228,21 +235,28 @@ def choose_tokenizer(options: DataConfig, device_name: str | None = None) -> dic
     return {"data": {"tokenizer": _tokenizer(options, 8192 if resolve_device(device_name).type == "cuda" else 2048)}}
 
 
-def _first_text(options: DataConfig) -> str:
-    """Return the beginning of the data, 2^18 characters or a little more."""
+def _first_text(options: DataConfig, found: Found) -> str | None:
+    """Return the beginning of the data, 2^18 characters or a little more; None for integers."""
     text, encoding = "", data.TextEncoding.for_tokenizer("bytes", options.encoding)
-    for part in data.read_documents(options.sources, options.column, options.packing, encoding):
-        text += part[: 2**18]
+    sources = data.expand_sources(options.sources)
+    for chunk in read_chunks(sources, options.column, options.packing, encoding=encoding, found=found):
+        for part in chunk.texts:
+            if not isinstance(part, str):
+                return None
+            text += part[: 2**18]
         if len(text) > 2**18:
             break
     return text
 
 
 def _tokenizer(options: DataConfig, most: int) -> str:
-    text, size = _first_text(options), source_bytes(options)
-    if any("\udc80" <= character <= "\udcff" for character in set(text)):  # bytes that are not UTF-8
+    found = Found()
+    text, size = _first_text(options, found), source_bytes(options)
+    if text is None:
+        return "ints"
+    if found.has_many_odd:
         return "bytes"
-    if len(set(text)) <= 32:
+    if not found.odd_bytes and len(set(text)) <= (RECORD_CHARACTERS if options.packing == "lines" else CHARACTERS):
         return "chars"
     if options.packing == "lines" or size < MIN_BPE_BYTES:
         return "bytes"
