@@ -357,6 +357,10 @@ def _no_model(folder: Path) -> str:
     )
 
 
+DERIVED = ("vocab_size", "labels", "data_sha256")
+"""Keys of a model's config.json that are no settings of its run, but follow from its data."""
+
+
 def read_stored_model(path: Path) -> StoredModel:
     """Read the configuration of a model folder or checkpoint."""
     stored = load_json(path, "config")

@@ -79,9 +79,9 @@ class DataConfig:
     column: str | None = None
     """Column of a table that holds the text; recognised by its name if left out."""
     encoding: str = "utf-8"
-    """Encoding of text files, such as latin-1; the tokenizer of bytes reads what is not UTF-8 as it is."""
+    """Encoding of text files, such as latin-1; tokenizers of bytes and byte-level BPE keep bytes that are not UTF-8."""
     label: str | None = None
-    """Column of a table that holds the label of each record; needs data.packing=lines."""
+    """Column of a table that holds the label of each record; implies data.packing=lines."""
     label_dropout: float = 0.1
     """Fraction of sequences whose label is dropped in training, which classifier-free guidance needs."""
     val_fraction: float = 0.05
@@ -148,7 +148,7 @@ class ModelConfig:
     embedding_norm: bool = False
     """RMSNorm after the embeddings; without time conditioning, residual branches are then initialised to 0."""
     seq_len: int = 256
-    """Tokens per training sequence; for data.packing=lines, unless given, the length of the longest record."""
+    """Tokens per training sequence; of lines the length of the longest, unless given: then longer ones are left out."""
     parameterization: str | None = None
     """What the network returns: score (log-scores), mean (a denoiser) or, for the objective concrete-score,
     signed-score; by default what the objective needs, else score. conditional and causal come with their objectives."""

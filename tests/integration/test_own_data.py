@@ -6,6 +6,8 @@ from pathlib import Path
 
 from runs import Sedd, ok
 
+from sedd import models
+
 STEP = ["--steps", "1", *("--set", "model.width=32", "--set", "model.depth=1", "--set", "train.eval_sequences=8")]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -32,3 +34,48 @@ def test_odd_bytes_and_line_ends_are_told(sedd: Sedd, tmp_path: Path) -> None:
         assert "--encoding latin-1" in told
         assert "3 line ends are CRLF" in told
     assert json.loads(seen.stdout)["bits_per_char"] > 0
+
+
+def test_molecules_get_characters_and_long_ones_can_be_left_out(sedd: Sedd, tmp_path: Path) -> None:
+    """The line about the lengths names one that leaves out few records; with it, their number is stated."""
+    draw, atoms = random.Random(0), "CNOFSPIBHclnosr[]()+-=#/\\@123456789%"
+    rows = ["".join(draw.choices(atoms, k=draw.randint(9, 20))) for _ in range(198)] + ["C" * 90] * 2
+    (tmp_path / "zinc.smiles").write_text("\n".join(rows))
+    words = ["train", tmp_path / "zinc.smiles", "--packing", "lines", *STEP]
+    done = sedd(*words, "--out", tmp_path / "long")
+    ok(done)
+    assert "tokenizer chars" in done.stderr
+    told = next(line for line in done.stderr.splitlines() if "200 records" in line)
+    assert "sequences have 90 tokens" in told
+    assert "--seq-len 20 leaves out 2 " in told
+    done = sedd(*words, "--seq-len", 20, "--out", tmp_path / "short")
+    ok(done)
+    assert "2 of 200 records have more than 20 tokens" in done.stderr
+    done = sedd(
+        "data", "prepare", tmp_path / "zinc.smiles", "--packing", "lines", "--length", 20, "--out", tmp_path / "p"
+    )
+    ok(done)
+    assert "in 198 records" in done.stdout
+    assert "2 of 200 records" in done.stderr
+
+
+def test_a_label_implies_records(sedd: Sedd, tmp_path: Path) -> None:
+    rows = [{"text": word * 3, "mood": "calm" if word < "c" else "loud"} for word in "abcdef"] * 9
+    (tmp_path / "moods.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ok(sedd("train", tmp_path / "moods.jsonl", "--label", "mood", *STEP, "--out", tmp_path / "run"))
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())["data"]
+    assert (stored["packing"], stored["label"]) == ("lines", "mood")
+    done = sedd("data", "prepare", tmp_path / "moods.jsonl", "--label", "mood", "--out", tmp_path / "out", "--json")
+    ok(done)
+    assert json.loads(done.stdout)["labels"] == ["calm", "loud"]
+
+
+def test_the_configuration_of_a_model_trains_another(sedd: Sedd, tmp_path: Path) -> None:
+    """Of a model in the box, and of a run with labels; what follows from the data is taken from the new data."""
+    (tmp_path / "lines.txt").write_text("".join(f"the cat sat on {i} mats\n" for i in range(60)))
+    stored = Path(models.built_in_model("stories") or "") / "config.json"
+    words = ["--tokenizer", "chars", "--batch-size", 4, "--set", "model.heads=2", *STEP]
+    ok(sedd("train", tmp_path / "lines.txt", "--config", stored, *words, "--out", tmp_path / "run"))
+    old, new = (json.loads(path.read_text()) for path in (stored, tmp_path / "run" / "config.json"))
+    assert (new["objective"], new["model"]["seq_len"]) == (old["objective"], old["model"]["seq_len"])
+    assert "vocab_size" not in new

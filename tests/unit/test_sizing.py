@@ -235,7 +235,7 @@ def test_the_length_of_records_is_that_of_the_longest(tmp_path: Path, recipe: st
     flags = {"sources": [str(tmp_path / "a.smi")], "packing": "lines"}
     config = merge_config(flags, recipe=recipe, on_sizing=lines.append)
     assert (config.model.seq_len, config.data.tokenizer) == (8, "chars")
-    assert lines[-2] == "90 records of 1 to 8 tokens: sequences have 8 tokens; --seq-len sets another length"
+    assert "90 records of 1 to 8 tokens" in lines[-2]
     assert len(lines) == (3 if recipe is None else 2)  # and the sizes
     lines.clear()
     assert merge_config({**flags, "seq_len": 20}, recipe="molecules", on_sizing=lines.append).model.seq_len == 20

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sedd.border import warn
-from sedd.cli.root import PACKING_HELP, TOKENIZER_HELP, App, AsJson, Column, Encoding, app, show, stderr_progress
+from sedd.cli.root import (
+    LABEL_HELP,
+    PACKING_HELP,
+    TOKENIZER_HELP,
+    App,
+    AsJson,
+    Column,
+    Encoding,
+    app,
+    show,
+    stderr_progress,
+)
 
 if TYPE_CHECKING:
     from sedd.data import Index
@@ -28,9 +39,10 @@ def data_prepare(
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER_HELP, show_default=False)] = "bytes",
-    packing: Annotated[str, typer.Option(help=PACKING_HELP, show_default=False)] = "packed",
+    packing: Annotated[str | None, typer.Option(help=PACKING_HELP)] = None,
     length: Annotated[
-        int | None, typer.Option(help="Tokens per sequence, with --packing lines; by default the longest.")
+        int | None,
+        typer.Option(help="Most tokens of a record, with --packing lines; longer ones are left out."),
     ] = None,
     pad: Annotated[
         str | None,
@@ -41,9 +53,7 @@ def data_prepare(
     ] = None,
     column: Column = None,
     encoding: Encoding = None,
-    label: Annotated[
-        str | None, typer.Option(help="Column of a table that holds the label; with --packing lines.")
-    ] = None,
+    label: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
     val_fraction: Annotated[
         float, typer.Option(help="What training will hold out at the end; bpe is fitted to what comes before it.")
     ] = 0.05,
@@ -55,6 +65,7 @@ def data_prepare(
     from sedd.data import TextEncoding, expand_sources, fit_tokenizer, prepare
     from sedd.data.token_files import refuse_fitting
 
+    packing = packing or ("packed" if label is None else "lines")
     refuse_fitting([file for source in expand_sources(sources) for file in source.files], tokenizer)
     text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding or "utf-8")
     with stderr_progress("fitting the tokenizer"):

@@ -134,6 +134,7 @@ TOKENIZER_HELP = (
     "recipe; sedd train without a recipe chooses one for the data; else bytes."
 )
 PACKING_HELP = "packed (default): one token stream, cut into blocks; lines: one training sequence per line or row."
+LABEL_HELP = "Column of a table that holds the label of each row; implies --packing lines."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one per line.")]
 
 

@@ -11,6 +11,7 @@ import typer
 from sedd import recipes, registry
 from sedd.border import warn
 from sedd.cli.root import (
+    LABEL_HELP,
     PACKING_HELP,
     TOKENIZER_HELP,
     AsJson,
@@ -45,7 +46,9 @@ Recipe = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", help="YAML or JSON file of configuration keys, such as the config.json of a run."),
+    typer.Option(
+        "--config", help="YAML or JSON file of configuration keys, such as a config.json of a run or a model."
+    ),
 ]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set any configuration key, as in --set optim.lr=3e-4. Repeatable.")
@@ -91,10 +94,10 @@ OBJECTIVES_HELP = "Objectives and what they learn, under both processes unless o
 )
 TokenizerSpec = Annotated[str | None, typer.Option("--tokenizer", help=TOKENIZER_HELP)]
 Packing = Annotated[str | None, typer.Option(help=PACKING_HELP)]
-LabelColumn = Annotated[
-    str | None, typer.Option("--label", help="Column of a table that holds the label; with --packing lines.")
+LabelColumn = Annotated[str | None, typer.Option("--label", help=LABEL_HELP)]
+SeqLen = Annotated[
+    int | None, typer.Option(help="Tokens per sequence; with --packing lines, longer records are left out.")
 ]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens per training sequence.")]
 BatchSize = Annotated[int | None, typer.Option(help="Sequences per step, over all processes.")]
 LearningRate = Annotated[float | None, typer.Option(help="Peak learning rate.")]
 Steps = Annotated[

@@ -1,5 +1,6 @@
 """The lengths of records in tokens, found by one scan of the sources before anything is written."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, final
@@ -12,6 +13,9 @@ from sedd.data.readers import TextOrIds, expand_sources, read_chunks
 from sedd.data.text_file import TextEncoding
 from sedd.tokenizer.base import Tokenizer, utf8
 
+MAX_USUAL = 0.75
+"""A length that leaves out long records is named if it is at most this share of the longest."""
+
 
 @final
 class RecordLengths(NamedTuple):
@@ -20,6 +24,19 @@ class RecordLengths(NamedTuple):
     records: int
     shortest: int | None
     longest: int
+    padding: float = 0.0
+    """Share of padding in sequences as long as the longest record."""
+    usual: int = 0
+    """The length that 99 % of the records do not exceed; 0 if unknown."""
+    longer: int = 0
+    """Number of records above it."""
+
+    def advice(self) -> str:
+        """Return what share is padding, and which length leaves out few records."""
+        share = f", {self.padding:.0%} of them padding" if self.padding else ""
+        if not 0 < self.usual <= MAX_USUAL * self.longest:
+            return f"{share}; --seq-len sets another length"
+        return f"{share}; --seq-len {self.usual} leaves out {self.longer:,} longer records"
 
     def __str__(self) -> str:
         if self.shortest == self.longest:
@@ -50,16 +67,17 @@ def scan_record_lengths(
         return RecordLengths(index.records, index.length if equal else None, int(index.length or 0))
     text_encoding = TextEncoding.for_tokenizer(tokenizer, encoding)
     count = _counter(tokenizer, lambda: fit_tokenizer(tokenizer, sources, column, "lines", text_encoding, fraction))
-    records, shortest, longest = 0, None, 0
+    counts: Counter[int] = Counter()
     for chunk in read_chunks(expand_sources(sources), column, "lines", encoding=text_encoding):
-        lengths = [length for length in count(chunk.texts) if length]
-        if lengths:
-            records += len(lengths)
-            longest = max(longest, *lengths)
-            shortest = min(lengths) if shortest is None else min(shortest, *lengths)
-    if not records:
+        counts.update(length for length in count(chunk.texts) if length)
+    if not counts:
         raise ValueError(f"{', '.join(sources)} holds no record; name a source that does")
-    return RecordLengths(records, shortest, longest)
+    lengths = sorted(counts)
+    up_to = np.cumsum([counts[length] for length in lengths])
+    records, longest = int(up_to[-1]), lengths[-1]
+    place = int(np.searchsorted(up_to, 0.99 * records))
+    padding = 1 - sum(length * number for length, number in counts.items()) / (records * longest)
+    return RecordLengths(records, lengths[0], longest, padding, lengths[place], records - int(up_to[place]))
 
 
 def _counter(tokenizer: str, build: Callable[[], Tokenizer]) -> Callable[[Sequence[TextOrIds]], Sequence[int]]:

@@ -76,7 +76,7 @@ def merge_config(
         flags: Values by name: a key of `PATHS`, a configuration key, or a section with a mapping; None is left out.
         resume: The folder of the run that is resumed.
         recipe: A name in `recipes.RECIPES`.
-        file: A YAML file.
+        file: A YAML or JSON file, which may be the config.json of a run or of a model.
         sets: Assignments as in ``optim.lr=1e-4``.
         on_sizing: Called with lines that say what is trained, and what was chosen for the machine and the data.
         device: The device that size and speed are chosen for; None: the default.
@@ -89,7 +89,7 @@ def merge_config(
         layers: list[Any] = [
             OmegaConf.create(stored.as_dict() if stored else {}),
             OmegaConf.create(RECIPES[recipe] if recipe else {}),
-            OmegaConf.create((border.read_settings(file) or {}) if file else {}),
+            OmegaConf.create(_read_file(file) if file else {}),
             OmegaConf.merge(OmegaConf.from_dotlist(assignments), OmegaConf.from_dotlist(_checked(sets))),
         ]
         for layer in layers:
@@ -98,6 +98,8 @@ def merge_config(
             if any(later.get("budget") for later in layers[i + 1 :]):
                 layer.pop("budget", None)  # --minutes 60 is not cut short by the number of steps of a recipe
         given: Any = OmegaConf.merge(*layers)
+        if OmegaConf.select(given, "data.label") is not None:
+            given = _fill_in(given, {"data": {"packing": "lines"}})  # packed text has no records to label
     except (OmegaConfBaseException, LookupError, OSError, RecursionError, TypeError, YAMLError) as error:
         raise _misfit(error) from None  # a LookupError: OmegaConf's, at odd keys
     config = _build(given).check_trainable()
@@ -152,6 +154,14 @@ def _check_budget_left(budget: BudgetConfig, run: Path) -> None:
         raise ValueError(f"{run} cannot be resumed: {budget.describe_spent(*progress)}")
 
 
+def _read_file(file: Path) -> Any:
+    """Return the settings in a file, without what the config.json of a model has beside those of its run."""
+    found = border.read_settings(file) or {}
+    if isinstance(found, dict) and "vocab_size" in found:
+        return {name: value for name, value in found.items() if name not in checkpoint.DERIVED}
+    return found
+
+
 def _checked(sets: Sequence[str]) -> list[str]:
     """Return assignments whose values, which are YAML, can be parsed safely."""
     for text in sets:
@@ -181,7 +191,7 @@ def _fit_to_records(given: Any, on_sizing: Callable[[str], None]) -> Any:
     lengths = data.scan_record_lengths(
         sources, options.tokenizer, options.column, options.encoding, options.fitted_fraction
     )
-    on_sizing(f"{lengths}: sequences have {lengths.longest} tokens; --seq-len sets another length")
+    on_sizing(f"{lengths}: sequences have {lengths.longest} tokens{lengths.advice()}")
     return _fill_in(given, {"model": {"seq_len": lengths.longest}})
 
 

@@ -214,7 +214,7 @@ def _is_prose(options: DataConfig) -> bool:
     """Whether the sources are files of text in words."""
     if data.is_prepared(options.sources[0]) or _is_elsewhere(options) or _holds_ids(options):
         return False
-    return scaling.is_prose(_first_text(options))
+    return scaling.is_prose(_first_text(options, Found()) or "")
 
 
 def _is_elsewhere(options: DataConfig) -> bool:
