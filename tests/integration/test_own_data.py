@@ -4,6 +4,8 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 from runs import Sedd, ok
 
 from sedd import models
@@ -79,3 +81,47 @@ def test_the_configuration_of_a_model_trains_another(sedd: Sedd, tmp_path: Path)
     old, new = (json.loads(path.read_text()) for path in (stored, tmp_path / "run" / "config.json"))
     assert (new["objective"], new["model"]["seq_len"]) == (old["objective"], old["model"]["seq_len"])
     assert "vocab_size" not in new
+
+
+def test_integers_come_in_lists(sedd: Sedd, tmp_path: Path) -> None:
+    """As JSON, JSON lines, a column or text, with rests and with 67.0: the same tokens, and samples like them."""
+    rows = [[60, 62, 67, -1]] * 20
+    (tmp_path / "jsb.json").write_text(json.dumps([[60, 62, 67.0, -1], *rows[1:]]))
+    (tmp_path / "jsb.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    (tmp_path / "songs.jsonl").write_text("".join(json.dumps({"n": 4, "notes": row}) + "\n" for row in rows))
+    (tmp_path / "jsb.txt").write_text("60 62 67.0 -1\n" * 20)
+    pyarrow.parquet.write_table(pyarrow.table({"n": [4] * 20, "notes": rows}), tmp_path / "jsb.parquet")
+    shards = set()
+    for name in ("jsb.json", "jsb.jsonl", "songs.jsonl", "jsb.txt", "jsb.parquet"):
+        words = ["--packing", "lines", "--tokenizer", "ints", "--out", tmp_path / f"prepared {name}", "--json"]
+        done = sedd("data", "prepare", tmp_path / name, *words)
+        ok(done)
+        shards.add((tmp_path / f"prepared {name}" / "tokens-00000.bin").read_bytes())
+        assert json.loads(done.stdout)["vocab_size"] == 69  # -1 … 67
+    assert len(shards) == 1
+    run = tmp_path / "run"
+    done = sedd("train", tmp_path / "jsb.json", "--packing", "lines", *STEP, "--out", run)
+    ok(done)
+    assert "tokenizer ints" in done.stderr
+    shown = sedd("infill", run, "60 62 {1} -1", "--json")
+    ok(shown)
+    first, *_, last = json.loads(shown.stdout)["text"].split()
+    assert (first, last) == ("60", "-1")
+
+
+def test_what_is_no_list_of_integers_is_one_sentence(sedd: Sedd, tmp_path: Path) -> None:
+    contents = {
+        "a.json": ("[[60, 1.5]]", "1.5"),
+        "b.json": ("[[[60], [62]]]", "record 1"),
+        "c.jsonl": ('[60]\n"text"\n', "record 2"),
+        "d.json": ('{"train": [[60]]}', "an array"),
+        "e.jsonl": ('{"notes": [60]}\n{"notes": ["C"]}\n', "record 2"),
+        "f.json": ("[60, 62]", "record 1"),
+        "g.json": ('[[60], {"notes": [60]}]', "record 2"),
+    }
+    for name, (content, words) in contents.items():
+        (tmp_path / name).write_text(content)
+        done = sedd("train", tmp_path / name, "--packing", "lines", *STEP, "--out", tmp_path / "run")
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert "[60, 62, -1]" in done.stderr

@@ -2,8 +2,8 @@
 
 import contextlib
 import csv
-import json
 import lzma
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from io import BufferedIOBase
@@ -11,23 +11,32 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from sedd.border import parse_json
 from sedd.data.compression import COMPRESSED, import_optional, make_seekable, open_decompressed
+from sedd.data.tables import TEXT_COLUMNS as TEXT_COLUMNS
+from sedd.data.tables import (
+    Row,
+    check_label,
+    check_record,
+    choose_column,
+    column_of_rows,
+    label_of,
+    parse_array,
+    parse_lines,
+    records,
+)
+from sedd.data.tables import TextOrIds as TextOrIds
 from sedd.data.text_file import UTF8, Found, TextEncoding, TextFile
 from sedd.data.token_files import check_compression, companions, is_token_file, read_array, read_token_file
-from sedd.tokenizer import Ids
 
 PIECE = 1 << 18  # bytes read, and characters encoded, at a time; at four times as many a BPE needs twice the memory
 LONGEST_LINE = 1 << 26
+_INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list<\w+: u?int\d+[^<>]*>(\[\d+\])?")
+"""How Arrow writes the type of a column of lists of integers."""
 
 TABLES = (".jsonl", ".json", ".csv", ".parquet")
 SMILES = (".smi", ".smiles")
 FASTA = (".fa", ".fasta", ".fna", ".faa")
 KINDS = (".txt", ".tokens", *TABLES, *SMILES, *FASTA, ".npy", ".bin", ".ds")
-TEXT_COLUMNS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")
-
-TextOrIds = str | Ids
-Row = tuple[str | None, str | None]  # a text and its label
 
 
 @final
@@ -187,7 +196,7 @@ def _file_chunks(
 
 def _hub_chunks(name: str, column: str | None, label: str | None) -> Iterator[Chunk]:
     first = 1
-    for texts, continues, labels in _group_rows(_column_of_rows(name, _hub_rows(name), column, label), label):
+    for texts, continues, labels in _group_rows(column_of_rows(name, _hub_rows(name), column, label), label):
         yield Chunk(name, first, texts, continues, 0, labels)
         first += len(texts)
 
@@ -218,9 +227,11 @@ def _read_groups(file: TextFile, column: str | None, packing: str, label: str | 
             raise ValueError(f"{name} is {wanted!r}, but {path} has no columns; leave it out, or name a table")
     match kind:
         case ".jsonl":
-            return _group_rows(_column_of_rows(str(path), _json_rows(file), column, label), label)
+            values = parse_lines(path, chain.from_iterable(_whole_lines(file)))
+            return _group_rows(records(str(path), values, column, label), label)
         case ".json":
-            return _group_rows(_json_document(file, column, label), label)
+            array = parse_array(path, "".join(file.decode(PIECE)))
+            return _group_rows(records(str(path), array, column, label), label)
         case ".smi" | ".smiles":
             return _group_rows(_smiles_rows(file), None)
         case ".fa" | ".fasta" | ".fna" | ".faa":
@@ -238,11 +249,11 @@ def _read_groups(file: TextFile, column: str | None, packing: str, label: str | 
 
 def _group_rows(rows: Iterator[Row], label: str | None) -> Iterator[Group]:
     """Group non-empty texts into pieces."""
-    group: list[str] = []
+    group: list[TextOrIds] = []
     labels: list[str | None] = []
     size = 0
     for text, row_label in rows:
-        if text:
+        if text is not None and len(text):
             group.append(text)
             labels += [] if label is None else [row_label]
             size += len(text)
@@ -301,39 +312,6 @@ def _whole_lines(file: TextFile) -> Iterator[list[str]]:
         yield [rest]
 
 
-def _json_rows(file: TextFile) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(chain.from_iterable(_whole_lines(file)), 1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-            if "\\ud" in line.lower():
-                json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no character
-        except ValueError as error:
-            raise ValueError(f"line {number} of {file.path} is not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} of {file.path} is a {type(row).__name__}; each line must be an object")
-        yield row
-
-
-def _json_document(file: TextFile, column: str | None, label: str | None) -> Iterator[Row]:
-    """Yield the texts of a JSON array of strings, or of objects as in JSON lines; it is read as a whole."""
-    text = "".join(file.decode(PIECE))
-    try:
-        found = parse_json(text)
-    except ValueError as error:
-        raise ValueError(f"{file.path} is not JSON: {error}; for one object per line, name it .jsonl") from None
-    rows: list[Any] = found if isinstance(found, list) else [None]
-    if all(isinstance(row, dict) for row in rows):
-        yield from _column_of_rows(str(file.path), iter(rows), column, label)
-        return
-    if not all(isinstance(row, str) for row in rows):
-        raise ValueError(f"{file.path} must hold an array of texts or of objects; one per line is .jsonl")
-    if column is not None or label is not None:
-        raise ValueError(f"column is {column!r}, but {file.path} holds texts; leave it out, or name a table")
-    yield from ((row, None) for row in rows)
-
-
 def _smiles_rows(file: TextFile) -> Iterator[Row]:
     """Yield the first word of every line, a molecule, which its name may follow; "smiles" is the head of a column."""
     for line in chain.from_iterable(_whole_lines(file)):
@@ -354,24 +332,6 @@ def _fasta_rows(file: TextFile) -> Iterator[Row]:
     yield "".join(parts), None
 
 
-def _column_of_rows(
-    source: str, rows: Iterator[dict[str, Any]], column: str | None, label: str | None
-) -> Iterator[Row]:
-    head = list(islice(rows, 1))
-    if not head:
-        return
-    _check_label(source, list(head[0]), label)
-    strings = [key for key, value in head[0].items() if isinstance(value, str) and key != label]
-    text_column = _choose_column(source, list(head[0]), strings, column)
-    for number, row in enumerate(chain(head, rows), 1):
-        text = row.get(text_column)
-        if text is not None and not isinstance(text, str):
-            raise ValueError(
-                f"record {number} of {source} has a {type(text).__name__} as {text_column!r}; it must be text"
-            )
-        yield text, None if label is None else _label(row.get(label), f"record {number} of {source}", label)
-
-
 def _csv_texts(file: TextFile, column: str | None, label: str | None) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # Python's default is 128 KiB, less than a long document
     try:
@@ -380,10 +340,10 @@ def _csv_texts(file: TextFile, column: str | None, label: str | None) -> Iterato
         head = list(islice(rows, 1))
         if not head:
             return
-        _check_label(str(file.path), header, label)
+        check_label(str(file.path), header, label)
         cells = zip(header, head[0], strict=False)
         strings = [name for name, value in cells if name != label and not _is_number(value)]
-        text_index = header.index(_choose_column(str(file.path), header, strings, column))
+        text_index = header.index(choose_column(str(file.path), header, strings, column))
         label_index = len(header) if label is None else header.index(label)
         for row in chain(head, rows):
             text = row[text_index] if text_index < len(row) else None
@@ -400,30 +360,6 @@ def _is_number(value: str) -> bool:
     return True
 
 
-def _choose_column(source: str, columns: list[str], strings: list[str], wanted: str | None) -> str:
-    """Return the requested column; by default one of `TEXT_COLUMNS`, or the only column of strings."""
-    if wanted is not None:
-        if wanted not in columns:
-            raise ValueError(f"column is {wanted!r}; {source} has {', '.join(columns)}")
-        return wanted
-    obvious = [name for usual in TEXT_COLUMNS for name in strings if name.lower() == usual]
-    if obvious or len(strings) == 1:
-        return (obvious or strings)[0]
-    raise ValueError(f"{source} has the columns {', '.join(columns)}; name the one that holds the text: --column NAME")
-
-
-def _check_label(source: str, columns: list[str], label: str | None) -> None:
-    if label is not None and label not in columns:
-        raise ValueError(f"label is {label!r}; {source} has the columns {', '.join(columns)}")
-
-
-def _label(value: Any, where: str, label: str) -> str | None:
-    """Return a label as text, None if it is missing or empty."""
-    if value is not None and not isinstance(value, str | int):
-        raise ValueError(f"{where} has a {type(value).__name__} as {label!r}; a label must be text or an integer")
-    return None if value is None else str(value) or None
-
-
 def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label: str | None) -> Iterator[Row]:
     parquet = import_optional("pyarrow.parquet", str(file))
     pyarrow = import_optional("pyarrow", str(file))
@@ -433,13 +369,18 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{file} is not a Parquet file: {error}") from None
         schema = parquet_file.schema_arrow
-        _check_label(str(file), schema.names, label)
+        check_label(str(file), schema.names, label)
         texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
-        text_column = _choose_column(str(file), schema.names, [name for name in texts if name != label], column)
-        if text_column not in texts:
+        lists = [field.name for field in schema if _INTEGER_LIST.fullmatch(str(field.type))]
+        usable = [name for name in texts if name != label] or lists
+        text_column = choose_column(str(file), schema.names, usable, column)
+        if text_column not in texts + lists:
             raise ValueError(
-                f"column {text_column!r} of {file} is of type {schema.field(text_column).type}; it must be text"
+                f"column {text_column!r} of {file} is of type {schema.field(text_column).type}; it must be text, or "
+                "lists of integers"
             )
         for batch in parquet_file.iter_batches(batch_size=1024, columns=list({text_column, label or text_column})):
             for row in batch.to_pylist():
-                yield row[text_column], None if label is None else _label(row[label], str(file), label)
+                value = row[text_column]
+                record = check_record(value, str(file), value) if isinstance(value, list) else value
+                yield record, None if label is None else label_of(row[label], str(file), label)

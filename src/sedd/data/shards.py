@@ -277,6 +277,8 @@ class _Encoder:
                 f"these are integers, which the tokenizer {self.tokenizer.kind} cannot read; choose ints, or the "
                 "tokenizer.json whose ids they are"
             )
+        if isinstance(self.tokenizer, Integers):
+            return [self.tokenizer.encode_integers(row) for row in texts]
         return [self.tokenizer.check_ids(row) for row in texts]
 
     def _separate(self, rows: list[Ids], skip_first: bool) -> list[Ids]:

@@ -268,7 +268,7 @@ def _encode(source: str, texts: Sequence[TextOrIds], tokenizer: Tokenizer) -> li
             return tokenizer.encode_batch(strings)
         if not isinstance(tokenizer, Integers):
             raise ValueError(f"it holds integers, and the model's tokenizer is {tokenizer.kind}")
-        return [tokenizer.check_ids(text) for text in texts]
+        return [tokenizer.encode_integers(text) for text in texts]
     except ValueError as error:
         raise ValueError(f"the model's tokenizer cannot read {source}: {error}") from None
 

@@ -1,5 +1,6 @@
 """Tokenizers of bytes, characters and integers."""
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import UInt
+from numpy.typing import ArrayLike
 
 from sedd.border import check_count
 from sedd.tokenizer.base import Ids, Tokenizer, utf8
 
+_INTEGER = re.compile(r"-?[0-9]+(\.0*)?")
 PART = 2**16
 """Characters encoded at a time: the code points of a whole text would take four times its memory, and more time."""
 
@@ -128,24 +131,31 @@ class Characters(Tokenizer):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Integers(Tokenizer):
-    """Integers 0 … size − 1 (counts, notes, pixels); as text, separated by spaces."""
+    """Consecutive integers (counts, notes, pixels), from 0 on or from a negative one; as text, separated by spaces."""
 
     kind = "ints"
     is_lossless = True  # on texts such as "0 1 2"
     extra_files: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
     size: int
+    low: int = 0
+    """The integer with id 0: 0, or the least if that is negative, such as −1 for a rest."""
 
     def __post_init__(self) -> None:
         check_count("size", self.size, limit="vocab_size")
+        if not -(2**63) <= self.low <= 0:
+            raise ValueError(f"low is {self.low}; it must lie in −2⁶³..0")
         self._check_specials()
 
     @classmethod
     def fit(cls, texts: Iterable[str]) -> "Integers":
         """Choose the smallest vocabulary that holds every integer of ``texts``."""
-        top = max((int(ids.max()) for text in texts if (ids := _integers(text)).size), default=-1)
-        if top < 0:
+        low, top = 0, -(2**63)
+        for text in texts:
+            if (found := _integers(text)).size:
+                low, top = min(low, int(found.min())), max(top, int(found.max()))
+        if top == -(2**63):
             raise ValueError("the texts hold no integer; an integer vocabulary must be fitted to some")
-        return cls(size=top + 1)
+        return cls(size=top - low + 1, low=low)
 
     @property
     def base_size(self) -> int:
@@ -154,28 +164,35 @@ class Integers(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Parse the integers."""
-        return [self._ids(text) for text in texts]
+        return [self._encode(_integers(text), self.size) for text in texts]
 
-    def _ids(self, text: str) -> Ids:
-        ids = _integers(text)
-        if ids.size and ids.max() >= self.size:
-            raise ValueError(f"integer {ids.max()} is too large for this tokenizer; its ids are 0..{self.size - 1}")
-        return ids
+    def encode_integers(self, values: ArrayLike) -> Ids:
+        """Return the ids of integers; special ids may be among them."""
+        return self._encode(np.asarray(values).reshape(-1), self.vocab_size)
+
+    def _encode(self, values: Ids, count: int) -> Ids:
+        top = self.low + count - 1
+        if (bad := (values < self.low) | (values > top)).any():
+            raise ValueError(
+                f"integer {values[bad][0]} is not one of {self.low}..{top}, those of this tokenizer; ints without a "
+                "size is fitted to the data"
+            )
+        return values.astype(np.int64) - self.low
 
     def settings(self) -> dict[str, Any]:
-        """Return the vocabulary size."""
-        return {"size": self.size}
+        """Return the vocabulary size, and the least integer if that is negative."""
+        return {"size": self.size, **({"low": self.low} if self.low else {})}
 
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Integers":
         """Rebuild from the vocabulary size."""
-        return cls(size=config["size"], eos=config["eos"], pad=config["pad"])
+        return cls(size=config["size"], low=config.get("low", 0), eos=config["eos"], pad=config["pad"])
 
     def _decode(self, ids: Ids) -> str:
-        return " ".join(map(str, ids.tolist()))
+        return " ".join(map(str, (ids + self.low).tolist()))
 
     def _piece(self, id: int) -> str:
-        return str(id)
+        return str(id + self.low)
 
 
 def _points(text: str) -> UInt[np.ndarray, " characters"]:
@@ -185,9 +202,14 @@ def _points(text: str) -> UInt[np.ndarray, " characters"]:
 
 def _integers(text: str) -> Ids:
     words = text.split()
-    if strange := next((word for word in words if not (word.isascii() and word.isdigit())), None):
-        raise ValueError(f"the text holds {strange!r}; write integers as digits separated by spaces or line ends")
+    others = (word for word in words if not (word.isascii() and word.isdigit()))
+    if strange := next((word for word in others if not _INTEGER.fullmatch(word)), None):
+        raise ValueError(
+            f"the text holds {strange!r}; write integers, such as 67 and -1, separated by spaces or line ends"
+        )
+    if "." in text:
+        words = [word.partition(".")[0] for word in words]
     try:
         return np.array(words, dtype=np.int64) if words else np.zeros(0, np.int64)
     except (ValueError, OverflowError):
-        raise ValueError("the text holds an integer above 2⁶³ − 1, which is not a token id") from None
+        raise ValueError("the text holds an integer that does not fit in 64 bits, which is not a token id") from None
