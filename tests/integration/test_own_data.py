@@ -20,7 +20,7 @@ def prose(size: int) -> bytes:
     return " ".join(draw.choices(words, k=size // 6)).encode()
 
 
-def test_odd_bytes_and_line_ends_are_told(sedd: Sedd, tmp_path: Path) -> None:
+def test_odd_bytes_and_line_ends_are_reported(sedd: Sedd, tmp_path: Path) -> None:
     """In training, where they do not choose another tokenizer, and in evaluation."""
     file, content = tmp_path / "book.txt", prose(300_000).replace(b" ", b"\r\n", 3)
     file.write_bytes(content[:1000] + b"\xe9" + content[1000:] + b"\xe9")
@@ -30,11 +30,11 @@ def test_odd_bytes_and_line_ends_are_told(sedd: Sedd, tmp_path: Path) -> None:
     (tmp_path / "part.txt").write_bytes(file.read_bytes()[:5000])
     seen = sedd("eval", tmp_path / "run", tmp_path / "part.txt", "--protocol", "strict", "--json", "--draws", "2")
     ok(seen)
-    for told, words in ((done.stderr, f"2 of {len(content) + 2:,} bytes"), (seen.stderr, "1 of 5,000")):
-        assert words in told
-        assert "offset 1,000, in line 4 of" in told
-        assert "--encoding latin-1" in told
-        assert "3 line ends are CRLF" in told
+    for shown, words in ((done.stderr, f"2 of {len(content) + 2:,} bytes"), (seen.stderr, "1 of 5,000")):
+        assert words in shown
+        assert "offset 1,000, in line 4 of" in shown
+        assert "--encoding latin-1" in shown
+        assert "3 line ends are CRLF" in shown
     assert json.loads(seen.stdout)["bits_per_char"] > 0
 
 
@@ -47,9 +47,9 @@ def test_molecules_get_characters_and_long_ones_can_be_left_out(sedd: Sedd, tmp_
     done = sedd(*words, "--out", tmp_path / "long")
     ok(done)
     assert "tokenizer chars" in done.stderr
-    told = next(line for line in done.stderr.splitlines() if "200 records" in line)
-    assert "sequences have 90 tokens" in told
-    assert "--seq-len 20 leaves out 2 " in told
+    shown = next(line for line in done.stderr.splitlines() if "200 records" in line)
+    assert "sequences have 90 tokens" in shown
+    assert "--seq-len 20 leaves out 2 " in shown
     done = sedd(*words, "--seq-len", 20, "--out", tmp_path / "short")
     ok(done)
     assert "2 of 200 records have more than 20 tokens" in done.stderr

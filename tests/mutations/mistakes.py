@@ -821,4 +821,32 @@ MISTAKES = [
         "after",
         "integration/test_serve.py::test_openai_stop_ends_the_text_before_it",
     ),
+    Mistake(
+        "bytes that are not UTF-8 are those that follow them in the vocabulary",
+        "tokenizer/bpe.py",
+        "[-1 if id is None else id for id in found]",
+        "[-1 if id is None else id + 1 for id in found]",
+        "unit/test_text_files.py::test_bpe_encodes_any_bytes",
+    ),
+    Mistake(
+        "a carriage return at the end of a piece is no part of a line end",
+        "data/text_file.py",
+        'end = "\\r" if text.endswith("\\r") else ""',
+        'end = ""',
+        "unit/test_text_files.py::test_line_ends_crlf_are_read_as_lf",
+    ),
+    Mistake(
+        "integers are decoded without the least one",
+        "tokenizer/basic.py",
+        "(ids + self.low).tolist()",
+        "ids.tolist()",
+        "unit/test_tokenizer.py::test_negative_integers_come_back",
+    ),
+    Mistake(
+        "labels of records that are left out stay",
+        "data/shards.py",
+        "[chunk.labels[number] for number in kept]",
+        "chunk.labels[: len(kept)]",
+        "unit/test_data.py::test_long_records_are_left_out_with_their_labels",
+    ),
 ]

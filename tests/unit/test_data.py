@@ -136,10 +136,10 @@ def test_json_arrays(tmp_path: Path, refuses: Callable[..., None]) -> None:
     refuses(lambda: list(read_documents([table], "words")), "'words'", "text, n")
     for name, content in (("c", b'{"text": "one"}'), ("d", b'["one", 2]'), ("e", b'["one", {"text": "two"}]')):
         file = write(tmp_path / f"{name}.json", content)
-        refuses(lambda file=file: list(read_documents([file])), "an array of texts")
+        refuses(lambda file=file: list(read_documents([file])), f"{name}.json", "[60, 62, -1]")
     lines = write(tmp_path / "f.json", b'{"text": "a"}\n{"text": "b"}')
     refuses(lambda: list(read_documents([lines])), "f.json is not JSON", "name it .jsonl")
-    refuses(lambda: list(read_documents([tmp_path / "a.json"], "text")), "column is 'text'", "holds texts")
+    refuses(lambda: list(read_documents([tmp_path / "a.json"], "text")), "column is 'text'", "no objects")
 
 
 @pytest.mark.usefixtures("small")
@@ -215,16 +215,18 @@ def test_missing_texts_are_skipped_and_other_values_refused(tmp_path: Path, refu
     file = write(tmp_path / "a.jsonl", b'{"text": "a"}\n\n{"text": null}\n{"text": ""}\n{"other": 1}\n{"text": "b"}')
     assert list(read_documents([file])) == ["a", "b"]
     refuses(
-        lambda: list(read_documents([write(tmp_path / "b.jsonl", b'{"text": "a"}\n{"text": 3}')])), "record 2", "int"
+        lambda: list(read_documents([write(tmp_path / "b.jsonl", b'{"text": "a"}\n{"text": 3}')])),
+        "record 2",
+        "value 3",
     )
     refuses(lambda: list(read_documents([write(tmp_path / "c.jsonl", b'{"text": "a"}\n{"te')])), "line 2", "not JSON")
-    refuses(lambda: list(read_documents([write(tmp_path / "d.jsonl", b"[1]")])), "line 1", "list")
+    refuses(lambda: list(read_documents([write(tmp_path / "d.jsonl", b"[1.5]")])), "record 1", "1.5")
     surrogate = write(tmp_path / "g.jsonl", b'{"text": "a"}\n{"text": "\\udc80"}')
     refuses(lambda: list(read_documents([surrogate])), "line 2", "surrogates")
     refuses(lambda: list(read_documents([write(tmp_path / "e.csv", b'text\n"a" b\n')])), "e.csv", "not CSV")
     refuses(lambda: list(read_documents([write(tmp_path / "f.parquet", b"PAR1 not")])), "f.parquet", "Parquet")
     numbers = write(tmp_path / "g.jsonl", b'{"text": "a", "n": 1}')
-    refuses(lambda: list(read_documents([numbers], "n")), "record 1", "int")
+    refuses(lambda: list(read_documents([numbers], "n")), "record 1", "value 1")
 
 
 def test_lines_are_records_without_line_ends(tmp_path: Path) -> None:
@@ -402,10 +404,26 @@ def test_a_scan_finds_the_lengths_that_preparation_finds(
     assert lengths.longest == index.length
     assert lengths.records == index.records
     if spec != "bpe:260":  # its merges decide
-        assert lengths == expected
-    assert data.scan_record_lengths([str(tmp_path / "out")], spec) == (index.records, None, index.length)
+        assert lengths[:3] == expected
+        assert lengths.padding == pytest.approx(1 - index.tokens / (index.records * index.length))
+    assert data.scan_record_lengths([str(tmp_path / "out")], spec)[:3] == (index.records, None, index.length)
     prepare([write(tmp_path / "b.txt", b"abc\nabd\n")], tmp_path / "equal", Bytes(), packing="lines")
     assert str(data.scan_record_lengths([str(tmp_path / "equal")], "bytes")) == "2 records of 3 tokens each"
+
+
+@pytest.mark.usefixtures("small")
+def test_long_records_are_left_out_with_their_labels(tmp_path: Path) -> None:
+    """Across pieces, of which some keep nothing; counts are of the records that are left."""
+    rows = [("ab" * (i % 4 + 1) if i // 60 != 1 else "c" * 9, f"{i % 4}") for i in range(180)]
+    file = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": a, "mood": b}) + "\n" for a, b in rows).encode())
+    index = prepare([file], tmp_path / "out", Bytes(), packing="lines", length=6, label="mood")
+    kept = [row for row in rows if len(row[0]) <= 6]
+    blocks = TokenBlocks.open(tmp_path / "out", None, "all", check=True)
+    assert (
+        list(zip(blocks.decode(), np.array(blocks.labels)[blocks.label_ids(np.arange(len(blocks)))], strict=True))
+        == kept
+    )
+    assert (index.records, index.characters) == (len(kept), sum(len(text) for text, _ in kept))
 
 
 @pytest.mark.parametrize("pad", ["model", "ignore", None])

@@ -1,4 +1,4 @@
-"""Text files that are almost UTF-8, or have line ends of two characters: what is read, and what the user is told."""
+"""Text files that are almost UTF-8, or have line ends of two characters: what is read, and what the user is shown."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ def odd(every: int, size: int = 20_000) -> bytes:
 def test_nearly_clean_text_keeps_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made: Tokenizer, workers: int
 ) -> None:
-    """Across pieces, in parallel; the count, the first place and the option are told, now and from the cache."""
+    """Across pieces, in parallel; the count, the first place and the option are shown, now and from the cache."""
     monkeypatch.setattr(readers, "PIECE", 997)
     monkeypatch.setattr(text_file, "SAMPLE", 4000)
     content = odd(1999)
@@ -66,10 +66,10 @@ def test_nearly_clean_text_keeps_its_bytes(
     line = content[:1998].count(b"\n") + 1
     for _ in range(2):
         folder = prepare_cached([file], "x", lambda: made, cache=tmp_path / "cache", workers=workers)
-        told = capsys.readouterr().err.splitlines()
-        assert len(told) == 1
+        shown = capsys.readouterr().err.splitlines()
+        assert len(shown) == 1
         for words in ("11 of", "0xe9", "offset 1,998,", f"line {line} ", "a.txt", "--encoding latin-1"):
-            assert words in told[0]
+            assert words in shown[0]
     blocks = TokenBlocks.open(folder, 1, "all")
     assert raw(made, blocks.read(np.arange(len(blocks)))[0].ravel()) == content
     assert blocks.index.bytes == len(content)

@@ -102,7 +102,7 @@ def test_ids_of_a_tokenizer(write: Write, tmp_path: Path, refuses: Refuses) -> N
     data.prepare([path], tmp_path / "out", tokenizer)
     assert tokens(tmp_path / "out") == STREAM
     refuses(lambda: data.prepare([path], tmp_path / "x", Bytes()), "choose ints", "tokenizer.json")
-    refuses(lambda: data.prepare([path], tmp_path / "x", Integers(size=200)), "id 300 is not a token id")
+    refuses(lambda: data.prepare([path], tmp_path / "x", Integers(size=200)), "integer 300 is not one of 0..199")
     for name in ("chars", "bpe:300"):
         refuses(lambda name=name: token_files.refuse_fitting([path], name), "holds token ids", "ints:50257")
     token_files.refuse_fitting([path], "ints")

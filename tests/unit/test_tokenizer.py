@@ -160,6 +160,17 @@ def test_training_is_the_same_in_every_process() -> None:
     assert done.stdout.strip() == KINDS[2].fingerprint()
 
 
+def test_negative_integers_come_back(tmp_path: Path) -> None:
+    """The least one has id 0, also after loading; without one, ids and the saved form are as ever."""
+    made = Integers.fit(["60 -2", "67.0 0"]).with_specials(eos=True, pad=True)
+    assert (made.low, made.size) == (-2, 70)
+    assert made.encode("-2 0 67").tolist() == made.encode_integers([-2, 0, 67]).tolist() == [0, 2, 69]
+    made.save(tmp_path)
+    assert load_tokenizer(tmp_path).decode([0, 69, 71, 2]) == "-2 67 0"
+    assert load_tokenizer(tmp_path).tokens([0, 70]) == ["-2", "<eos>"]
+    assert Integers.fit(["3 1"]).settings() == {"size": 4}
+
+
 def test_torch_is_not_imported() -> None:
     code = "import sys, sedd.tokenizer, sedd.data; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -189,7 +200,10 @@ def test_refusals(refuses: Refuses, tmp_path: Path) -> None:
     refuses(lambda: Integers(size=0), "size is 0")
     refuses(lambda: Integers.fit(["  "]), "no integer")
     refuses(lambda: Integers(size=3).encode("1 2 3"), "integer 3", "0..2")
-    refuses(lambda: Integers(size=3).encode("1 -2"), "'-2'", "digits")
+    refuses(lambda: Integers(size=3).encode("1 -2"), "integer -2", "0..2")
+    for text in ("1.5", "--1", "1e3", "٣"):
+        refuses(lambda text=text: Integers(size=3).encode(text), f"{text!r}", "67 and -1")
+    refuses(lambda: Integers(size=3, low=1), "low is 1")
     refuses(lambda: Integers(size=3).encode("9" * 30), "2⁶³")
 
 

@@ -15,7 +15,7 @@ from sedd.data.compression import COMPRESSED, import_optional, make_seekable, op
 from sedd.data.tables import TEXT_COLUMNS as TEXT_COLUMNS
 from sedd.data.tables import (
     Row,
-    check_label,
+    check_label_column,
     check_record,
     choose_column,
     column_of_rows,
@@ -340,7 +340,7 @@ def _csv_texts(file: TextFile, column: str | None, label: str | None) -> Iterato
         head = list(islice(rows, 1))
         if not head:
             return
-        check_label(str(file.path), header, label)
+        check_label_column(str(file.path), header, label)
         cells = zip(header, head[0], strict=False)
         strings = [name for name, value in cells if name != label and not _is_number(value)]
         text_index = header.index(choose_column(str(file.path), header, strings, column))
@@ -369,7 +369,7 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{file} is not a Parquet file: {error}") from None
         schema = parquet_file.schema_arrow
-        check_label(str(file), schema.names, label)
+        check_label_column(str(file), schema.names, label)
         texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
         lists = [field.name for field in schema if _INTEGER_LIST.fullmatch(str(field.type))]
         usable = [name for name in texts if name != label] or lists

@@ -66,7 +66,7 @@ def column_of_rows(source: str, rows: Iterable[Any], column: str | None, label: 
     head = list(islice(rest, 1))
     if not head:
         return
-    check_label(source, list(head[0]), label)
+    check_label_column(source, list(head[0]), label)
     others = {key: value for key, value in head[0].items() if key != label}
     texts = [key for key, value in others.items() if isinstance(value, str)]
     lists = [key for key, value in others.items() if isinstance(value, list)]
@@ -134,7 +134,7 @@ def choose_column(source: str, columns: list[str], usable: list[str], wanted: st
     raise ValueError(f"{source} has the columns {', '.join(columns)}; name the one that holds the text: --column NAME")
 
 
-def check_label(source: str, columns: list[str], label: str | None) -> None:
+def check_label_column(source: str, columns: list[str], label: str | None) -> None:
     """Refuse a label that is no column."""
     if label is not None and label not in columns:
         raise ValueError(f"label is {label!r}; {source} has the columns {', '.join(columns)}")

@@ -212,4 +212,4 @@ def _integers(text: str) -> Ids:
     try:
         return np.array(words, dtype=np.int64) if words else np.zeros(0, np.int64)
     except (ValueError, OverflowError):
-        raise ValueError("the text holds an integer that does not fit in 64 bits, which is not a token id") from None
+        raise ValueError("the text holds an integer outside −2⁶³..2⁶³ − 1, which has no token id") from None
