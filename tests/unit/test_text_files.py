@@ -35,7 +35,8 @@ def test_bpe_encodes_any_bytes(content: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bpe, "PART", 20)
         cut = MADE.encode(text)
-    assert raw(MADE, cut) == content
+    assert raw(MADE, cut) == MADE.decode_bytes(cut) == content
+    assert Bytes().decode_bytes(Bytes().encode(text)) == content
     assert MADE.encode(text).tolist() == cut.tolist()
     if not any("\udc80" <= letter <= "\udcff" for letter in text):
         assert cut.tolist() == MADE._model.encode(text).ids

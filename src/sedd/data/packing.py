@@ -11,7 +11,6 @@ from jaxtyping import Bool, Int
 
 from sedd.data.index import LABELS, LENGTHS, PREPARE_AGAIN, Index
 from sedd.tokenizer import Integers, Tokenizer, load_tokenizer
-from sedd.tokenizer.base import utf8
 
 SPLITS = ("train", "validation", "all")
 COUNTED = 1 << 22
@@ -148,8 +147,8 @@ class TokenBlocks:
         counts = np.zeros(3, np.int64)
         for part in np.array_split(indices, 1 + len(indices) * self.length // COUNTED):
             rows, valid = self.read(part)
-            text = self.tokenizer.decode(rows[valid])
-            counts += valid.sum(), len(text), len(utf8(text))
+            text = self.tokenizer.decode_bytes(rows[valid])
+            counts += valid.sum(), len(text.decode(errors="surrogateescape")), len(text)
         tokens, characters, size = counts.tolist()
         return tokens, characters, size
 

@@ -95,9 +95,20 @@ class Tokenizer(ABC):
 
     def decode(self, ids: ArrayLike) -> str:
         """Decode ids; special ids are skipped."""
+        return self._decode(self._without_specials(ids))
+
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        """Decode ids to UTF-8, and to other bytes where the tokenizer keeps them; special ids are skipped."""
+        return self._decode_bytes(self._without_specials(ids))
+
+    def _decode_bytes(self, ids: Ids) -> bytes:
+        """Decode ids of the base vocabulary to bytes."""
+        return utf8(self._decode(ids))
+
+    def _without_specials(self, ids: ArrayLike) -> Ids:
         row = self.check_ids(ids)
         specials = [id for id in (self.eos, self.pad) if id is not None]
-        return self._decode(row[~np.isin(row, specials)] if specials else row)
+        return row[~np.isin(row, specials)] if specials else row
 
     def tokens(self, ids: ArrayLike) -> list[str]:
         """Return one printable string per id."""

@@ -49,7 +49,10 @@ class Bytes(Tokenizer):
         return cls(eos=config["eos"], pad=config["pad"])
 
     def _decode(self, ids: Ids) -> str:
-        return ids.astype(np.uint8).tobytes().decode(errors="replace")  # samples need not be valid UTF-8
+        return self._decode_bytes(ids).decode(errors="replace")  # samples need not be valid UTF-8
+
+    def _decode_bytes(self, ids: Ids) -> bytes:
+        return ids.astype(np.uint8).tobytes()
 
     def _piece(self, id: int) -> str:
         return chr(id) if id < 128 else f"\\x{id:02x}"

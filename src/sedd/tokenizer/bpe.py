@@ -131,6 +131,13 @@ class BPE(Tokenizer):
         return np.array([-1 if id is None else id for id in found], np.int64)
 
     @cached_property
+    def _bytes_of(self) -> list[bytes]:
+        """The bytes of each token, where bytes are kept."""
+        byte_of = {self._model.id_to_token(id): byte for byte, id in enumerate(self._byte_ids.tolist())}
+        names = (self._model.id_to_token(id) or "" for id in range(self.base_size))
+        return [bytes(byte_of.get(character, 0) for character in name) for name in names]
+
+    @cached_property
     def words_include_space(self) -> bool:
         """Whether a token is a space and what follows it."""
         return any(len(piece) > 1 and piece[0] in "Ġ▁" for piece in self._model.get_vocab(with_added_tokens=False))
@@ -187,6 +194,11 @@ class BPE(Tokenizer):
     def _decode(self, ids: Ids) -> str:
         text: str = self._model.decode(ids.tolist(), skip_special_tokens=True)
         return text
+
+    def _decode_bytes(self, ids: Ids) -> bytes:
+        if not self.keeps_bytes:
+            return utf8(self._decode(ids))
+        return b"".join([self._bytes_of[id] for id in ids.tolist()])
 
     def _piece(self, id: int) -> str:
         text: str = self._model.decode([id], skip_special_tokens=False)
