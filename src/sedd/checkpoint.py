@@ -68,13 +68,6 @@ def check_writable(folder: Path) -> None:
             pass
 
 
-def require_empty(out: Path) -> Path:
-    """Return ``out`` as an absolute path, or raise an error if it exists and is not an empty folder."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder; choose another --out")
-    return out.absolute()
-
-
 def write_tensors(path: Path, values: "Mapping[str, Tensor]") -> None:
     """Write a .safetensors file."""
     from safetensors.torch import save_file
@@ -121,27 +114,35 @@ def save(
         records: Contents of the .json files by their stem.
         contents: Contents of other files by their name, such as those of a tokenizer.
     """
-    target, temporary = root / name, root / f"{files.PARTIAL_PREFIX}{name}"
-    names = [*(f"{stem}.safetensors" for stem in tensors), *(f"{stem}.json" for stem in records), *contents]
-    if target.exists() and corruption(target, names) is None:
-        return target
-    try:
-        with explain_write_errors(target):
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            for stem, values in tensors.items():
-                write_tensors(temporary / f"{stem}.safetensors", values)
-            for stem, record in records.items():
-                write_json(temporary / f"{stem}.json", record)
-            for file, content in contents.items():
-                (temporary / file).write_bytes(content)
-            _write_manifest(temporary, names)
-            shutil.rmtree(target, ignore_errors=True)  # damaged
-            temporary.rename(target)
-            files.fsync(root)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    target = root / name
+    with explain_write_errors(target), files.atomic_folder(target) as folder:
+        if target.exists() and corruption(target, _names(tensors, records, contents)) is None:
+            return target
+        write(folder, tensors, records, contents)
+        shutil.rmtree(target, ignore_errors=True)  # damaged
     return target
+
+
+def _names(tensors: Mapping[str, Any], records: Mapping[str, Any], contents: Mapping[str, bytes]) -> list[str]:
+    """Return the names of the files of a checkpoint."""
+    return [*(f"{stem}.safetensors" for stem in tensors), *(f"{stem}.json" for stem in records), *contents]
+
+
+def write(
+    folder: Path,
+    tensors: "Mapping[str, Mapping[str, Tensor]]",
+    records: Mapping[str, Any],
+    contents: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """Write the files of a checkpoint and their manifest into a folder of `files.atomic_folder`; as `save` does."""
+    with explain_write_errors(folder):
+        for stem, values in tensors.items():
+            write_tensors(folder / f"{stem}.safetensors", values)
+        for stem, record in records.items():
+            write_json(folder / f"{stem}.json", record)
+        for file, content in contents.items():
+            (folder / file).write_bytes(content)
+        _write_manifest(folder, _names(tensors, records, contents))
 
 
 def _write_manifest(folder: Path, names: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Files and folders that are written: each is complete or as it was before, and one process writes it at a time.
 
-A killed process leaves at most a hidden file `.writing-NAME`, which the next writer of NAME overwrites.
+`.writing-NAME` belongs to the process that holds its lock, which alone renames or removes it. A killed process leaves
+it unlocked; the next writer of NAME overwrites it.
 """
 
 import errno
@@ -15,10 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sedd.border import warn
+
 PARTIAL_PREFIX = ".writing-"
 """Starts the name of a file or folder that is not completely written."""
 LOCK = ".lock"
 """The file in a folder whose lock the process that writes to the folder holds."""
+_ATTEMPTS = 100
+"""Times that a folder is created in which the lock is to be, and that other processes remove before it is there."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 """Errors of file systems that have no locks."""
 
@@ -47,9 +52,66 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         fsync(temporary)
         temporary.rename(target)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+    finally:  # once it is renamed, a file of its name is another writer's
         os.close(handle)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder to write to; it becomes ``path`` at the end, and is removed after an error.
+
+    If nothing is written to it, ``path`` stays as it is; otherwise ``path`` must be missing or empty at the end. Raises
+    ValueError if another process is writing the same folder.
+    """
+    target = Path(os.path.realpath(path))  # a link is kept, and what it names is replaced
+    folder = target.with_name(f"{PARTIAL_PREFIX}{target.name}")
+    try:
+        with locked_folder(folder, path):
+            _clear(folder)  # what a killed process has left
+            try:
+                yield folder
+                if not _contents(folder):
+                    return
+                _rename(folder, target, path)
+            except BaseException:
+                with suppress(OSError):
+                    _clear(folder)
+                raise
+            (target / LOCK).unlink()
+            fsync(target.parent)
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # where a killed process had left it
+
+
+def _rename(folder: Path, target: Path, shown: Path) -> None:
+    try:
+        folder.rename(target)  # replaces an empty folder
+    except OSError as error:
+        raise ValueError(f"{shown} could not be written: {error.strerror}; choose another --out") from None
+
+
+def _contents(folder: Path) -> list[Path]:
+    """Return what a folder holds, without its lock."""
+    return [path for path in folder.iterdir() if path.name != LOCK]
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a folder holds, but not its lock."""
+    for path in _contents(folder):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def require_empty(folder: Path) -> None:
+    """Raise ValueError if a folder to write exists and is not an empty folder."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not an empty folder; choose another --out")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -79,24 +141,31 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def open_locked(path: Path, mode: int = 0o666) -> int:
+def open_locked(path: Path, mode: int = 0o666, wait: bool = False) -> int:
     """Open a file, which is created if it is missing, and lock it; the system unlocks it when the process ends.
 
     Raises:
-        BlockingIOError: Another process has locked it.
+        BlockingIOError: Another process has locked it, and ``wait`` is false.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             with _lock_if_supported():
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), os.stat(path)):  # else it was removed or renamed meanwhile
-                    return handle
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if _is_at(handle, path):  # else it was removed or renamed meanwhile
+                return handle
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
@@ -110,18 +179,24 @@ def _lock_if_supported() -> Iterator[None]:
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path, shown: Path | str | None = None, wait: bool = False) -> Iterator[None]:
     """Create ``folder`` and hold its lock; raise ValueError if another process holds it, or it cannot be written to.
 
     Folders that were created here are removed again if they are empty at the end.
+
+    Args:
+        folder: The folder.
+        shown: What messages call it; by default ``folder``.
+        wait: Wait for another process that holds the lock, instead of raising the error.
     """
     created: list[Path] = []
     try:
-        handle = _lock_folder(folder, created)
+        handle = _lock_folder(folder, shown or folder, wait, created)
         try:
             yield
         finally:
-            (folder / LOCK).unlink(missing_ok=True)
+            if _is_at(handle, folder / LOCK):  # else the folder was renamed, and a file of that name is another's
+                (folder / LOCK).unlink()
             os.close(handle)
     finally:
         with suppress(OSError):
@@ -129,24 +204,41 @@ def locked_folder(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def _lock_folder(folder: Path, created: list[Path]) -> int:
+def _lock_folder(folder: Path, shown: Path | str, wait: bool, created: list[Path]) -> int:
     """Create a folder, list what was created in ``created``, and return the open file of its lock."""
     lock = folder / LOCK
-    try:
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        created += missing
-        handle = open_locked(lock)
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
-    except BlockingIOError:
-        holder = lock.read_text() or "another process"
-        raise ValueError(
-            f"{folder} is in use by {holder}; wait until that ends, stop it, or choose another --out"
-        ) from None
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be written to ({error.strerror}); choose another --out") from None
-    return handle
+    for _ in range(_ATTEMPTS):
+        try:
+            missing = [path for path in (folder, *folder.parents) if not path.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            created[:] = [*missing, *(path for path in created if path not in missing)]
+            try:
+                handle = open_locked(lock)
+            except BlockingIOError:
+                if not wait:
+                    raise
+                warn(f"{shown} is being written by {_holder(lock)}; waiting for it")
+                handle = open_locked(lock, wait=True)
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+        except BlockingIOError:
+            raise ValueError(
+                f"{shown} is in use by {_holder(lock)}; wait until that ends, stop it, or choose another --out"
+            ) from None
+        except FileNotFoundError as error:  # another process, which had created the folder, has removed it
+            reason = error
+        except OSError as error:
+            raise ValueError(f"{shown} cannot be written to ({error.strerror}); choose another --out") from None
+        else:
+            return handle
+    raise ValueError(f"{shown} cannot be written to ({reason.strerror}); choose another --out")
+
+
+def _holder(lock: Path) -> str:
+    """Return who holds a lock, as it says itself."""
+    with suppress(OSError):
+        return lock.read_text() or "another process"
+    return "another process"
 
 
 @contextmanager

@@ -99,11 +99,11 @@ def test_files(
 
 
 def test_folders_that_cannot_be_written(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
-    refused(sedd("data", "prepare", corpus, "--out", "/proc/out"), "/proc/out could not be written")
-    refused(sedd("data", "prepare", corpus, "--out", corpus / "out"), "could not be written")
+    refused(sedd("data", "prepare", corpus, "--out", "/proc/out"), "/proc/out cannot be written to")
+    refused(sedd("data", "prepare", corpus, "--out", corpus / "out"), "cannot be written to")
     elsewhere = "os.environ['SEDD_CACHE'] = '/proc/cache'"
     unwritable = sedd("train", corpus, "--out", tmp_path / "run", before=elsewhere)
-    refused(unwritable, "the cache /proc/cache/data could not be written")
+    refused(unwritable, "the cache /proc/cache/data cannot be written to", "SEDD_CACHE")
     assert not HASH.search(unwritable.stderr)
 
 

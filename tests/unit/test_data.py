@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import random
 import signal
 import subprocess
@@ -482,7 +483,7 @@ def test_failed_preparation_leaves_no_files(tmp_path: Path, refuses: Refuses) ->
     refused(file, Bytes(), "length was given", length=3)
     refused(file, Bytes(), "length is 0", packing="lines", length=0)
     refused(file, Bytes(), "workers is 0", workers=0)
-    refused(file, Bytes(), "could not be written", at=file / "out")
+    refused(file, Bytes(), "cannot be written to", at=file / "out")
     write(tmp_path / "blank" / "a.txt", b" \n ")
     refused(tmp_path / "blank", Integers(size=3), "no token")
 
@@ -490,7 +491,7 @@ def test_failed_preparation_leaves_no_files(tmp_path: Path, refuses: Refuses) ->
 def test_a_folder_in_use_is_left_alone(tmp_path: Path, refuses: Refuses) -> None:
     file = write(tmp_path / "a.txt", b"text")
     kept = write(tmp_path / "out" / "thesis.tex", b"x")
-    refuses(lambda: prepare([file], tmp_path / "out", Bytes()), "exists already")
+    refuses(lambda: prepare([file], tmp_path / "out", Bytes()), "is not an empty folder")
     assert kept.exists()
     (tmp_path / "empty").mkdir()
     assert prepare([file], tmp_path / "empty", Bytes()).tokens == 4
@@ -516,7 +517,7 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
         done.stderr == f"sedd: {place / 'out'} could not be written: File too large; choose a writable folder "
         "with enough free space\n"
     )
-    assert list(place.iterdir()) == []
+    assert not place.exists()
 
 
 KILLED = """
@@ -527,19 +528,23 @@ prepare([sys.argv[1]], sys.argv[2], Bytes(), on_progress=lambda done, total: os.
 """
 
 
-def test_files_of_killed_processes_are_removed_and_those_of_running_ones_are_not(tmp_path: Path) -> None:
+def test_what_killed_processes_left_is_replaced_and_a_running_one_is_not_disturbed(
+    tmp_path: Path, refuses: Callable[..., None]
+) -> None:
     file = write(tmp_path / "a.txt", STORY.encode())
     place = tmp_path / "place"
     done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(place / "out")], check=False)
     assert done.returncode == -signal.SIGKILL
     (left,) = place.iterdir()
-    assert left.name.startswith(".out.preparing-")
+    assert left.name == ".writing-out"
     assert any(left.iterdir())
-    with files.temporary_folder(place, ".out.preparing-") as busy:
-        assert list(place.iterdir()) == [busy]
-        prepare([file], place / "out", Bytes())
-        assert sorted(place.iterdir()) == sorted([busy, place / "out"])
+    with files.atomic_folder(place / "out") as busy:
+        assert list(busy.iterdir()) == [busy / files.LOCK]
+        refuses(lambda: prepare([file], place / "out", Bytes()), f"{place / 'out'} is in use by process {os.getpid()}")
+    assert list(place.iterdir()) == []
+    prepare([file], place / "out", Bytes())
     assert list(place.iterdir()) == [place / "out"]
+    assert not (place / "out" / files.LOCK).exists()
 
 
 def test_the_cache_key_covers_content_and_options(tmp_path: Path) -> None:
@@ -721,7 +726,7 @@ def test_the_command_prepares(tmp_path: Path) -> None:
         "are padded with a token that the model learns"
     )
     assert (first, second, third) == ("code 0", "code 0", "code 2")
-    assert done.stderr == f"sedd: {two} exists already; remove it or choose another folder\n"
+    assert f"{two} exists and is not an empty folder" in done.stderr
     assert done.returncode == 0
 
 

@@ -69,6 +69,46 @@ def test_two_writers_of_one_file(tmp_path: Path, refuses: Refuses) -> None:
     assert path.read_text() == "first"
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_end_of_one_write_leaves_the_next_writer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    """It begins right after the first has renamed or removed its file, before the first has ended."""
+    path = tmp_path / "texts.txt"
+    second = files.atomic_write(path)
+    rename, close = Path.rename, os.close
+
+    def start_second(*given: object) -> None:
+        monkeypatch.undo()
+        second.__enter__().write_text("second")
+
+    def rename_first(temporary: Path, target: Path) -> None:
+        rename(temporary, target)
+        start_second()
+
+    def close_first(handle: int) -> None:
+        start_second()
+        close(handle)
+
+    def write_first() -> None:
+        with files.atomic_write(path) as temporary:
+            temporary.write_text("first")
+            if failed:
+                monkeypatch.setattr(os, "close", close_first)
+                raise KeyboardInterrupt
+            monkeypatch.setattr(Path, "rename", rename_first)
+
+    if failed:
+        with pytest.raises(KeyboardInterrupt):
+            write_first()
+    else:
+        write_first()
+        assert path.read_text() == "first"
+    second.__exit__(None, None, None)
+    assert path.read_text() == "second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_permissions_and_links_are_kept(tmp_path: Path) -> None:
     """A private file stays private, also while it is written; a new one has what the umask allows."""
     private, link, new = tmp_path / "private", tmp_path / "link", tmp_path / "new"
@@ -126,6 +166,125 @@ def test_a_folder_is_locked_by_one_process(tmp_path: Path, refuses: Refuses) -> 
     with files.locked_folder(folder):
         (folder / "log").touch()
     assert [path.name for path in folder.iterdir()] == ["log"]
+
+
+def write_folder(path: Path, text: str, then: Callable[[], object] = lambda: None) -> None:
+    with files.atomic_folder(path) as folder:
+        files.require_empty(path)
+        (folder / "a").write_text(text)
+        then()
+        (folder / "b").write_text(text)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_is_whole_or_absent_and_has_one_writer(tmp_path: Path, refuses: Refuses) -> None:
+    out, above = tmp_path / "new" / "out", tmp_path / "new"
+
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_folder(out, "first", then=fail)
+    assert list(tmp_path.iterdir()) == []
+    assert in_fork(lambda: write_folder(out, "killed", then=lambda: os.kill(os.getpid(), signal.SIGKILL))) < 0
+    assert names(above) == [".writing-out"]  # unlocked, so it is in nobody's way
+    busy = f"{out} is in use by process {os.getpid()} on "
+    write_folder(out, "first", then=lambda: refuses(lambda: write_folder(out, "second"), busy, "--out"))
+    refuses(lambda: write_folder(out, "second"), "is not an empty folder", "--out")
+    assert names(above) == ["out"]
+    assert names(out) == ["a", "b"]
+    assert (out / "a").read_text() == (out / "b").read_text() == "first"
+    with files.atomic_folder(out):  # nothing is written
+        pass
+    assert names(out) == ["a", "b"]
+    link = tmp_path / "link"
+    (tmp_path / "empty").mkdir()
+    link.symlink_to(tmp_path / "empty")
+    write_folder(link, "third")
+    assert names(tmp_path / "empty") == ["a", "b"]
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_end_of_one_folder_leaves_the_next_writer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Refuses, failed: bool
+) -> None:
+    """It begins when the first has renamed its folder or removed its lock, before the first has ended."""
+    out = tmp_path / "out"
+    second = files.atomic_folder(out)
+    started: list[Path] = []
+    event = "unlink" if failed else "rename"
+    operation = getattr(Path, event)
+
+    def then_start_second(path: Path, *given: object, **more: object) -> None:
+        operation(path, *given, **more)
+        if path.name in (files.LOCK, ".writing-out"):
+            monkeypatch.undo()
+            started.append(second.__enter__())
+
+    def patch() -> None:
+        monkeypatch.setattr(Path, event, then_start_second)
+        if failed:
+            raise KeyboardInterrupt
+
+    if failed:
+        with pytest.raises(KeyboardInterrupt):
+            write_folder(out, "first", then=patch)
+    else:
+        write_folder(out, "first", then=patch)
+        assert names(out) == ["a", "b"]
+    assert names(tmp_path) == [".writing-out", *["out"] * (not failed)]
+    refuses(lambda: write_folder(out, "third"), "in use by")
+    (started[0] / "c").write_text("second")
+    if failed:
+        second.__exit__(None, None, None)
+        assert names(out) == ["c"]
+    else:
+        refuses(lambda: second.__exit__(None, None, None), f"{out} could not be written", "--out")
+        assert names(out) == ["a", "b"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_folder_that_another_process_removes_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that has created it and ends."""
+    run, opens = tmp_path / "run", files.open_locked
+
+    def remove(path: Path, *given: int) -> int:
+        monkeypatch.undo()
+        path.parent.rmdir()
+        return opens(path, *given)
+
+    monkeypatch.setattr(files, "open_locked", remove)
+    with files.locked_folder(run):
+        assert names(run) == [files.LOCK]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where that is asked for, in a line that says for whom."""
+    folder, (is_held, hold), (go_on, end) = tmp_path / "entry", os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.close(end)
+            with files.locked_folder(folder):
+                os.write(hold, b"1")
+                os.read(go_on, 1)  # until the parent closes the other end
+        finally:
+            os._exit(0)
+    os.read(is_held, 1)
+    warn = files.warn
+    monkeypatch.setattr(files, "warn", lambda text: (warn(text), os.close(end)))
+    with files.locked_folder(folder, "the cache", wait=True):
+        assert (folder / files.LOCK).read_text().startswith(f"process {os.getpid()} ")
+    assert f"the cache is being written by process {child} on " in capsys.readouterr().err
+    os.waitpid(child, 0)
 
 
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from jaxtyping import UInt
 
 from sedd import files
 from sedd.border import check_count, warn
-from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, is_prepared, shard_name
+from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, shard_name
 from sedd.data.packing import TokenBlocks
 from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.data.text_file import Found, TextEncoding
@@ -71,8 +71,6 @@ def prepare(
     _check(packing, length, pad, label, workers)
     expanded, text_encoding = expand_sources(sources), TextEncoding.for_tokenizer(tokenizer, encoding)
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists already; remove it or choose another folder")
     total = sum(source.size for source in expanded)
     encoder = _Encoder(
         tokenizer.with_specials(eos=packing == "packed" and has_several_documents(expanded), pad=False),
@@ -82,9 +80,10 @@ def prepare(
     )
     try:
         with (
-            files.temporary_folder(out.parent, f".{out.name}.preparing-") as folder,
+            files.atomic_folder(out) as folder,
             contextlib.closing(_DatasetWriter(folder, encoder)) as writer,
         ):
+            files.require_empty(out)
             found = Found()
             chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding, found))
             for encoded in _in_order(encoder, chunks, workers or _cores()):
@@ -94,7 +93,6 @@ def prepare(
             index = writer.finish(pad)
             if notes := [*found.messages(), *writer.messages()]:
                 (folder / NOTES).write_text("".join(note + "\n" for note in notes), encoding="utf-8")
-            folder.rename(out)  # replaces an empty folder; raises OSError for any other
     except OSError as error:
         raise ValueError(
             f"{out} could not be written: {error.strerror or error}; choose a writable folder with enough free space"
@@ -131,7 +129,8 @@ def prepare_cached(
 
     ``make`` builds the tokenizer that ``spec`` names and is called only if the folder is missing. The cache key covers
     the names and contents of the files and all options; a dataset of the Hugging Face Hub is identified by its name.
-    A folder whose contents do not match their SHA-256 is prepared again.
+    A folder that is not complete, or whose contents do not match their SHA-256, is prepared again. Another process that
+    prepares the same folder is waited for.
 
     Args:
         sources: Files, folders or ``hf:NAME``.
@@ -152,39 +151,41 @@ def prepare_cached(
     tokenizer_files = tuple(sorted(_files_below(Path(spec)))) if Path(spec).exists() else None
     used = [*expand_sources(sources), *([] if tokenizer_files is None else [Source(spec, tokenizer_files)])]
     used_files = (path for source in used for file in source.files for path in (file, *companions(file)))
-    files = [(file.name, _sha256(file)) for file in used_files]
+    contents = [(file.name, _sha256(file)) for file in used_files]
     names = [source.name for source in used if not source.files]
     name = spec if tokenizer_files is None else ""  # files are identified by their content
     settings = [FORMAT, READER, name, packing, length, pad, column, *([label] if label else [])]
     settings += [f"encoding {encoding}"] if encoding != "utf-8" else []
     settings += [f"fitted to {fraction}"] if fraction < 1 else []
-    key = hashlib.sha256(json.dumps([files, names, settings]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([contents, names, settings]).encode()).hexdigest()[:32]
     folder = cache / key
-    if is_prepared(folder) and _is_damaged(folder):
-        warn(f"the cached copy of {', '.join(map(str, sources))} is damaged; preparing it again")
-        shutil.rmtree(folder, ignore_errors=True)
-    if is_prepared(folder):
+    if not _is_damaged(folder):
         repeat_notes(folder)
-    else:
-        options = {
-            "packing": packing,
-            "length": length,
-            "pad": pad,
-            "column": column,
-            "label": label,
-            "encoding": encoding,
-        }
-        try:
-            prepare(sources, folder, make(), **options, workers=workers, on_progress=on_progress)  # type: ignore[arg-type]
-        except ValueError as error:
-            if not is_prepared(folder):  # another process may have made it meanwhile
-                named = str(error).replace(f"{folder} could not be written", f"the cache {cache} could not be written")
-                raise ValueError(named) from None
+        return folder
+    options = {
+        "packing": packing,
+        "length": length,
+        "pad": pad,
+        "column": column,
+        "label": label,
+        "encoding": encoding,
+    }
+    try:
+        with files.locked_folder(cache / f".making-{key}", f"the cache {cache}", wait=True):
+            if folder.exists() and _is_damaged(folder):
+                warn(f"the cached copy of {', '.join(map(str, sources))} is damaged; preparing it again")
+                shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                prepare(sources, folder, make(), **options, workers=workers, on_progress=on_progress)  # type: ignore[arg-type]
+    except ValueError as error:
+        if _is_damaged(folder):  # else another process has made it meanwhile, on a file system without locks
+            named = str(error).replace(f"{folder} c", f"the cache {cache} c")
+            raise ValueError(named.replace("choose another --out", "set SEDD_CACHE to another folder")) from None
     return folder
 
 
 def _is_damaged(folder: Path) -> bool:
-    """Whether the contents of a prepared folder do not match its index."""
+    """Whether the contents of a prepared folder do not match its index, or it has none."""
     try:
         length = 1 if Index.read(folder).packing == "packed" else None
         TokenBlocks.open(folder, length, "all", check=True)

@@ -1,6 +1,8 @@
 """Models by name: a folder, a folder in a published layout, a model in the box, or a repository on the Hub."""
 
 import hashlib
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +11,7 @@ from typing import Any
 
 from sedd import checkpoint, factory, files, models, stored_weights
 from sedd import tokenizer as tokenizers
+from sedd.border import warn
 from sedd.cache import cache_folder
 from sedd.config import check_choice
 from sedd.hub import client, convert
@@ -61,11 +64,17 @@ def _convert_cached(folder: Path, name: str) -> Path:
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")):
         real = path.resolve()  # the Hub's cache names files by their content
-        digest.update(f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}\n"))
     target = cache_folder() / "models" / digest.hexdigest()[:32]
-    if not target.exists():
-        imported = convert.read_published(folder)
-        convert.save_model_folder(imported, find_tokenizer(imported), target, source_name(name))
+    if checkpoint.corruption(target, checkpoint.MODEL_FILES) is None:
+        return target
+    with files.locked_folder(target.with_name(f".making-{target.name}"), f"the cache {target.parent}", wait=True):
+        if target.exists() and (reason := checkpoint.corruption(target, checkpoint.MODEL_FILES)):
+            warn(f"the cached conversion of {name} is damaged ({reason}); converting it again")
+            shutil.rmtree(target, ignore_errors=True)
+        if not target.exists():
+            imported = convert.read_published(folder)
+            convert.save_model_folder(imported, find_tokenizer(imported), target, source_name(name))
     return target
 
 
@@ -157,7 +166,17 @@ def save_pretrained(
     """
     if dtype is not None:
         check_choice("dtype", dtype, stored_weights.WEIGHT_DTYPES)
-    out, loaded = checkpoint.require_empty(out), factory.load_model(model)
+    with files.atomic_folder(out) as folder:
+        files.require_empty(out)
+        _write_pretrained(Path(model), folder, name or out.absolute().name, results, dtype)
+    return out.absolute()
+
+
+def _write_pretrained(
+    model: Path, out: Path, name: str, results: Sequence[Mapping[str, Any]], dtype: str | None
+) -> None:
+    """Write the files of `save_pretrained` into ``out``."""
+    loaded = factory.load_model(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
     config["data"]["tokenizer"], config["out"] = Path(loaded.config.data.tokenizer).name, None
@@ -169,14 +188,13 @@ def save_pretrained(
         weights = checkpoint.load_tensors(loaded.folder, "ema")
     else:
         weights = stored_weights.pack_weights(stored_weights.load_weights(loaded.folder, "ema").tensors, dtype)
-    checkpoint.save(out.parent, out.name, {"ema": weights}, records, loaded.tokenizer.files())
+    checkpoint.write(out, {"ema": weights}, records, loaded.tokenizer.files())
     facts = CardFacts.read(loaded.folder)
     if dtype in (None, stored_weights.read_header(loaded.folder).dtype):
-        facts = replace(facts, results=[*_validation_result(Path(model), state), *facts.results])
+        facts = replace(facts, results=[*_validation_result(model, state), *facts.results])
     else:  # what was measured before is not of these weights
         facts = replace(facts, results=[], weights_cost=None, sample_metrics=None, samples=[])
-    write_card(out, name or out.name, replace(facts, results=[*facts.results, *results]))
-    return out
+    write_card(out, name, replace(facts, results=[*facts.results, *results]))
 
 
 def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sedd import checkpoint, factory, stored_weights
 from sedd.config import RunConfig
+from sedd.files import atomic_folder, require_empty
 from sedd.hub.convert import files
 from sedd.hub.convert.layout import LAYOUTS, ROTARY, CheckpointLayout, WeightSizes, choose_layout, detect_layout
 from sedd.tokenizer import Integers, Tokenizer
@@ -73,7 +74,6 @@ def _strip_prefix(raw: files.RawCheckpoint, prefix: str) -> dict[str, Any]:
 
 def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None, out: Path, source: str) -> Path:
     """Write a model folder that every command reads; without a tokenizer its tokens are integers."""
-    out = checkpoint.require_empty(out)
     tokenizer = Integers(size=imported.vocab_size) if tokenizer is None else tokenizer
     if tokenizer.vocab_size != imported.vocab_size:
         raise ValueError(
@@ -86,7 +86,10 @@ def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None,
         "state": UNKNOWN_STATE | {"step": imported.step},
         ORIGIN: {"layout": imported.layout.name, "config": imported.original, "source": source},
     }
-    return checkpoint.save(out.parent, out.name, imported.weights, records, tokenizer.files())
+    with atomic_folder(out) as folder:
+        require_empty(out)
+        checkpoint.write(folder, imported.weights, records, tokenizer.files())
+    return out.absolute()
 
 
 def export_model(folder: Path, out: Path, format: str | None = None) -> CheckpointLayout:
@@ -97,17 +100,20 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
         out: The folder to write.
         format: The name of a published layout; None: the one that fits.
     """
-    out = checkpoint.require_empty(out)
-    loaded = factory.load_model(folder)  # checks that the model can be loaded
-    if loaded.labels:
-        raise ValueError(f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is")
-    layout = choose_layout(loaded.config, format)
-    vocab_size = loaded.process.vocab_size
-    weights = stored_weights.load_weights(loaded.folder, "ema").tensors  # in their stored precision, but for int8
-    config = _original_config(layout, loaded.folder, loaded.config, weights)
-    config = config or layout.write_config(loaded.config, vocab_size)
-    tensors = {"model": {f"{layout.prefix}{name}": value for name, value in weights.items()}}
-    checkpoint.save(out.parent, out.name, tensors, {"config": config}, loaded.tokenizer.files())
+    with atomic_folder(out) as new:
+        require_empty(out)
+        loaded = factory.load_model(folder)  # checks that the model can be loaded
+        if loaded.labels:
+            raise ValueError(
+                f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is"
+            )
+        layout = choose_layout(loaded.config, format)
+        vocab_size = loaded.process.vocab_size
+        weights = stored_weights.load_weights(loaded.folder, "ema").tensors  # in their stored precision, but for int8
+        config = _original_config(layout, loaded.folder, loaded.config, weights)
+        config = config or layout.write_config(loaded.config, vocab_size)
+        tensors = {"model": {f"{layout.prefix}{name}": value for name, value in weights.items()}}
+        checkpoint.write(new, tensors, {"config": config}, loaded.tokenizer.files())
     return layout
 
 
