@@ -178,6 +178,18 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply to be read") from None
 
 
+def _parse_object(text: str) -> dict[str, Any] | None:
+    """Return the object that a text is in JSON, or None if it is none.
+
+    YAML reads most of JSON, but not the pairs of escapes of characters such as emoji.
+    """
+    try:
+        found = parse_json(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def read_settings(path: Path) -> Any:
     """Read a YAML or JSON file of settings as plain data, with ``${…}`` as it is written."""
     from omegaconf import OmegaConf
@@ -187,6 +199,8 @@ def read_settings(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_SETTINGS + 1).decode()
+        if (found := _parse_object(text)) is not None:
+            return found
         check_yaml(str(path), text)
         return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
     except (OmegaConfBaseException, OSError, UnicodeDecodeError, YAMLError) as error:

@@ -63,9 +63,16 @@ def check_writable(folder: Path) -> None:
 
     Of several processes the first checks.
     """
+    files.check_utf8(folder)
     if find_launch().rank == 0:
         with files.locked_folder(folder):
             pass
+
+
+def require_empty(out: Path) -> None:
+    """Raise ValueError if the folder of a model that is to be written exists and is not empty."""
+    files.check_utf8(out)
+    files.require_empty(out)
 
 
 def write_tensors(path: Path, values: "Mapping[str, Tensor]") -> None:

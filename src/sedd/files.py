@@ -66,7 +66,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     If nothing is written to it, ``path`` stays as it is; otherwise ``path`` must be missing or empty at the end. Raises
     ValueError if another process is writing the same folder.
     """
-    target = Path(os.path.realpath(path))  # a link is kept, and what it names is replaced
+    is_name = path.name not in ("", "..") and not path.is_symlink()
+    target = path if is_name else Path(os.path.realpath(path))  # a link is kept, and what it names is replaced
     folder = target.with_name(f"{PARTIAL_PREFIX}{target.name}")
     try:
         with locked_folder(folder, path):
@@ -114,10 +115,18 @@ def require_empty(folder: Path) -> None:
         raise ValueError(f"{folder} exists and is not an empty folder; choose another --out")
 
 
+def check_utf8(out: Path) -> None:
+    """Raise ValueError for the path of a model that is not UTF-8, which safetensors cannot open."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{out} is not UTF-8, and files of weights need such a path; choose another --out") from None
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, in UTF-8."""
+    """Write a text file atomically, in UTF-8; what has no encoding, as in names that are not UTF-8, is escaped."""
     with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def sha256(path: Path) -> str:

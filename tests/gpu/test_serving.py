@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("uvicorn")  # an extra, which a machine with a GPU may lack
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from serving import Collector, running
 

@@ -1,13 +1,16 @@
 """Every error is one sentence on stderr and a non-zero exit code, and nothing is lost."""
 
 import json
+import math
 import re
 import signal
 import subprocess
 from pathlib import Path
 
+import publications
 import pytest
 from runs import SMALL, Sedd, ok, same
+from safetensors.torch import load_file, save_file
 
 from sedd import checkpoint
 
@@ -214,6 +217,47 @@ def test_damaged_data(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
     assert not HASH.search(again.stderr)
     flip(shard)
     assert "is damaged; preparing it again" in sedd("eval", tmp_path / "cached", "--draws", 2, before=cache).stderr
+    shard.with_name("index.json").unlink()
+    healed = sedd("eval", tmp_path / "cached", "--draws", 2, before=cache)
+    ok(healed)
+    assert "is damaged; preparing it again" in healed.stderr
+    assert "is damaged" not in sedd("eval", tmp_path / "cached", "--draws", 2, before=cache).stderr
+    assert {path.name for path in shard.parent.parent.iterdir()} == {shard.parent.name}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_weights_that_are_not_finite(sedd: Sedd, words_run: Path, tmp_path: Path, dtype: str, value: float) -> None:
+    """`sedd info` describes the model, and fails as the commands that would use it."""
+    model = tmp_path / "model"
+    ok(sedd("export", words_run, "--dtype", dtype, "--out", model))
+    assert json.loads(sedd("info", model, "--json").stdout)["nonfinite"] is None
+    weights = load_file(model / "ema.safetensors")
+    name = sorted(weights)[3]
+    weights[name].view(-1)[-1] = value
+    save_file(weights, model / "ema.safetensors")
+    (model / "manifest.json").unlink()
+    described, shown, used = (sedd(*words) for words in (["info", model, "--json"], ["info", model], ["sample", model]))
+    assert json.loads(described.stdout)["nonfinite"] == name
+    assert name in shown.stdout
+    for done in (described, shown, used):
+        assert done.returncode == 2
+        assert f"{name} holds a value that is NaN or infinite" in done.stderr
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", "config.json", "tokenizer_config.json"])
+def test_a_damaged_conversion_in_the_cache(sedd: Sedd, tmp_path: Path, lost: str) -> None:
+    """It is made again, as data are; and used as it is once it is whole."""
+    words = ["info", publications.folder(tmp_path / "source", publications.KINDS[0], "safetensors")]
+    cache = f"os.environ['SEDD_CACHE'] = {str(tmp_path / 'cache')!r}"
+    ok(sedd(*words, before=cache))
+    (folder,) = (tmp_path / "cache" / "models").iterdir()
+    (folder / lost).unlink()
+    healed = sedd(*words, before=cache)
+    ok(healed)
+    assert "is damaged" in healed.stderr
+    assert (folder / lost).is_file()
+    assert "is damaged" not in sedd(*words, before=cache).stderr
 
 
 def test_a_folder_of_something_else_has_no_quality(sedd: Sedd, tmp_path: Path) -> None:

@@ -76,7 +76,38 @@ def test_what_cannot_be_resumed(sedd: Sedd, corpus: Path, run: Path, tmp_path: P
     )
     refused(sedd(*words, "--set", "data.val_fraction=0.1"), "trained with data.val_fraction 0.05")
     refused(sedd(*words, "--set", "optim.name=muon"), "optimizer adamw", "--set optim.name=adamw")
+    refused(sedd(*words, "--set", "seed=9"), "trained with seed 0", "--seed 0")
     assert contents(run) == before
+    stored = (run / "config.json").read_text()
+    (run / "config.json").write_text(stored.replace('"seed": 0', '"seed": 9'))
+    refused(sedd(*words), "trained with seed 0", "--seed 0")
+
+
+def test_a_run_whose_checkpoints_are_lost(sedd: Sedd, run: Path) -> None:
+    """It does not start over: its log shows that there were some."""
+    shutil.rmtree(run / "checkpoints")
+    before = contents(run)
+    refused(sedd("train", "--out", run, "--resume", "--steps", 25), f"the run {run} has no checkpoint", "--out")
+    assert contents(run) == before
+    (run / "config.json").write_text((run / "config.json").read_text().replace('"steps": 10', '"steps": 40'))
+    refused(sedd("train", "--out", run, "--resume"), f"the run {run} has no checkpoint", "by step 6")
+
+
+@pytest.mark.parametrize("resume", [["--resume"], []], ids=["resumed", "started again"])
+def test_a_run_that_was_killed_before_its_first_checkpoint(
+    sedd: Sedd, corpus: Path, whole: Path, run: Path, tmp_path: Path, resume: list[str]
+) -> None:
+    """It starts from step 0, says so and keeps the log."""
+    out = tmp_path / "killed"
+    words = ["train", corpus, *WORDS, "--out", out]
+    assert sedd(*words, before="kill_inside('step-00000005/model')").returncode == -signal.SIGKILL
+    logged = (out / "log.jsonl").read_text()
+    done = sedd(*words, *resume)
+    ok(done)
+    assert ("starting from step 0" in done.stderr) == bool(resume)
+    assert "log-1.jsonl" in done.stderr
+    assert (out / "log-1.jsonl").read_text() == logged
+    same(whole, out, 10)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Data goes to stdout, everything else to stderr; commands import torch only when 
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import NoReturn
 
 from sedd.border import warn
@@ -55,6 +56,9 @@ __all__ = [
 
 def main() -> None:
     """Run the command line; an error is printed as a sentence: of what was given with code 2, of the machine with 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # work that is done does not fail at a ± in ASCII
     try:
         app()
     except ValueError as error:

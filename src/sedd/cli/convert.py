@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sedd import checkpoint, files, stored_weights
+from sedd import checkpoint, stored_weights
 from sedd.border import warn
 from sedd.cli.evaluation_data import check_source, describe_source
 from sedd.cli.root import AsJson, Device, ModelFolder, announce, app, model_name, print_record, show, stderr_progress
@@ -37,7 +37,7 @@ def import_checkpoint(
     """
     from sedd import hub
 
-    files.require_empty(out)
+    checkpoint.require_empty(out)
     if not Path(source).exists() and not hub.is_repo_id(source):
         raise ValueError(f"{source} does not exist; give a folder, a file or a Hub id such as owner/name")
     announce(f"{source}: published weights, to {out}")
@@ -100,7 +100,7 @@ def export(
     - `sedd export run --out small --dtype int8 --eval test.txt`
     - `sedd export run --out theirs --format sedd`
     """
-    files.require_empty(out)
+    checkpoint.require_empty(out)
     if format is not None:
         check_choice("format", format, FORMATS)
     if dtype is None:

@@ -1,12 +1,22 @@
 """``sedd info``: describe a model."""
 
+import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from sedd.border import warn
 from sedd.cli.root import AsJson, OptionalModel, app, print_record
 
 if TYPE_CHECKING:
     from sedd.hub.card_facts import CardFacts
+
+
+EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x1F << 10)}
+EXPONENTS["BF16"] = ("<u2", 0xFF << 7)
+"""Integers of the size of each dtype of a .safetensors file, and the bits that NaN and infinity alone have all set."""
 
 
 @app.command()
@@ -14,7 +24,10 @@ def info(
     model: OptionalModel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds, its card."""
+    """Describe a model: size, noise process, objective, tokenizer, training progress, validation bounds, its card.
+
+    The exit code is 2 if a weight is NaN or infinite: no other command takes such a model.
+    """
     from sedd import checkpoint
 
     assert model is not None  # its callback returns the default
@@ -45,20 +58,40 @@ def _describe(model: Path | str, as_json: bool) -> None:
         "step": state["step"],
         "tokens": state["tokens"],
     }
-    bounds, facts = _bounds(folder, state), CardFacts.read(folder)
+    bounds, facts, nonfinite = _bounds(folder, state), CardFacts.read(folder), _nonfinite(folder / "ema.safetensors")
     card = {name: value for name, value in vars(facts).items() if value}
-    if as_json:
-        print_record({**record, **bounds, **({"card": card} if card else {})}, as_json)
-        return
-    if card:
-        print_record({**record, **_card_facts(facts)}, as_json)
-        return
     shown = {
         name: f"{bounds[name]:.4f} nats per token at step {bounds[f'{name}_step']:,}"
         for name in ("bound", "best_bound")
         if None not in (bounds[name], bounds[f"{name}_step"])
     }
-    print_record({**record, **(shown or {"bound": _no_bound(folder, config.eval_every, str(model))})}, as_json)
+    if as_json:
+        record |= {"nonfinite": nonfinite, **bounds, **({"card": card} if card else {})}
+    else:
+        record |= {"nonfinite": nonfinite} if nonfinite else {}
+        record |= _card_facts(facts) if card else shown or {"bound": _no_bound(folder, config.eval_every, str(model))}
+    print_record(record, as_json)
+    if nonfinite is not None:
+        warn(f"{folder}: weight {nonfinite} holds a value that is NaN or infinite; use another checkpoint")
+        raise typer.Exit(2)
+
+
+def _nonfinite(path: Path) -> str | None:
+    """Return the name of a tensor in a .safetensors file with a value that is not finite, or None; without torch."""
+    import numpy as np
+
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    for name, entry in header.items():
+        if name == "__metadata__" or entry["dtype"] not in EXPONENTS or not math.prod(entry["shape"]):
+            continue
+        (dtype, exponent), start = EXPONENTS[entry["dtype"]], 8 + size + entry["data_offsets"][0]
+        values = np.memmap(path, dtype, "r", start, math.prod(entry["shape"]))
+        for at in range(0, values.size, 2**22):
+            if ((values[at : at + 2**22] & np.array(exponent, dtype)) == exponent).any():
+                return str(name)
+    return None
 
 
 def _no_bound(folder: Path, every: int, model: str) -> str:

@@ -22,13 +22,13 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results."""
-    from sedd import files, hub
+    from sedd import checkpoint, hub
 
     if not hub.is_repo_id(repo):
         raise ValueError(f"{repo!r} is not the name of a repository; write owner/name")
     results = [record for path in result or [] for record in _records(path)]
     if out is not None:
-        files.require_empty(out)
+        checkpoint.require_empty(out)
     announce(f"{model_name(model)}: {count_of(len(results), 'result')} for its card, to {out or f'{repo} on the Hub'}")
     with Console(stderr=True).status("uploading" if out is None else "writing"):
         if out is not None:

@@ -167,7 +167,7 @@ def save_pretrained(
     if dtype is not None:
         check_choice("dtype", dtype, stored_weights.WEIGHT_DTYPES)
     with files.atomic_folder(out) as folder:
-        files.require_empty(out)
+        checkpoint.require_empty(out)
         _write_pretrained(Path(model), folder, name or out.absolute().name, results, dtype)
     return out.absolute()
 

@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import subprocess
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sedd.border import check_fields, parse_json
 LOG = "log.jsonl"
 FIELD_TYPES = {
     **dict.fromkeys(("step", "tokens"), int),
-    **dict.fromkeys(("loss", "seconds", "bound", "bound_stderr", "bound_bits_per_char"), float),
+    **dict.fromkeys(("loss", "seconds", "save_seconds", "bound", "bound_stderr", "bound_bits_per_char"), float),
     "loss_by_time": list[float],
     "samples": list[str],
 }
@@ -69,6 +70,15 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         raise ValueError(f"{folder} holds no {LOG}; it is not the folder of a run")
     return [record for _, record in _read_records(path)[0]]
+
+
+def set_aside_log(folder: Path) -> Path | None:
+    """Rename the log of a run that starts over, and return its new path; None if it has no record."""
+    path = folder / LOG
+    if not path.exists() or not path.stat().st_size:
+        return None
+    number = next(n for n in count(1) if not (folder / f"log-{n}.jsonl").exists())
+    return path.rename(folder / f"log-{number}.jsonl")
 
 
 def _read_records(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:

@@ -241,10 +241,14 @@ def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEven
     if newest:
         trainer.resume(newest)
         on_event("note", {"text": f"resuming from {newest.name}"})
+    elif resume:
+        on_event("note", {"text": f"{out} has no checkpoint yet; starting from step 0"})
     trainer.ranks.barrier()  # until all processes have read it
     if trainer.ranks.is_main:
         if (out / run_log.LOG).exists():
             run_log.read_log(out)  # raises if it is damaged, before anything is written
+        if newest is None and (kept := run_log.set_aside_log(out)):
+            on_event("note", {"text": f"the log of a run that saved no checkpoint is kept as {kept}"})
         checkpoint.set_aside_corrupted(root, newest)
         trainer.prune(root, trainer.state.best_step)
 

@@ -1,6 +1,6 @@
 """Merge defaults, a recipe, a file and flags into the configuration of a run."""
 
-import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from sedd import border, checkpoint, data
 from sedd.config import BudgetConfig, RunConfig
 from sedd.recipes import RECIPES
+from sedd.runtime import run_log
 from sedd.runtime.launch import find_launch, is_restart
 from sedd.training.sources import check_data, find_sources, require_sources
 
@@ -42,9 +43,12 @@ PATHS = {
 def decide_resume(out: Path, resume: bool) -> bool:
     """Return whether to continue the run in ``out``: if ``resume`` is given, or torchrun has restarted this process.
 
-    A run that would be overwritten is refused, and so is a folder without a run to continue.
+    A run that would be overwritten is refused, and so is a folder without a run to continue, or with one whose
+    checkpoints are lost.
     """
     holds_run = (out / "config.json").is_file()
+    if holds_run and (resume or is_restart()):
+        _check_checkpoints(out)
     if is_restart():
         return holds_run
     if resume and not holds_run:
@@ -53,6 +57,22 @@ def decide_resume(out: Path, resume: bool) -> bool:
     if not resume and checkpoint.list_checkpoints(out / checkpoint.CHECKPOINTS):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
     return resume
+
+
+def _check_checkpoints(out: Path) -> None:
+    """Raise an error for a run without checkpoints whose log shows that it had saved one."""
+    root = out / checkpoint.CHECKPOINTS
+    if any(root.glob("*step-*")) or not (out / run_log.LOG).is_file():  # also one that was not completely written
+        return
+    budget = RunConfig.from_dict(checkpoint.load_json(out, "config")).budget
+    limits = {"step": budget.steps, "tokens": budget.tokens, "seconds": 60 * (budget.minutes or math.inf)}
+    for record in run_log.read_log(out):
+        is_last = any(record.get(name, 0) >= (limit or math.inf) for name, limit in limits.items())
+        if is_last or record.get("save_seconds", 0) > 0:
+            raise ValueError(
+                f"the run {out} has no checkpoint, and its log shows that it had saved one by step {record['step']}; "
+                f"restore {root}, or start anew with another --out"
+            )
 
 
 def merge_config(
@@ -84,13 +104,16 @@ def merge_config(
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
     stored = _stored_config(resume) if resume else None
-    assignments = [f"{PATHS.get(name, name)}={json.dumps(value)}" for name, value in flags.items() if value is not None]
+    given_flags: Any = OmegaConf.create({})
     try:
+        for name, value in flags.items():
+            if value is not None:
+                OmegaConf.update(given_flags, PATHS.get(name, name), value)
         layers: list[Any] = [
             OmegaConf.create(stored.as_dict() if stored else {}),
             OmegaConf.create(RECIPES[recipe] if recipe else {}),
             OmegaConf.create(_read_file(file) if file else {}),
-            OmegaConf.merge(OmegaConf.from_dotlist(assignments), OmegaConf.from_dotlist(_checked(sets))),
+            OmegaConf.merge(given_flags, OmegaConf.from_dotlist(_checked(sets))),
         ]
         for layer in layers:
             border.refuse_interpolation(OmegaConf.to_container(layer, resolve=False))

@@ -317,6 +317,11 @@ class Trainer:
         trained = stored.config.as_dict()
         if (fraction := stored.config.data.val_fraction) != self.config.data.val_fraction:
             raise ValueError(f"{folder} was trained with data.val_fraction {fraction}; resume with the same")
+        if stored.config.seed != self.config.seed:  # of initial weights, order and noise of the data, and validation
+            raise ValueError(
+                f"{folder} was trained with seed {stored.config.seed}, and seed is {self.config.seed} now; resume with "
+                f"--seed {stored.config.seed}"
+            )
         if (name := stored.config.optim.name) != self.config.optim.name:
             raise ValueError(
                 f"{folder} holds the state of the optimizer {name}, and optim.name is {self.config.optim.name}; resume "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sedd import checkpoint, factory, stored_weights
 from sedd.config import RunConfig
-from sedd.files import atomic_folder, require_empty
+from sedd.files import atomic_folder
 from sedd.hub.convert import files
 from sedd.hub.convert.layout import LAYOUTS, ROTARY, CheckpointLayout, WeightSizes, choose_layout, detect_layout
 from sedd.tokenizer import Integers, Tokenizer
@@ -87,7 +87,7 @@ def save_model_folder(imported: ImportedCheckpoint, tokenizer: Tokenizer | None,
         ORIGIN: {"layout": imported.layout.name, "config": imported.original, "source": source},
     }
     with atomic_folder(out) as folder:
-        require_empty(out)
+        checkpoint.require_empty(out)
         checkpoint.write(folder, imported.weights, records, tokenizer.files())
     return out.absolute()
 
@@ -101,7 +101,7 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
         format: The name of a published layout; None: the one that fits.
     """
     with atomic_folder(out) as new:
-        require_empty(out)
+        checkpoint.require_empty(out)
         loaded = factory.load_model(folder)  # checks that the model can be loaded
         if loaded.labels:
             raise ValueError(
