@@ -849,4 +849,33 @@ MISTAKES = [
         "chunk.labels[: len(kept)]",
         "unit/test_data.py::test_long_records_are_left_out_with_their_labels",
     ),
+    # Files -------------------------------------------------------------------------------------------------
+    Mistake(
+        "a writer removes the temporary file of the next one",
+        "files.py",
+        "    finally:  # once it is renamed, a file of its name is another writer's\n",
+        "    finally:\n        temporary.unlink(missing_ok=True)\n",
+        "unit/test_files.py::test_the_end_of_one_write_leaves_the_next_writer_alone",
+    ),
+    Mistake(
+        "a writer removes the lock of the next one",
+        "files.py",
+        "if _is_at(handle, folder / LOCK):",
+        "if (folder / LOCK).exists():",
+        "unit/test_files.py::test_the_end_of_one_folder_leaves_the_next_writer_alone",
+    ),
+    Mistake(
+        "a run is resumed with another seed",
+        "training/trainer.py",
+        "if stored.config.seed != self.config.seed:",
+        "if False:",
+        "integration/test_run_folder.py::test_what_cannot_be_resumed",
+    ),
+    Mistake(
+        "a run whose checkpoints are lost starts over",
+        "training/overrides.py",
+        'if is_last or record.get("save_seconds", 0) > 0:',
+        "if False:",
+        "integration/test_run_folder.py::test_a_run_whose_checkpoints_are_lost",
+    ),
 ]
