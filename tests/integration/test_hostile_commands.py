@@ -36,6 +36,17 @@ def test_commands_refuse_them_before_any_work(words: list[str], message: str, mo
     assert message in str(error)
 
 
+@pytest.mark.parametrize("command", ["infill", "trace"])
+def test_the_gaps_of_a_template_are_added_up_before_any_work(
+    command: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factory, "load_model", None)
+    words = [command, str(model), "{16777216}" * 30, "--out", str(tmp_path / "out.html")]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert str(30 * 2**24) in str(error)
+
+
 @pytest.mark.parametrize(
     "words",
     [

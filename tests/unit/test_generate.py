@@ -42,6 +42,16 @@ def test_invalid_templates_are_refused(text: str, refuses: Refuses) -> None:
     refuses(lambda: template.parse_template(text), "{8}")
 
 
+def test_the_gaps_of_a_template_together_fit_into_the_model(refuses: Refuses) -> None:
+    """Before anything of their size is made; so do its texts with them."""
+    assert template.parse_template("{5}a{3}", 8) == [5, "a", 3]
+    refuses(lambda: template.parse_template("{5}a{4}", 8), "9 tokens", "up to 8")
+    refuses(lambda: template.parse_template("{16777216}" * 30), str(30 * 2**24))
+    assert template.template_ids("{5}abc", BYTES, 8) == [-1] * 5 + [97, 98, 99]
+    refuses(lambda: template.template_ids("{5}a{1}bc", BYTES, 8), "9 tokens", "up to 8")
+    refuses(lambda: template.parse_template("{" + "9" * 5000 + "}"), "{8}")
+
+
 def test_prompts_of_different_lengths() -> None:
     rows = [template.template_ids(text, BYTES) for text in ("ab{2}", "{1}c")]
     prompt = template.prompt_from_ids(rows, 8, 256)

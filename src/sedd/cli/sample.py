@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from sedd import files
-from sedd.border import check_count, read_text, visible
+from sedd.border import LIMITS, check_count, read_text, visible
 from sedd.cli.root import (
     AsJson,
     FirstModel,
@@ -179,10 +179,12 @@ def _check(
     check_count("count", count)
     check_count("batch", batch)
     sampling = sampling_settings(settings)
+    stored = checkpoint.peek_model(model)
+    longest = stored.config.model.seq_len if stored else LIMITS["gap"]
     for text in templates:
-        parse_template(text)
-    if stored := checkpoint.peek_model(model):
-        check_length(length, stored.config.model.seq_len)
+        parse_template(text, longest)
+    if stored:
+        check_length(length, longest)
         if sampling.label is not None:
             check_label(sampling.label, stored.labels)
     config = stored.config if stored else None

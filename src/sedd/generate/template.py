@@ -6,59 +6,85 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sedd.border import check_count
+from sedd.border import LIMITS, check_count
 from sedd.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
     from sedd.sampling import Prompt
 
-_PARTS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|[^{}]+")
+_PARTS = re.compile(r"((?:[^{}]++|\{\{|\}\})++)|(\{[^{}]*\}|[{}])")
+"""A text, in which braces are doubled; or a gap, or a brace that belongs to nothing."""
+_DIGITS = 18
+"""Most digits of a gap: Python does not parse numbers of thousands of digits."""
 
 
-def parse_template(template: str) -> list[str | int]:
-    """Split a template into texts and gap lengths; ``{{`` and ``}}`` are literal braces."""
+def parse_template(template: str, longest: int = LIMITS["gap"]) -> list[str | int]:
+    """Split a template into texts and gap lengths; ``{{`` and ``}}`` are literal braces.
+
+    Args:
+        template: The template.
+        longest: Tokens that all gaps together may have: at most the model's sequence length.
+    """
     parts: list[str | int] = []
-    for piece in _PARTS.findall(template):
-        if piece in ("{{", "}}") or piece[0] not in "{}":
-            text = piece[0] if piece[0] in "{}" else piece
-            if parts and isinstance(parts[-1], str):
-                parts[-1] += text
-            else:
-                parts.append(text)
-        elif piece[1:-1].isdecimal() and (length := int(piece[1:-1])) > 0:
+    total = 0
+    for found in _PARTS.finditer(template):
+        text, gap = found.groups()
+        part: str | int
+        if text:
+            part = text.replace("{{", "{").replace("}}", "}")
+        elif (digits := gap[1:-1]).isdecimal() and len(digits) <= _DIGITS and (length := int(digits)) > 0:
             check_count("a gap of the template", length, limit="gap")
-            parts.append(length)
+            part, total = length, total + length
         else:
             raise ValueError(
-                f"the template holds {piece!r}; a gap is a number of tokens in braces, as in {{8}}, and a brace itself "
-                "is written twice"
+                f"the template holds {gap[:80]!r}; a gap is a number of tokens in braces, as in {{8}}, and a brace "
+                "itself is written twice"
             )
-    if not any(isinstance(part, int) for part in parts):
-        raise ValueError(f"the template {template!r} has no gap; write {{8}} where eight tokens are to be filled in")
+        if total <= longest:
+            parts.append(part)
+    if not total:
+        raise ValueError(
+            f"the template {template[:80]!r} has no gap; write {{8}} where eight tokens are to be filled in"
+        )
+    if total > longest:
+        raise ValueError(
+            f"the gaps of the template add up to {total} tokens; the model takes up to {longest}: write shorter gaps"
+        )
     return parts
 
 
-def template_ids(template: str, tokenizer: Tokenizer) -> list[int]:
+def template_ids(template: str, tokenizer: Tokenizer, longest: int = LIMITS["gap"]) -> list[int]:
     """Return the token ids of a template, −1 in its gaps; each text between gaps is encoded by itself.
 
     Where words include the space before them, as in BPE, one space before a gap is left to its first token: a space by
     itself occurs in no text there.
+
+    Args:
+        template: The template.
+        tokenizer: Encodes its texts.
+        longest: The longest row that the model takes.
     """
     row: list[int] = []
-    parts = parse_template(template)
+    count, parts = 0, parse_template(template, longest)
     for part, following in zip(parts, [*parts[1:], ""], strict=True):
         if isinstance(part, int):
-            row += [-1] * part
-            continue
-        leaves_space = isinstance(following, int) and part.endswith(" ") and tokenizer.words_include_space
-        row += tokenizer.encode(part[:-1] if leaves_space else part).tolist()
+            ids = np.full(part, -1)
+        else:
+            leaves_space = isinstance(following, int) and part.endswith(" ") and tokenizer.words_include_space
+            ids = tokenizer.encode(part[:-1] if leaves_space else part)
+        count += len(ids)
+        if count <= longest:
+            row += ids.tolist()
+    if count > longest:
+        raise ValueError(f"a template has {count} tokens with its gaps; the model takes up to {longest}")
     return row
 
 
 def template_prompt(templates: Sequence[str], loaded: "LoadedModel") -> "Prompt":
     """Build the prompt of a batch of templates for a model."""
-    return build_prompt([template_ids(text, loaded.tokenizer) for text in templates], loaded)
+    longest = loaded.config.model.seq_len
+    return build_prompt([template_ids(text, loaded.tokenizer, longest) for text in templates], loaded)
 
 
 def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> "Prompt":
