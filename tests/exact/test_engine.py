@@ -16,7 +16,7 @@ from sedd.factory import LoadedModel
 from sedd.generate import SamplingRun, SamplingSettings
 from sedd.generate.template import template_prompt
 from sedd.sampling import StepContext
-from sedd.serve import Failed, Limits, Overloaded, Row, batch, build_app
+from sedd.serve import Failed, Job, Limits, Overloaded, Row, batch, build_app
 
 FALSE_ALARM = 1e-6
 TEMPLATES = ["ab{20}c{5}", "{17}ffa"]
@@ -263,6 +263,51 @@ def test_work_is_admitted_by_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
             engine.submit(Collector([row]).job)
         assert refused.value.retry_after == 60  # 150 s, which is cut
         engine.outstanding = 0
+
+
+def test_clients_take_turns_at_slots() -> None:
+    """Six rows of one client and one of another: the other's is the second to be done, not the last."""
+    loaded = SAMPLERS["denoiser"][0]
+    row = Row(SamplingRun.of(loaded, SamplingSettings(steps=2)), [-1] * 4, 0)
+    ended: list[str] = []
+    with running(loaded, Limits(slots=1)) as engine:
+        collectors = {"many": Collector([row] * 6), "one": Collector([row])}
+        for client, collector in collectors.items():
+            collector.job.client = client
+            on_event = collector.job.on_event
+            collector.job.on_event = lambda *event, c=client, f=on_event: (ended.append(c), f(*event))
+        with engine._condition:  # the engine cannot go on
+            for collector in collectors.values():
+                engine.submit(collector.job)
+        served = {client: collector.wait() for client, collector in collectors.items()}
+    assert ended == ["many", "one", *["many"] * 5]
+    assert {tuple(ids or ()) for found in served.values() for ids in found.ids} == {tuple(served["one"].ids[0] or ())}
+
+
+def test_a_client_that_fills_the_queue_leaves_others_their_share() -> None:
+    """Of five places two clients may have two each when both want more; a new one is refused beyond its own share."""
+    loaded = SAMPLERS["denoiser"][0]
+    row = Row(SamplingRun.of(loaded, SamplingSettings(steps=2)), [-1] * 4, 0)
+
+    def job(client: str, rows: int = 1) -> Job:
+        collector = Collector([row] * rows)
+        collector.job.client = client
+        return collector.job
+
+    with running(loaded, Limits(slots=3, queue=2)) as engine:
+        with engine._condition:
+            engine.submit(job("many", 5))
+            with pytest.raises(Overloaded):
+                engine.submit(job("many"))
+            with pytest.raises(Overloaded):
+                engine.submit(job("other", 3))
+            engine.submit(job("other", 2))
+            with pytest.raises(Overloaded):
+                engine.submit(job("other"))
+            engine.submit(job("third"))
+        while engine.outstanding:
+            pass
+        assert not engine._shares
 
 
 def chi_square(texts: list[str], distribution: Distribution) -> float:

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from sedd.factory import LoadedModel
 from sedd.generate.run import SamplingRun
 from sedd.sampling import LeftToRight, Prompt, State
 from sedd.serve.batch import BatchRow, Counts, SharedBatch, failure_of, finish_ids, is_shared, width_bucket
+from sedd.serve.fair import FairQueue, Item
 from sedd.serve.jobs import Call, Edit, Event, Failed, Finished, Job, Row, Step
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
@@ -44,6 +44,19 @@ class Waiting(NamedTuple):
     row: Row
     place: int
     job: Job
+
+    @property
+    def client(self) -> str:
+        """Who sent it."""
+        return self.job.client
+
+
+@dataclass
+class Share:
+    """What a client's accepted work that is not done amounts to."""
+
+    rows: int = 0
+    cost: int = 0
 
 
 @dataclass(eq=False)
@@ -83,8 +96,8 @@ class Engine:
         """The cost of all accepted work that is not done."""
         self.tokens_per_second = math.inf
         """The cost that is done per second while at least half of the slots are used."""
-        self._waiting: deque[Waiting] = deque()
-        self._calls: deque[Call] = deque()
+        self._waiting, self._calls = FairQueue[Waiting](), FairQueue[Call]()
+        self._shares: dict[str, Share] = {}
         self._batches: dict[tuple[int, bool], SharedBatch] = {}
         self._alone: list[RowAlone] = []
         self._condition = threading.Condition()
@@ -97,11 +110,15 @@ class Engine:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Cancel what is left and end the thread."""
+    def cancel(self) -> None:
+        """Cancel what is left, and accept nothing more."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
+
+    def stop(self) -> None:
+        """Cancel what is left, and wait for the end of the thread."""
+        self.cancel()
         self._thread.join()
 
     @property
@@ -111,23 +128,46 @@ class Engine:
 
     def submit(self, work: Job | Call) -> None:
         """Add work; raise `Overloaded` if it would wait too long."""
-        rows = len(work.rows) if isinstance(work, Job) else 1
+        rows = [Waiting(row, place, work) for place, row in enumerate(work.rows)] if isinstance(work, Job) else []
         with self._condition:
-            self._admit(rows, work.cost)
-            self.outstanding += work.cost
-            if isinstance(work, Job):
-                self._waiting.extend([Waiting(row, place, work) for place, row in enumerate(work.rows)])
-            else:
-                self._calls.append(work)
-            self._condition.notify()
+            if is_open := not self._stopping:
+                self._admit(work.client, max(1, len(rows)), work.cost)
+                for waiting in rows:
+                    self._count(work.client, 1, waiting.row.cost)
+                    self._waiting.push(waiting)
+                if isinstance(work, Call):
+                    self._count(work.client, 1, work.cost)
+                    self._calls.push(work)
+                self._condition.notify()
+        if is_open:
+            return
+        for waiting in rows:
+            waiting.job.on_event(waiting.place, STOPPED)
+        if isinstance(work, Call):
+            work.on_done(InterruptedError(STOPPED.message))
 
-    def _admit(self, rows: int, cost: int) -> None:
-        seconds = (self.outstanding + cost) / self.tokens_per_second
+    def _admit(self, client: str, rows: int, cost: int) -> None:
+        """Raise `Overloaded` if work has to wait too long: for all that was accepted, or for its client's turns.
+
+        Clients take turns, so that n times a client's own work is done by the time when its last row is.
+        """
+        share, clients = self._shares.get(client, Share()), len(self._shares) + (client not in self._shares)
+        ahead = min(self.outstanding + cost, clients * (share.cost + cost))
+        seconds = ahead / self.tokens_per_second
         waiting, places = self.waiting, self.limits.slots + self.limits.queue  # a burst may come while slots are empty
-        if self.outstanding and (self.running + waiting + rows > places or seconds > self.limits.timeout):
+        taken = min(self.running + waiting + rows, clients * (share.rows + rows))
+        if self.outstanding and (taken > places or seconds > self.limits.timeout):
             rest = seconds - self.limits.timeout if math.isfinite(seconds) else 0.0
-            share = self.outstanding / self.tokens_per_second * rows / max(1, waiting)
-            raise Overloaded(max(1, min(60, math.ceil(max(rest, share)))))
+            left = self.outstanding / self.tokens_per_second * rows / max(1, waiting)
+            raise Overloaded(max(1, min(60, math.ceil(max(rest, left)))))
+
+    def _count(self, client: str, rows: int, cost: int) -> None:
+        """Add to what has been accepted and is not done."""
+        self.outstanding += cost
+        share = self._shares.setdefault(client, Share())
+        share.rows, share.cost = share.rows + rows, share.cost + cost
+        if not share.rows:
+            del self._shares[client]
 
     @property
     def waiting(self) -> int:
@@ -148,17 +188,22 @@ class Engine:
                 if self._stopping:
                     break
             try:
-                if self._calls:
-                    self._make_call(self._calls.popleft())
+                if call := self._next(self._calls):
+                    self._make_call(call)
                 self._advance()
             except Exception as error:  # a bug: no request may wait forever because of it
                 traceback.print_exc(file=sys.stderr)
                 self._clear(failure_of(error))
         self._clear(STOPPED)
-        for waiting in self._waiting:
+        while waiting := self._next(self._waiting):
             self._end(waiting, STOPPED)
-        for call in self._calls:
+        while call := self._next(self._calls):
+            self._count(call.client, -1, -call.cost)
             call.on_done(InterruptedError(STOPPED.message))
+
+    def _next(self, queue: "FairQueue[Item]") -> "Item | None":
+        with self._condition:
+            return queue.pop()
 
     def _clear(self, event: Failed) -> None:
         """End all rows in slots."""
@@ -172,8 +217,8 @@ class Engine:
     def _advance(self) -> None:
         """Let waiting rows enter, then make a step of every row."""
         self._drop()
-        while self._waiting and self.running < self.limits.slots:
-            self._enter(self._waiting.popleft())
+        while self.running < self.limits.slots and (waiting := self._next(self._waiting)):
+            self._enter(waiting)
         started, tokens, rows = time.perf_counter(), 0, self.running
         for key, batch in list(self._batches.items()):
             if not batch.rows:
@@ -205,8 +250,9 @@ class Engine:
     def _drop(self) -> None:
         """Remove rows whose client has gone or whose time is over."""
         now = time.monotonic()
-        for waiting in [w for w in list(self._waiting) if _reason(w.job, now)]:
-            self._waiting.remove(waiting)
+        with self._condition:
+            late = self._waiting.remove(lambda waiting: _reason(waiting.job, now) is not None)
+        for waiting in late:
             self._end(waiting, _reason(waiting.job, now) or CANCELED)
         for batch in self._batches.values():
             gone: list[BatchRow] = [row for row in batch.rows if _reason(row.job, now)]
@@ -281,7 +327,7 @@ class Engine:
         except Exception as error:
             result = error
         with self._condition:
-            self.outstanding -= call.cost
+            self._count(call.client, -1, -call.cost)
         call.on_done(result)
 
     def _report(self, waiting: Waiting, event: Event) -> None:
@@ -294,7 +340,7 @@ class Engine:
     def _end(self, waiting: Waiting, event: Finished | Failed) -> None:
         """Report the last event of a row."""
         with self._condition:
-            self.outstanding -= waiting.row.cost
+            self._count(waiting.client, -1, -waiting.row.cost)
         self.metrics.count_end(event, waiting.row.given[waiting.row.text].count(-1))
         with contextlib.suppress(RuntimeError):
             waiting.job.on_event(waiting.place, event)

@@ -116,6 +116,8 @@ class Job:
     streams: bool = False
     alternatives: int | None = None
     canceled: bool = field(default=False, init=False)
+    client: str = field(default="", init=False)
+    """Who sent it: rows of different clients enter in turn."""
 
     @property
     def cost(self) -> int:
@@ -139,3 +141,4 @@ class Call:
     deadline: float
     on_done: Callable[[object], None]
     canceled: bool = field(default=False, init=False)
+    client: str = field(default="", init=False)
