@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from sedd import __version__
@@ -28,6 +28,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     413: {"description": "The body is too large"},
     429: {"description": "The server is busy; Retry-After is in seconds"},
 }
+LONGEST_MESSAGE = 1000
 REPLIES: dict[int | str, dict[str, Any]] = {
     **ERRORS,
     200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "The reply, or its events"},
@@ -101,7 +102,7 @@ def _add_routes(app: FastAPI, server: Server) -> None:
         alive = server.engine.is_alive
         return JSONResponse({"status": "ready" if alive else "stopped"}, 200 if alive else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics in the format of Prometheus."""
         return Response(server.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -121,13 +122,13 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     async def completions(request: schema.CompletionRequest, http: Request) -> Response:
         """Generate text after a prompt, or between a prompt and a suffix."""
         server.check_model(request.model)
-        return await server.fill(http, request, server.texts.completion(request), "cmpl")
+        return await server.fill(http, request, await server.prepare(server.texts.completion, request), "cmpl")
 
     @app.post("/v1/infill", responses=REPLIES)
     async def infill(request: schema.InfillRequest, http: Request) -> Response:
         """Fill the gaps of templates: {8} is a gap of eight tokens."""
         server.check_model(request.model)
-        return await server.fill(http, request, server.texts.infill(request), "infill")
+        return await server.fill(http, request, await server.prepare(server.texts.infill, request), "infill")
 
     @app.post("/v1/score", responses=ERRORS)
     async def score(request: schema.ScoreRequest, http: Request) -> dict[str, Any]:
@@ -136,10 +137,9 @@ def _add_routes(app: FastAPI, server: Server) -> None:
         return await server.score(http, request)
 
     @app.post("/v1/tokenize", responses=ERRORS)
-    async def tokenize(request: schema.TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(request: schema.TokenizeRequest) -> Response:
         """The tokens of a text."""
-        ids = server.loaded.tokenizer.encode(request.text).tolist()
-        return {"tokens": [{"id": id, "text": server.texts.token_text(id)} for id in ids]}
+        return JSONResponse({"tokens": await server.prepare(server.texts.tokens, request.text)})
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -150,7 +150,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ValueError)
     async def value_error(request: Request, error: ValueError) -> JSONResponse:
-        return JSONResponse(error_body(str(error), "invalid_request"), 400)
+        return JSONResponse(error_body(_shorten(str(error)), "invalid_request"), 400)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -162,8 +162,15 @@ def _add_error_handlers(app: FastAPI) -> None:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str)) or None
         message = "the body is not JSON" if first["type"] == "json_invalid" else first["msg"]
+        if first["type"] == "value_error":
+            message = str(first["ctx"]["error"])
         if first["type"] == "extra_forbidden":
             message = f"unknown field {field}; leave it out"
         elif field:
             message = f"{field}: {message}"
-        return JSONResponse(error_body(message, "invalid_request", field), 400)
+        return JSONResponse(error_body(_shorten(message), "invalid_request", field and _shorten(field)), 400)
+
+
+def _shorten(message: str) -> str:
+    """Cut the middle out of a message that repeats a long value."""
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[:400]} … {message[-400:]}"

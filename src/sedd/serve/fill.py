@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, final
@@ -19,6 +19,8 @@ from sedd.serve.limits import Limits
 from sedd.serve.schema import CompletionRequest, InfillRequest, Sampling
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+LISTED = 2**16
+"""Most tokens of a reply that lists them."""
 
 
 class Choice(NamedTuple):
@@ -80,23 +82,25 @@ class TextConverter:
             raise ValueError(
                 f"best_of is {request.best_of}, and texts are not ranked; leave it out, or give {request.n}"
             )
-        encode, gap = self.loaded.tokenizer.encode, [-1] * request.max_tokens
-        end = encode(request.suffix or "").tolist()
+        encode, gap = self._encode, [-1] * request.max_tokens
+        end = encode(request.suffix or "")
         stops = _as_list(request.stop or [])
-        starts = [encode(prompt).tolist() for prompt in _as_list(request.prompt)]
+        starts = [encode(prompt) for prompt in _as_list(request.prompt)]
 
         def choice(i: int, row: Row) -> Choice:
             given = len(starts[i])
             first = 0 if request.echo else given
             return Choice(row, slice(first, given + len(gap)), echoed=given - first, stops=stops)
 
-        return self._fill(request, [[*start, *gap, *end] for start in starts], choice)
+        rows = self._limited(([*start, *gap, *end] for start in starts), request.n)
+        return self._fill(request, rows, choice)
 
     def infill(self, request: InfillRequest) -> Fill:
         """Return the rows of templates with gaps."""
         self._check_caps(request)
         templates = _as_list(request.template)
-        rows = [template_ids(text, self.loaded.tokenizer) for text in templates]
+        tokenizer, longest = self.loaded.tokenizer, self.loaded.config.model.seq_len
+        rows = self._limited((template_ids(text, tokenizer, longest) for text in templates), request.n)
         return self._fill(request, rows, lambda i, row: Choice(row, row.text, templates[i]))
 
     def _check_caps(self, request: Sampling) -> None:
@@ -109,11 +113,38 @@ class TextConverter:
         if steps > limits.steps:
             raise ValueError(f"the request has {steps} steps; at most {limits.steps} are allowed")
 
+    def _encode(self, text: str) -> list[int]:
+        """Return the tokens of a text that fits into the model."""
+        ids = self.loaded.tokenizer.encode(text)
+        if len(ids) > (longest := self.loaded.config.model.seq_len):
+            raise ValueError(f"a text has {len(ids)} tokens; the model takes up to {longest}")
+        found: list[int] = ids.tolist()
+        return found
+
+    def _limited(self, rows: Iterable[list[int]], n: int) -> list[list[int]]:
+        """Return rows that fit into the model; reject them at the first with which a request has too many tokens."""
+        longest, made, total = self.loaded.config.model.seq_len, [], 0
+        most = max(self.limits.tokens, longest)
+        for row in rows:
+            if len(row) > longest:
+                raise ValueError(f"a text has {len(row)} tokens with its gaps; the model takes up to {longest}")
+            if (total := total + n * len(row)) > most:
+                raise ValueError(
+                    f"the request has {total} tokens or more, over all texts; at most {most} are allowed: send fewer "
+                    "texts per request"
+                )
+            made.append(row)
+        return made
+
+    def tokens(self, text: str) -> list[dict[str, Any]]:
+        """Return the ids and texts of the tokens of a text."""
+        ids = self.loaded.tokenizer.encode(text)
+        if len(ids) > LISTED:
+            raise ValueError(f"the text has {len(ids)} tokens; at most {LISTED} are listed: send a part of it")
+        return [{"id": id, "text": self.token_text(id)} for id in ids.tolist()]
+
     def _fill(self, request: Sampling, given: list[list[int]], choice: Callable[[int, Row], Choice]) -> Fill:
         settings = self._settings(request)
-        for row in given:
-            if len(row) > (longest := self.loaded.config.model.seq_len):
-                raise ValueError(f"a text has {len(row)} tokens with its gaps; the model takes up to {longest}")
         prompt = build_prompt(given, self.loaded)
         run, kept = generate.SamplingRun.of(self.loaded, settings), prompt.text_lengths.tolist()
         rows = [ids[:length] for ids, length in zip(prompt.given.tolist(), prompt.lengths.tolist(), strict=True)]

@@ -1,8 +1,10 @@
 """What every request passes before it is parsed: host, API key, size of the body; and the headers of every reply."""
 
 import asyncio
+import contextlib
 import hmac
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, final
@@ -13,6 +15,10 @@ from sedd.serve.metrics import Metrics
 
 BODY_SECONDS = 30
 """Time in which a request's body must have arrived."""
+DISCARDED, DISCARD_SECONDS = 2**26, 5
+"""Bytes of a refused body that are read, and the time for it, before the connection is closed."""
+CLIENT = "sedd.client"
+"""The entry of a request's scope that names its client: by its API key, or by its address."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -27,6 +33,9 @@ HEADERS = {
 }
 
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::[0-9]*)?")
+
+
 def error_body(message: str, code: str | None, param: str | None = None, status: int = 400) -> dict[str, Any]:
     """Return an error in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
@@ -36,7 +45,7 @@ def error_body(message: str, code: str | None, param: str | None = None, status:
 
 @final
 class Guard:
-    """ASGI middleware: refuses before anything is parsed, and counts requests.
+    """ASGI middleware: refuses before anything is parsed, names the client, and counts requests.
 
     Args:
         app: The application.
@@ -78,39 +87,44 @@ class Guard:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        key = self._key(headers.get("authorization", ""))
+        scope[CLIENT] = f"key {key!r}" if key else f"address {(scope.get('client') or [''])[0]}"
         if self.hosts is not None and _host_name(headers.get("host", "")) not in self.hosts:
             message = f"host is {headers.get('host')!r}; this server answers to {', '.join(sorted(self.hosts))}"
-            await refuse(send, 421, message, "wrong_host")
-        elif self.keys and not _is_open(scope["path"]) and not self._has_key(headers.get("authorization", "")):
+            await refuse(send, 421, message, "wrong_host", receive=receive)
+        elif self.keys and not _is_open(scope["path"]) and key is None:
             message = "this server needs an API key; send it as Authorization: Bearer KEY"
-            await refuse(send, 401, message, "invalid_api_key", {"www-authenticate": "Bearer"})
+            await refuse(send, 401, message, "invalid_api_key", {"www-authenticate": "Bearer"}, receive)
         else:
             await self._with_body(scope, receive, send, headers)
 
-    def _has_key(self, authorization: str) -> bool:
+    def _key(self, authorization: str) -> bytes | None:
+        """Return the key of a header, if it is one of the server's."""
         kind, _, given = authorization.partition(" ")
-        found = [hmac.compare_digest(given.strip().encode(), key) for key in self.keys]  # all, to take equal time
-        return kind.lower() == "bearer" and any(found)
+        sent = given.strip().encode("latin-1")  # the bytes that came, which are those of a key in UTF-8
+        found = [hmac.compare_digest(sent, key) for key in self.keys]  # all, to take equal time
+        return sent if kind.lower() == "bearer" and any(found) else None
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]) -> None:
         """Read the whole body, which is small, and pass it on."""
         declared = headers.get("content-length", "0")
-        body, more = b"", not (declared.isdecimal() and int(declared) > self.max_body)
-        too_large = not more
+        body, more = bytearray(), True
+        too_large = declared.isdecimal() and (len(declared) > 18 or int(declared) > self.max_body)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 while more and not too_large:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return
-                    body, more = body + message.get("body", b""), message.get("more_body", False)
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
                     too_large = len(body) > self.max_body
         except TimeoutError:
-            await refuse(send, 408, f"the body did not arrive within {BODY_SECONDS} s", "timeout")
+            await refuse(send, 408, f"the body did not arrive within {BODY_SECONDS} s", "timeout", receive=receive)
             return
         if too_large:
             reason = f"the body is larger than {self.max_body} bytes; send less text per request"
-            await refuse(send, 413, reason, "body_too_large")
+            await refuse(send, 413, reason, "body_too_large", receive=receive if more else None)
             return
         passed = False
 
@@ -119,7 +133,7 @@ class Guard:
             if passed:
                 return await receive()  # a disconnect
             passed = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
 
         await self.app(scope, receive_again, send)
 
@@ -130,12 +144,30 @@ def _is_open(path: str) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """Return a host without its port."""
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    """Return a host without its port; nothing if it is neither a name nor an address in brackets."""
+    found = _HOST.fullmatch(host)
+    return found[1].lower() if found else ""
 
 
-async def refuse(send: Send, status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> None:
-    """Send an error."""
+async def refuse(
+    send: Send,
+    status: int,
+    message: str,
+    code: str,
+    headers: Mapping[str, str] | None = None,
+    receive: Receive | None = None,
+) -> None:
+    """Send an error and close the connection.
+
+    Args:
+        send: Of the request, as are the others.
+        status: HTTP status.
+        message: What was wrong.
+        code: The error's code.
+        headers: Further headers.
+        receive: Discards the body that is still coming: a connection that is closed before it is read is reset, and
+            the client may never see the error.
+    """
     body = json.dumps(error_body(message, code, status=status)).encode()
     pairs = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     await send(
@@ -145,4 +177,19 @@ async def refuse(send: Send, status: int, message: str, code: str, headers: Mapp
             "headers": [(k.encode(), v.encode()) for k, v in {**pairs, **(headers or {})}.items()],
         }
     )
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if receive:
+        await _discard(receive)
+    await send({"type": "http.response.body"})
+
+
+async def _discard(receive: Receive) -> None:
+    """Read what a client still sends, up to a limit."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while size <= DISCARDED:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):  # the end of the body, or the client has gone
+                    return

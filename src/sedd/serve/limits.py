@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import final
 
+TOKENS_PER_ROW = 2**14
+"""Tokens that a request may have per row that it may have; a single row may always be as long as the model's rows."""
+
 
 @final
 @dataclass(frozen=True)
@@ -22,12 +25,22 @@ class Limits:
     """Monte Carlo draws per text of a likelihood."""
     body: int = 2**20
     """Bytes of a request's body."""
+    connections: int = 512
+    """Open connections; fewer where the process may not open so many files."""
+    header_seconds: float = 10.0
+    """Seconds within which the headers of a request must have arrived."""
     same_shape: bool = False
     """Pad every forward pass to the same number of rows: replies then have the same bits at any load."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "queue", "rows", "steps", "draws", "body"):
+        for name in ("slots", "queue", "rows", "steps", "draws", "body", "connections"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout is {self.timeout}; it must be above 0 seconds")
+        for name in ("timeout", "header_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one request, over all its rows."""
+        return TOKENS_PER_ROW * self.rows

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 OptionValue = Annotated[int, Field(ge=0, le=10_000)] | Annotated[float, Field(ge=0, le=10_000)] | str
@@ -30,10 +30,29 @@ def _check_stops(given: str | list[str] | None) -> str | list[str] | None:
     return given
 
 
-class Request(BaseModel):
-    """What all requests share."""
+MOST_FIELDS = 64
+"""Fields of an object: each that is wrong becomes an error of its own, and they take time and memory."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+class Body(BaseModel):
+    """A JSON object. Types are strict: `false` is no integer; 8.0 is one, as in JSON Schema."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, record: object) -> object:
+        """Reject objects of too many fields, and turn whole numbers into integers."""
+        if not isinstance(record, dict):
+            return record
+        for fields in (record, *record.values()):
+            if isinstance(fields, dict) and len(fields) > MOST_FIELDS:
+                raise ValueError(f"an object has {len(fields)} fields; at most {MOST_FIELDS} are allowed")
+        return {name: int(value) if _is_whole(value) else value for name, value in record.items()}
+
+
+class Request(Body):
+    """What requests to the model share."""
 
     model: str | None = Field(None, description="The id of the model, as `/v1/models` lists it; may be left out.")
     timeout: float | None = Field(
@@ -73,10 +92,12 @@ class Sampling(Request):
     )
 
 
-class StreamOptions(BaseModel):
-    """Options of a stream."""
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer() and abs(value) < 2**63
 
-    model_config = ConfigDict(extra="forbid")
+
+class StreamOptions(Body):
+    """Options of a stream."""
 
     include_usage: bool = Field(False, description="End the stream with an event that holds the usage.")
 
@@ -131,9 +152,7 @@ class ScoreRequest(Request):
     estimator: str | None = Field(None, description="As for `sedd score`; by default the variational bound.")
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """`POST /v1/tokenize`: the tokens of a text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: Text = Field(description="The text.")

@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar, final
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -18,14 +18,20 @@ from sedd.hub import CardFacts
 from sedd.serve import schema
 from sedd.serve.engine import Engine, Overloaded
 from sedd.serve.fill import Choice, Fill, Prefix, TextConverter
-from sedd.serve.guard import error_body
+from sedd.serve.guard import CLIENT, error_body
 from sedd.serve.jobs import Call, Edit, Event, Failed, Finished, Job, Step
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
 
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 STATUS = {"deadline_exceeded": 408, "canceled": 503, "non_finite": 500, "internal_error": 500, "invalid_request": 400}
 LISTED = 5
 """Probable tokens that an edit lists."""
+LONG = 2**14
+"""Characters of a request from which on its texts are encoded in a thread: the event loop must go on."""
+UNREAD = 2**18
+"""Edits of a request that may wait until its client reads them."""
 
 
 class RequestError(Exception):
@@ -51,6 +57,7 @@ class Server:
         self.loaded, self.name, self.limits, self.metrics, self.engine = loaded, name, limits, metrics, engine
         self.texts, self.created = TextConverter(loaded, limits), int(time.time())
         self.temperature = CardFacts.read(loaded.folder).temperature
+        self.encoding = asyncio.Semaphore(1)
         self.samplers = [name for name in registry.SAMPLERS.names if self.texts.has_sampler(name)]
 
     def check_model(self, name: str | None) -> None:
@@ -69,6 +76,13 @@ class Server:
         except Overloaded as error:
             headers = {"retry-after": str(error.retry_after)}
             raise RequestError(429, str(error), "overloaded", headers) from None
+
+    async def prepare(self, encode: Callable[[Given], Made], request: Given) -> Made:
+        """Encode the texts of a request; long ones in a thread, one request at a time."""
+        if _characters(request) <= LONG:
+            return encode(request)
+        async with self.encoding:
+            return await asyncio.to_thread(encode, request)
 
     def describe(self) -> dict[str, Any]:
         """Return the model as `/v1/models` lists it, with what a client may choose."""
@@ -97,15 +111,11 @@ class Server:
             raise RequestError(400, "logprobs come with whole replies only; leave out stream", "invalid_request")
         streams = request.stream or request.diffusing
         alternatives = logprobs if logprobs is not None else LISTED if request.diffusing and request.details else None
-        queue: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def on_event(place: int, event: Event) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, (place, event))
-
-        job = Job(fill.rows, self.deadline(request.timeout), on_event, streams or logprobs is not None, alternatives)
+        inbox = _Inbox()
+        job = Job(fill.rows, self.deadline(request.timeout), inbox.put, streams or logprobs is not None, alternatives)
+        job.client, inbox.job = http.scope[CLIENT], job
         self.submit(job)
-        events = _events(http, job, queue)
+        events = _events(http, job, inbox)
         head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.name}
         if request.diffusing:
             return EventSourceResponse(self._diffusing(events, fill, head, request.details))
@@ -130,7 +140,8 @@ class Server:
         for place, choice in enumerate(fill.choices):
             record = self._choice(place, choice, finished[place].ids)
             if logprobs is not None:
-                record["logprobs"] = self.texts.logprobs(choice, finished[place].ids, drawn[place], logprobs)
+                found = finished[place].ids, drawn[place], logprobs
+                record["logprobs"] = await asyncio.to_thread(self.texts.logprobs, choice, *found)
             choices.append(record)
         record = {**head, "object": "text_completion", "choices": choices, "seed": fill.settings.seed}
         return JSONResponse({**record, "usage": self.texts.usage(fill, finished)})
@@ -206,6 +217,12 @@ class Server:
         draws = request.draws or min(evaluation.SINGLE_TEXT.draws, self.limits.draws)
         if draws > self.limits.draws or draws % 2:
             raise ValueError(f"draws is {draws}; it must be an even number of at most {self.limits.draws}")
+        characters = len(texts) * len(request.given) + sum(map(len, texts))
+        if characters > self.limits.body:
+            raise ValueError(
+                f"the texts have {characters} characters, each with what is given; at most {self.limits.body} are "
+                "allowed: send fewer texts per request"
+            )
         model, loop = api.Model(self.loaded), asyncio.get_running_loop()
         done: asyncio.Future[object] = loop.create_future()
 
@@ -227,6 +244,7 @@ class Server:
         length = self.loaded.config.model.seq_len  # other estimators than the bound call the network for each position
         cost = len(texts) * length * max(draws, length if request.estimator not in (None, "bound") else 0)
         call = Call(compute, cost, self.deadline(request.timeout), on_done)
+        call.client = http.scope[CLIENT]
         self.submit(call)
         gone = asyncio.ensure_future(_disconnected(http))
         waited: set[asyncio.Future[Any]] = {done, gone}
@@ -259,6 +277,13 @@ class Server:
         return {**record, "scores": scores, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
 
 
+def _characters(request: object) -> int:
+    """Return the length of all texts of a request."""
+    values = [request] if isinstance(request, str) else vars(request).values()
+    texts = [[value] if isinstance(value, str) else value for value in values if isinstance(value, str | list)]
+    return sum(len(text) for some in texts for text in some if isinstance(text, str))
+
+
 def _set_result(future: "asyncio.Future[object]", result: object) -> None:
     if not future.done():  # the client may have gone
         future.set_result(result)
@@ -270,16 +295,42 @@ async def _disconnected(http: Request) -> None:
         pass
 
 
-async def _events(
-    http: Request, job: Job, queue: "asyncio.Queue[tuple[int, Event] | None]"
-) -> AsyncIterator[tuple[int, Event]]:
+@final
+class _Inbox:
+    """Events of a job, from the engine's thread to the event loop; cancels a job whose client reads too slowly."""
+
+    def __init__(self) -> None:
+        self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event] | None]()
+        self.job: Job | None = None
+        self.sent = self.read = 0
+
+    def put(self, place: int, event: Event) -> None:
+        """Pass an event on; called by the engine."""
+        self.sent += _size(event)
+        if self.job and self.sent - self.read > UNREAD:
+            self.job.canceled = True
+        self.loop.call_soon_threadsafe(self.queue.put_nowait, (place, event))
+
+    async def get(self) -> tuple[int, Event] | None:
+        """Return the next event; None when the client has gone."""
+        item = await self.queue.get()
+        self.read += _size(item[1]) if item else 0
+        return item
+
+
+def _size(event: Event) -> int:
+    """Return how many plain edits take as much memory as an event."""
+    return sum(1 + len(edit.alternatives or ()) for edit in event.edits) if isinstance(event, Step) else 0
+
+
+async def _events(http: Request, job: Job, inbox: _Inbox) -> AsyncIterator[tuple[int, Event]]:
     """Yield the events of a job until all rows are done; cancel it when the client goes."""
     watcher = asyncio.ensure_future(_disconnected(http))
-    watcher.add_done_callback(lambda task: queue.put_nowait(None))
+    watcher.add_done_callback(lambda task: inbox.queue.put_nowait(None))
     left = len(job.rows)
     try:
         while left:
-            item = await queue.get()
+            item = await inbox.get()
             if item is None:
                 raise RequestError(499, "the client has gone", "canceled")
             yield item
