@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import uvicorn
 from fastapi import FastAPI
 
 from sedd import factory
@@ -23,6 +22,7 @@ from sedd.config import RunConfig
 from sedd.exact import Distribution, Score
 from sedd.factory import LoadedModel
 from sedd.serve import Engine, Failed, Finished, Job, Limits, Metrics, Row, Step
+from sedd.serve.http import HttpServer
 from sedd.tokenizer import Characters
 
 
@@ -115,6 +115,15 @@ class Reply(NamedTuple):
         return found
 
 
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    connection.settimeout(60)
+    received = b""
+    while part := connection.recv(2**16):
+        received += part
+    return received
+
+
 class Site(NamedTuple):
     """A server's address and engine."""
 
@@ -125,6 +134,12 @@ class Site(NamedTuple):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def connect(self, content: bytes = b"") -> socket.socket:
+        """Open a connection and send bytes."""
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        connection.sendall(content)
+        return connection
 
     def send(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -138,11 +153,18 @@ class Site(NamedTuple):
         return found
 
 
+def post(path: str, body: Any, headers: str = "") -> bytes:
+    """Return a request as bytes."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    kind = f"content-type: application/json\r\ncontent-length: {len(content)}\r\n{headers}"
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\n{kind}\r\n".encode() + content
+
+
 @contextmanager
-def site(app: FastAPI, headers: dict[str, str] | None = None) -> Iterator[Site]:
-    """Serve an application by uvicorn, in a thread; ``headers`` are sent with requests that have none."""
+def site(app: FastAPI, headers: dict[str, str] | None = None, limits: Limits | None = None) -> Iterator[Site]:
+    """Serve an application in a thread; ``headers`` are sent with requests that have none."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    server = HttpServer(app, limits or Limits())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     here = Site(listener.getsockname()[1], app.state.engine, headers or {})
@@ -161,6 +183,8 @@ class ServerProcess:
     def __init__(self, environment: dict[str, str], *words: object) -> None:
         command = [sys.executable, *map(str, words)]
         self.process = subprocess.Popen(command, env=environment, stderr=-1, text=True)
+        self.printed: list[str] = []
+        """Lines on stderr after the address."""
         self.site = Site(self._port(), None, {})  # type: ignore[arg-type]
 
     def _port(self) -> int:
@@ -169,14 +193,19 @@ class ServerProcess:
         for line in self.process.stderr:
             printed += line
             if found := re.search(r"^serving .* at http://127.0.0.1:(\d+)", line):
-                self.reader = threading.Thread(target=self.process.stderr.read, daemon=True)  # the pipe must not fill
+                self.reader = threading.Thread(target=self._read, daemon=True)  # the pipe must not fill
                 self.reader.start()
                 return int(found[1])
         raise AssertionError(printed)
 
-    def stop(self) -> int:
-        """Send SIGTERM and return the exit code."""
-        self.process.send_signal(signal.SIGTERM)
+    def _read(self) -> None:
+        assert self.process.stderr
+        for line in self.process.stderr:
+            self.printed.append(line)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
         return self.process.wait(60)
 
     def kill(self) -> None:

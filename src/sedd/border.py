@@ -33,6 +33,7 @@ LIMITS: Mapping[str, int] = {
     "slots": 2**16,
     "queue": 2**20,
     "max_texts": 2**16,
+    "max_connections": 2**16,
     "top_k": 2**31 - 1,
     "workers": 2**10,
     "model.width": 2**16,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
-from serving import Site, site, tiny_model
+from serving import Site, post, site, tiny_model
 
 from sedd import api
 from sedd.serve import Limits, build_app, guard
@@ -392,11 +392,7 @@ def test_a_busy_server_refuses_and_a_late_reply_fails() -> None:
 
 def connect(server: Site, path: str, body: dict[str, Any]) -> socket.socket:
     """Send a request whose reply is not read."""
-    content = json.dumps(body).encode()
-    kind = f"content-type: application/json\r\ncontent-length: {len(content)}"
-    connection = socket.create_connection(("127.0.0.1", server.port))
-    connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\n{kind}\r\n\r\n".encode() + content)
-    return connection
+    return server.connect(post(path, body))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import resource
+import signal
 import socket
 import threading
 import time
@@ -47,6 +49,58 @@ def test_the_command_serves_the_texts_of_sedd_infill_and_drains(
         assert answers == [200]
         with pytest.raises(ConnectionRefusedError):
             server.site.send("/health")
+
+
+def test_a_lost_terminal_drains_and_files_that_run_out_are_reported_once(
+    words_run: Path, environment: dict[str, str]
+) -> None:
+    """Connections that cannot be accepted wait for others to close. SIGHUP: what was accepted is answered."""
+    with sedd_serve(environment, words_run, "--slots", 1) as server, ThreadPoolExecutor() as pool:
+        files = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (files + 2, 4096))
+        silent = [server.site.connect() for _ in range(6)]
+        while not any("open files" in line for line in list(server.printed)):
+            pass
+        waiting = pool.submit(server.site.send, "/health")
+        for client in silent:
+            client.close()
+        assert waiting.result().status == 200
+        answer = pool.submit(server.site.send, "/v1/infill", ENDLESS | {"steps": 100})
+        while b"sedd_rows_running 1.0" not in server.site.send("/metrics").body:
+            pass
+        assert server.stop(signal.SIGHUP) == 0
+        assert answer.result().status == 200
+        server.reader.join()
+        assert len(server.printed) == 1, server.printed
+
+
+def test_a_second_interrupt_answers_what_is_left_with_503(words_run: Path, environment: dict[str, str]) -> None:
+    with sedd_serve(environment, words_run, "--slots", 1) as server, ThreadPoolExecutor() as pool:
+        answers = [pool.submit(server.site.send, "/v1/infill", ENDLESS) for _ in range(3)]
+        stream = pool.submit(server.site.send, "/v1/infill", ENDLESS | {"diffusing": True})
+        while metric(server.site, "sedd_rows_running") + metric(server.site, "sedd_rows_waiting") < 4:
+            pass
+        server.process.send_signal(signal.SIGINT)
+        while not _refuses(server.site):
+            pass
+        assert server.stop(signal.SIGINT) == 130
+        assert [answer.result().status for answer in answers] == [503] * 3
+        assert stream.result().events[-1][0] == "error"
+        server.reader.join()
+        assert "second Ctrl-C" in server.printed[-1]
+        assert "Traceback" not in "".join(server.printed)
+
+
+ENDLESS = {"template": "{32}", "sampler": "remask", "options": {"eta": 1.0}, "steps": 1024}
+
+
+def _refuses(site: Site) -> bool:
+    """Return whether no connection is accepted any more."""
+    try:
+        site.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_the_command_refuses_before_the_model_is_loaded(sedd: Sedd, words_run: Path, tmp_path: Path) -> None:

@@ -134,9 +134,8 @@ def _server(setting: ServeSetting) -> Iterator[tuple[int, float]]:
 
 
 def _serve(setting: ServeSetting, pipe: Connection) -> None:
-    import uvicorn
-
     from sedd.serve.app import build_app
+    from sedd.serve.http import HttpServer
 
     loaded = random_model(setting.model)
     run = SamplingRun.of(loaded, SamplingSettings(sampler=setting.model.sampler, steps=setting.model.steps))
@@ -149,7 +148,7 @@ def _serve(setting: ServeSetting, pipe: Connection) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     pipe.send(listener.getsockname()[1])
     limits = Limits(slots=setting.model.batch, queue=2 * setting.model.batch)
-    uvicorn.Server(uvicorn.Config(build_app(loaded, "random", limits), log_level="warning")).run(sockets=[listener])
+    HttpServer(build_app(loaded, "random", limits), limits).run(sockets=[listener])
 
 
 def _capture_graphs(loaded: LoadedModel, rows: int) -> None:

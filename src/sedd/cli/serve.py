@@ -1,5 +1,6 @@
 """``sedd serve``: a model behind an HTTP interface."""
 
+import contextlib
 import signal
 import socket
 import sys
@@ -13,6 +14,8 @@ from sedd.cli.root import ModelDevice, OptionalModel, announce, app, check_preci
 from sedd.serve.checks import check_installed, read_keys
 from sedd.serve.limits import Limits
 
+FORCED = 130
+"""Exit code after a second Ctrl-C, as of a program that SIGINT has killed."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -34,6 +37,9 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds within which a request is answered.")] = Limits.timeout,
     max_steps: Annotated[int, typer.Option(help="Most sampling steps of a request.")] = Limits.steps,
     max_texts: Annotated[int, typer.Option(help="Most texts of a request.")] = Limits.rows,
+    max_connections: Annotated[
+        int, typer.Option(help="Most open connections; fewer where the process may not open so many files.")
+    ] = Limits.connections,
     same_shape: Annotated[
         bool,
         typer.Option(
@@ -54,40 +60,35 @@ def serve(
     """Serve a model over HTTP: completions as OpenAI's clients send them, infilling, likelihoods.
 
     Requests share each call of the network, whatever their seeds, steps and samplers, and get the texts that `sedd
-    sample` and `sedd infill` give with the same seed. It prints its address on stderr, and on SIGTERM or Ctrl-C
-    finishes what it has accepted.
+    sample` and `sedd infill` give with the same seed. It prints its address on stderr, and on SIGTERM, SIGHUP or Ctrl-C
+    finishes what it has accepted; a second Ctrl-C cancels it.
     """
     assert model is not None  # its callback returns the default
-    limits = Limits(slots, queue, timeout, max_texts, max_steps, same_shape=same_shape)
+    limits = Limits(slots, queue, timeout, max_texts, max_steps, connections=max_connections, same_shape=same_shape)
     keys = read_keys(api_key_file)
     check_installed()
     with _listen(host, port) as listener:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         announce(f"loading {model_name(model)} for {address}, {count_of(slots, 'text')} at a time")
-        import uvicorn
-
         from sedd import factory
         from sedd.runtime.device import resolve_device
         from sedd.serve.app import build_app
+        from sedd.serve.http import HttpServer
 
         loaded = factory.load_model(model, device=str(resolve_device(device)), precision=precision)
         hosts = frozenset((*LOOPBACK, "[::1]")) if host in LOOPBACK else None
         application = build_app(loaded, name or model.resolve().name, limits, keys=keys, hosts=hosts)
-        config = uvicorn.Config(
-            application,
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=int(timeout) + 1,
-        )
+        server = HttpServer(application, limits)
         if hosts is None and not keys:
             warn("every machine that can connect may use this server; --api-key-file makes it require a key")
         print(visible(f"serving {model} at {address}"), file=sys.stderr, flush=True)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when all is answered
-        try:
-            uvicorn.Server(config).run(sockets=[listener])
-        except KeyboardInterrupt:
-            return
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server handles it
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+        if server.is_forced:
+            warn("stopped by a second Ctrl-C; requests that were not answered have failed")
+            raise typer.Exit(FORCED)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,237 @@
+"""Connections: deadlines, a cap on open ones, clients that close their side; and the signals that end a server.
+
+uvicorn with the parser h11. What is here is what uvicorn leaves to a proxy.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, final
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sedd.border import warn
+from sedd.serve.guard import error_body
+from sedd.serve.limits import Limits
+
+ACCEPTED, WAITING = 16, 1024
+"""Connections that are accepted in one turn of the event loop, and those that the system lets wait for it."""
+REFUSED, REFUSED_SECONDS = 64, 1.0
+"""Refused connections that may stay open until their clients have read why, and for how long."""
+RESERVED = 64 + 4 * ACCEPTED + REFUSED
+"""Files that are open beside connections: the process's own, and connections that are not counted yet, or no more."""
+UNREAD_SECONDS = 30
+"""Time after which a connection is closed whose client reads nothing of what was sent."""
+PROBE_SECONDS, MOST_PROBE_SECONDS = 0.1, 5.0
+"""Time between the first two probes of whether a client that has closed its side still reads, and the longest."""
+FORCED_SECONDS = 1.0
+"""Time to read their replies that clients have after a second Ctrl-C."""
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+QUIET_SECONDS = 60.0
+"""Time between two messages that no connection could be accepted."""
+
+
+def most_connections(wanted: int, files: int) -> int:
+    """Return how many connections may be open in a process that may open so many files."""
+    return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, max(files - RESERVED, files // 4)))
+
+
+@final
+class Room:
+    """What the connections of a server share.
+
+    Args:
+        limits: Their number, and the time for headers.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.most = most_connections(limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self.header_seconds = limits.header_seconds
+        self.idle: dict[Connection, asyncio.TimerHandle] = {}
+        """Connections without a request, in the order in which they began to wait for one, and their deadlines."""
+        self.refused: set[Connection] = set()
+
+
+class Connection(H11Protocol):
+    """A connection. One more than there may be closes the one that has been without a request for longest."""
+
+    room: Room
+    is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to wait for a request; make room."""
+        super().connection_made(transport)
+        own = transport.get_extra_info("socket")
+        if own is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
+        self._wait_or_not()
+        if len(self.connections) > self.room.most and self.room.idle:
+            next(iter(self.room.idle)).give_up(503, "too many connections are open; try again", "overloaded")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        self._forget()
+        self.room.refused.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived."""
+        if not self.is_refused:
+            super().data_received(data)
+            self._wait_or_not()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._wait_or_not()
+
+    @property
+    def _answers(self) -> bool:
+        return bool(self.cycle and not self.cycle.response_complete)
+
+    def _wait_or_not(self) -> None:
+        """Set the deadline of a request that has not arrived; none while one is answered."""
+        if self._answers or self.transport.is_closing():
+            self._forget()
+        elif self not in self.room.idle:
+            seconds = self.room.header_seconds
+            reason = f"the headers did not arrive within {seconds:g} s"
+            self.room.idle[self] = self.loop.call_later(seconds, self.give_up, 408, reason, "timeout")
+
+    def _forget(self) -> None:
+        if timer := self.room.idle.pop(self, None):
+            timer.cancel()
+
+    def give_up(self, status: int, message: str, code: str) -> None:
+        """Close a connection without a request; if one was to be expected, with an error."""
+        self._forget()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        has_begun = bool(self.conn.trailing_data[0])
+        if not has_begun and (self.cycle or status == 408):
+            self.transport.close()
+        elif len(self.room.refused) >= REFUSED:
+            self.transport.abort()
+        else:
+            self._refuse(status, json.dumps(error_body(message, code, status=status)).encode())
+
+    def _refuse(self, status: int, body: bytes) -> None:
+        """Send an error; close when the client has, or soon: closing at once would reset what it has not read."""
+        self.is_refused = True
+        self.room.refused.add(self)
+        fields = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        fields |= {"retry-after": "1"} if status == 503 else {}
+        headers = [*self.server_state.default_headers, *((k.encode(), v.encode()) for k, v in fields.items())]
+        reply = h11.Response(status_code=status, headers=headers)
+        for event in (reply, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write_eof()
+        self.loop.call_later(REFUSED_SECONDS, self.transport.close)
+
+    # A client that has closed its side ---------------------------------------------------------------------
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open: a client that has sent its request may close its side."""
+        if not self._answers or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        self._probe(PROBE_SECONDS)
+        return True
+
+    def _probe(self, seconds: float) -> None:
+        """Send an interim response again and again: it is answered by a reset if the client has closed both sides.
+
+        RFC 9110, section 15.2: clients ignore those that they do not expect. HTTP/1.0 has none.
+        """
+        speaks = self.scope["http_version"] == "1.1"
+        if self._answers and speaks and not (self.cycle.response_started or self.transport.is_closing()):
+            probe = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+            self.transport.write(self.conn.send(probe) or b"")
+            self.loop.call_later(seconds, self._probe, min(2 * seconds, MOST_PROBE_SECONDS))
+
+
+@final
+class HttpServer(uvicorn.Server):
+    """A server that SIGTERM, SIGHUP and Ctrl-C end when all is answered, and a second Ctrl-C at once.
+
+    Args:
+        app: The application that `build_app` returns.
+        limits: Its limits.
+    """
+
+    def __init__(self, app: FastAPI, limits: Limits) -> None:
+        protocol = type("Connection", (Connection,), {"room": Room(limits)})
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            loop="asyncio",
+            ws="none",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            backlog=ACCEPTED,
+            timeout_graceful_shutdown=int(limits.timeout) + 1,
+        )
+        super().__init__(config)
+        self.engine = app.state.engine
+        self.is_forced = False
+        """Whether requests were canceled by a second Ctrl-C."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._quiet_until = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_error)
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(WAITING)
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Report an error of the event loop; once a while if it cannot accept connections, which it tries again."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in OUT_OF_RESOURCES:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._quiet_until:
+            self._quiet_until = loop.time() + QUIET_SECONDS
+            warn(f"no connection can be accepted ({error.strerror}); allow more open files, or fewer connections")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle the signals that end the server."""
+        if threading.current_thread() is not threading.main_thread():  # the only thread that may
+            yield
+            return
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End when all is answered; at the second Ctrl-C, cancel what is not. A third one kills the process."""
+        if self.should_exit and sig == signal.SIGINT and self._loop:
+            self.is_forced = True
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            self._loop.call_soon_threadsafe(self._cancel)
+        self.should_exit = True
+
+    def _cancel(self) -> None:
+        """Answer all requests with status 503; close the connections whose clients do not read that."""
+        self.engine.cancel()
+        for connection in self.server_state.connections:
+            asyncio.get_running_loop().call_later(FORCED_SECONDS, connection.transport.abort)
