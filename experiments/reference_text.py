@@ -74,7 +74,7 @@ print(reply.status_code, reply.json()["error"]["message"])
 
 RULES = """
 Requests are JSON. With `--api-key-file`, every route but `/health` and the files of the page needs the header
-`Authorization: Bearer KEY`. Unknown fields are refused. A limit of the server (`--max-steps`, `--max-texts`)
+`Authorization: Bearer KEY`. Unknown fields are refused, and so are numbers written as text or as `true`. A limit of the server (`--max-steps`, `--max-texts`)
 may be below that of a field."""
 
 EVERY = "Those of `/v1/completions`, `/v1/infill` and `/v1/score`."
@@ -233,10 +233,11 @@ ERRORS = (
     ("model_not_found", "404", "The server has another model"),
     ("", "404, 405", "There is no such route, or not with this method"),
     ("deadline_exceeded", "408", "The request was not finished within its `timeout`, or the server's"),
-    ("timeout", "408", "The body did not arrive within 30 seconds"),
+    ("timeout", "408", "The headers did not arrive within 10 seconds, or the body within 30"),
     ("body_too_large", "413", "The body has more than 1 MiB"),
     ("wrong_host", "421", "The server was addressed by a name that is not its own, see `--host`"),
     ("overloaded", "429", "The queue is full, or the work ahead would take too long; `Retry-After` is in seconds"),
+    ("overloaded", "503", "Too many connections are open; `Retry-After` is in seconds"),
     ("non_finite", "500", "The output of the network was not finite"),
     ("internal_error", "500", "An error in the server; its message is in the reply"),
     ("canceled", "503", "The server stops"),

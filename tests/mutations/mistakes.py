@@ -57,6 +57,49 @@ BESIDE = "integration/test_beside_training.py"
 KILLED = "integration/test_killed.py::test_a_killed_run_resumes_bit_for_bit[absorbing-between checkpoints]"
 
 MISTAKES = [
+    # What clients may do to a server -----------------------------------------------------------------------
+    Mistake(
+        "each gap is limited, and not their sum",
+        "generate/template.py",
+        "    if total > longest:",
+        "    if total > longest * 10**9:",
+        "unit/test_generate.py::test_the_gaps_of_a_template_together_fit_into_the_model",
+    ),
+    Mistake(
+        "rows enter in the order of their arrival, whoever sent them",
+        "serve/fair.py",
+        "self._items.setdefault(item.client, deque())",
+        'self._items.setdefault("", deque())',
+        "exact/test_engine.py::test_clients_take_turns_at_slots",
+    ),
+    Mistake(
+        "a full queue is full for every client",
+        "serve/engine.py",
+        "taken = min(self.running + waiting + rows, clients * (share.rows + rows))",
+        "taken = self.running + waiting + rows",
+        "exact/test_engine.py::test_a_client_that_fills_the_queue_leaves_others_their_share",
+    ),
+    Mistake(
+        "half a request's headers stop its deadline",
+        "serve/http.py",
+        "        if self._answers or self.transport.is_closing():",
+        "        if self._answers or self.transport.is_closing() or self.conn.trailing_data[0]:",
+        "integration/test_serve_attacks.py::test_headers_must_arrive_in_time",
+    ),
+    Mistake(
+        "a refused body is not read",
+        "serve/guard.py",
+        "    if receive:\n",
+        "    if False:\n",
+        "integration/test_serve_attacks.py::test_a_body_that_is_too_large_gets_its_reply",
+    ),
+    Mistake(
+        "a host is its beginning",
+        "serve/guard.py",
+        "_HOST.fullmatch(host)",
+        "_HOST.match(host)",
+        "integration/test_serve_attacks.py::test_a_host_must_be_one_of_the_servers_names",
+    ),
     # What is trained and validated on ----------------------------------------------------------------------
     Mistake(
         "sedd eval RUN scores training data",
