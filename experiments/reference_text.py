@@ -74,8 +74,8 @@ print(reply.status_code, reply.json()["error"]["message"])
 
 RULES = """
 Requests are JSON. With `--api-key-file`, every route but `/health` and the files of the page needs the header
-`Authorization: Bearer KEY`. Unknown fields are refused, and so are numbers written as text or as `true`. A limit of the server (`--max-steps`, `--max-texts`)
-may be below that of a field."""
+`Authorization: Bearer KEY`. Unknown fields are refused, and so are numbers written as text or as
+`true`. A limit of the server (`--max-steps`, `--max-texts`) may be below that of a field."""
 
 EVERY = "Those of `/v1/completions`, `/v1/infill` and `/v1/score`."
 SAMPLING = (

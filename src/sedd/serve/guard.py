@@ -101,9 +101,10 @@ class Guard:
     def _key(self, authorization: str) -> bytes | None:
         """Return the key of a header, if it is one of the server's."""
         kind, _, given = authorization.partition(" ")
-        sent = given.strip().encode("latin-1")  # the bytes that came, which are those of a key in UTF-8
-        found = [hmac.compare_digest(sent, key) for key in self.keys]  # all, to take equal time
-        return sent if kind.lower() == "bearer" and any(found) else None
+        text = given.strip()
+        sent = text.encode("latin-1"), text.encode()  # in UTF-8; in Latin-1, as browsers and http.client send it
+        found = [key for key in self.keys for one in sent if hmac.compare_digest(one, key)]  # all, to take equal time
+        return found[0] if kind.lower() == "bearer" and found else None
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str]) -> None:
         """Read the whole body, which is small, and pass it on."""

@@ -15,12 +15,7 @@ export function setKey(key) {
 
 function headers() {
   const key = sessionStorage.getItem(KEY);
-  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${utf8(key)}` } : {}) };
-}
-
-// A header holds one byte per character; the server compares the bytes of UTF-8.
-function utf8(text) {
-  return String.fromCharCode(...new TextEncoder().encode(text));
+  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 }
 
 async function send(path, body, signal) {
