@@ -40,7 +40,7 @@ LIMITS: Mapping[str, int] = {
     "model.depth": 2**10,
     "model.heads": 2**10,
     "model.cond_dim": 2**16,
-    "model.seq_len": 2**24,
+    "model.seq_len": 2**20,
     "train.batch_size": 2**20,
     "train.grad_accumulation": 2**20,
     "train.eval_sequences": 2**24,
@@ -57,6 +57,8 @@ MAX_NESTING = 64
 """Levels of lists and mappings in a configuration file; ours have two."""
 MAX_TEXT = 2**30
 """Bytes of a file that is read as a whole: templates, samples, results, tokenizers."""
+MAX_RECORD = 2**24
+"""Bytes of a JSON file that describes a model, a run or data; ours have some thousands."""
 MAX_SETTINGS = 2**18
 """Characters of a configuration file; ours have some thousands."""
 BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -159,16 +161,35 @@ def warn(text: str) -> None:
 # Files -----------------------------------------------------------------------------------------------------
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file as a whole; raise ValueError if that fails, or if it is too large."""
+def read_text(path: Path, most: int | None = None) -> str:
+    """Read a UTF-8 file as a whole; raise ValueError if that fails, or if it has more than ``most`` bytes."""
+    most = MAX_TEXT if most is None else most
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TEXT + 1)
-        if len(content) <= MAX_TEXT:
-            return TextIOWrapper(BytesIO(content), encoding="utf-8").read()
+        content = read_bytes(path, most)
+        return TextIOWrapper(BytesIO(content), encoding="utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} could not be read as text: {error}") from None
-    raise ValueError(f"{path} has more than {MAX_TEXT:,} bytes, too many to be read as a whole; split it")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a file as a whole; raise ValueError if it has more than ``most`` bytes, as devices have that do not end."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes, too many to be read as a whole; split it")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file that describes a model, a run or data.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is not JSON, too large, or a device or pipe, whose content need not end.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a regular file")
+    return parse_json(read_bytes(path, MAX_RECORD).decode())
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -19,8 +19,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from sedd.border import check_count, check_limit, read_text
+from sedd.border import check_count, check_limit, parse_json, read_text
 from sedd.tokenizer.base import DEFINITION, Ids, Tokenizer, utf8
+from sedd.tokenizer.growth import check_growth
 
 SECONDS = 30.0
 """Time that a call with regular expressions from a file may take, beside that for its text."""
@@ -28,6 +29,11 @@ SPEED = 10_000
 """Characters per second that are the least for such a call."""
 PART = 2**16
 """Least characters of the parts of a long text, which are encoded in parallel."""
+MAX_DEFINITION = 2**26
+"""Bytes of a definition; one of a million tokens has fewer."""
+STEPS = ("version", "normalizer", "pre_tokenizer", "decoder")
+"""What changes a text in a definition."""
+EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 _ODD_BYTES = re.compile("([\udc80-\udcff]+)")
 """Bytes that are not UTF-8, as Python's ``surrogateescape`` decodes them."""
@@ -66,7 +72,8 @@ class BPE(Tokenizer):
     @classmethod
     def read(cls, path: Path) -> "BPE":
         """Read a ``tokenizer.json``; its own end-of-text and padding tokens become the special ids."""
-        tokenizer = cls(definition=read_text(path))
+        with _explain_errors(str(path)):
+            tokenizer = cls(definition=read_text(path, MAX_DEFINITION))
         special = {
             token.content: id for id, token in tokenizer._model.get_added_tokens_decoder().items() if token.special
         }
@@ -78,7 +85,7 @@ class BPE(Tokenizer):
     def gpt2(cls, vocab: Path, merges: Path) -> "BPE":
         """Build GPT-2's tokenizer from its two published files, ``encoder.json`` and ``vocab.bpe``."""
         for path in (vocab, merges):
-            read_text(path)
+            read_text(path, MAX_DEFINITION)
         with _explain_errors(f"{vocab} and {merges} are not GPT-2's vocabulary and merges"):
             model = _byte_level(models.BPE.from_file(str(vocab), str(merges)))
         model.add_special_tokens(["<|endoftext|>"])
@@ -87,9 +94,15 @@ class BPE(Tokenizer):
     @cached_property
     def _model(self) -> tokenizers.Tokenizer:
         with _explain_errors("the definition of the tokenizer is damaged or of an unknown kind"):
+            parts = {name: part for name, part in parse_json(self.definition).items() if name in STEPS}
+            # without its added tokens, which the library normalizes as it reads them
+            steps = tokenizers.Tokenizer.from_str(json.dumps({**parts, "model": EMPTY}))
+        check_growth(json.loads(steps.to_str()))
+        with _explain_errors("the definition of the tokenizer is damaged or of an unknown kind"):
             model = tokenizers.Tokenizer.from_str(self.definition)
         model.no_padding()
         model.no_truncation()
+        model.post_processor = None  # it could repeat a text; the special tokens that it adds are left out anyway
         model.encode_special_tokens = True  # "<|endoftext|>" inside a text is encoded as text
         return model
 
@@ -189,7 +202,7 @@ class BPE(Tokenizer):
     @classmethod
     def restore(cls, folder: Path, config: Mapping[str, Any]) -> "BPE":
         """Rebuild from tokenizer.json."""
-        return cls(definition=read_text(folder / DEFINITION), eos=config["eos"], pad=config["pad"])
+        return cls(definition=read_text(folder / DEFINITION, MAX_DEFINITION), eos=config["eos"], pad=config["pad"])
 
     def _decode(self, ids: Ids) -> str:
         text: str = self._model.decode(ids.tolist(), skip_special_tokens=True)

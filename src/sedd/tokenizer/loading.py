@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sedd.border import parse_json, read_text
+from sedd.border import read_json
 from sedd.registry import TOKENIZERS
 from sedd.tokenizer.base import CONFIG, DEFINITION, FORMAT, Tokenizer
 from sedd.tokenizer.bpe import BPE
@@ -28,7 +28,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(read_text(path))
+        found = read_json(path)
+    except OSError as error:
+        raise ValueError(f"{path} could not be read: {error.strerror}; save the tokenizer again") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; save the tokenizer again") from None
     if not isinstance(found, dict):

@@ -1,0 +1,85 @@
+"""Bound how much longer a tokenizer.json can make a text, before anything is encoded with it."""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+from sedd.tokenizer.base import DEFINITION
+
+MAX_GROWTH = 64
+"""How many times as long a tokenizer may make a text; published ones reach 40 at worst."""
+UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 12, "ByteLevel": 4}
+"""The most characters that a step of the Unicode standard, or of bytes, makes of one."""
+
+
+def check_growth(definition: dict[str, Any]) -> None:
+    """Reject a definition whose steps may multiply a text.
+
+    Args:
+        definition: The JSON of the `tokenizers` library, as the library writes it: it reads other spellings too.
+    """
+    for part in ("normalizer", "pre_tokenizer"), ("decoder",):
+        growth = _growth([step for name in part for step in _steps(definition.get(name))])
+        if growth > MAX_GROWTH:
+            raise ValueError(
+                f"the {' and the '.join(part)} in {DEFINITION} may make a text {_count(growth)} times as long, and "
+                f"{MAX_GROWTH} times is the most; shorten what they insert, or use another tokenizer"
+            )
+
+
+def _growth(steps: list[dict[str, Any]]) -> float:
+    """Return the most characters that these steps may make of one.
+
+    The length afterwards is at most factor · length + constant. A step of the standard counts after the author of the
+    file has put in other characters than ASCII: in a text of your own it seldom finds anything that grows.
+    """
+    factor, constant, is_foreign = 1.0, 0.0, False
+    for step in steps:
+        kind, ratio, added, inserted = step.get("type"), 1.0, 0.0, ""
+        match kind:
+            case "Replace":
+                inserted = step["content"]
+                pattern = step["pattern"].get("String", "")
+                # a regular expression may match the empty text between any two characters
+                ratio = max(1.0, len(inserted) / len(pattern)) if pattern else 1.0 + len(inserted)
+            case "Precompiled":
+                inserted = _longest_entry(step["precompiled_charsmap"])
+                ratio = max(1.0, len(inserted))
+            case "Prepend":
+                inserted = step["prepend"]
+                added = len(inserted)
+            case "Metaspace":
+                inserted, added = step["replacement"], 1.0
+            case "BPEDecoder" | "CTC":
+                ratio = 2.0  # what they replace by a space may be empty
+            case "WordPiece":
+                added = 1.0
+            case _:
+                ratio = UNICODE.get(str(kind), 1) if is_foreign else 1.0
+                added = float(bool(step.get("add_prefix_space")))
+        factor, constant = factor * ratio, constant * ratio + added
+        is_foreign = is_foreign or not inserted.isascii() or kind == "ByteLevel"
+    return factor + constant
+
+
+def _steps(component: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a component: of sequences, which may be nested, those within."""
+    if not isinstance(component, dict):
+        return
+    if component.get("type") != "Sequence":
+        yield component
+        return
+    for name in ("normalizers", "pretokenizers", "decoders"):
+        for step in component.get(name, []):
+            yield from _steps(step)
+
+
+def _longest_entry(charsmap: str) -> str:
+    """Return the longest replacement in a map of SentencePiece: a trie after its size, then texts that end in zero."""
+    content = base64.b64decode(charsmap)
+    texts = content[4 + int.from_bytes(content[:4], "little") :]
+    return max((text.decode(errors="replace") for text in texts.split(b"\0")), key=len, default="")
+
+
+def _count(growth: float) -> str:
+    return f"{growth:,.0f}" if growth < 1e12 else "over 10^12"
