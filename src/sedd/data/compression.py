@@ -16,6 +16,7 @@ from typing import Any, final
 from sedd.extras import install_hint
 
 BLOCK = 1 << 17  # bytes read at a time
+ZSTD_BLOCK = 1 << 12  # a frame has a block of 128 KiB in as little as 4 bytes, and the library decompresses all it gets
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 
 
@@ -40,21 +41,21 @@ class _Zstd(io.RawIOBase):
     def __init__(self, raw: BufferedIOBase, library: Any) -> None:
         self.raw, self.library = raw, library
         self.frame: Any = None
-        self.unused = self.ready = b""
+        self.unused, self.ready = b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self.ready:
-            block = self.unused or self.raw.read(BLOCK)
+            block = self.unused or self.raw.read(ZSTD_BLOCK)
             if not block:
                 if self.frame is not None:
                     raise EOFError("the file ends inside a zstd frame")
                 return 0
             self.frame = self.frame or self.library.ZstdDecompressor().decompressobj()
             try:
-                self.ready = self.frame.decompress(block)
+                self.ready = memoryview(self.frame.decompress(block))
             except self.library.ZstdError as error:
                 raise EOFError(str(error)) from None
             self.unused = self.frame.unused_data

@@ -8,7 +8,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from sedd.border import check_fields, parse_json
+from sedd.border import check_fields, read_json
 
 FORMAT = 2
 INDEX = "index.json"
@@ -71,7 +71,7 @@ class Index:
         """Read the index of ``folder`` and check its hash."""
         path = folder / INDEX
         try:
-            found = parse_json(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             if isinstance(found, dict) and found.get("format") != FORMAT:
                 raise ValueError(f"its format is {found.get('format')}, and this version reads format {FORMAT}")
             _check_types(found)

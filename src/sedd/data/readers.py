@@ -11,6 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from sedd.data.budgets import LONGEST_LINE, LONGEST_WHOLE, rows_at_a_time, short_rows
 from sedd.data.compression import COMPRESSED, import_optional, make_seekable, open_decompressed
 from sedd.data.tables import TEXT_COLUMNS as TEXT_COLUMNS
 from sedd.data.tables import (
@@ -29,7 +30,6 @@ from sedd.data.text_file import UTF8, Found, TextEncoding, TextFile
 from sedd.data.token_files import check_compression, companions, is_token_file, read_array, read_token_file
 
 PIECE = 1 << 18  # bytes read, and characters encoded, at a time; at four times as many a BPE needs twice the memory
-LONGEST_LINE = 1 << 26
 _INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list<\w+: u?int\d+[^<>]*>(\[\d+\])?")
 """How Arrow writes the type of a column of lists of integers."""
 
@@ -230,7 +230,7 @@ def _read_groups(file: TextFile, column: str | None, packing: str, label: str | 
             values = parse_lines(path, chain.from_iterable(_whole_lines(file)))
             return _group_rows(records(str(path), values, column, label), label)
         case ".json":
-            array = parse_array(path, "".join(file.decode(PIECE)))
+            array = parse_array(path, _whole_text(file))
             return _group_rows(records(str(path), array, column, label), label)
         case ".smi" | ".smiles":
             return _group_rows(_smiles_rows(file), None)
@@ -312,6 +312,17 @@ def _whole_lines(file: TextFile) -> Iterator[list[str]]:
         yield [rest]
 
 
+def _whole_text(file: TextFile) -> str:
+    """Return a text that must be read as a whole."""
+    pieces, size = [], 0
+    for piece in file.decode(PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > LONGEST_WHOLE:
+            raise ValueError(f"{file.path} has more than {LONGEST_WHOLE:,} characters; write it as .jsonl")
+    return "".join(pieces)
+
+
 def _smiles_rows(file: TextFile) -> Iterator[Row]:
     """Yield the first word of every line, a molecule, which its name may follow; "smiles" is the head of a column."""
     for line in chain.from_iterable(_whole_lines(file)):
@@ -323,19 +334,23 @@ def _smiles_rows(file: TextFile) -> Iterator[Row]:
 def _fasta_rows(file: TextFile) -> Iterator[Row]:
     """Yield the sequences of a FASTA file: the lines after each line that begins with ">", joined."""
     parts: list[str] = []
+    size = 0
     for line in chain.from_iterable(_whole_lines(file)):
         if line.startswith((">", ";")):
             yield "".join(parts), None
-            parts = []
+            parts, size = [], 0
         else:
             parts.append("".join(line.split()))
+            size += len(line)
+        if size > LONGEST_WHOLE:
+            raise ValueError(f"{file.path} has a sequence of more than {LONGEST_WHOLE:,} characters; split it")
     yield "".join(parts), None
 
 
 def _csv_texts(file: TextFile, column: str | None, label: str | None) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # Python's default is 128 KiB, less than a long document
     try:
-        rows = csv.reader(chain.from_iterable(_whole_lines(file)), strict=True)
+        rows = short_rows(file.path, chain.from_iterable(_whole_lines(file)))
         header = next(rows, [])
         head = list(islice(rows, 1))
         if not head:
@@ -379,8 +394,13 @@ def _parquet_texts(file: Path, stream: BufferedIOBase, column: str | None, label
                 f"column {text_column!r} of {file} is of type {schema.field(text_column).type}; it must be text, or "
                 "lists of integers"
             )
-        for batch in parquet_file.iter_batches(batch_size=1024, columns=list({text_column, label or text_column})):
-            for row in batch.to_pylist():
-                value = row[text_column]
-                record = check_record(value, str(file), value) if isinstance(value, list) else value
-                yield record, None if label is None else label_of(row[label], str(file), label)
+        columns = list({text_column, label or text_column})
+        for group in range(parquet_file.num_row_groups):
+            size = rows_at_a_time(file, parquet_file.metadata.row_group(group), columns)
+            for batch in parquet_file.iter_batches(batch_size=size, row_groups=[group], columns=columns):
+                for row in batch.to_pylist():
+                    value = row[text_column]
+                    if len(value or "") > LONGEST_LINE:
+                        raise ValueError(f"{file} has a text of more than {LONGEST_LINE:,} characters; split it")
+                    record = check_record(value, str(file), value) if isinstance(value, list) else value
+                    yield record, None if label is None else label_of(row[label], str(file), label)

@@ -15,6 +15,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -23,7 +24,8 @@ import numpy as np
 from jaxtyping import Int
 
 from sedd.border import read_text
-from sedd.data.compression import COMPRESSED, make_seekable
+from sedd.data.budgets import short_rows
+from sedd.data.compression import BLOCK, COMPRESSED, make_seekable
 from sedd.tokenizer import Ids
 
 MAGIC = b"MMIDIDX\0\0"
@@ -167,10 +169,12 @@ def _datatrove(path: Path) -> TokenFile:
 
 
 def _dolma(path: Path) -> TokenFile:
-    table, ends = path.with_suffix(".csv.gz"), array("q", [0])
+    table, ends, size = path.with_suffix(".csv.gz"), array("q", [0]), path.stat().st_size
     try:
         with gzip.open(table, "rt", encoding="utf-8", newline="") as text:
-            for number, row in enumerate(csv.reader(text), 1):
+            for number, row in enumerate(short_rows(table, iter(partial(text.readline, BLOCK), "")), 1):
+                if number > size:
+                    raise ValueError(f"it has more documents than {path.name} has bytes")
                 if len(row) < 2 or row[0] != str(ends[-1]) or not row[1].isdecimal():
                     raise ValueError(
                         f"its line {number} does not begin with {ends[-1]}, where the document before it ends"
@@ -178,7 +182,7 @@ def _dolma(path: Path) -> TokenFile:
                 ends.append(int(row[1]))
     except (OSError, EOFError, OverflowError, ValueError, csv.Error, zlib.error) as error:
         raise ValueError(f"{table} cannot be read as dolma's list of documents: {error}; copy it again") from None
-    total, size = ends[-1], path.stat().st_size
+    total = ends[-1]
     fitting = [width for width in (2, 4) if size == width * total]
     if not fitting:
         raise ValueError(
