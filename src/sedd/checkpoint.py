@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 from safetensors import SafetensorError
 
 from sedd import files, models
-from sedd.border import check_count, check_fields, parse_json, warn
+from sedd.border import check_count, check_fields, read_json, warn
 from sedd.config import RunConfig
 from sedd.runtime.launch import find_launch
 
@@ -200,7 +200,7 @@ def load_json(folder: Path, stem: str) -> Any:
     """Load one .json file of a checkpoint."""
     path = folder / f"{stem}.json"
     try:
-        return parse_json(path.read_text())
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
@@ -220,7 +220,7 @@ def corruption(folder: Path, required: Sequence[str] = ()) -> str | None:
         required: Names that its manifest must state.
     """
     try:
-        manifest = parse_json((folder / MANIFEST).read_text())
+        manifest = read_json(folder / MANIFEST)
         expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "its manifest cannot be read"

@@ -256,7 +256,10 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
     m = config.model
     causal, hollow = config.objective == "autoregressive", m.parameterization == "conditional"
     states = setup.process.vocab_size + 1 if causal else setup.process.num_states
-    _check_memory(m.width, m.depth, states)
+    if torch.get_default_device().type != "meta":
+        least = 4 * m.width * (states + 8 * m.depth * m.width)
+        what = f"a network of width {m.width} and depth {m.depth} for {states} states has weights of"
+        check_memory(least, what, "choose a smaller width, depth or vocabulary")
     return build_transformer(
         m.architecture,
         states=states,
@@ -275,14 +278,11 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
     )
 
 
-def _check_memory(width: int, depth: int, states: int) -> None:
-    """Refuse a network whose weights alone are larger than the memory of this machine."""
-    least, memory = 4 * width * (states + 8 * depth * width), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if least > memory and torch.get_default_device().type != "meta":
-        raise ValueError(
-            f"a network of width {width} and depth {depth} for {states} states has weights of at least {least:,} "
-            f"bytes, and this machine has a memory of {memory:,}; choose a smaller width, depth or vocabulary"
-        )
+def check_memory(least: int, what: str, advice: str) -> None:
+    """Reject what takes more bytes than this machine has memory, before any are allocated."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if least > memory:
+        raise ValueError(f"{what} at least {least:,} bytes, and this machine has a memory of {memory:,}; {advice}")
 
 
 def build_model(

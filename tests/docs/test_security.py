@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from sedd.border import LIMITS, MAX_NESTING, MAX_SETTINGS, MAX_TEXT
+from sedd.border import LIMITS, MAX_NESTING, MAX_RECORD, MAX_SETTINGS, MAX_TEXT
+from sedd.data.budgets import LONGEST_LINE, LONGEST_WHOLE, MAX_EXPANSION
+from sedd.tokenizer.bpe import MAX_DEFINITION
+from sedd.tokenizer.growth import MAX_GROWTH
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/security.md").read_text()
@@ -25,7 +28,8 @@ def load_licences() -> ModuleType:
 def test_the_limits_are_listed() -> None:
     rows = re.findall(r"^\| `([a-z_.]+)` \| ([\d,]+) \|$", PAGE, re.MULTILINE)
     assert rows == [(name, f"{most:,}") for name, most in LIMITS.items()]
-    for number in (MAX_NESTING, MAX_SETTINGS, MAX_TEXT):
+    files = (MAX_RECORD, MAX_DEFINITION, MAX_GROWTH, LONGEST_LINE, LONGEST_WHOLE, MAX_EXPANSION)
+    for number in (MAX_NESTING, MAX_SETTINGS, MAX_TEXT, *files):
         assert f" {number:,} " in PAGE
 
 

@@ -921,4 +921,18 @@ MISTAKES = [
         "if False:",
         "integration/test_run_folder.py::test_a_run_whose_checkpoints_are_lost",
     ),
+    Mistake(
+        "steps of Unicode never count as growth",
+        "tokenizer/growth.py",
+        "UNICODE.get(str(kind), 1) if is_foreign else 1.0",
+        "1.0",
+        "unit/test_memory_budgets.py::test_a_tokenizer_that_multiplies_texts_is_rejected",
+    ),
+    Mistake(
+        "a row group is read a thousand rows at a time whatever it holds",
+        "data/budgets.py",
+        "max(1, min(1024, 2 * LONGEST_WHOLE // max(1, size)))",
+        "1024",
+        "unit/test_memory_budgets.py::test_a_repeated_text_of_parquet_is_read_a_few_rows_at_a_time",
+    ),
 ]

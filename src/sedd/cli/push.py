@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sedd.border import check_fields, parse_json
+from sedd.border import check_fields, parse_json, read_text
 from sedd.cli.root import AsJson, ModelFolder, announce, app, count_of, model_name, print_record
 
 
@@ -43,7 +43,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
     needed = ("nats_per_token", "stderr_nats_per_token", "protocol", "data")
     try:
-        found = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [parse_json(line) for line in read_text(path).splitlines()]
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as results: {error}") from None
     if not found or not all(isinstance(record, dict) and set(needed) <= record.keys() for record in found):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sedd.border import is_of_type, parse_json, visible
+from sedd.border import is_of_type, read_json, visible
 from sedd.cli.root import AsJson, app
 
 Run = dict[str, Any]
@@ -84,7 +84,7 @@ def _number(state: Run, name: str) -> int | float | None:
 
 def _read_json(path: Path) -> Run:
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -56,7 +56,7 @@ class SamplingRun:
     """
 
     def __init__(self, model: Any, process: Process, schedule: Schedule, settings: SamplingSettings) -> None:
-        self.settings, self.stats = settings, SamplingStats()
+        self.settings, self.stats, self.vocab_size = settings, SamplingStats(), process.vocab_size
         if not isinstance(model, SamplingModel):
             model = SamplingModel(model, warping=build_warping(settings))
         self.model: SamplingModel = model
@@ -95,6 +95,11 @@ class SamplingRun:
             prompt: The given tokens of each row.
             first: The index of the first row. A sample is a function of its index and the seed.
         """
+        if prompt.given.device.type == "cpu":  # a GPU says itself that its memory is too small
+            rows, length = prompt.given.shape
+            least = 4 * rows * length * self.vocab_size
+            what = f"a batch of {rows} samples of {length:,} tokens with {self.vocab_size} probabilities each takes"
+            factory.check_memory(least, what, "choose a smaller batch or length")
         start = time.perf_counter()
         indices = first + torch.arange(len(prompt.given), device=prompt.given.device)
         model = SamplingModel.of(self.model)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sedd import __version__, files
-from sedd.border import check_fields, parse_json
+from sedd.border import MAX_TEXT, check_fields, parse_json, read_bytes
 
 LOG = "log.jsonl"
 FIELD_TYPES = {
@@ -67,7 +67,7 @@ class RunLog:
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Read the records of a run, which may still be running: an incomplete last line is ignored."""
     path = folder / LOG
-    if not path.exists():
+    if not path.is_file():
         raise ValueError(f"{folder} holds no {LOG}; it is not the folder of a run")
     return [record for _, record in _read_records(path)[0]]
 
@@ -84,7 +84,7 @@ def set_aside_log(folder: Path) -> Path | None:
 def _read_records(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
     """Read the lines of a log with their records, and the last line if a killed process has not written all of it."""
     try:
-        *lines, last = path.read_bytes().decode(errors="replace").split("\n")
+        *lines, last = read_bytes(path, MAX_TEXT).decode(errors="replace").split("\n")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     return [(line, _parse(f"{path}, line {number}", line)) for number, line in enumerate(lines, 1)], last
