@@ -357,8 +357,13 @@ class _DatasetWriter:
         self.shards: list[Shard] = []
         self.shard: _HashedFile | None = None
         self.space = SHARD
-        self.lengths = _HashedFile(folder / LENGTHS) if encoder.packing == "lines" else None
-        self.labels = _HashedFile(folder / LABELS) if encoder.labelled else None
+        self.lengths = self.labels = None
+        try:
+            self.lengths = _HashedFile(folder / LENGTHS) if encoder.packing == "lines" else None
+            self.labels = _HashedFile(folder / LABELS) if encoder.labelled else None
+        except OSError:
+            self.close()
+            raise
         self.names: dict[str, int] = {}
         self.tokens = self.records = self.characters = self.bytes = self.longest = self.too_long = 0
 
