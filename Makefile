@@ -1,4 +1,4 @@
-# Every target creates .venv by itself if it is missing or older than pyproject.toml and constraints.txt.
+# Every target creates .venv by itself if it is missing or older than pyproject.toml and requirements.lock.
 PYTHON ?= python3
 bin := .venv/bin
 # several torch processes, each with all threads, run many times slower than with one thread each
@@ -13,20 +13,14 @@ pytest := $(bin)/pytest -n 2 --dist worksteal
 # shapes are checked at every call: of the unit tests always, of the exact ones, which that makes half as fast, by verify
 checked := --jaxtyping-packages=sedd,beartype.beartype
 
-.PHONY: help demo test lint verify journeys ray gpu docs results pictures reference lock bench clean
+.PHONY: help demo test lint verify journeys ray gpu docs results pictures reference audit lock bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/'
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml requirements.lock install_locked.py
 	$(PYTHON) -m venv --clear .venv
-	@if $(bin)/python -m pip install --quiet --constraint constraints.txt uv; then \
-	  links=$$($(bin)/python -m pip config get global.find-links 2>/dev/null || true); \
-	  UV_FIND_LINKS="$$links" $(bin)/uv pip install --quiet --compile-bytecode --python $(bin)/python \
-	    --constraint constraints.txt --build-constraint constraints.txt --editable '.[dev,docs]'; \
-	else \
-	  PIP_CONSTRAINT=constraints.txt $(bin)/python -m pip install --editable '.[dev,docs]'; \
-	fi
+	$(bin)/python install_locked.py --editable '.[dev,docs]'
 	@touch $@
 
 demo: export OMP_NUM_THREADS = 2
@@ -50,7 +44,7 @@ verify: .venv/ready  ## run the long verification tests
 	SEDD_FUZZ=1000 $(pytest) tests/fuzz  # other examples each time
 	$(bin)/python tests/mutations/run.py
 	$(bin)/python tests/faults/run.py
-	$(MAKE) ray journeys
+	$(MAKE) ray journeys audit
 
 ray: .venv/ready  ## test serving and training on a local Ray, two replicas or workers (installs Ray in build/ray)
 	links=$$($(bin)/python -m pip config get global.find-links 2>/dev/null || true); UV_FIND_LINKS="$$links" \
@@ -60,8 +54,7 @@ ray: .venv/ready  ## test serving and training on a local Ray, two replicas or w
 journeys: export OMP_NUM_THREADS = 2
 journeys: .venv/ready  ## type what three users would type, in a fresh environment; read what is in build/journeys (20 minutes)
 	rm -rf build/journeys && $(PYTHON) -m venv build/journeys/environment
-	links=$$($(bin)/python -m pip config get global.find-links 2>/dev/null || true); UV_FIND_LINKS="$$links" \
-	  $(bin)/uv pip install --quiet --python build/journeys/environment/bin/python --constraint constraints.txt .
+	build/journeys/environment/bin/python install_locked.py .
 	build/journeys/environment/bin/python tests/journeys/run.py build/journeys
 
 gpu: .venv/ready  ## run the tests that need a GPU
@@ -80,8 +73,11 @@ reference: .venv/ready  ## write the reference pages (command line, configuratio
 	$(bin)/python experiments/reference_pages.py
 	$(bin)/python experiments/tree.py
 
-lock: .venv/ready  ## write requirements.lock, the tested versions with hashes, and the licences of docs/security.md
-	$(bin)/uv pip compile --quiet --no-header --no-annotate --generate-hashes --python $(bin)/python \
+audit: .venv/ready  ## look the locked versions up in a database of known vulnerabilities; needs the network
+	$(bin)/python experiments/audit_dependencies.py
+
+lock: .venv/ready  ## write requirements.lock, the tested versions for all platforms with hashes, and the licences of docs/security.md
+	$(bin)/uv pip compile --quiet --universal --python-version 3.11.5 --no-header --no-annotate --generate-hashes --python $(bin)/python \
 	  --constraint constraints.txt --extra dev --extra docs --output-file requirements.lock pyproject.toml
 	$(bin)/python experiments/licences.py
 

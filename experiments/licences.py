@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "security.md"
 START, END = "<!-- licences: written by experiments/licences.py -->", "<!-- end of licences -->"
-NOT_INSTALLED = {"datasets": "Apache-2.0", "trackio": "MIT", "wandb": "MIT"}
+NOT_INSTALLED = {"datasets": "Apache-2.0", "trackio": "MIT", "uv": "MIT OR Apache-2.0", "wandb": "MIT"}
 """Licences of optional packages that the development environment does not have."""
 NAMES = {
     "Apache Software License": "Apache-2.0",
