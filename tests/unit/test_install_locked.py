@@ -86,7 +86,7 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path: Path, is_tampered: 
     assert (tmp_path / "site" / "example.py").exists() is not is_tampered
 
 
-def test_versions_that_nobody_looked_up_are_not_reported_as_safe(
+def test_an_unreachable_database_is_not_a_passed_audit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor are those of a report with gaps."""
