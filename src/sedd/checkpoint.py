@@ -72,7 +72,7 @@ def check_writable(folder: Path) -> None:
 def require_empty(out: Path) -> None:
     """Raise ValueError if the folder of a model that is to be written exists and is not empty."""
     files.check_utf8(out)
-    files.require_empty(out)
+    files.require_empty_folder(out)
 
 
 def write_tensors(path: Path, values: "Mapping[str, Tensor]") -> None:

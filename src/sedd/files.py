@@ -109,7 +109,7 @@ def _clear(folder: Path) -> None:
             path.unlink()
 
 
-def require_empty(folder: Path) -> None:
+def require_empty_folder(folder: Path) -> None:
     """Raise ValueError if a folder to write exists and is not an empty folder."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder; choose another --out")

@@ -57,9 +57,11 @@ def one_wins(ends: Ends) -> int:
     """Return which of two commands succeeded; the other ended with one sentence."""
     assert sorted(code for code, _ in ends) == [0, 2], ends
     winner = [code for code, _ in ends].index(0)
-    said = [line for line in ends[1 - winner][1].splitlines() if " in use by " in line or "not an empty folder" in line]
-    assert len(said) == 1, ends
-    assert "--out" in said[0]
+    sentences = [
+        line for line in ends[1 - winner][1].splitlines() if " in use by " in line or "not an empty folder" in line
+    ]
+    assert len(sentences) == 1, ends
+    assert "--out" in sentences[0]
     assert "Traceback" not in ends[1 - winner][1]
     return winner
 

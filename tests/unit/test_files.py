@@ -170,7 +170,7 @@ def test_a_folder_is_locked_by_one_process(tmp_path: Path, refuses: Refuses) -> 
 
 def write_folder(path: Path, text: str, then: Callable[[], object] = lambda: None) -> None:
     with files.atomic_folder(path) as folder:
-        files.require_empty(path)
+        files.require_empty_folder(path)
         (folder / "a").write_text(text)
         then()
         (folder / "b").write_text(text)

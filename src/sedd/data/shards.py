@@ -83,7 +83,7 @@ def prepare(
             files.atomic_folder(out) as folder,
             contextlib.closing(_DatasetWriter(folder, encoder)) as writer,
         ):
-            files.require_empty(out)
+            files.require_empty_folder(out)
             found = Found()
             chunks = enumerate(read_chunks(expanded, column, packing, label, text_encoding, found))
             for encoded in _in_order(encoder, chunks, workers or _cores()):
