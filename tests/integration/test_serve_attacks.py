@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +159,22 @@ def test_silent_connections_make_room_and_busy_ones_do_not() -> None:
         assert server.engine.metrics.rows.labels("canceled")._value.get() == 0
         for client in (*silent, *busy):
             client.close()
+
+
+def test_a_listener_that_is_closed_before_it_is_tried_again_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """As after too many open files, one second before the server ends."""
+    server = http.HttpServer(build_app(LOADED, "tiny"), Limits())
+    server.should_exit = True
+
+    async def try_again() -> None:
+        loop: Any = asyncio.get_running_loop()
+        loop.set_exception_handler(server._on_error)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            loop.call_soon(loop._start_serving, None, listener)
+        await asyncio.sleep(0)
+
+    asyncio.run(try_again())
+    assert capfd.readouterr().err == ""
 
 
 def test_the_cap_leaves_files_for_everything_else() -> None:

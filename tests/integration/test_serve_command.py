@@ -56,6 +56,7 @@ def test_a_lost_terminal_drains_and_files_that_run_out_are_reported_once(
 ) -> None:
     """Connections that cannot be accepted wait for others to close. SIGHUP: what was accepted is answered."""
     with sedd_serve(environment, words_run, "--slots", 1) as server, ThreadPoolExecutor() as pool:
+        assert server.site.send("/ready").status == 200
         files = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (files + 2, 4096))
         silent = [server.site.connect() for _ in range(6)]
@@ -71,7 +72,7 @@ def test_a_lost_terminal_drains_and_files_that_run_out_are_reported_once(
         assert server.stop(signal.SIGHUP) == 0
         assert answer.result().status == 200
         server.reader.join()
-        assert len(server.printed) == 1, server.printed
+        assert len(server.printed) == 1, "".join(server.printed)
 
 
 def test_a_second_interrupt_answers_what_is_left_with_503(words_run: Path, environment: dict[str, str]) -> None:

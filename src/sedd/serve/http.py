@@ -200,6 +200,8 @@ class HttpServer(uvicorn.Server):
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Report an error of the event loop; once a while if it cannot accept connections, which it tries again."""
         error = context.get("exception")
+        if self.should_exit and isinstance(error, ValueError) and "_start_serving" in context["message"]:
+            return  # it tries again, and the server listens no more
         if not isinstance(error, OSError) or error.errno not in OUT_OF_RESOURCES:
             loop.default_exception_handler(context)
         elif loop.time() >= self._quiet_until:
