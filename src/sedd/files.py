@@ -204,9 +204,7 @@ def locked_folder(folder: Path, shown: Path | str | None = None, wait: bool = Fa
         try:
             yield
         finally:
-            if _is_at(handle, folder / LOCK):  # else the folder was renamed, and a file of that name is another's
-                (folder / LOCK).unlink()
-            os.close(handle)
+            _release(handle, folder / LOCK)
     finally:
         with suppress(OSError):
             for path in created:
@@ -228,8 +226,12 @@ def _lock_folder(folder: Path, shown: Path | str, wait: bool, created: list[Path
                     raise
                 warn(f"{shown} is being written by {_holder(lock)}; waiting for it")
                 handle = open_locked(lock, wait=True)
-            os.ftruncate(handle, 0)
-            os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+            try:
+                os.ftruncate(handle, 0)
+                os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+            except BaseException:
+                _release(handle, lock)
+                raise
         except BlockingIOError:
             raise ValueError(
                 f"{shown} is in use by {_holder(lock)}; wait until that ends, stop it, or choose another --out"
@@ -241,6 +243,15 @@ def _lock_folder(folder: Path, shown: Path | str, wait: bool, created: list[Path
         else:
             return handle
     raise ValueError(f"{shown} cannot be written to ({reason.strerror}); choose another --out")
+
+
+def _release(handle: int, lock: Path) -> None:
+    """Remove a lock that this process holds, and close it."""
+    try:
+        if _is_at(handle, lock):  # else the folder was renamed, and a file of that name is another's
+            lock.unlink()
+    finally:
+        os.close(handle)
 
 
 def _holder(lock: Path) -> str:

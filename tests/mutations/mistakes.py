@@ -903,8 +903,8 @@ MISTAKES = [
     Mistake(
         "a writer removes the lock of the next one",
         "files.py",
-        "if _is_at(handle, folder / LOCK):",
-        "if (folder / LOCK).exists():",
+        "if _is_at(handle, lock):",
+        "if lock.exists():",
         "unit/test_files.py::test_the_end_of_one_folder_leaves_the_next_writer_alone",
     ),
     Mistake(

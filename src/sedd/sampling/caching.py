@@ -315,7 +315,7 @@ class SamplingModel:
         self.clamped = self.clamped + (weights.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)).sum()
         return weights.clamp_min(0)
 
-    def check_finite(self, x: Int[Tensor, "b L"] | None = None) -> None:
+    def check_finite(self, x: Int[Tensor, "*positions"] | None = None) -> None:
         """Raise ValueError if an output was not finite, or if positions of ``x`` are masks at the end."""
         if not self.finite or (x is not None and (x >= self.process.vocab_size).any()):
             raise ValueError(
