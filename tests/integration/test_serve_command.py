@@ -98,8 +98,8 @@ ENDLESS = {"template": "{32}", "sampler": "remask", "options": {"eta": 1.0}, "st
 def _refuses(site: Site) -> bool:
     """Return whether no connection is accepted any more."""
     try:
-        site.connect().close()
-    except ConnectionRefusedError:
+        socket.create_connection(("127.0.0.1", site.port)).close()
+    except ConnectionError:
         return True
     return False
 
