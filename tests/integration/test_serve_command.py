@@ -66,7 +66,7 @@ def test_a_lost_terminal_drains_and_files_that_run_out_are_reported_once(
         for client in silent:
             client.close()
         assert waiting.result().status == 200
-        answer = pool.submit(server.site.send, "/v1/infill", ENDLESS | {"steps": 100})
+        answer = pool.submit(server.site.send, "/v1/infill", ENDLESS | {"steps": 400, "n": 4})
         while b"sedd_rows_running 1.0" not in server.site.send("/metrics").body:
             pass
         assert server.stop(signal.SIGHUP) == 0
