@@ -84,6 +84,7 @@ def data_prepare(
             column=column,
             label=label,
             encoding=encoding or "utf-8",
+            fraction=fraction,
             workers=workers,
             on_progress=on_progress,
         )

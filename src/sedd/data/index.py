@@ -22,7 +22,9 @@ FIELD_TYPES: dict[str, Any] = {
     "length": int | None,
     "shards": list[dict[str, Any]],
     "labels": dict[str, Any] | None,
+    "fitted": int | None,
 }
+OPTIONAL = {"labels", "fitted"}
 SHARD_TYPES = {"name": str, "tokens": int, "sha256": str}
 LABEL_TYPES = {"names": list[str], "sha256": str}
 PREPARE_AGAIN = "remove the folder and prepare the data again"
@@ -65,6 +67,7 @@ class Index:
     lengths: str | None  # SHA-256 of lengths.bin; None if packed
     sha256: str  # of all other fields
     labels: Labels | None = None  # not stored if there are none
+    fitted: int | None = None  # characters, or of lines records, that the tokenizer was fitted to; not stored if all
 
     @staticmethod
     def read(folder: Path) -> "Index":
@@ -104,8 +107,8 @@ class Index:
 
     def _plain(self) -> dict[str, Any]:
         plain = {**asdict(self), "shards": [shard._asdict() for shard in self.shards]}
-        del plain["labels"]
-        return plain if self.labels is None else {**plain, "labels": self.labels._asdict()}
+        plain |= {"labels": self.labels._asdict()} if self.labels else {}
+        return {name: value for name, value in plain.items() if value is not None or name not in OPTIONAL}
 
 
 def shard_name(number: int) -> str:
@@ -115,7 +118,7 @@ def shard_name(number: int) -> str:
 
 def _check_types(found: Any) -> None:
     """Refuse an index with fields of other types than `prepare` writes: its author may be anyone."""
-    check_fields("it", found, FIELD_TYPES, required=set(FIELD_TYPES) - {"labels"}, closed=True)
+    check_fields("it", found, FIELD_TYPES, required=set(FIELD_TYPES) - OPTIONAL, closed=True)
     for shard in found["shards"]:
         check_fields("a shard", shard, SHARD_TYPES, required=SHARD_TYPES, closed=True)
     if found.get("labels") is not None:

@@ -119,6 +119,12 @@ class TokenBlocks:
         """Number of characters of the split."""
         return self._split_text[1]
 
+    @property
+    def tokenizer_saw_more(self) -> bool:
+        """Whether the tokenizer was fitted to more than this split, from the beginning of the data."""
+        seen = self.index.fitted
+        return seen is not None and seen > (len(self) if self.index.packing == "lines" else self.characters)
+
     def bits_per_char(self, nats: float, indices: Int[np.ndarray, " n"] | None = None) -> float | None:
         """Convert nats per token that counts in the loss of the given blocks; None where tokens are no text."""
         characters, _ = self.text_per_token(indices)

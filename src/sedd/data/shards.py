@@ -26,7 +26,7 @@ from sedd.tokenizer import BPE, Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
 
 SHARD = 1 << 27  # tokens per file
-READER = 2  # version of the reading of sources, of which the cache holds the results
+READER = 3  # version of the reading of sources, of which the cache holds the results
 PACKING = ("packed", "lines")
 PADS = ("model", "ignore")
 NO_LABEL = 2**16 - 1
@@ -48,6 +48,7 @@ def prepare(
     column: str | None = None,
     label: str | None = None,
     encoding: str = "utf-8",
+    fraction: float = 1.0,
     workers: int | None = None,
     on_progress: OnBytesRead | None = None,
 ) -> Index:
@@ -65,6 +66,7 @@ def prepare(
         column: The column of a table that holds the text.
         label: The column of a table that holds the label; a record in which it is empty has none.
         encoding: The encoding of text files; tokenizers of bytes and byte-level BPE keep bytes that are not UTF-8.
+        fraction: The first part of the characters, or of the records, that the tokenizer was fitted to.
         workers: Chunks encoded in parallel, by default one per core; the result does not depend on it.
         on_progress: Called with the bytes read so far and in total.
     """
@@ -90,7 +92,7 @@ def prepare(
                 writer.add(encoded)
                 if on_progress is not None:
                     on_progress(encoded.done, total)
-            index = writer.finish(pad)
+            index = writer.finish(pad, fraction)
             if notes := [*found.messages(), *writer.messages()]:
                 (folder / NOTES).write_text("".join(note + "\n" for note in notes), encoding="utf-8")
     except OSError as error:
@@ -169,6 +171,7 @@ def prepare_cached(
         "column": column,
         "label": label,
         "encoding": encoding,
+        "fraction": fraction,
     }
     try:
         with files.locked_folder(cache / f".making-{key}", f"the cache {cache}", wait=True):
@@ -268,7 +271,18 @@ class _Encoder:
             labels = [label for row, label in zip(rows, chunk.labels, strict=False) if len(row)]
         rows = rows or [np.zeros(0, np.int64)]
         ids = np.concatenate(rows, dtype=self.dtype, casting="unsafe")  # every id fits: see dtype
-        return _Encoded(ids, lengths, labels, count, *_sizes(chunk.texts), chunk.done, too_long)
+        return _Encoded(ids, lengths, labels, count, *self._size(chunk.texts), chunk.done, too_long)
+
+    def _size(self, texts: Sequence[TextOrIds]) -> tuple[int, int]:
+        """Count characters and bytes, those of ids being of their text; an integer counts as one of each."""
+        characters = size = 0
+        for text in texts:
+            is_ids = not isinstance(text, str) and not isinstance(self.tokenizer, Integers)
+            found = self.tokenizer.decode_bytes(text).decode(errors="surrogateescape") if is_ids else text
+            characters += len(found)
+            is_plain = not isinstance(found, str) or found.isascii()
+            size += len(found) if is_plain else len(utf8(str(found), keeps_bytes=True))
+        return characters, size
 
     def _rows(self, texts: Sequence[TextOrIds]) -> list[Ids]:
         if all(isinstance(text, str) for text in texts):
@@ -297,14 +311,6 @@ class _Encoder:
         labels = [chunk.labels[number] for number in kept] if chunk.labels else ()
         left = chunk._replace(texts=[chunk.texts[number] for number in kept], labels=labels)
         return left, [rows[number] for number in kept], len(rows) - len(kept)
-
-
-def _sizes(texts: Sequence[TextOrIds]) -> tuple[int, int]:
-    """Count characters and bytes; an integer counts as one of each."""
-    return sum(map(len, texts)), sum(
-        len(text) if not isinstance(text, str) or text.isascii() else len(utf8(text, keeps_bytes=True))
-        for text in texts
-    )
 
 
 def _in_order(
@@ -388,7 +394,7 @@ class _DatasetWriter:
         self.too_long += encoded.too_long
         self.longest = max(self.longest, int(encoded.lengths.max(initial=0)))
 
-    def finish(self, pad: str | None) -> Index:
+    def finish(self, pad: str | None, fraction: float) -> Index:
         """Save the tokenizer and write the index."""
         if self.tokens == 0 and self.too_long:
             raise ValueError(
@@ -406,6 +412,7 @@ class _DatasetWriter:
         pad = (pad or "model") if is_padded else None
         tokenizer = self.encoder.tokenizer.with_specials(eos=False, pad=pad == "model")
         tokenizer.save(self.folder)
+        seen = self.records + self.too_long if self.lengths else self.characters
         index = Index(
             format=FORMAT,
             packing=self.encoder.packing,
@@ -422,6 +429,7 @@ class _DatasetWriter:
             lengths=lengths,
             sha256="",
             labels=Labels(tuple(self.names), self.labels.finish()) if self.labels else None,
+            fitted=max(1, int(fraction * seen)) if fraction < 1 else None,
         )
         index = replace(index, sha256=index.content_hash())
         index.write(self.folder)

@@ -26,20 +26,24 @@ def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | No
             )
         data.TokenBlocks.open(folder, config.model.seq_len, "all", check=True)
         data.repeat_notes(folder)
+        if _saw_held_out(folder, config):
+            warn(
+                f"the tokenizer of {folder} was fitted to text that is held out here; prepare it with "
+                f"--val-fraction {options.val_fraction:g} or more"
+            )
         return folder
     fraction = options.fitted_fraction
-    while _reaches_held_out(folder := _prepare(config, fraction, on_progress), config, fraction):
+    while _saw_held_out(folder := _prepare(config, fraction, on_progress), config):
         fraction /= 2
-        warn(f"held-out tokens are long; fitting the tokenizer again, to the first {fraction:.0%} of the text")
+        warn(f"the tokenizer saw held-out text; fitting it again, to the first {fraction:.0%} of the data")
     return folder
 
 
-def _reaches_held_out(folder: Path, config: RunConfig, fraction: float) -> bool:
-    """Whether the first ``fraction`` of the characters reaches into the held-out blocks; of records it cannot."""
-    if fraction == 1 or config.data.packing == "lines":
+def _saw_held_out(folder: Path, config: RunConfig) -> bool:
+    """Whether the tokenizer was fitted to text that this run holds out."""
+    if data.Index.read(folder).fitted is None:
         return False
-    blocks = data.TokenBlocks.open(folder, config.model.seq_len, "train", config.data.val_fraction)
-    return fraction * blocks.index.characters > blocks.characters
+    return data.TokenBlocks.open(folder, config.model.seq_len, "train", config.data.val_fraction).tokenizer_saw_more
 
 
 def _prepare(config: RunConfig, fraction: float, on_progress: Callable[[int, int], None] | None) -> Path:
@@ -80,4 +84,6 @@ def open_datasets(
         return data.TokenBlocks.open(folder, config.model.seq_len, split, config.data.val_fraction, name=name)
 
     folder = ranks.once_per_node(lambda: open_blocks(prepare(), "train").folder)
-    return open_blocks(folder, "train"), open_blocks(folder, "validation")
+    train = open_blocks(folder, "train")
+    train.text_per_token()  # decodes the held-out text once, before the clock starts
+    return train, open_blocks(folder, "validation")
