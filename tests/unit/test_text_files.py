@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
-from sedd.data import TokenBlocks, prepare, prepare_cached, read_documents, readers, text_file
+from sedd.config import DataConfig
+from sedd.data import TokenBlocks, prepare, prepare_cached, read_documents, readers
 from sedd.data.text_file import TextEncoding
 from sedd.tokenizer import BPE, Bytes, Ids, Tokenizer, bpe
+from sedd.training import sizing
 
 WORDS = "once upon a time a naïve cat sat in 漢字 and ate\n"
 MADE = BPE.train(iter([WORDS * 9]), 300)
@@ -60,7 +62,6 @@ def test_nearly_clean_text_keeps_its_bytes(
 ) -> None:
     """Across pieces, in parallel; the count, the first place and the option are shown, now and from the cache."""
     monkeypatch.setattr(readers, "PIECE", 997)
-    monkeypatch.setattr(text_file, "SAMPLE", 4000)
     content = odd(1999)
     file = tmp_path / "a.txt"
     file.write_bytes(content)
@@ -87,6 +88,15 @@ def test_text_that_is_mostly_not_utf8_needs_bytes(
     lower = BPE(definition=MADE.definition.replace('"normalizer":null', '"normalizer":{"type":"Lowercase"}'))
     file.write_bytes(odd(1999))
     refuses(lambda: prepare([file], tmp_path / "lower", lower), "0xe9 at offset 1,998", "--encoding latin-1")
+
+
+def test_the_share_of_odd_bytes_is_that_of_all_of_the_file(tmp_path: Path) -> None:
+    """Many on the first pages of a book, none on the others."""
+    file = tmp_path / "a.txt"
+    file.write_bytes(odd(499, 300_000) + odd(10**6, 400_000))
+    assert prepare([file], tmp_path / "out", MADE).bytes == file.stat().st_size
+    chosen = sizing.choose_tokenizer(DataConfig([str(file)]), "cpu")
+    assert chosen["data"]["tokenizer"].startswith("bpe:")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

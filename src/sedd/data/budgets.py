@@ -13,10 +13,15 @@ MAX_EXPANSION = 100
 """How many times its stored size a longer row group may have; text compresses to about a tenth."""
 
 
+VALUE = 8
+"""Bytes that a value takes at least, however short its encoding is."""
+
+
 def rows_at_a_time(file: Path, group: Any, columns: list[str]) -> int:
     """Return how many rows of a row group of Parquet fit into memory, even if each repeats the longest text in it."""
-    chunks = [chunk for chunk in map(group.column, range(group.num_columns)) if chunk.path_in_schema in columns]
-    size = sum(int(chunk.total_uncompressed_size) for chunk in chunks)
+    every = map(group.column, range(group.num_columns))
+    chunks = [chunk for chunk in every if chunk.path_in_schema.split(".")[0] in columns]  # ids.list.element of a list
+    size = sum(max(int(chunk.total_uncompressed_size), VALUE * int(chunk.num_values)) for chunk in chunks)
     stored = sum(int(chunk.total_compressed_size) for chunk in chunks)
     if size > LONGEST_WHOLE and size > MAX_EXPANSION * stored:
         raise ValueError(

@@ -116,7 +116,8 @@ def _describe(value: Any) -> str:
             return "an object"
         case list():
             others = [item for item in value if _integers([item]) is None]
-            return f"a list that holds {_describe(others[0])}" if others else "a list of integers"
+            kind = "a list" if others and isinstance(others[0], list) else _describe(others[0]) if others else ""
+            return f"a list that holds {kind}" if others else "a list of integers"
         case str():
             return "a text"
     return f"the value {value!r}"

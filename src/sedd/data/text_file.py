@@ -12,8 +12,6 @@ from sedd.tokenizer import Tokenizer
 
 MOST_ODD = 1 / 1000
 """Largest share of bytes that are not UTF-8 in data that other tokenizers than bytes read."""
-SAMPLE = 1 << 18
-"""Bytes from which on the share is checked, and not at the end of the data alone."""
 _ODD_BYTES = re.compile("[\udc80-\udcff]+")
 _KEEPING = ("bytes", "bpe", "gpt2")
 
@@ -137,7 +135,7 @@ class TextFile(NamedTuple):
                 yield text
 
     def _count_odd(self, text: str, offset: int, lines: int) -> None:
-        """Count the bytes that are not UTF-8; raise ValueError if they are too many.
+        """Count the bytes that are not UTF-8.
 
         Args:
             text: Decoded text.
@@ -150,8 +148,6 @@ class TextFile(NamedTuple):
             byte, line = ord(runs[0].group()[0]) - 0xDC00, lines + 1 + before.count("\n")
             self.found.first_odd = f"{_place(byte, offset + len(before.encode()), line)} of {self.path.name}"
         self.found.odd_bytes += sum(len(run.group()) for run in runs)
-        if self.found.bytes >= SAMPLE:
-            self.found.check(self.encoding)
 
     def _wrong_encoding(self, error: UnicodeError, offset: int, lines: int) -> ValueError:
         """Return the error of a file that has another encoding.

@@ -236,15 +236,15 @@ def choose_tokenizer(options: DataConfig, device_name: str | None = None) -> dic
 
 
 def _first_text(options: DataConfig, found: Found) -> str | None:
-    """Return the beginning of the data, 2^18 characters or a little more; None for integers."""
+    """Return the first 2^18 characters of the data; None for integers."""
     text, encoding = "", data.TextEncoding.for_tokenizer("bytes", options.encoding)
     sources = data.expand_sources(options.sources)
     for chunk in read_chunks(sources, options.column, options.packing, encoding=encoding, found=found):
         for part in chunk.texts:
             if not isinstance(part, str):
                 return None
-            text += part[: 2**18]
-        if len(text) > 2**18:
+            text += part[: max(0, 2**18 - len(text))]
+        if len(text) >= 2**18 and not found.odd_bytes:  # else their share of all of the data decides
             break
     return text
 
