@@ -147,8 +147,14 @@ class BPE(Tokenizer):
     def _bytes_of(self) -> list[bytes]:
         """The bytes of each token, where bytes are kept."""
         byte_of = {self._model.id_to_token(id): byte for byte, id in enumerate(self._byte_ids.tolist())}
-        names = (self._model.id_to_token(id) or "" for id in range(self.base_size))
-        return [bytes(byte_of.get(character, 0) for character in name) for name in names]
+        added = self._model.get_added_tokens_decoder()
+
+        def piece(id: int) -> bytes:
+            if (token := added.get(id)) is not None:
+                return b"" if token.special else utf8(token.content)
+            return bytes(byte_of[character] for character in self._model.id_to_token(id) or "")
+
+        return [piece(id) for id in range(self.base_size)]
 
     @cached_property
     def words_include_space(self) -> bool:
