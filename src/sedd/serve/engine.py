@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,6 +29,8 @@ from sedd.serve.metrics import Metrics
 DEADLINE = Failed("deadline_exceeded", "the request was not finished in time; give a longer timeout, or fewer steps")
 CANCELED = Failed("canceled", "the request was canceled")
 STOPPED = Failed("canceled", "the server has stopped")
+RESERVED = 16
+"""One in so many slots is not for the client that holds all others."""
 
 
 class Overloaded(Exception):  # noqa: N818  (not an error of the server)
@@ -205,6 +208,14 @@ class Engine:
         with self._condition:
             return queue.pop()
 
+    def _admit_next(self) -> Waiting | None:
+        """Return the next row to enter; one client leaves one in `RESERVED` slots to others."""
+        rows = [row.job.client for batch in self._batches.values() for row in batch.rows]
+        held = Counter([*rows, *(alone.waiting.job.client for alone in self._alone)])
+        most = self.limits.slots - self.limits.slots // RESERVED
+        with self._condition:
+            return self._waiting.pop(lambda client: held[client] < most)
+
     def _clear(self, event: Failed) -> None:
         """End all rows in slots."""
         shared = [Waiting(r.row, r.place, r.job) for batch in self._batches.values() for r in batch.rows]
@@ -217,7 +228,7 @@ class Engine:
     def _advance(self) -> None:
         """Let waiting rows enter, then make a step of every row."""
         self._drop()
-        while self.running < self.limits.slots and (waiting := self._next(self._waiting)):
+        while self.running < self.limits.slots and (waiting := self._admit_next()):
             self._enter(waiting)
         started, tokens, rows = time.perf_counter(), 0, self.running
         for key, batch in list(self._batches.items()):
@@ -252,6 +263,12 @@ class Engine:
         now = time.monotonic()
         with self._condition:
             late = self._waiting.remove(lambda waiting: _reason(waiting.job, now) is not None)
+            calls = self._calls.remove(lambda call: _reason(call, now) is not None)
+            for call in calls:
+                self._count(call.client, -1, -call.cost)
+        for call in calls:
+            canceled = call.canceled
+            call.on_done(InterruptedError(CANCELED.message) if canceled else TimeoutError(DEADLINE.message))
         for waiting in late:
             self._end(waiting, _reason(waiting.job, now) or CANCELED)
         for batch in self._batches.values():
@@ -346,6 +363,6 @@ class Engine:
             waiting.job.on_event(waiting.place, event)
 
 
-def _reason(job: Job, now: float) -> Failed | None:
+def _reason(job: Job | Call, now: float) -> Failed | None:
     """Return why a job's rows are to be dropped; None: they are not."""
     return CANCELED if job.canceled else DEADLINE if now > job.deadline else None

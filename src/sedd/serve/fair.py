@@ -34,9 +34,9 @@ class FairQueue(Generic[Item]):
         """Add an item; a new client's turn is the last."""
         self._items.setdefault(item.client, deque()).append(item)
 
-    def pop(self) -> Item | None:
-        """Remove the next item; None if there is none."""
-        for client in self._items:
+    def pop(self, may: Callable[[str], bool] = lambda client: True) -> Item | None:
+        """Remove the next item of the clients that may have a turn; None if there is none."""
+        for client in filter(may, self._items):
             items = self._items.pop(client)
             item = items.popleft()
             if items:
@@ -46,8 +46,13 @@ class FairQueue(Generic[Item]):
 
     def remove(self, is_gone: Callable[[Item], bool]) -> list[Item]:
         """Remove and return the items for which ``is_gone`` holds."""
-        gone = [item for items in self._items.values() for item in items if is_gone(item)]
-        if gone:
-            kept = {client: deque(i for i in items if not is_gone(i)) for client, items in self._items.items()}
-            self._items = {client: items for client, items in kept.items() if items}
+        gone: list[Item] = []
+        for client, items in list(self._items.items()):
+            kept: deque[Item] = deque()
+            for item in items:  # once each: another thread may change the answer
+                (gone if is_gone(item) else kept).append(item)
+            if kept:
+                self._items[client] = kept
+            else:
+                del self._items[client]
         return gone

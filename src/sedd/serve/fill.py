@@ -19,7 +19,7 @@ from sedd.serve.limits import Limits
 from sedd.serve.schema import CompletionRequest, InfillRequest, Sampling
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-LISTED = 2**16
+MOST_LISTED = 2**16
 """Most tokens of a reply that lists them."""
 
 
@@ -139,8 +139,8 @@ class TextConverter:
     def tokens(self, text: str) -> list[dict[str, Any]]:
         """Return the ids and texts of the tokens of a text."""
         ids = self.loaded.tokenizer.encode(text)
-        if len(ids) > LISTED:
-            raise ValueError(f"the text has {len(ids)} tokens; at most {LISTED} are listed: send a part of it")
+        if len(ids) > MOST_LISTED:
+            raise ValueError(f"the text has {len(ids)} tokens; at most {MOST_LISTED} are listed: send a part of it")
         return [{"id": id, "text": self.token_text(id)} for id in ids.tolist()]
 
     def _fill(self, request: Sampling, given: list[list[int]], choice: Callable[[int, Row], Choice]) -> Fill:

@@ -1,6 +1,6 @@
 """Connections: deadlines, a cap on open ones, clients that close their side; and the signals that end a server.
 
-uvicorn with the parser h11. What is here is what uvicorn leaves to a proxy.
+uvicorn with the parser h11. uvicorn has no deadline for headers and no cap on connections: this module adds both.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Room:
 
 
 class Connection(H11Protocol):
-    """A connection. One more than there may be closes the one that has been without a request for longest."""
+    """A connection. At the limit, a new connection closes the one that has been idle for longest."""
 
     room: Room
     is_refused = False
@@ -142,7 +142,7 @@ class Connection(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays open: a client that has sent its request may close its side."""
-        if not self._answers or self.cycle.more_body:
+        if not self._answers or self.cycle.more_body or self.scope["http_version"] != "1.1":
             return False
         self.cycle.keep_alive = False
         self._probe(PROBE_SECONDS)
@@ -151,10 +151,9 @@ class Connection(H11Protocol):
     def _probe(self, seconds: float) -> None:
         """Send an interim response again and again: it is answered by a reset if the client has closed both sides.
 
-        RFC 9110, section 15.2: clients ignore those that they do not expect. HTTP/1.0 has none.
+        RFC 9110, section 15.2: clients ignore those that they do not expect.
         """
-        speaks = self.scope["http_version"] == "1.1"
-        if self._answers and speaks and not (self.cycle.response_started or self.transport.is_closing()):
+        if self._answers and not (self.cycle.response_started or self.transport.is_closing()):
             probe = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
             self.transport.write(self.conn.send(probe) or b"")
             self.loop.call_later(seconds, self._probe, min(2 * seconds, MOST_PROBE_SECONDS))

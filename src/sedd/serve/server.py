@@ -26,6 +26,8 @@ from sedd.serve.metrics import Metrics
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 STATUS = {"deadline_exceeded": 408, "canceled": 503, "non_finite": 500, "internal_error": 500, "invalid_request": 400}
+SILENT_SECONDS = 0.5
+"""A stream without final text sends a comment so often."""
 LISTED = 5
 """Probable tokens that an edit lists."""
 LONG = 2**14
@@ -157,7 +159,11 @@ class Server:
         """Send text that is final, in OpenAI's format."""
         prefixes = [Prefix(self.texts, choice) for choice in fill.choices]
         head, finished = {**head, "object": "text_completion", "seed": fill.settings.seed}, dict[int, Finished]()
+        sent = time.monotonic()
         async for place, event in events:
+            if time.monotonic() - sent > SILENT_SECONDS:  # what a client that has left does not take
+                sent = time.monotonic()
+                yield b":\n\n"
             if isinstance(event, Failed):
                 yield _sse(error_body(event.message, event.code, status=STATUS[event.code]))
                 return
