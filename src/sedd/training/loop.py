@@ -34,6 +34,9 @@ The record of a step has ``spent``, the fraction of the budget that is used, and
 GPU the metrics of a logged step come in a second record, one step later.
 """
 
+FEW_VALIDATIONS = 4
+"""A run that is validated at most so often is saved at each validation that is the best."""
+
 
 class TrainingResult(NamedTuple):
     """How a run ended."""
@@ -132,7 +135,8 @@ def _train(
                 record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
         is_best = bool(validation) and state.update_best(
-            validation["bound"], is_saved=is_last or _saves_best(config, state.step)
+            validation["bound"],
+            is_saved=is_last or _is_due(state.step, options.save_every) or _saves_best(config, state.step),
         )
         record |= validation
         if len(record) > 2:
@@ -186,12 +190,14 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _saves_best(config: RunConfig, step: int) -> bool:
-    """Whether a checkpoint is saved if it is the best: at the first validation in each half of ``save_every`` steps.
+    """Whether a checkpoint is saved if it is the best: at the first validation after each half of ``save_every`` steps.
 
-    At the start every validation is the best, and to save a large network takes longer than to validate it.
+    At the start every validation is the best, and to save a large network takes longer than to validate it. A run that
+    is validated a few times is saved at each that is the best.
     """
-    every = config.train.save_every
-    return every > 0 and step % max(1, every // 2) < config.eval_every
+    every, steps = config.train.save_every, config.budget.steps
+    is_short = steps is not None and steps <= FEW_VALIDATIONS * config.eval_every
+    return every > 0 and (is_short or step % max(1, every // 2) < config.eval_every)
 
 
 def _reads_weights(config: RunConfig, step: int) -> bool:

@@ -1,6 +1,5 @@
 """Merge defaults, a recipe, a file and flags into the configuration of a run."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,8 @@ def _check_checkpoints(out: Path) -> None:
     root = out / checkpoint.CHECKPOINTS
     if any(root.glob("*step-*")) or not (out / run_log.LOG).is_file():  # also one that was not completely written
         return
-    budget = RunConfig.from_dict(checkpoint.load_json(out, "config")).budget
-    limits = {"step": budget.steps, "tokens": budget.tokens, "seconds": 60 * (budget.minutes or math.inf)}
     for record in run_log.read_log(out):
-        is_last = any(record.get(name, 0) >= (limit or math.inf) for name, limit in limits.items())
-        if is_last or record.get("save_seconds", 0) > 0:
+        if record.get("save_seconds", 0) > 0:
             raise ValueError(
                 f"the run {out} has no checkpoint, and its log shows that it had saved one by step {record['step']}; "
                 f"restore {root}, or start anew with another --out"
