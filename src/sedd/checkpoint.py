@@ -55,7 +55,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = str(error) if isinstance(error, SafetensorError) else error.strerror or str(error)
-        raise ValueError(f"{path} could not be written: {reason}; what was saved before is untouched") from None
+        shown = Path(*(part.removeprefix(files.PARTIAL_PREFIX) for part in path.parts))
+        raise ValueError(f"{shown} could not be written: {reason}; what was saved before is untouched") from None
 
 
 def check_writable(folder: Path) -> None:
@@ -335,12 +336,15 @@ def find_model(folder: Path | str, weights: str = "ema") -> StoredModel:
 
 def best_or_newest(root: Path) -> Path | None:
     """Return the newest intact checkpoint or, if its run has found higher validation bounds since, the best one."""
+    before = list_checkpoints(root)
     last = newest(root, warn)
     state = {} if last is None else read_state(last)
     if last is None or not state.get("above_best") or state["best_step"] in (None, state["step"]):
         return last
     best, step = root / step_name(state["best_step"]), f"step {state['best_step']:,}"
     if reason := corruption(best, CHECKPOINT_FILES):
+        if best in before and not best.exists():
+            raise ValueError(f"{best} was removed while it was read; call the command again")
         _warn_once(f"{step} of {root.parent} had the lowest validation bound, and {best} is damaged: {reason}")
         return last
     bound = f"the lowest validation bound ({state['best']:.4f} nats per token)"
