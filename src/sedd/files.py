@@ -52,6 +52,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         fsync(temporary)
         temporary.rename(target)
+        fsync(target.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -257,7 +258,7 @@ def _release(handle: int, lock: Path) -> None:
 def _holder(lock: Path) -> str:
     """Return who holds a lock, as it says itself."""
     with suppress(OSError):
-        return lock.read_text() or "another process"
+        return lock.read_text(errors="replace") or "another process"
     return "another process"
 
 
