@@ -121,9 +121,10 @@ def export(
     announce(f"{model_name(model)}: weights in {dtype}, to {out}{measured}")
     from sedd import hub
 
+    was = stored_weights.read_header(checkpoint.find_model(model).folder)
     with Console(stderr=True).status("writing"):
         hub.save_pretrained(model, out, dtype=dtype)
-    was, stored = stored_weights.read_header(checkpoint.find_model(model).folder), stored_weights.read_header(out)
+    stored = stored_weights.read_header(out)
     cost = {} if data is None else _measure_cost(model, out, data, draws, device)
     if as_json:
         print_record({"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}, as_json)
