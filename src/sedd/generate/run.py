@@ -110,7 +110,8 @@ class SamplingRun:
             yield state
         model.check_finite(state.x[prompt.blank])
         stats = self.stats
-        stats.samples, stats.tokens = stats.samples + len(indices), stats.tokens + int(prompt.blank.sum())
+        shown = torch.arange(prompt.given.shape[1], device=prompt.given.device) < prompt.text_lengths[:, None]
+        stats.samples, stats.tokens = stats.samples + len(indices), stats.tokens + int((prompt.blank & shown).sum())
         stats.expected_calls += self.expected_calls(prompt)
         stats.row_calls, stats.batch_calls = stats.row_calls + model.rows, stats.batch_calls + model.calls
         stats.clamped += int(model.clamped)
