@@ -43,7 +43,7 @@ def compare_page(path: Path) -> None:
     texts = {name: EVIL for name in compare.COLUMNS if name not in numbers}
     points = np.array([100.0, 200.0, 300.0])
     curve = compare.ValidationCurve(points, points / 100, 3 - points / 600, points / 3000)
-    compare.write_comparison([{**texts, **numbers, "is_exact": False, "protocol": EVIL}], [curve], path)
+    compare.write_comparison([{**texts, **numbers, "is_exact": False, "protocol": EVIL}], [], [curve], path)
 
 
 @pytest.mark.parametrize("write", [trace_page, compare_page])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from runs import SMALL, Sedd, ok
 
-from sedd import checkpoint, data
+from sedd import checkpoint, data, stored_weights
 
 PAIRS = """
 import json
@@ -72,7 +72,7 @@ def test_two_exports(sedd: Sedd, words_run: Path, tmp_path: Path) -> None:
     pairs = [[["export", words_run, "--out", out, "--dtype", dtype] for dtype in dtypes] for out in outs]
     for out, ends in zip(outs, run_pairs(sedd, tmp_path, pairs), strict=True):
         winner = one_wins(ends)
-        assert checkpoint.read_header(out).dtype == dtypes[winner]
+        assert stored_weights.read_header(out).dtype == dtypes[winner]
         assert checkpoint.corruption(out, checkpoint.MODEL_FILES) is None
         assert (out / "README.md").read_text().startswith("---")
         assert {path.name for path in out.iterdir()} == {
