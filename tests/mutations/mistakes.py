@@ -132,8 +132,8 @@ MISTAKES = [
     Mistake(
         "training on all data, held-out data too",
         "training/datasets.py",
-        'return open_blocks(folder, "train"), ',
-        'return open_blocks(folder, "all"), ',
+        'train = open_blocks(folder, "train")',
+        'train = open_blocks(folder, "all")',
         f"{TRAINING}::test_the_splits_of_a_run_are_disjoint_and_complete",
     ),
     Mistake(
@@ -917,7 +917,7 @@ MISTAKES = [
     Mistake(
         "a run whose checkpoints are lost starts over",
         "training/overrides.py",
-        'if is_last or record.get("save_seconds", 0) > 0:',
+        'if record.get("save_seconds", 0) > 0:',
         "if False:",
         "integration/test_run_folder.py::test_a_run_whose_checkpoints_are_lost",
     ),

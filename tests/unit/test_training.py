@@ -112,7 +112,7 @@ def test_evaluation_of_a_run_never_sees_training_data(run_on_a: tuple[Path, list
     from sedd.cli.evaluation_data import corpora
 
     run, log = run_on_a
-    loaded = factory.load_model(run)
+    loaded = factory.load_model(run / "checkpoints" / "step-00000012")  # the run's best is that of step 3
     (corpus,) = corpora(loaded, None, evaluation.get_protocol("held-out"))
     assert [loaded.tokenizer.decode(ids) for ids in corpus.sequences] == ["b" * 8] * 20
     held_out = evaluation.evaluate(loaded, corpus, evaluation.get_protocol("held-out"), ALONE, draws=4)
