@@ -180,7 +180,7 @@ def marginals() -> dict[str, Any]:
     t = torch.linspace(0, 1, 21, dtype=torch.float64)
     sigma = schedule.LogLinear().sigma(t)
     first = language().probabilities.view(6, 6, 6).sum((1, 2))
-    found: dict[str, Any] = {"t": t.tolist()}
+    found: dict[str, Any] = {"t": [round(time, 6) for time in t.tolist()]}
     for name, noise in (("absorbing", process.Absorbing(6)), ("uniform", process.Uniform(6))):
         p_t = noise.transition_matrix(sigma)[:, :, :6] @ first
         found[name] = [[round(float(v), 6) for v in row] for row in p_t.T]
