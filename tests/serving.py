@@ -109,8 +109,9 @@ class Reply(NamedTuple):
         """Server-sent events: their names and data."""
         found = []
         for block in self.body.decode().strip().split("\n\n"):
-            fields = dict(line.split(": ", 1) for line in block.splitlines())
-            data = fields["data"]
+            fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+            if (data := fields.get("data")) is None:
+                continue  # a comment that keeps the connection open
             found.append((fields.get("event", ""), data if data == "[DONE]" else json.loads(data)))
         return found
 

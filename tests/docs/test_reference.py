@@ -121,8 +121,9 @@ def events(text: str) -> list[tuple[str, Any]]:
     """The events of a stream: name, or an empty one, and data."""
     found = []
     for block in text.replace("\r", "").strip().split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in block.splitlines())
-        found.append((lines.get("event", ""), lines["data"]))
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "data" in lines:  # else a comment that keeps the connection open
+            found.append((lines.get("event", ""), lines["data"]))
     return found
 
 
