@@ -152,6 +152,7 @@ def start_group(request: dict[str, Any], size: int) -> list[int]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup ignore it, and so would all commands
     for line in sys.stdin:
         request = json.loads(line)
         if (size := request.get("processes", 1)) > 1:

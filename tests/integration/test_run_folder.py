@@ -194,6 +194,7 @@ leader, follower = pty.openpty()
 for stream in (1, 2):
     os.dup2(follower, stream)
 os.close(follower)
+sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # those of the server may be files
 sent = []
 def hang_up(name, arguments):
     if name == "open" and str(arguments[0]).endswith("log.jsonl") and arguments[1] == "a" and not sent:
