@@ -183,7 +183,7 @@ def marginals() -> dict[str, Any]:
     found: dict[str, Any] = {"t": [round(time, 6) for time in t.tolist()]}
     for name, noise in (("absorbing", process.Absorbing(6)), ("uniform", process.Uniform(6))):
         p_t = noise.transition_matrix(sigma)[:, :, :6] @ first
-        found[name] = [[round(float(v), 6) for v in row] for row in p_t.T]
+        found[name] = [[round(float(v), 8) for v in row] for row in p_t.T]
     return found
 
 
