@@ -57,6 +57,7 @@ def test_an_ascii_terminal(sedd: Sedd, corpus: Path, tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for programs in the background
 def interrupt(event, arguments):
     if event == "import" and arguments[0] == {module!r}:
         os.kill(os.getpid(), signal.SIGINT)
