@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 import sedd
 
 STORED = Path(__file__).with_name("digests.json")
-WORDS = "the cat sat on a mat while seven dogs ran past two old red barns and sang of rain".split()
+TEXT = "the cat sat on a mat while seven dogs ran past two old red barns and sang of rain"
 NETWORK = {"width": 32, "depth": 2, "heads": 2}
 TRAINING = {"batch_size": 8, "eval_sequences": 8, "log_every": 1, "eval_every": 2, "precision": "float32"}
 DIFFUSION_SAMPLERS = ("tweedie", "euler", "theta", "gibbs")
@@ -106,11 +106,11 @@ def text(folder: Path, recipe: str, labelled: bool) -> Path:
     elif labelled:
         path = folder / "labelled.csv"
         path.write_text(
-            "text,kind\n" + "\n".join(f"{' '.join(draw(WORDS, 5))},{kind}" for kind in draw(["a", "b"], 300))
+            "text,kind\n" + "\n".join(f"{' '.join(draw(TEXT.split(), 5))},{kind}" for kind in draw(["a", "b"], 300))
         )
     else:
         path = folder / "words.txt"
-        path.write_text(" ".join(draw(WORDS, 6000)))
+        path.write_text(" ".join(draw(TEXT.split(), 6000)))
     return path
 
 
@@ -131,11 +131,18 @@ def trained(folder: Path, name: str, options: dict[str, Any]) -> Iterator[tuple[
     out, events = folder / name.replace(" ", "-"), []
     source = text(folder, name, "label" in options)
     model = sedd.train(str(source), out=out, on_event=lambda kind, record: events.append((kind, record)), **merged)
-    yield "log", [
-        {k: v for k, v in sorted(record.items()) if k in ("step", "loss", "grad_norm", "bound", "bound_stderr", "lr")}
-        for kind, record in events
-        if kind == "log"
-    ]
+    yield (
+        "log",
+        [
+            {
+                k: v
+                for k, v in sorted(record.items())
+                if k in ("step", "loss", "grad_norm", "bound", "bound_stderr", "lr")
+            }
+            for kind, record in events
+            if kind == "log"
+        ],
+    )
     (checkpoint,) = (path for path in (out / "checkpoints").iterdir() if path.name.endswith("4"))
     for path in sorted(checkpoint.rglob("*.safetensors")):
         yield path.name, load_file(path)
