@@ -121,3 +121,19 @@ def test_a_tokenizer_that_saw_held_out_text_is_fitted_again(
     assert "first 45%" in capsys.readouterr().err
     fitted = data.fit_tokenizer("bpe:300", config.data.sources, fraction=0.45)
     assert load_tokenizer(folder) == fitted.with_specials(eos=False, pad=False)
+
+
+def test_a_prepared_folder_names_text_that_its_tokenizer_saw(sedd: Sedd, tmp_path: Path) -> None:
+    """BPE of `sedd data prepare` never sees the end of the data; holding out more than that is a warning."""
+    draw = random.Random(0)
+    text = " ".join(draw.choices(WORDS, k=4000))
+    last = len(text) // 20
+    for name, end in (("one", text[-last:]), ("two", "qxzj" * (last // 4))):
+        (tmp_path / f"{name}.txt").write_text(text[:-last] + end)
+        ok(sedd("data", "prepare", tmp_path / f"{name}.txt", "--tokenizer", "bpe:300", "--out", tmp_path / name))
+    assert load_tokenizer(tmp_path / "one") == load_tokenizer(tmp_path / "two")
+    for fraction, is_seen in ((0.05, False), (0.3, True)):
+        words = [*SMALL, "--steps", 1, "--set", f"data.val_fraction={fraction}"]
+        done = sedd("train", tmp_path / "one", *words, "--out", tmp_path / f"run-{fraction}")
+        ok(done)
+        assert ("was fitted to text that is held out here" in done.stderr) == is_seen

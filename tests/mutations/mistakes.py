@@ -548,6 +548,20 @@ MISTAKES = [
         f"{HELD_OUT_NUMBERS}::test_held_out_text_does_not_change_the_tokenizer",
     ),
     Mistake(
+        "BPE of data prepare fitted to held-out text",
+        "cli/data.py",
+        "column, packing, text_encoding, fraction)",
+        "column, packing, text_encoding)",
+        f"{HELD_OUT_NUMBERS}::test_a_prepared_folder_names_text_that_its_tokenizer_saw",
+    ),
+    Mistake(
+        "no warning that a tokenizer saw held-out text",
+        "training/datasets.py",
+        "if _saw_held_out(folder, config):",
+        "if False:",
+        f"{HELD_OUT_NUMBERS}::test_a_prepared_folder_names_text_that_its_tokenizer_saw",
+    ),
+    Mistake(
         "bits_per_char of a result inverted",
         "evaluation/results.py",
         "else round(value / units_per_token, digits)",
