@@ -20,7 +20,7 @@ from sedd import checkpoint, registry, stored_weights
 from sedd.config import PRECISIONS, RunConfig, check_choice, check_label
 from sedd.diffusion import parameterization as parameterizations
 from sedd.diffusion.process import Absorbing, Process
-from sedd.diffusion.schedule import Schedule
+from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import Transformer
 from sedd.runtime.cuda_graphs import GraphedBackbone
@@ -57,7 +57,11 @@ def build_transformer(architecture: str, **options: Any) -> Transformer:
 
 
 def build_parameterization(
-    name: str, network: nn.Module, process: Process, **options: Any
+    name: str,
+    network: nn.Module,
+    process: Process,
+    schedule: Schedule = LogLinear(),
+    **options: Any,
 ) -> parameterizations.DiscreteModel:
     """Build the model that ``network`` parameterizes.
 
@@ -65,9 +69,11 @@ def build_parameterization(
         name: Its name.
         network: The network.
         process: The noise process.
+        schedule: The noise schedule.
         **options: Those of `parameterization.DiscreteModel`.
     """
-    model: parameterizations.DiscreteModel = registry.PARAMETERIZATIONS.load(name)(network, process, **options)
+    kind = registry.PARAMETERIZATIONS.load(name)
+    model: parameterizations.DiscreteModel = kind(network, process, schedule, **options)
     return model
 
 
@@ -301,6 +307,7 @@ def build_model(
         config.model.parameterization or "score",
         network,
         setup.process,
+        setup.schedule,
         time_conditioning=config.time_conditioning,
         graphed=graphed,
     )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sedd.diffusion import validate
 from sedd.diffusion.precision import upcast
 from sedd.diffusion.process import Process
+from sedd.diffusion.schedule import LogLinear, Schedule
 
 M = TypeVar("M", bound="DiscreteModel")
 
@@ -169,6 +170,7 @@ class DiscreteModel(nn.Module, ABC):
     Args:
         network: Called as ``network(x, sigma)``, and with ``valid`` and ``label=`` where those are bound.
         process: The noise process; its states are the network's outputs.
+        schedule: The noise schedule: samplers and bounds read it from the model.
         time_conditioning: What the network is given for the noise level.
         graphed: Runs `hidden` and `logits` by CUDA graphs; None calls the network.
     """
@@ -184,12 +186,13 @@ class DiscreteModel(nn.Module, ABC):
         self,
         network: nn.Module,
         process: Process,
+        schedule: Schedule = LogLinear(),
         *,
         time_conditioning: TimeConditioning = "sigma",
         graphed: GraphedNetwork | None = None,
     ) -> None:
         super().__init__()
-        self.network, self.process = network, process
+        self.network, self.process, self.schedule = network, process, schedule
         self.time_conditioning, self.graphed = time_conditioning, graphed
 
     @final

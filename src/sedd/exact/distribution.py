@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sedd.diffusion import categorical, validate
 from sedd.diffusion.process import Process
+from sedd.diffusion.schedule import LogLinear, Schedule
 
 
 def all_sequences(num_states: int, length: int) -> Int[Tensor, "count length"]:
@@ -140,12 +141,18 @@ class Score(nn.Module):
     Args:
         distribution: The distribution of the data.
         process: The noise process.
+        schedule: The noise schedule.
     """
 
-    def __init__(self, distribution: Distribution, process: Process) -> None:
+    def __init__(
+        self,
+        distribution: Distribution,
+        process: Process,
+        schedule: Schedule = LogLinear(),
+    ) -> None:
         super().__init__()
         distribution._fits(process)
-        self.distribution, self.process = distribution, process
+        self.distribution, self.process, self.schedule = distribution, process, schedule
         self.context: Tensor | None = None
 
     def bind(self, *, context: Int[Tensor, " c"]) -> "Score":
