@@ -282,6 +282,16 @@ def test_the_card_describes_the_model(tmp_path: Path) -> None:
     assert "Not measured" in bare.text
 
 
+def test_a_card_calls_only_bounds_upper_bounds(tmp_path: Path) -> None:
+    """Protocol sedd leaves out two terms; the Hub reads the metadata, people the table."""
+    published = RESULT | {"protocol": "sedd", "terms": {"diffusion": 1.2, "prior": None, "reconstruction": None}}
+    results = [RESULT, published, RESULT | {"is_exact": True}]
+    card = ModelCard.load(hub.save_pretrained(model(tmp_path), tmp_path / "shared", results=results) / "README.md")
+    names = [result.metric_name for result in card.data.eval_results]
+    assert names == ["upper bound on nats per token", "nats per token", "nats per token"]
+    assert [part[:1] for part in card.text.split(" | ") if "1.23456" in part] == ["≤", "1", "1"]
+
+
 def test_local_folders_are_not_shared(tmp_path: Path) -> None:
     folder = model(tmp_path)
     stored = checkpoint.load_json(folder, "config")
