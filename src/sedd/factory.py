@@ -375,12 +375,11 @@ def load_model(
     """
     path, config, vocab_size, labels, data_sha256 = checkpoint.find_model(folder, weights)
     setup = build_setup(config, vocab_size)
-    network = build_network(config, setup, len(labels))
     stored, tokenizer = stored_weights.load_weights(path, weights), load_tokenizer(path)
-    try:
-        network.load_state_dict(stored.tensors)
-    except RuntimeError as error:
-        raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {error}") from None
+    if difference := _difference(config, setup, len(labels), stored.tensors):
+        raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {difference}")
+    network = build_network(config, setup, len(labels))
+    network.load_state_dict(stored.tensors)
     half_precision = config.train.precision != "float32"  # float8 is for training alone
     default_precision = "bfloat16" if half_precision and device.startswith("cuda") else "float32"
     prepared = prepare_for_inference(network, device, precision or default_precision)
@@ -388,6 +387,19 @@ def load_model(
     return LoadedModel(
         model, prepared, *setup, tokenizer, config, path, labels, sha256=stored.sha256, data_sha256=data_sha256
     )
+
+
+def _difference(config: RunConfig, setup: DiffusionSetup, labels: int, weights: Mapping[str, torch.Tensor]) -> str:
+    """Return how weights differ from the network of a configuration, which takes no memory here; empty: they fit."""
+    with torch.device("meta"):
+        expected = build_network(config, setup, labels).state_dict()
+    for name, value in expected.items():
+        if name not in weights:
+            return f"{name} is missing"
+        if weights[name].shape != value.shape:
+            return f"{name} has shape {tuple(weights[name].shape)} instead of {tuple(value.shape)}"
+    unknown = next((name for name in weights if name not in expected), None)
+    return f"{unknown} is not part of it" if unknown else ""
 
 
 def convert_precision(loaded: LoadedModel, precision: str, device: str | None = None) -> LoadedModel:
