@@ -257,6 +257,31 @@ def test_a_model_of_sequences_that_are_too_long(source: Path, tmp_path: Path, re
     assert "1,048,576 or less" in rejected("sample", folder)
 
 
+@pytest.mark.parametrize("change", [{"time_conditioning": "sigma", "cond_dim": 2**16}, {"width": 2**14}])
+def test_a_model_that_is_larger_than_its_weights(
+    source: Path, tmp_path: Path, rejected: Callable[..., str], change: dict[str, Any]
+) -> None:
+    """Its network would take gigabytes, and is not built."""
+    folder = linked(source, tmp_path / "model", "config.json")
+    (folder / "config.json").unlink()
+    config = json.loads((source / "config.json").read_text())
+    config["model"].update(change)
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "is not of the model in its config.json" in rejected("sample", folder)
+
+
+# Templates -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_template_of_many_gaps(source: Path, tmp_path: Path, rejected: Callable[..., str], is_file: bool) -> None:
+    """Each gap is below the limit of a gap; together they would take gigabytes."""
+    template = f"{{{border.LIMITS['gap']}}}" * 30
+    (tmp_path / "template.txt").write_text(template)
+    words = ["--file", tmp_path / "template.txt"] if is_file else [template]
+    assert f"add up to {30 * border.LIMITS['gap']} tokens" in rejected("infill", source, *words)
+
+
 def test_samples_that_do_not_fit_into_memory(refuses: Refuses, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = factory.load_model(source)
     run = SamplingRun.of(loaded, SamplingSettings(steps=1))
