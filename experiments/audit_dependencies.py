@@ -1,6 +1,6 @@
 """Look the versions of requirements.lock up in a database of known vulnerabilities, by pip-audit.
 
-Exit code 1: there is one. Where the database cannot be reached, nothing is known, and that is what is printed.
+Exit code 0: there is none; 1: there is one; 3: no database could be reached, so nothing is known.
 """
 
 import json
@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 PIP_AUDIT = "pip-audit==2.10.1"
 SERVICES = ("osv", "pypi")
 """Databases that pip-audit can ask; the first that answers decides."""
+NOT_CHECKED = 3
+"""Exit code where none answers; Python itself ends with 1 or 2."""
 
 
 def findings(report: str) -> list[str] | None:
@@ -49,7 +51,7 @@ def main() -> int:
         found = next((answer for answer in answers if answer is not None), None)
     if found is None:
         print("NOT CHECKED for known vulnerabilities: no database could be reached", file=sys.stderr)
-        return 0
+        return NOT_CHECKED
     print("\n".join(found) or "no known vulnerability in requirements.lock")
     return 1 if found else 0
 

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 LOCK = (ROOT / "requirements.lock").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def load(path: Path) -> ModuleType:
@@ -96,7 +98,16 @@ def test_an_unreachable_database_is_not_a_passed_audit(
     assert audit.findings(json.dumps({"dependencies": [{**package, "vulns": [{"id": "X-1"}]}]})) == ["a 1: X-1"]
     for report in ("", "[]", '{"dependencies": []}', json.dumps({"dependencies": [package, {"skip_reason": "?"}]})):
         assert audit.findings(report) is None
-    for answer, code, word in ((None, 0, "NOT CHECKED"), ([], 0, "no known"), (["a 1: X-1"], 1, "X-1")):
+    for answer, code, word in ((None, audit.NOT_CHECKED, "NOT CHECKED"), ([], 0, "no known"), (["a 1: X-1"], 1, "X-1")):
         monkeypatch.setattr(audit, "ask", lambda service, folder, answer=answer: answer)
         assert audit.main() == code
         assert word in "".join(capsys.readouterr())
+
+
+def test_verify_goes_on_without_a_database_alone() -> None:
+    """Its last command succeeds where nothing is known, and fails where there is a vulnerability or an error."""
+    line = re.search(r"^\t.*audit_dependencies\.py (\|\|.*)$", MAKEFILE, re.MULTILINE)
+    assert line
+    for code, goes_on in ((0, True), (1, False), (2, False), (3, True)):
+        script = f"(exit {code}) {line[1].replace('$$', '$')}"
+        assert (subprocess.run(["sh", "-c", script], check=False).returncode == 0) is goes_on
