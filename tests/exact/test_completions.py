@@ -193,3 +193,17 @@ def test_stories_continue_their_beginning() -> None:
         text = stories.tokenizer.decode(sequence.ids)
         assert text.startswith("Once upon a time")
         assert len(text) > len("Once upon a time") + 12
+
+
+@pytest.mark.parametrize("limit", [12, 60])
+def test_served_stories_continue_their_beginning(limit: int) -> None:
+    stories = factory.load_model(Path(factory.__file__).parent / "models/stories")
+    with site(build_app(stories, "stories")) as server:
+        for seed in range(2, 6):
+            body = {"prompt": "Once upon a time", "max_tokens": limit, "temperature": 0.6, "seed": seed, "steps": 4}
+            reply = server.send("/v1/completions", {**body, "user": "someone"}).json
+            [choice] = reply["choices"]
+            assert len(choice["text"]) > limit
+            shown = len(stories.tokenizer.encode(choice["text"]))
+            assert reply["usage"]["completion_tokens"] <= limit
+            assert (choice["finish_reason"] == "length") or shown < limit
