@@ -208,6 +208,21 @@ def test_a_plan_names_no_better_size_than_training_has_chosen(book: Path, monkey
     assert named > 20
 
 
+def test_plan_and_train_choose_the_same_network(sedd: Sedd, tmp_path: Path) -> None:
+    """As users type them, one after the other, on a machine of fixed speed."""
+    (tmp_path / "book.txt").write_text(words(20_000))
+    given = [tmp_path / "book.txt", "--minutes", 4, "--set", "train.eval_sequences=8"]
+    speed = "from sedd.training import sizing; sizing.measure_flops = lambda device: 1e11"
+    trained = sedd("train", *given, "--steps", 1, "--out", tmp_path / "run", before=speed)
+    assert trained.returncode == 0, trained.stderr
+    planned = sedd("plan", *given, "--steps", 300, "--json", before=speed)
+    assert planned.returncode == 0, planned.stderr
+    assert next(line for line in trained.stderr.splitlines() if "without a recipe" in line) in planned.stderr
+    found = json.loads(planned.stdout)
+    assert "expected_bits_per_char" in found
+    assert "better_choice" not in found
+
+
 def test_a_size_of_your_own_is_compared_with_the_one_training_would_choose(
     book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
