@@ -195,6 +195,24 @@ def test_padded_records_keep_their_padding(sedd: Sedd, tmp_path: Path) -> None:
     assert "·" * 3 not in watched  # no mask after the limit
 
 
+@pytest.mark.parametrize("limit", [12, 60])
+def test_a_story_without_an_ending_is_continued(sedd: Sedd, limit: int) -> None:
+    """With the bundled model: text for every seed, up to the limit."""
+    rows = lines(sedd("infill", "stories", f"Once upon a time {{{limit}}}", "-n", 3, "--steps", 4, "--json"))
+    assert len(rows) == 3
+    assert all(row["text"].startswith("Once upon a time") for row in rows)
+    assert all(len(row["text"]) > len("Once upon a time") + limit for row in rows)
+    assert all(len(row["ids"]) == 4 + limit for row in rows)
+
+
+def test_the_picture_of_a_record_has_no_room_for_padding(sedd: Sedd, tmp_path: Path) -> None:
+    """A record of stories has 265 tokens: with its padding this picture had more than ten lines."""
+    out = tmp_path / "trace.png"
+    ok(sedd("trace", "stories", "Once upon a time {12} The end.", "--steps", 2, "--out", out))
+    height = int.from_bytes(out.read_bytes()[20:24], "big")
+    assert height < 300
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_one_long_step_under_uniform_noise_does_not_return_the_noise(
     sedd: Sedd, models: Callable[[str], Path], steps: int
