@@ -5,8 +5,7 @@ packages below it are imported by name, as in ``from sedd.diffusion import proce
 loads neither torch nor numpy.
 """
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as type checkers read it; the module `typing` takes 10 ms, in which Ctrl-C is not handled yet
 if TYPE_CHECKING:
     from sedd.api import Bound, Bounds, Model, Text, Texts, load, train
 
