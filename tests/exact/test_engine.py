@@ -16,7 +16,7 @@ from sedd.factory import LoadedModel
 from sedd.generate import SamplingRun, SamplingSettings
 from sedd.generate.template import template_prompt
 from sedd.sampling import StepContext
-from sedd.serve import Failed, Job, Limits, Overloaded, Row, batch, build_app
+from sedd.serve import Engine, Failed, Job, Limits, Metrics, Overloaded, Row, batch, build_app
 
 FALSE_ALARM = 1e-6
 TEMPLATES = ["ab{20}c{5}", "{17}ffa"]
@@ -282,6 +282,37 @@ def test_clients_take_turns_at_slots() -> None:
         served = {client: collector.wait() for client, collector in collectors.items()}
     assert ended == ["many", "one", *["many"] * 5]
     assert {tuple(ids or ()) for found in served.values() for ids in found.ids} == {tuple(served["one"].ids[0] or ())}
+
+
+@pytest.mark.parametrize("slots", [1, 16])
+def test_requests_of_one_client_take_turns_at_slots(slots: int) -> None:
+    """A request of many rows leaves slots to another one, and the other's row does not wait for all of them."""
+    loaded = SAMPLERS["denoiser"][0]
+    long, short = (Row(SamplingRun.of(loaded, SamplingSettings(steps=2)), [-1] * length, 0) for length in (4, 3))
+    many, one, ended = Collector([long] * 4 * slots), Collector([short]), list[str]()
+    with running(loaded, Limits(slots=slots)) as engine:
+        for name, collector in (("many", many), ("one", one)):
+            on_event = collector.job.on_event
+            collector.job.on_event = lambda *event, c=name, f=on_event: (ended.append(c), f(*event))
+        with engine._condition:
+            engine.submit(many.job)
+            engine.submit(one.job)
+        many.wait()
+        one.wait()
+    assert ended.index("one") <= slots
+
+
+def test_a_request_leaves_slots_that_another_one_enters_at_once() -> None:
+    loaded = SAMPLERS["denoiser"][0]
+    row = Row(SamplingRun.of(loaded, SamplingSettings(steps=2)), [-1] * 4, 0)
+    engine = Engine(loaded, Limits(slots=32), Metrics())
+    for client, rows, entered in (("a", 40, 28), ("a", 40, 2), ("b", 40, 2), ("c", 1, 0)):
+        (job := Collector([row] * rows).job).client = client
+        engine.submit(job)
+        before = engine.running
+        while engine.running < 32 and (waiting := engine._admit_next()):
+            engine._enter(waiting)
+        assert engine.running - before == entered
 
 
 def test_a_client_that_fills_the_queue_leaves_others_their_share() -> None:

@@ -263,10 +263,11 @@ def test_a_host_must_be_one_of_the_servers_names() -> None:
 # Fairness --------------------------------------------------------------------------------------------------
 
 
-def test_clients_take_turns(served: Site) -> None:
-    """Clients are told apart by their keys: eight long texts of one do not hold up a text of another."""
+@pytest.mark.parametrize("other", ["two", "one"])
+def test_clients_take_turns(served: Site, other: str) -> None:
+    """Clients are told apart by their keys: eight long texts of one hold up neither another's text nor its own next."""
     app = build_app(LOADED, "tiny", Limits(slots=1), keys=frozenset({"one", "two"}))
-    with site(app, {"authorization": "Bearer two"}) as server:
+    with site(app, {"authorization": f"Bearer {other}"}) as server:
         finished = server.engine.metrics.rows.labels("finished")._value
         with server.connect(post("/v1/infill", {**LONG, "n": 8, "steps": 100}, "authorization: Bearer one\r\n")):
             while not server.engine.running:

@@ -68,8 +68,8 @@ MISTAKES = [
     Mistake(
         "rows enter in the order of their arrival, whoever sent them",
         "serve/fair.py",
-        "self._items.setdefault(item.client, deque())",
-        'self._items.setdefault("", deque())',
+        "self._items.setdefault(item.client, {})",
+        'self._items.setdefault("", {})',
         "exact/test_engine.py::test_clients_take_turns_at_slots",
     ),
     Mistake(

@@ -30,7 +30,7 @@ DEADLINE = Failed("deadline_exceeded", "the request was not finished in time; gi
 CANCELED = Failed("canceled", "the request was canceled")
 STOPPED = Failed("canceled", "the server has stopped")
 RESERVED = 16
-"""One in so many slots is not for the client that holds all others."""
+"""One in so many slots is not for the client that holds all others, and one more not for the request that does."""
 
 
 class Overloaded(Exception):  # noqa: N818  (not an error of the server)
@@ -52,6 +52,11 @@ class Waiting(NamedTuple):
     def client(self) -> str:
         """Who sent it."""
         return self.job.client
+
+    @property
+    def request(self) -> object:
+        """The job."""
+        return self.job
 
 
 @dataclass
@@ -209,12 +214,17 @@ class Engine:
             return queue.pop()
 
     def _admit_next(self) -> Waiting | None:
-        """Return the next row to enter; one client leaves one in `RESERVED` slots to others."""
-        rows = [row.job.client for batch in self._batches.values() for row in batch.rows]
-        held = Counter([*rows, *(alone.waiting.job.client for alone in self._alone)])
-        most = self.limits.slots - self.limits.slots // RESERVED
+        """Return the next row to enter; a client, and a request, leave some slots to others: see `RESERVED`."""
+        jobs = [row.job for batch in self._batches.values() for row in batch.rows]
+        jobs += [alone.waiting.job for alone in self._alone]
+        of_client, of_job = Counter(job.client for job in jobs), Counter(jobs)
+        slots, left = self.limits.slots, self.limits.slots // RESERVED
+
+        def may_enter(waiting: Waiting) -> bool:
+            return of_client[waiting.client] < slots - left and of_job[waiting.job] < slots - 2 * left
+
         with self._condition:
-            return self._waiting.pop(lambda client: held[client] < most)
+            return self._waiting.pop(may_enter)
 
     def _clear(self, event: Failed) -> None:
         """End all rows in slots."""

@@ -142,3 +142,8 @@ class Call:
     on_done: Callable[[object], None]
     canceled: bool = field(default=False, init=False)
     client: str = field(default="", init=False)
+
+    @property
+    def request(self) -> object:
+        """Itself."""
+        return self
