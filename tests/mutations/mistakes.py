@@ -949,4 +949,26 @@ MISTAKES = [
         "1024",
         "unit/test_memory_budgets.py::test_a_repeated_text_of_parquet_is_read_a_few_rows_at_a_time",
     ),
+    # Networks of the user's own ----------------------------------------------------------------------------
+    Mistake(
+        "padding that a network does not take",
+        "nn/adapter.py",
+        'if valid is None or self.takes("valid") or valid.all():',
+        "if True:",
+        "unit/test_adapter.py::test_without_the_argument_rows_are_computed_without_their_padding",
+    ),
+    Mistake(
+        "a network is given its second argument although that has a default",
+        "nn/adapter.py",
+        "rest[:1] if self._is_required[name] and name not in",
+        "rest[:1] if name not in",
+        "unit/test_adapter.py::test_the_signature_decides_what_is_passed",
+    ),
+    Mistake(
+        "the network of a time-free model is given the noise level",
+        "diffusion/parameterization.py",
+        'sigma if self.time_conditioning == "sigma" else',
+        'sigma if self.time_conditioning != "zero" else',
+        "unit/test_adapter.py::test_a_model_of_a_network_without_sigma_is_time_free",
+    ),
 ]

@@ -22,7 +22,7 @@ from sedd.diffusion.schedule import LogLinear, Schedule
 M = TypeVar("M", bound="DiscreteModel")
 
 TimeConditioning = Literal["sigma", "zero", "none"]
-"""What the network is given for the noise level: σ itself, always 0 (as MDLM's networks), or nothing."""
+"""What the network is given for the noise level: σ, or always 0 (``zero``, as MDLM's networks, and ``none``)."""
 
 
 # Interfaces ------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class DiscreteModel(nn.Module, ABC):
             valid: False at padding; None: as bound.
         """
         if not isinstance(self.network, Backbone):
-            return self._after_context(upcast(self.run_network(x_t, sigma, valid)))
+            return self._output(x_t, sigma, valid)
         arguments, options = self._arguments(x_t, sigma, valid)
         compute = self.network.hidden if self.graphed is None else self.graphed.hidden
         return self._after_context(compute(*arguments, **options))
@@ -263,7 +263,7 @@ class DiscreteModel(nn.Module, ABC):
             x = torch.cat([self.context.expand(*x.shape[:-1], -1), x], -1)
             valid = None if valid is None else nn.functional.pad(valid, (len(self.context), 0), value=True)
         x, sigma = self._inputs(x, sigma)
-        sigma = torch.zeros_like(sigma) if self.time_conditioning == "zero" else sigma
+        sigma = sigma if self.time_conditioning == "sigma" else torch.zeros_like(sigma)
         return (
             [x, sigma] if valid is None else [x, sigma, valid],
             {} if self.label is None else {"label": self.label.expand(sigma.shape)},
@@ -275,9 +275,9 @@ class DiscreteModel(nn.Module, ABC):
         return x if self.context is None else x[..., len(self.context) :, :]
 
     @final
-    def _output(self, x: Tensor, sigma: Tensor) -> Tensor:
+    def _output(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return the network's output, in float32 or better."""
-        output = self._after_context(upcast(self.run_network(x, sigma)))
+        output = self._after_context(upcast(self.run_network(x, sigma, valid)))
         self._check_output(output)
         return output
 
@@ -298,7 +298,7 @@ class DiffusionModel(DiscreteModel, ABC):
         """Whether the output depends on the noise level; True for a network without that attribute."""
         if self.time_conditioning != "sigma":
             return False
-        return self.network.depends_on_sigma if isinstance(self.network, Backbone) else True
+        return bool(getattr(self.network, "depends_on_sigma", True))
 
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
         """Return the log-score."""
@@ -447,7 +447,8 @@ class CausalModel(DiscreteModel):
         return nn.functional.pad(x[..., :-1], (1, 0), value=self.process.vocab_size), torch.zeros_like(sigma)
 
     def _check_output(self, output: Tensor) -> None:
-        """Accept any number of outputs: those after the first N are not used."""
+        """Accept at least as many outputs as tokens: those after the first N are not used."""
+        validate.num_outputs(output[..., : self.process.vocab_size], self.process.vocab_size, "network's output")
 
     def _log_p(self, output: Tensor) -> Tensor:
         return output[..., : self.process.vocab_size].log_softmax(-1)

@@ -1,0 +1,168 @@
+"""Call any network as the models do: ``adapt(network)(x, sigma, valid, label=label)``.
+
+The signature of ``forward`` decides what a network is given. Its first argument is the tokens. ``sigma`` is the
+argument of that name, or a second argument without a default; ``valid`` and ``label`` are the arguments of those names.
+"""
+
+import inspect
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from sedd.nn.transformer import Transformer
+
+
+def adapt(network: nn.Module) -> nn.Module:
+    """Return a module that takes ``(x, sigma, valid, label=label)``; `Transformer` already does and is returned as is.
+
+    Args:
+        network: Any module called as ``network(x, sigma)`` or ``network(x)``. It may be wrapped, by DDP for example.
+    """
+    if not isinstance(network, nn.Module):
+        hint = "call it to make an instance" if inspect.isclass(network) else "wrap it in one"
+        raise ValueError(f"network is {network!r}; it must be a torch.nn.Module: {hint}")
+    inner = _unwrapped(network)
+    return network if isinstance(inner, Transformer | AdaptedNetwork) else AdaptedNetwork(network)
+
+
+@final
+class AdaptedNetwork(nn.Module):
+    """A network that is given what its ``forward`` takes and whose output is checked.
+
+    The network always reads tokens of shape (b, L) and a noise level of shape (b,). It returns the logits
+    (b, L, outputs), or an object that has them as ``.logits``, as the encoders of Hugging Face do.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        inner = _unwrapped(module)
+        self.name = type(inner).__name__
+        self._is_required = _arguments(inner)
+        self._sigma = self._find_sigma()
+
+    @property
+    def depends_on_sigma(self) -> bool:
+        """Whether the network is given the noise level."""
+        return self._sigma is not None
+
+    def takes(self, name: str) -> bool:
+        """Return whether ``forward`` has an argument of this name."""
+        return name in self._is_required
+
+    def require(self, name: str) -> None:
+        """Raise ValueError if ``forward`` has no argument of this name: ``valid`` for padding, ``label`` for labels."""
+        if not self.takes(name):
+            given = {"valid": "padding to leave out", "label": "labels"}[name]
+            raise ValueError(
+                f"the data has {given}, and forward of {self.name} has no argument {name}; add it, as in "
+                f"forward(self, x, sigma, {name}=None), or choose data without"
+            )
+
+    def forward(
+        self,
+        x: Int[Tensor, "*b L"],
+        sigma: Float[Tensor, "*b"],
+        valid: Bool[Tensor, "*b L"] | None = None,
+        *,
+        label: Int[Tensor, "*b"] | None = None,
+    ) -> Float[Tensor, "*b L outputs"]:
+        """Return the logits of every position.
+
+        Args:
+            x: Token ids.
+            sigma: Total noise of each sequence.
+            valid: False at padding. A network without this argument computes sequences of each length by themselves;
+                in training it rejects padding.
+            label: Label id of each sequence; None, and the id after the last, mean no label.
+        """
+        if label is not None:
+            self.require("label")
+        rows = x.reshape(-1, x.shape[-1])
+        sigma = sigma.expand(x.shape[:-1]).reshape(-1)
+        valid = None if valid is None else valid.expand(x.shape).reshape(rows.shape)
+        label = None if label is None else label.expand(x.shape[:-1]).reshape(-1)
+        if valid is None or self.takes("valid") or valid.all():
+            logits = self._call(rows, sigma, valid, label)
+        else:
+            logits = self._call_by_length(rows, sigma, valid, label)
+        return logits.reshape(*x.shape, -1)
+
+    def _call(self, x: Tensor, sigma: Tensor, valid: Tensor | None, label: Tensor | None) -> Tensor:
+        given: dict[str, Tensor | None] = {"valid": valid, "label": label}
+        if self._sigma is not None:
+            given[self._sigma] = sigma
+        output = self.module(x, **{name: value for name, value in given.items() if self._is_passed(name, value)})
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor):
+            raise ValueError(
+                f"{self.name} returned {_kind(output)}; its forward must return a tensor of logits, or an object that "
+                "has them as .logits"
+            )
+        if logits.ndim != 3 or logits.shape[:2] != x.shape:
+            raise ValueError(
+                f"{self.name} returned shape {tuple(logits.shape)} for tokens of shape {tuple(x.shape)}; it must "
+                f"return ({x.shape[0]}, {x.shape[1]}, outputs): a row of logits for each token"
+            )
+        return logits
+
+    def _call_by_length(self, x: Tensor, sigma: Tensor, valid: Tensor, label: Tensor | None) -> Tensor:
+        """Call the network on the sequences of each length without their padding; the output is 0 at padding."""
+        lengths = valid.sum(-1)
+        is_padded_right = (valid == (torch.arange(x.shape[1], device=x.device) < lengths[:, None])).all()
+        if not is_padded_right or (self.module.training and torch.is_grad_enabled()):
+            self.require("valid")
+        logits: Tensor | None = None
+        for length in lengths.unique().tolist():
+            at = (lengths == length).nonzero().squeeze(-1)
+            if length > 0:
+                part = self._call(x[at, :length], sigma[at], None, None if label is None else label[at])
+                if logits is None:
+                    logits = part.new_zeros(*x.shape, part.shape[-1])
+                logits[at, :length] = part
+        if logits is None:
+            raise ValueError("every sequence is padding alone; a network needs at least one token")
+        return logits
+
+    def _is_passed(self, name: str, value: Tensor | None) -> bool:
+        """Whether an argument is passed: None only where ``forward`` has no default."""
+        return self.takes(name) and (value is not None or self._is_required[name])
+
+    def _find_sigma(self) -> str | None:
+        """Return the name of the argument for the noise level; raise ValueError for a forward that cannot be called."""
+        if not self._is_required:
+            raise ValueError(
+                f"forward of {self.name} names no arguments; write forward(self, x, sigma) or forward(self, x)"
+            )
+        _, *rest = self._is_required
+        second = [name for name in rest[:1] if self._is_required[name] and name not in ("valid", "label")]
+        sigma = next((name for name in ("sigma", *second) if name in rest), None)
+        if others := [name for name in rest if self._is_required[name] and name not in (sigma, "valid", "label")]:
+            raise ValueError(
+                f"forward of {self.name} needs {', '.join(others)}, and sedd passes the tokens, sigma, valid and label "
+                "alone; give every other argument a default"
+            )
+        return sigma
+
+
+def _arguments(network: nn.Module) -> dict[str, bool]:
+    """Return the named arguments of a network's ``forward``, and whether each is required."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(network.forward).parameters
+    return {name: p.default is p.empty for name, p in parameters.items() if p.kind not in variadic}
+
+
+def _unwrapped(network: nn.Module) -> nn.Module:
+    """Return the network inside wrappers, whose ``forward`` passes everything on: DDP, `torch.compile`, ours."""
+    while not _arguments(network):
+        inner = network._modules.get("_orig_mod") or network._modules.get("module")
+        if inner is None:
+            break
+        network = inner
+    return network
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
