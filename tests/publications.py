@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -146,7 +146,7 @@ def trainer_run(path: Path, kind: Kind, seed: int = 0, prefix: str = "") -> Path
         (path / folder).mkdir(parents=True, exist_ok=True)
         torch.save(state, path / folder / name)
     (path / ".hydra").mkdir()
-    OmegaConf.save(settings, path / ".hydra" / "config.yaml")
+    (path / ".hydra" / "config.yaml").write_text(yaml.safe_dump(settings))
     return path
 
 

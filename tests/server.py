@@ -24,7 +24,6 @@ from sedd.cli import main
 
 PRELOADED = (
     "concurrent.futures.process",
-    "omegaconf",
     "rich._emoji_codes",
     "rich.status",
     "torch._dynamo",  # imported when an optimizer is made
@@ -32,6 +31,7 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
     "typer._adapters",
+    "yaml",
     "sedd.api",
     "sedd.evaluation.audit.verdict",
     "sedd.evaluation.compare",

@@ -1,4 +1,4 @@
-"""Checks of what enters from outside: counts, JSON and YAML; and text from outside as it is shown. No torch here."""
+"""Check counts and JSON from outside, read files as text, and escape text for terminals. No torch here."""
 
 import builtins
 import json
@@ -8,7 +8,7 @@ import typing
 import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
-from io import BytesIO, StringIO, TextIOWrapper
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -53,14 +53,10 @@ LIMITS: Mapping[str, int] = {
     "labels": 2**16 - 1,
 }
 """The largest value of each count; a larger one is a mistake, or asks for more memory than machines have."""
-MAX_NESTING = 64
-"""Levels of lists and mappings in a configuration file; ours have two."""
 MAX_TEXT = 2**30
 """Bytes of a file that is read as a whole: templates, samples, results, tokenizers."""
 MAX_RECORD = 2**24
 """Bytes of a JSON file that describes a model, a run or data; ours have some thousands."""
-MAX_SETTINGS = 2**18
-"""Characters of a configuration file; ours have some thousands."""
 BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that reorder the text around them on a terminal."""
 
@@ -198,66 +194,3 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply to be read") from None
-
-
-def _parse_object(text: str) -> dict[str, Any] | None:
-    """Return the object that a text is in JSON, or None if it is none.
-
-    YAML reads most of JSON, but not the pairs of escapes of characters such as emoji.
-    """
-    try:
-        found = parse_json(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def read_settings(path: Path) -> Any:
-    """Read a YAML or JSON file of settings as plain data, with ``${…}`` as it is written."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError  # type: ignore[import-untyped]
-
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_SETTINGS + 1).decode()
-        if (found := _parse_object(text)) is not None:
-            return found
-        check_yaml(str(path), text)
-        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
-    except (OmegaConfBaseException, OSError, UnicodeDecodeError, YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-
-
-def check_yaml(where: str, text: str) -> None:
-    """Refuse YAML that is too long or nested too deeply, and aliases, by which a short text can stand for a long one.
-
-    The text is read as a sequence of events: a parser of whole documents calls itself at each level.
-    """
-    import yaml
-
-    if len(text) > MAX_SETTINGS:
-        raise ValueError(f"{where} has more than {MAX_SETTINGS:,} characters; these are no settings")
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_NESTING:
-            raise ValueError(f"{where} is nested more than {MAX_NESTING} levels deep; settings have two or three")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"{where} has the alias *{event.anchor}; write the value itself")
-
-
-def refuse_interpolation(settings: Any) -> None:
-    """Refuse ``${…}`` anywhere in plain settings: OmegaConf would replace it, also by what the environment holds.
-
-    And ``???``, which it takes for a value that is missing.
-    """
-    values = [settings]
-    while values:
-        value = values.pop()
-        if isinstance(value, Mapping):
-            values += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple):
-            values += value
-        elif isinstance(value, str) and ("${" in value or value == "???"):
-            raise ValueError(f"the options hold {value!r}, which is not replaced by anything; write the value itself")

@@ -385,7 +385,19 @@ def read_stored_model(path: Path) -> StoredModel:
         raise ValueError(f"{path / 'config.json'} has labels {repr(labels)[:80]}; they must be a list of names")
     check_count("the number of labels", len(labels), 0, "labels")
     data_sha256 = stored.pop("data_sha256", None)
-    return StoredModel(path, RunConfig.from_dict(stored), vocab_size, tuple(labels), data_sha256)
+    return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels), data_sha256)
+
+
+def read_run_config(run: Path) -> RunConfig:
+    """Read the configuration of a run from its config.json."""
+    return _parse_config(run, load_json(run, "config"))
+
+
+def _parse_config(folder: Path, stored: Any) -> RunConfig:
+    try:
+        return RunConfig.from_dict(stored)
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
 
 @retry_if_pruned

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
-from sedd import border, registry
+from sedd import registry
 from sedd.border import check_count
+from sedd.schema import from_dict
 
 REQUIRED_PARAMETERIZATION = {
     "ratio-matching": "conditional",
@@ -423,18 +424,6 @@ class RunConfig:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "RunConfig":
-        """Return the configuration that `as_dict` wrote."""
-        sections = {
-            "data": DataConfig,
-            "noise": NoiseConfig,
-            "model": ModelConfig,
-            "optim": OptimConfig,
-            "budget": BudgetConfig,
-            "train": TrainConfig,
-        }
-        border.check_fields("the configuration", data, get_type_hints(cls), closed=True)
-        for name in sections.keys() & data.keys():
-            hints = get_type_hints(sections[name])
-            border.check_fields("the configuration", data[name], hints, closed=True, section=f"{name}.")
-        return cls(**{name: sections[name](**value) if name in sections else value for name, value in data.items()})
+    def from_dict(cls, data: Any) -> "RunConfig":
+        """Return the configuration with these values, such as `as_dict` returns; defaults for the rest."""
+        return from_dict(cls, data)

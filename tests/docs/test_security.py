@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from sedd.border import LIMITS, MAX_NESTING, MAX_RECORD, MAX_SETTINGS, MAX_TEXT
+from sedd.border import LIMITS, MAX_RECORD, MAX_TEXT
 from sedd.data.budgets import LONGEST_LINE, LONGEST_WHOLE, MAX_EXPANSION
 from sedd.tokenizer.bpe import MAX_DEFINITION
 from sedd.tokenizer.growth import MAX_GROWTH
+from sedd.yaml_file import MAX_NESTING, MAX_SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/security.md").read_text()

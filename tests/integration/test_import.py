@@ -6,8 +6,10 @@ import pickle
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import publications
 import pytest
@@ -206,11 +208,14 @@ def test_a_malicious_pickle_is_refused_and_not_executed(
     assert "weights_only" not in done.stderr  # torch's advice to load it without the restriction
 
 
-def test_objects_of_other_libraries_are_named_and_refused(sedd: Sedd, tmp_path: Path, output: Path) -> None:
+def test_objects_of_other_libraries_are_named_and_refused(
+    sedd: Sedd, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lightning checkpoints often hold their configuration as an OmegaConf object."""
-    from omegaconf import OmegaConf
-
-    settings = {"config": OmegaConf.create({"time_conditioning": False})}
+    library = ModuleType("omegaconf")
+    library.DictConfig = type("DictConfig", (dict,), {"__module__": "omegaconf"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "omegaconf", library)
+    settings = {"config": library.DictConfig(time_conditioning=False)}
     zipped({"state_dict": publications.weights(MDLM), "hyper_parameters": settings}, tmp_path / "last.ckpt")
     refused(sedd("import", tmp_path / "last.ckpt", "--out", output / "model"), output, "contains omegaconf.")
 

@@ -370,6 +370,20 @@ MISTAKES = [
         RATES_OF_A_RUN,
     ),
     Mistake(
+        "a key that counts takes a fraction",
+        "schema.py",
+        "if isinstance(value, str | int | number):",
+        "if isinstance(value, str | int | float):",
+        "unit/test_hostile_input.py::test_values_of_the_wrong_type",
+    ),
+    Mistake(
+        "a key whose values are text takes a number for its value",
+        "training/overrides.py",
+        """if value.startswith(("[", "{", '"', "'")):""",
+        "if value:",
+        "unit/test_hostile_input.py::test_an_assignment_has_the_type_of_its_key",
+    ),
+    Mistake(
         "the EMA's decay is constant",
         "training/ema.py",
         "return min(self.decay, (1 + step) / (10 + step))",

@@ -138,21 +138,28 @@ def test_files_of_a_model(damaged: Callable[..., Path], name: str, content: str)
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"model": {"width": "big"}}, "model.width 'big'; it must be of type int"),
-        ({"model": {"width": 16.5}}, "model.width 16.5"),
-        ({"model": {"width": True}}, "model.width True"),
-        ({"model": [1]}, "model [1]; it must be of type mapping"),
-        ({"noise": {"options": [1]}}, "noise.options [1]; it must be of type dict[str, float]"),
-        ({"noise": {"options": {"eps": "x"}}}, "noise.options"),
-        ({"data": {"sources": 5}}, "data.sources 5; it must be of type list[str]"),
-        ({"data": {"column": 5}}, "data.column 5; it must be of type str | None"),
-        ({"model": {"speed": 5}}, "model.speed; it may have"),
-        ({"seed": "x"}, "seed 'x'"),
+        ({"model": {"width": "big"}}, "model.width is 'big'; it must be an integer"),
+        ({"model": {"width": 16.5}}, "model.width is 16.5"),
+        ({"model": {"width": True}}, "model.width is True"),
+        ({"model": [1]}, "model is [1]; it must be a mapping"),
+        ({"noise": {"options": [1]}}, "noise.options is [1]; it must be a mapping"),
+        ({"noise": {"options": {"eps": "x"}}}, "noise.options.eps is 'x'; it must be a number"),
+        ({"data": {"sources": 5}}, "data.sources is 5; it must be a list"),
+        ({"data": {"sources": ["a", 5]}}, "data.sources[1] is 5; it must be text"),
+        ({"data": {"column": 5}}, "data.column is 5; it must be text"),
+        ({"model": {"speed": 5}}, "unknown option 'model.speed'"),
+        ({"model": {"widht": 5}}, "did you mean model.width? model has architecture, width"),
+        ({"lr": 5}, "did you mean optim.lr?"),
+        ({"optim": {"lr": 10**400}}, "optim.lr is 1000"),
+        ({"train": {"compile": "perhaps"}}, "train.compile is 'perhaps'; it must be true or false"),
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"seed": None}, "seed is None"),
         ({"seed": -1}, "seed is -1"),
-        ({"objective": ["x"]}, "objective ['x']"),
+        ({"objective": ["x"]}, "objective is ['x']"),
+        ([], "the configuration is []; it must be a mapping"),
     ],
 )
-def test_values_of_the_wrong_type(refuses: Refuses, changes: dict[str, Any], word: str) -> None:
+def test_values_of_the_wrong_type(refuses: Refuses, changes: Any, word: str) -> None:
     refuses(lambda: RunConfig.from_dict(changes), word)
     assert RunConfig.from_dict({"budget": {"minutes": None}, "noise": {"options": {"eps": 0.5}}}).budget.minutes is None
 
@@ -184,33 +191,71 @@ def test_a_regular_expression_that_takes_too_long(
     assert tokenizer.encode("x").tolist() == [0]
 
 
-def test_settings_files(refuses: Refuses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a file nor an option reads the environment, and a small file does not become a large one."""
-    monkeypatch.setenv("SECRET", "chars")
+def test_settings_files(refuses: Refuses, tmp_path: Path) -> None:
+    """A small file does not become a large one, and only plain data is read."""
     path = tmp_path / "settings.yaml"
     laughs = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
     for content, words in (
-        ("data: {tokenizer: '${oc.env:SECRET}'}", ("${oc.env:SECRET}", "write the value itself")),
-        ("data: {tokenizer: '${seed}'}", ("${seed}",)),
-        ("'${oc.env:SECRET}': 1", ("${oc.env:SECRET}",)),
-        ("optim: {lr: '???'}", ("???",)),
         (laughs, ("alias *a0",)),
         (DEEP, ("nested",)),
         ("a: " * 200, ("settings.yaml cannot be read",)),
-        ("5", ("settings.yaml cannot be read",)),
+        ("a: 1\nb: [1", ("settings.yaml cannot be read", "in line 2")),
+        ("5", ("settings.yaml holds a int",)),
         ("\0", ("settings.yaml cannot be read",)),
-        ("a: !!python/object/apply:os.getcwd []", ("settings.yaml cannot be read",)),
+        ("a: 2024-13-45", ("settings.yaml cannot be read",)),
+        ("a: !!python/object/apply:os.getcwd []", ("settings.yaml cannot be read", "tag")),
+        ("a: !!bool x", ("settings.yaml cannot be read", "tag")),
         ("#" * 2**19, ("more than 262,144",)),
     ):
         path.write_text(content)
         refuses(lambda: merge_config({}, file=path), *words)
-    for text in ("data.tokenizer=${oc.env:SECRET}", f"data.tokenizer={DEEP}", "optim.lr=[&a 1, *a]"):
+    for text in (f"data.tokenizer={DEEP}", "optim.lr=[&a 1, *a]", "optim.lr", "=3", "optim=3", "data.column=[a"):
         refuses(lambda text=text: merge_config({}, sets=[text]), "")
-    refuses(lambda: merge_config({"sources": ["${oc.env:SECRET}"]}), "${oc.env:SECRET}")
     path.write_text("optim: {lr: 1e-4}\nbudget: {steps: 3}\n")
     assert merge_config({}, file=path).optim.lr == 1e-4
     path.write_text("")
     assert merge_config({}, file=path).budget.steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("optim.lr=3", 3.0),
+        ("optim.lr=1e-4", 1e-4),
+        ("seed=7", 7),
+        ("train.compile=yes", True),
+        ("train.compile=False", False),
+        ("data.column=on", "on"),
+        ("data.column=010", "010"),
+        ("data.column=${seed}", "${seed}"),
+        ("data.column='null'", "null"),
+        ("data.column=null", None),
+        ("data.column=", None),
+        ("data.sources=[\"😀.txt\", 'b c']", ["😀.txt", "b c"]),
+        ("noise.options={eps: 1e-4}", {"eps": 1e-4}),
+        ("noise.options.eps=2", {"eps": 2.0}),
+    ],
+)
+def test_an_assignment_has_the_type_of_its_key(monkeypatch: pytest.MonkeyPatch, text: str, value: object) -> None:
+    """Text that looks like a number stays text where the key is text, and ``${…}`` is text everywhere."""
+    monkeypatch.setattr("sedd.training.overrides.check_data", lambda options: None)
+    config = merge_config({}, sets=[text], recipe="tiny").as_dict()
+    for key in text.partition("=")[0].split(".")[:2]:
+        config = config[key]
+    assert config == value
+    assert type(config) is type(value)
+
+
+def test_paths_of_any_characters(tmp_path: Path) -> None:
+    """As an argument, by --set, in JSON, whose escapes of an emoji are no YAML, and in YAML."""
+    source, file = tmp_path / "a ${b} 😀 ???.txt", tmp_path / "settings"
+    source.write_text("a text of some words\n" * 20)
+    expected, settings = [str(source)], {"data": {"sources": [str(source)]}}
+    assert merge_config({"sources": expected}, recipe="tiny").data.sources == expected
+    assert merge_config({}, sets=[f"data.sources=['{source}']"], recipe="tiny").data.sources == expected
+    for content in (json.dumps(settings), json.dumps(settings, ensure_ascii=False), f"data: {{sources: ['{source}']}}"):
+        file.write_text(content)
+        assert merge_config({}, file=file).data.sources == expected
 
 
 def test_text_files_that_are_too_large(refuses: Refuses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def read_run(folder: Path) -> RunHistory:
     if not records:
         raise ValueError(f"{folder} has logged nothing yet; wait for its first record")
     environment = checkpoint.load_json(folder, "environment") if (folder / "environment.json").is_file() else None
-    return RunHistory(folder, records, RunConfig.from_dict(checkpoint.load_json(folder, "config")), environment)
+    return RunHistory(folder, records, checkpoint.read_run_config(folder), environment)
 
 
 # Samples ---------------------------------------------------------------------------------------------------

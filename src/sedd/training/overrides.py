@@ -4,16 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
-
-from sedd import border, checkpoint, data
+from sedd import checkpoint, data
 from sedd.config import BudgetConfig, RunConfig
 from sedd.recipes import RECIPES
 from sedd.runtime import run_log
 from sedd.runtime.launch import find_launch, is_restart
 from sedd.training.sources import check_data, find_sources, require_sources
+from sedd.yaml_file import parse_yaml, read_settings
 
 PATHS = {
     "process": "noise.process",
@@ -100,47 +97,39 @@ def merge_config(
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
     stored = _stored_config(resume) if resume else None
-    given_flags: Any = OmegaConf.create({})
-    try:
-        for name, value in flags.items():
-            if value is not None:
-                OmegaConf.update(given_flags, PATHS.get(name, name), value)
-        layers: list[Any] = [
-            OmegaConf.create(stored.as_dict() if stored else {}),
-            OmegaConf.create(RECIPES[recipe] if recipe else {}),
-            OmegaConf.create(_read_file(file) if file else {}),
-            OmegaConf.merge(given_flags, OmegaConf.from_dotlist(_checked(sets))),
-        ]
-        for layer in layers:
-            border.refuse_interpolation(OmegaConf.to_container(layer, resolve=False))
-        for i, layer in enumerate(layers):
-            if any(later.get("budget") for later in layers[i + 1 :]):
-                layer.pop("budget", None)  # --minutes 60 is not cut short by the number of steps of a recipe
-        given: Any = OmegaConf.merge(*layers)
-        if OmegaConf.select(given, "data.label") is not None:
-            given = _fill_in(given, {"data": {"packing": "lines"}})  # packed text has no records to label
-    except (OmegaConfBaseException, LookupError, OSError, RecursionError, TypeError, YAMLError) as error:
-        raise _misfit(error) from None  # a LookupError: OmegaConf's, at odd keys
-    config = _build(given).check_trainable()
+    flag_layers = [_nested(PATHS.get(name, name), value) for name, value in flags.items() if value is not None]
+    layers: list[Mapping[str, Any]] = [
+        stored.as_dict() if stored else {},
+        RECIPES[recipe] if recipe else {},
+        _read_file(file) if file else {},
+        _merge(*flag_layers, *map(_assignment, sets)),
+    ]
+    for i, layer in enumerate(layers):
+        if any(later.get("budget") for later in layers[i + 1 :]):
+            layers[i] = {**layer, "budget": {}}  # --minutes 60 is not cut short by the number of steps of a recipe
+    given = _merge(*layers)
+    if _section(given, "data").get("label") is not None:
+        given = _merge({"data": {"packing": "lines"}}, given)  # packed text has no records to label
+    config = RunConfig.from_dict(given).check_trainable()
     if resume and stored and config.data.sources == stored.data.sources:
         require_sources(config, resume, f"sedd train DATA --out {resume} --resume")
     if config.data.sources:
         check_data(config.data)
     is_sized = not (stored or recipe or file) and _needs_sizing(config, given)
     if is_sized:
-        _build(given).resolved()  # raises an error if options contradict each other
+        RunConfig.from_dict(given).resolved()  # raises an error if options contradict each other
         named, others = config.data.sources[:3], len(config.data.sources) - 3
         what = ", ".join(named) + (f" and {others:,} more" if others > 0 else "")
         on_sizing(f"{what}: the network is chosen for this machine, the data and the budget")
         from sedd.training import sizing  # imports torch, which takes seconds: not before an error
 
-        given = _fill_in(given, sizing.choose_tokenizer(config.data, device))
+        given = _merge(sizing.choose_tokenizer(config.data, device), given)
     given = _fit_to_records(given, on_sizing)
     if is_sized:
-        given = _fill_in(given, sizing.choose_features(_build(given), device))
-        given = _fill_in(given, sizing.choose_sizing(_build(given), given.get("model") or {}, device))
-        on_sizing(sizing.describe_sizing(_build(given), device))
-    config = _build(given)
+        given = _merge(sizing.choose_features(RunConfig.from_dict(given), device), given)
+        given = _merge(sizing.choose_sizing(RunConfig.from_dict(given), _section(given, "model"), device), given)
+        on_sizing(sizing.describe_sizing(RunConfig.from_dict(given), device))
+    config = RunConfig.from_dict(given)
     config.model.check_heads()
     config = config.resolved()
     if resume and stored and config.budget != stored.budget:
@@ -173,64 +162,71 @@ def _check_budget_left(budget: BudgetConfig, run: Path) -> None:
         raise ValueError(f"{run} cannot be resumed: {budget.describe_spent(*progress)}")
 
 
-def _read_file(file: Path) -> Any:
+def _read_file(file: Path) -> dict[str, Any]:
     """Return the settings in a file, without what the config.json of a model has beside those of its run."""
-    found = border.read_settings(file) or {}
-    if isinstance(found, dict) and "vocab_size" in found:
-        return {name: value for name, value in found.items() if name not in checkpoint.DERIVED}
-    return found
+    found = read_settings(file)
+    derived = checkpoint.DERIVED if "vocab_size" in found else ()
+    return {name: value for name, value in found.items() if name not in derived}
 
 
-def _checked(sets: Sequence[str]) -> list[str]:
-    """Return assignments whose values, which are YAML, can be parsed safely."""
-    for text in sets:
-        border.check_yaml(f"the option {text.partition('=')[0]}", text.partition("=")[2])
-    return list(sets)
+def _merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge mappings, and mappings in them; later values win."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            parts = [part for part in (merged.get(name), value) if isinstance(part, Mapping)]
+            merged[name] = _merge(*parts) if isinstance(value, Mapping) else value
+    return merged
 
 
-def _fill_in(given: Any, values: Mapping[str, Any]) -> Any:
-    """Add values for keys that were not given."""
-    return OmegaConf.merge(OmegaConf.create(dict(values)), given)
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """Return the mapping that sets a dotted key alone."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
 
 
-def _fit_to_records(given: Any, on_sizing: Callable[[str], None]) -> Any:
+def _assignment(text: str) -> dict[str, Any]:
+    """Read ``KEY=VALUE``: a list, a mapping or quoted text is YAML, null or nothing is None, all else is text."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set is {text!r}; write KEY=VALUE, as in optim.lr=1e-4")
+    value = value.strip()
+    if value.startswith(("[", "{", '"', "'")):
+        return _nested(key, parse_yaml(f"the value of {key}", value))
+    return _nested(key, None if value.lower() in ("", "null", "~") else value)
+
+
+def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the keys of a section that were given."""
+    section = given.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _fit_to_records(given: dict[str, Any], on_sizing: Callable[[str], None]) -> dict[str, Any]:
     """Take packing and padding of prepared data from its index, and the length of records from the longest."""
-    sources = _build(given).data.sources
+    sources = RunConfig.from_dict(given).data.sources
     if len(sources) == 1 and data.is_prepared(sources[0]):
-        index, wanted = data.Index.read(Path(sources[0])), (given.get("data") or {}).get("packing", None)
+        index, wanted = data.Index.read(Path(sources[0])), _section(given, "data").get("packing")
         if wanted not in (None, index.packing):
             raise ValueError(
                 f"data.packing is {wanted}, and {sources[0]} was prepared with {index.packing}; prepare the text again "
                 f"with --packing {wanted}, or train with --packing {index.packing}"
             )
-        given = _fill_in(given, {"data": {"packing": index.packing, **({"pad": index.pad} if index.pad else {})}})
-    options = _build(given).data
-    if options.packing != "lines" or not sources or "seq_len" in (given.get("model") or {}):
+        given = _merge({"data": {"packing": index.packing, **({"pad": index.pad} if index.pad else {})}}, given)
+    options = RunConfig.from_dict(given).data
+    if options.packing != "lines" or not sources or "seq_len" in _section(given, "model"):
         return given
     lengths = data.scan_record_lengths(
         sources, options.tokenizer, options.column, options.encoding, options.fitted_fraction
     )
     on_sizing(f"{lengths}: sequences have {lengths.longest} tokens{lengths.advice()}")
-    return _fill_in(given, {"model": {"seq_len": lengths.longest}})
+    return _merge({"model": {"seq_len": lengths.longest}}, given)
 
 
-def _misfit(error: Exception) -> ValueError:
-    return ValueError(f"the options do not fit: {(str(error).splitlines() or [type(error).__name__])[0]}")
-
-
-def _build(given: Any) -> RunConfig:
-    """Return the configuration with these keys, and defaults for the rest."""
-    try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), given))
-    except (OmegaConfBaseException, TypeError) as error:
-        raise _misfit(error) from None
-    assert isinstance(config, RunConfig)
-    return config
-
-
-def _needs_sizing(config: RunConfig, given: Any) -> bool:
+def _needs_sizing(config: RunConfig, given: Mapping[str, Any]) -> bool:
     """Whether the network's size is open; several processes could choose differently, so defaults apply."""
-    open_keys = {"width", "depth", "seq_len"} - set(given.get("model") or {})
+    open_keys = {"width", "depth", "seq_len"} - _section(given, "model").keys()
     return bool(open_keys and config.data.sources) and find_launch().world_size == 1
 
 
@@ -238,4 +234,4 @@ def _stored_config(out: Path) -> RunConfig | None:
     """Return the stored configuration of the run in ``out``, if there is one, with its data where it is now."""
     if not (out / "config.json").is_file():
         return None
-    return find_sources(RunConfig.from_dict(checkpoint.load_json(out, "config")), out)
+    return find_sources(checkpoint.read_run_config(out), out)

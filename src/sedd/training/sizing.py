@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,20 +59,20 @@ def choose_features(config: RunConfig, device_name: str | None = None) -> dict[s
 
 
 def choose_sizing(
-    config: RunConfig, given_model: Mapping[str, Any], device_name: str | None = None
+    config: RunConfig, given: Collection[str], device_name: str | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return values of the keys that decide size and speed, for the device, data and budget of ``config``.
 
     Args:
         config: The run, with `choose_features`, and with defaults for the values that are to be chosen.
-        given_model: The keys of ``model`` that were given; heads and batch fit them.
+        given: The keys of ``model`` that were given and are kept; heads and batch fit them.
         device_name: The device that was given; None: the default.
     """
     device = _device(device_name)
     width, depth = choose_size(config, device)
-    width, depth = given_model.get("width", width), given_model.get("depth", depth)
+    width, depth = config.model.width if "width" in given else width, config.model.depth if "depth" in given else depth
     heads = next((n for n in range(max(2, width // 64), 0, -1) if width % (2 * n) == 0), 1)
-    is_fixed = "seq_len" in given_model or config.data.packing == "lines"
+    is_fixed = "seq_len" in given or config.data.packing == "lines"
     seq_len = config.model.seq_len if is_fixed else 64 if device == "cpu" else 256
     tokens_per_step = affordable_tokens((width, depth), _budget_flops(config, device), device) / STEPS
     sequences = 2 ** round(math.log2(max(1024, min(tokens_per_step, 65_536)) / seq_len))

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sedd import border, checkpoint
+from sedd import checkpoint
+from sedd.yaml_file import read_settings
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -88,10 +89,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     found = [place / HYDRA_CONFIG for place in (folder, folder.parent) if (place / HYDRA_CONFIG).is_file()]
     if not found:
         return {}
-    config = border.read_settings(found[0])
-    if not isinstance(config, dict):
-        raise ValueError(f"{found[0]} holds a {type(config).__name__}, not settings by their names")
-    return {str(name): value for name, value in config.items()}
+    return {str(name): value for name, value in read_settings(found[0]).items()}
 
 
 def _without_ddp_prefix(state: Mapping[str, Any]) -> Mapping[str, Any]:

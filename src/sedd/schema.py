@@ -1,0 +1,84 @@
+"""Build dataclasses from plain data, such as JSON, YAML or command-line options, and check every key and type."""
+
+import builtins
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from reprlib import Repr
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+NAMES: Mapping[type, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "text, in quotes if it looks like a number",
+    list: "a list, as in [a, b]",
+    dict: "a mapping, as in {name: 0.5}",
+}
+"""What a value of each type is called in messages."""
+TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_shown = Repr()
+_shown.maxstring = _shown.maxother = _shown.maxlong = 80
+
+
+def from_dict(kind: type[T], data: Any) -> T:
+    """Build a dataclass whose fields are scalars, lists, mappings or dataclasses; text is converted to numbers.
+
+    Raises:
+        ValueError: A key is unknown or a value has the wrong type; the message names the closest key, or the type.
+    """
+    return _build(kind, data, "", kind)
+
+
+def _build(kind: type[T], data: Any, section: str, root: type) -> T:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{section or 'the configuration'} is {_shown.repr(data)}; it must be a mapping of keys")
+    prefix, hints = section and f"{section}.", get_type_hints(kind)
+    for name in data:
+        if name not in hints:
+            raise ValueError(_unknown(f"{prefix}{name}", section, hints, root))
+    return kind(**{name: _convert(f"{prefix}{name}", value, hints[name], root) for name, value in data.items()})
+
+
+def _unknown(key: str, section: str, names: Mapping[str, Any], root: type) -> str:
+    """Name the key that was probably meant: one of the same or almost the same name, here or in another section."""
+    known = {other.rpartition(".")[2]: other for other in list_keys(root)}
+    known |= {name: f"{section}.{name}" if section else name for name in names}
+    close = get_close_matches(key.rpartition(".")[2], known, 1)
+    meant = f"; did you mean {known[close[0]]}?" if close else ";"
+    return f"unknown option {_shown.repr(key)}{meant} {section or 'the configuration'} has {', '.join(names)}"
+
+
+def list_keys(kind: type, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a dataclass: its fields, and those of the dataclasses in it."""
+    for name, hint in get_type_hints(kind).items():
+        yield f"{prefix}{name}"
+        if is_dataclass(hint):
+            yield from list_keys(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+
+
+def _convert(key: str, value: Any, kind: Any, root: type) -> Any:
+    """Return a value as its type: numbers and truth values may be text, an integer may stand for a float."""
+    inner = get_args(kind)
+    match get_origin(kind) or kind:
+        case types.UnionType:  # X | None
+            return None if value is None else _convert(key, value, inner[0], root)
+        case builtins.list if isinstance(value, list | tuple):
+            return [_convert(f"{key}[{i}]", item, inner[0], root) for i, item in enumerate(value)]
+        case builtins.dict if isinstance(value, Mapping):
+            return {str(name): _convert(f"{key}.{name}", item, inner[1], root) for name, item in value.items()}
+        case builtins.bool if str(value).lower() in TRUTH:
+            return TRUTH[str(value).lower()]
+        case (builtins.int | builtins.float) as number if not isinstance(value, bool):
+            if isinstance(value, str | int | number):
+                try:
+                    return number(value)
+                except (ValueError, OverflowError):
+                    pass
+        case builtins.str if isinstance(value, str):
+            return value
+        case section if is_dataclass(section):
+            return _build(section, value, key, root)  # type: ignore[arg-type]
+    raise ValueError(f"{key} is {_shown.repr(value)}; it must be {NAMES[get_origin(kind) or kind]}")
