@@ -34,7 +34,7 @@ def peak(name: str, noise: str, device: str) -> int:
     model = factory.build_parameterization("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # reveals all tokens at once
     settings = generate.SamplingSettings(name, steps=2, options=options)
-    sampling_run = generate.SamplingRun(model, process, factory.build_schedule("log-linear"), settings)
+    sampling_run = generate.SamplingRun(model, settings)
     prompt = sampling.empty(BATCH, LENGTH, device)
     if device == "cpu":
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

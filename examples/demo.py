@@ -233,9 +233,7 @@ def plot_bound(records: Sequence[Bound], entropy: float, optimum: float) -> Figu
 def sample_and_infill(out: Path) -> None:
     """Sample sentences from noise, fill gaps, and draw when each token appeared."""
     loaded = factory.load_model(out / "run")
-    sampling_run = generate.SamplingRun(
-        loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=64)
-    )
+    sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=64))
 
     def texts(prompt: sampling.Prompt) -> list[str]:
         return [visible(loaded.tokenizer.decode(row.ids)) for row in sampling_run.sample(prompt)]

@@ -65,9 +65,7 @@ def main(out: Path, steps: int) -> None:
     print(f"validation bound {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats per base")
 
     loaded = factory.load_model(out / "run")
-    sampling_run = generate.SamplingRun(
-        loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None)
-    )
+    sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=None))
     samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(100, LENGTH))]
     print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {frequency_after_c(samples):.3f} in 100 samples such as")
     print("  ", samples[0])

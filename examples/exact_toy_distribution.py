@@ -44,7 +44,7 @@ def main() -> None:
     """Train, compute the bound, and enumerate the distribution of the sampler."""
     p_data, process, schedule = sentence_distribution(), Absorbing(len(WORDS)), LogLinear()
     generator = torch.Generator().manual_seed(0)
-    model = MeanModel(exact.Table(process.num_states, p_data.length), process)
+    model = MeanModel(exact.Table(process.num_states, p_data.length), process, schedule)
     objective = DenoisingScoreEntropy(process, schedule)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
@@ -61,13 +61,13 @@ def main() -> None:
         optimizer.step()
 
     # the distribution of the samples, step by step from all masks, by enumeration
-    sampler = Tweedie(model.requires_grad_(False), process, schedule)
+    model.requires_grad_(False)
     x = exact.all_sequences(process.num_states, p_data.length)
     p = torch.zeros(len(x), dtype=torch.float64)
     p[-1] = 1
     times = torch.linspace(1, 0, SAMPLER_STEPS + 1, dtype=torch.float64)
     for t, s in pairwise(times):
-        p = exact.propagate(p, exact.transition_table(sampler, x, t.expand(len(x)), s.expand(len(x))))
+        p = exact.propagate(p, exact.transition_table(Tweedie(), model, x, t.expand(len(x)), s.expand(len(x))))
     generated = p[exact.index_of(torch.stack([ids(sentence) for sentence in SENTENCES]), process.num_states)]
     print("\nsentence        in the data   from the model")
     for sentence, probability in zip(SENTENCES, generated.tolist(), strict=True):

@@ -51,9 +51,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per molecule")
 
     loaded = factory.load_model(out / "run")
-    sampling_run = generate.SamplingRun(
-        loaded.model, loaded.process, loaded.schedule, generate.SamplingSettings(steps=None)
-    )
+    sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=None))
     samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(SAMPLES, length))]
     found = molecules.measure_molecules(samples, known[:20_000])
     print(f"of {found.texts} samples {found.valid} are valid, {found.unique} distinct, {found.novel} new:")

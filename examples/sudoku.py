@@ -55,7 +55,7 @@ def main(out: Path, steps: int) -> None:
 
     loaded = factory.load_model(out / "run")
     settings = generate.SamplingSettings(steps=None)  # one cell at a time
-    sampling_run = generate.SamplingRun(loaded.model, loaded.process, loaded.schedule, settings)
+    sampling_run = generate.SamplingRun(loaded.model, settings)
     samples = [np.array(row.ids) for row in sampling_run.sample(sampling.empty(100, 16))]
     print(f"{sum(map(is_solved, samples))} of 100 sampled grids are valid")
     puzzle = "0 {4} 2 {4} 1 {2} 3 {2}"

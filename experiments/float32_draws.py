@@ -21,12 +21,8 @@ from quality_curves import PRECISIONS, draw_precision
 from study_runs import Results
 from torch import Tensor, nn
 
-from sedd import factory
 from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import LogLinear
-from sedd.sampling.base import empty
 from sedd.sampling.caching import SamplingModel
 from sedd.sampling.grid import Ancestral
 
@@ -60,17 +56,11 @@ class Unigram(nn.Module):
         return output
 
 
-@torch.no_grad()
 def draw(log_p: Tensor, steps: int, precision: str, count: int, seed: int) -> Tensor:
     """Draw ``count`` tokens by ancestral sampling in so many steps."""
-    process, schedule = Absorbing(len(log_p)), LogLinear()
-    model = SamplingModel(MeanModel(Unigram(log_p), process), fused=False)
-    sampler = Ancestral(model, process, schedule)
+    model = SamplingModel(MeanModel(Unigram(log_p), Absorbing(len(log_p))), fused=False)
     with draw_precision(precision):
-        *_, state = sampler.run(
-            empty(1, count), factory.build_grid("uniform", steps), CounterRNG(seed, torch.arange(1))
-        )
-    return state.x[0]
+        return Ancestral().sample(model, 1, count, seed=seed, steps=steps)[0]
 
 
 def measure(log_p: Tensor, steps: int, precision: str, count: int, seed: int) -> dict[str, Any]:

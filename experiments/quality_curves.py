@@ -185,7 +185,7 @@ class Study:
         with draw_precision(setting.draws):
             model = SamplingModel(self.loaded.model, warping=build_warping(options), fused=fused)
             options = with_padding(self.loaded, options)
-            run = generate.SamplingRun(model, self.loaded.process, self.loaded.schedule, options)
+            run = generate.SamplingRun(model, options)
             prompt = generate.blank_prompt(self.loaded, self.args.count, self.args.length)
             drawn = sample_sets.generate_samples(
                 self.loaded, run, prompt, self.args.batch, name, lambda done, total: None

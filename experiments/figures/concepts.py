@@ -15,7 +15,6 @@ from scipy.stats import chi2
 from figures.canvas import LETTERS, WIDTH, WORDS, Picture, encode, language
 from sedd import exact, factory, plot, registry, sampling
 from sedd.diffusion import process, schedule
-from sedd.diffusion.rng import CounterRNG
 from sedd.exact import objectives as expected
 
 # Objectives ------------------------------------------------------------------------------------------------
@@ -164,12 +163,12 @@ def sampler_errors() -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for title, (kind, times) in SETTINGS.items():
         noise = kind(3)
-        score, target = exact.Score(p_data, noise), p_data.at(noise, torch.zeros((), dtype=torch.float64))
+        score, target = exact.Score(p_data, noise, times), p_data.at(noise, torch.zeros((), dtype=torch.float64))
         for name in UNIFORM if isinstance(noise, process.Uniform) else ABSORBING:
-            sampler = factory.build_sampler(name, score, noise, times)
+            sampler = factory.build_sampler(name, score)
             errors = []
             for steps in STEPS:
-                q = exact.sample_distribution(sampler, free, sampling.uniform_grid(steps))
+                q = exact.sample_distribution(sampler, score, free, steps)
                 errors.append(float((q - target).abs().sum() / 2))
             found.setdefault(title, {})[name] = [0.0 if e < ZERO else float(f"{e:.4g}") for e in errors]
     return found
@@ -235,12 +234,12 @@ def verification() -> dict[str, Any]:
     p = exact.Distribution(0.999 * language().probabilities.view(6, 6, 6) + 0.001 / 216)
     noise, times = process.Absorbing(len(LETTERS)), schedule.LogLinear()
     score = exact.Score(p, noise)
-    sampler, grid = sampling.Tweedie(score, noise, times), sampling.uniform_grid(CHECKED_STEPS)
-    q = exact.sample_distribution(sampler, torch.full((3,), -1), grid)
+    sampler, grid = sampling.Tweedie(), sampling.uniform_grid(CHECKED_STEPS)
+    q = exact.sample_distribution(sampler, score, torch.full((3,), -1), grid)
     words = list(WORDS)
     index = [int(exact.index_of(encode(word), noise.num_states)) for word in words]
     probability = [*q[index].tolist(), float(1 - q[index].sum())]
-    states = list(sampler.run(sampling.empty(DRAWS, 3), grid, CounterRNG(0, torch.arange(DRAWS))))
+    states = list(sampler.trajectory(score, DRAWS, 3, steps=grid))
     before = states[-2].x
     sigma = times.sigma(grid[-2]).expand(DRAWS)
     likeliest = torch.where(noise.is_noisy(before), score.log_mean(before, sigma).argmax(-1), before)

@@ -148,7 +148,7 @@ TRAINING = (
 SAMPLING = (
     ("checkpoint", "factory.load_model"),
     ("prompt, gaps", "generate.template.template_prompt"),
-    ("noise at $t = 1$", "sampling.base.Sampler.initial_state"),
+    ("noise at $t = 1$", "sampling.base.initial_state"),
     ("ratios", "sampling.caching.SamplingModel"),
     ("step $t \\to u$", "sampling.base.GridSampler.step"),
     ("last step", "sampling.base.draw_clean_tokens"),

@@ -24,7 +24,6 @@ from figures.canvas import (
 )
 from sedd import exact, plot, sampling
 from sedd.diffusion import process, schedule
-from sedd.diffusion.rng import CounterRNG
 
 SENTENCE = "the cat sat on the mat"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz "
@@ -273,12 +272,9 @@ def draw_losses() -> Figure:
 @cache
 def sampling_steps() -> dict[str, Any]:
     """The states of four words as they are generated from masks by the exact score."""
-    noise, times = process.Absorbing(len(LETTERS)), schedule.LogLinear()
-    sampler = sampling.Tweedie(exact.Score(language(), noise), noise, times)
-    prompt = sampling.empty(4, 3)
-    grid = torch.linspace(1, 0, 9, dtype=torch.float64)
-    rows = [[spell(row) for row in state.x] for state in sampler.run(prompt, grid, CounterRNG(1, torch.arange(4)))]
-    return {"states": rows}
+    score = exact.Score(language(), process.Absorbing(len(LETTERS)))
+    states = sampling.Tweedie().trajectory(score, 4, 3, seed=1, steps=8)
+    return {"states": [[spell(row) for row in state.x] for state in states]}
 
 
 @plot.Style()
@@ -300,15 +296,13 @@ def draw_sampling_steps() -> Figure:
 @cache
 def infilling() -> dict[str, Any]:
     """All words that fit c_t, d_g and _o_: the conditional, and how often the sampler draws each."""
-    noise, times = process.Absorbing(len(LETTERS)), schedule.LogLinear()
-    sampler = sampling.FirstHitting(exact.Score(language(), noise), noise, times)
+    score = exact.Score(language(), process.Absorbing(len(LETTERS)))
     found: dict[str, Any] = {}
     for number, pattern in enumerate(("c_t", "_o_")):
         fixed = torch.tensor([-1 if c == "_" else LETTERS.index(c) for c in pattern])
         conditional = language().given(fixed).probabilities.view(6, 6, 6)
-        prompt = sampling.Prompt(fixed.expand(4000, 3))
-        *_, last = sampler.run(prompt, torch.empty(0, dtype=torch.float64), CounterRNG(number, torch.arange(4000)))
-        words = [spell(row) for row in last.x]
+        x = sampling.FirstHitting().sample(score, fixed.expand(4000, 3), seed=number, steps=None)
+        words = [spell(row) for row in x]
         found[pattern] = {
             word: [round(float(conditional[tuple(LETTERS.index(c) for c in word)]), 6), words.count(word) / len(words)]
             for word in WORDS

@@ -164,20 +164,12 @@ def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int)
     }
 
 
-def build_sampler(
-    name: str | None,
-    model: Any,
-    process: Process,
-    schedule: Schedule,
-    **options: Any,
-) -> "Sampler":
-    """Build a sampler.
+def build_sampler(name: str | None, model: Any, **options: Any) -> "Sampler":
+    """Build a sampler for a model.
 
     Args:
         name: Its name; None: the default of the model.
         model: A model, or a `sampling.SamplingModel` with guidance or warping.
-        process: The noise process.
-        schedule: The noise schedule.
         **options: Options of the sampler: ``theta``, ``eta``, ``sites`` …
     """
     from sedd import sampling
@@ -185,8 +177,8 @@ def build_sampler(
     if isinstance(_base_model(model), parameterizations.CausalModel):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
-        return sampling.LeftToRight(model, process, schedule)
-    name = name or default_sampler(model, process)
+        return sampling.LeftToRight()
+    name = name or default_sampler(model)
     if name == "ancestral" and not isinstance(_base_model(model), parameterizations.HiddenStateDenoiser):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
@@ -194,7 +186,8 @@ def build_sampler(
     sampler_class = _load(registry.SAMPLERS, name, sampling.Sampler)
     types = {f.name: type(f.default) for f in fields(sampler_class) if f.default is not MISSING}
     registry.check_sampler_options(name, options, types)
-    sampler: Sampler = sampler_class(model, process, schedule, **options)
+    sampler: Sampler = sampler_class(**options)
+    sampler.check(model)
     return sampler
 
 
@@ -205,14 +198,14 @@ def _base_model(model: Any) -> Any:
     return model.model if isinstance(model, SamplingModel) else model
 
 
-def default_sampler(model: Any, process: Process) -> str:
+def default_sampler(model: Any) -> str:
     """Return the name of the default sampler of a model."""
     model = _base_model(model)
     if isinstance(model, parameterizations.CausalModel):
         return "left-to-right"
     if not isinstance(model, parameterizations.HiddenStateDenoiser):
         return "tweedie"
-    return "first-hitting" if isinstance(process, Absorbing) else "ancestral"
+    return "first-hitting" if isinstance(model.process, Absorbing) else "ancestral"
 
 
 def build_grid(spec: str, steps: int | None) -> torch.Tensor:

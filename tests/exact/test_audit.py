@@ -51,15 +51,12 @@ def test_the_reverse_process_of_a_denoiser_that_depends_on_time_is_the_limit_of_
     process, table = Absorbing(3), TimeDependentTable(4, 2)
     for seed, parameter in enumerate(table.parameters()):
         parameter.requires_grad_(False).normal_(std=2, generator=torch.Generator().manual_seed(seed))
-    model = MeanModel(table, process)
+    model = MeanModel(table, process, losses.FULL_NOISE)
     p = exact.reverse_distribution(model, process, 2)
     clean = (exact.all_sequences(4, 2) < 3).all(-1)
 
     def error(steps: int) -> float:
-        times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-        found = exact.sample_distribution(
-            FirstHitting(model, process, losses.FULL_NOISE), torch.tensor([-1, -1]), times
-        )
+        found = exact.sample_distribution(FirstHitting(), model, torch.tensor([-1, -1]), steps)
         return (found[clean] - p).abs().sum().item()
 
     assert error(256) < 5e-3

@@ -13,7 +13,7 @@ from sedd import exact, plot, registry
 from sedd.demos import all_masked, one_step, ratios, samplers, sentences
 from sedd.diffusion import categorical
 from sedd.diffusion.parameterization import MeanModel
-from sedd.sampling import Tweedie
+from sedd.sampling import FactorizedSampler, Tweedie
 
 # Ratios ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ def test_training_makes_reconstructions_grammatical() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> MeanModel:
-    model = sentences.build_denoiser(all_masked.PROCESS, 0)
+    model = sentences.build_denoiser(all_masked.PROCESS, 0, all_masked.SCHEDULE)
     for _ in sentences.train_denoiser(model, all_masked.OBJECTIVE, 400, 0):
         pass
     return model
@@ -179,14 +179,20 @@ def test_counts_are_tested_by_chi_square(generator: torch.Generator) -> None:
 # Samplers --------------------------------------------------------------------------------------------------
 
 
-def wrong(score: exact.Score, *noise: object) -> Tweedie:
+class Wrong(FactorizedSampler):
     """Tweedie with log-ratios a tenth too small, whose error does not vanish with the number of steps."""
-    return Tweedie(lambda x, sigma: 0.9 * score(x, sigma), *noise)
+
+    uses_score = True
+
+    def weights(self, model: object, output: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return Tweedie().weights(model, 0.9 * output, *rest)
+
+    affine_weights = None
 
 
 @pytest.mark.parametrize("schedule", ["log-linear", "geometric"])
 def test_errors_fall_at_the_declared_order(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplers, "SAMPLERS", {**samplers.SAMPLERS, "wrong": wrong})
+    monkeypatch.setattr(samplers, "SAMPLERS", {**samplers.SAMPLERS, "wrong": Wrong})
     found = samplers.group_curves(list(samplers.sampler_errors(3, 3, schedule, max_steps=128, seed=0)))
     assert len(found) == 2 * len(samplers.SAMPLERS)
     for (process, name), curve in found.items():

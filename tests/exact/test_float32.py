@@ -224,9 +224,9 @@ def p_value_of_few_steps(steps: int, sampler: str) -> float:
     The noise falls from 20 to 1e-4: e^Δσ is 5·10⁸, and all scores at the start are 1 ± 1e-8.
     """
     distribution, process = random_distribution(6, 1, 0), Uniform(6)
-    model = ScoreModel(Float32Score(exact.Score(distribution, process)), process)
+    model = ScoreModel(Float32Score(exact.Score(distribution, process)), process, Geometric())
     settings = generate.SamplingSettings(sampler, steps=steps)
-    run = generate.SamplingRun(model, process, Geometric(), settings)
+    run = generate.SamplingRun(model, settings)
     *_, last = run.states(sampling.empty(20_000, 1))
     counts = torch.bincount(last.x.flatten(), minlength=6)
     return float(scipy.stats.chisquare(counts, 20_000 * distribution.probabilities).pvalue)

@@ -10,7 +10,7 @@ import tiny_judges
 import torch
 
 from sedd import exact, generate, sampling
-from sedd.diffusion import process, schedule
+from sedd.diffusion import process
 from sedd.evaluation import quality
 from sedd.evaluation.quality import Judge, QualityMetrics, compute_metrics, judges, score_samples
 from sedd.evaluation.quality.samples import Sample, SampleSet
@@ -105,10 +105,7 @@ def test_samples_of_an_exact_score_have_the_perplexity_of_the_entropy() -> None:
 
     def quality_of(steps: int | None) -> dict[str, float]:
         sampling_run = generate.SamplingRun(
-            exact.Score(distribution, noise),
-            noise,
-            schedule.LogLinear(),
-            generate.SamplingSettings("first-hitting", steps),
+            exact.Score(distribution, noise), generate.SamplingSettings("first-hitting", steps)
         )
         drawn = sampling_run.sample(sampling.empty(3000, 3), batch=500)
         texts = [Sample("".join(map(str, row.ids)), row.ids) for row in drawn]

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterator
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from test_sampler_distributions import NO_GRID, p_value, run
+from test_sampler_distributions import p_value, run
 from torch import Tensor, nn
 from toys import tensor
 
 from sedd import exact
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LogLinear
 from sedd.sampling import (
     Ancestral,
@@ -24,6 +24,7 @@ from sedd.sampling import (
     Remask,
     Sampler,
     SamplingModel,
+    Steps,
     Theta,
     Tweedie,
     Warping,
@@ -102,15 +103,19 @@ class Truth(nn.Module):
         return self.hidden(x, sigma, valid, label)
 
 
-def labelled(kind: tuple[str, str], label: int | None, length: int = LENGTH) -> ScoreModel | MeanModel:
+def labelled(
+    kind: tuple[str, str], label: int | None, length: int = LENGTH, schedule: LogLinear = SCHEDULE
+) -> ScoreModel | MeanModel:
     """Return the model with a label, as `factory` builds it."""
     process, wrapper = PROCESSES[kind[0]], WRAPPERS[kind[1]]
     network: nn.Module = Truth(process, wrapper, length)
-    return wrapper(network, process).bind(label=None if label is None else torch.tensor(label))
+    return wrapper(network, process, schedule).bind(label=None if label is None else torch.tensor(label))
 
 
-def guided_model(kind: tuple[str, str], label: int, weight: float, length: int = LENGTH) -> SamplingModel:
-    return guided(labelled(kind, None, length), labelled(kind, label, length), weight)
+def guided_model(
+    kind: tuple[str, str], label: int, weight: float, length: int = LENGTH, schedule: LogLinear = SCHEDULE
+) -> SamplingModel:
+    return guided(*(labelled(kind, one, length, schedule) for one in (None, label)), weight)
 
 
 def guided(free: object, given: object, weight: float, warping: Warping | None = None) -> SamplingModel:
@@ -124,15 +129,15 @@ def warped(model: object, warping: Warping) -> SamplingModel:
     return SamplingModel(model, warping=warping)
 
 
-def finest(kind: tuple[str, str]) -> tuple[type[Sampler], Tensor]:
-    """A sampler whose distribution is the model's: exactly, or within its steps."""
-    return (FirstHitting, NO_GRID) if kind[0] == "absorbing" else (Tweedie, uniform_grid(100))
+def finest(kind: tuple[str, str]) -> tuple[Sampler, int | None]:
+    """A sampler and steps whose distribution is the model's: exactly, or within its steps."""
+    return (FirstHitting(), None) if kind[0] == "absorbing" else (Tweedie(), 100)
 
 
-def enumerated(chosen: Sampler, times: Tensor, length: int = LENGTH) -> Tensor:
+def enumerated(chosen: Sampler, model: Any, steps: Steps, length: int = LENGTH) -> Tensor:
     """The distribution of the samples, of sequences of tokens alone."""
-    found = exact.sample_distribution(chosen, torch.full((length,), -1), times)
-    states = exact.all_sequences(chosen.process.num_states, length)
+    found = exact.sample_distribution(chosen, model, torch.full((length,), -1), steps)
+    states = exact.all_sequences(model.process.num_states, length)
     assert found[(states == TOKENS).any(-1)].sum() < 1e-12
     return found[(states < TOKENS).all(-1)]
 
@@ -148,12 +153,11 @@ def distance(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("label", [1, None])
 def test_samples_have_the_distribution_of_their_label(kind: tuple[str, str], label: int | None) -> None:
     """Without one, that of all sequences together."""
-    sampler, times = finest(kind)
-    chosen = sampler(labelled(kind, label), PROCESSES[kind[0]], SCHEDULE)
-    right = distribution(label).probabilities
-    assert distance(enumerated(chosen, times), right) < (1e-6 if kind[0] == "absorbing" else 2e-2)
-    x = run(chosen, empty(COUNT, LENGTH), times)
-    assert p_value(x, enumerated(chosen, times), TOKENS) > FAMILY / 100
+    (sampler, steps), model = finest(kind), labelled(kind, label)
+    right, found = distribution(label).probabilities, enumerated(sampler, model, steps)
+    assert distance(found, right) < (1e-6 if kind[0] == "absorbing" else 2e-2)
+    x = run(sampler, model, empty(COUNT, LENGTH), steps)
+    assert p_value(x, found, TOKENS) > FAMILY / 100
     others = [distribution(other).probabilities for other in (*range(LABELS), None) if other != label]
     assert min(distance(right, other) for other in others) > 0.1
     assert max(p_value(x, other, TOKENS) for other in others) < POWER  # a label ignored or mistaken is seen
@@ -237,19 +241,19 @@ def test_at_weight_1_guidance_is_the_label_and_towards_0_there_is_none(kind: tup
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ("uniform", "score")], ids="-".join)
 def test_one_token_has_the_tilted_distribution(kind: tuple[str, str], weight: float) -> None:
     """p(x)^(1−γ)·p(x | label)^γ exactly: the step is exact, and the mixture is the posterior of that distribution."""
-    chosen = Tweedie(guided_model(kind, 1, weight, 1), PROCESSES[kind[0]], LogLinear(1e-8))
+    full_noise = LogLinear(1e-8)
     right = tilted(distribution(None, 1).probabilities, distribution(1, 1).probabilities, weight)
-    assert distance(enumerated(chosen, uniform_grid(5), 1), right) < 1e-5
-    rates = Tweedie(Rates(*model_pair(kind, 1, 1), weight), PROCESSES[kind[0]], LogLinear(1e-8))
+    assert distance(enumerated(Tweedie(), guided_model(kind, 1, weight, 1, full_noise), 5, 1), right) < 1e-5
+    rates = Rates(*(labelled(kind, one, 1, full_noise) for one in (None, 1)), weight)
     if kind[0] == "uniform" and weight != 1:  # the mutant: the score tilted, not the distribution of the clean token
-        assert distance(enumerated(rates, uniform_grid(5), 1), right) > 1e-3
+        assert distance(enumerated(Tweedie(), rates, 5, 1), right) > 1e-3
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_several_masks_have_the_distribution_of_guided_choices_one_after_another(wrapper: str, weight: float) -> None:
     """The mean over orders of Π p_γ(x_i | those before it): without process or sampler."""
-    chosen = FirstHitting(guided_model(("absorbing", wrapper), 1, weight), PROCESSES["absorbing"], SCHEDULE)
+    model = guided_model(("absorbing", wrapper), 1, weight)
     free, given = (distribution(label).probabilities.view(TOKENS, TOKENS) for label in (None, 1))
     right = torch.zeros(TOKENS, TOKENS, dtype=torch.float64)
     for order in permutations(range(LENGTH)):
@@ -257,7 +261,7 @@ def test_several_masks_have_the_distribution_of_guided_choices_one_after_another
         first = tilted(p.sum(1), q.sum(1), weight)
         second = torch.stack([tilted(a / a.sum(), b / b.sum(), weight) for a, b in zip(p, q, strict=True)])
         right += (first[:, None] * second).permute(order) / 2
-    assert distance(enumerated(chosen, NO_GRID), right.flatten()) < 1e-6
+    assert distance(enumerated(FirstHitting(), model, None), right.flatten()) < 1e-6
     clean = tilted(free, given, weight)
     assert (distance(right, clean) < 1e-12) == (weight == 1)  # it is not the tilted distribution of the whole sequence
 
@@ -265,11 +269,11 @@ def test_several_masks_have_the_distribution_of_guided_choices_one_after_another
 @pytest.mark.parametrize("weight", [0.4, 2.5])
 def test_corrections_under_uniform_noise_lead_to_the_tilted_distribution(weight: float) -> None:
     """Gibbs steps leave p_t(x)^(1−γ)·p_t(x | label)^γ as it is, so the more of them, the nearer at the last noise."""
-    model, process = guided_model(("uniform", "score"), 1, weight), PROCESSES["uniform"]
+    model = guided_model(("uniform", "score"), 1, weight)
     right = tilted(distribution(None).probabilities, distribution(1).probabilities, weight)
     times = torch.cat([uniform_grid(20)[:-1], tensor(1e-4)[None], tensor(0.0)[None]])
-    plain = distance(enumerated(Tweedie(model, process, SCHEDULE), times), right)
-    found = [distance(enumerated(Gibbs(model, process, SCHEDULE, sites), times), right) for sites in (1, 4, 32)]
+    plain = distance(enumerated(Tweedie(), model, times), right)
+    found = [distance(enumerated(Gibbs(sites), model, times), right) for sites in (1, 4, 32)]
     assert plain > found[0] > found[1] > found[2]
     assert found[2] < 1e-3 < 1e-2 < plain
 
@@ -278,13 +282,13 @@ def test_corrections_under_uniform_noise_lead_to_the_tilted_distribution(weight:
 @pytest.mark.parametrize("weight", [0.4, 2.0])
 def test_corrections_at_a_fixed_noise_level_do_not_reach_the_tilted_distribution(weight: float, label: int) -> None:
     """However many there are; the error falls to 0 with the last noise level, as the numbers of §9 show."""
-    model, process = guided_model(("uniform", "score"), label, weight), PROCESSES["uniform"]
+    model = guided_model(("uniform", "score"), label, weight)
     right = tilted(distribution(None).probabilities, distribution(label).probabilities, weight)
 
     def error(sites: int, steps: int) -> float:
         """The total variation after ``sites`` corrections at t = 1/steps, and the last step from there."""
         times = tensor(1.0).new_tensor([1, 1 / steps, 0])
-        return distance(enumerated(Gibbs(model, process, SCHEDULE, sites), times), right)
+        return distance(enumerated(Gibbs(sites), model, times), right)
 
     found = {steps: error(60, steps) for steps in (4, 8, 32, 128, 512)}
     assert found[4] > 0.01
@@ -297,15 +301,15 @@ def test_corrections_at_a_fixed_noise_level_do_not_reach_the_tilted_distribution
         assert f"{', '.join(shown[:-1])} and {shown[-1]} for" in " ".join(stated.split())
 
 
-SAMPLERS: dict[str, tuple[str, Callable[..., Sampler]]] = {
-    "tweedie": ("any", Tweedie),
-    "euler": ("any", Euler),
-    "theta": ("any", Theta),
-    "ancestral": ("mean", Ancestral),
-    "first-hitting": ("absorbing", FirstHitting),
-    "ordered": ("absorbing", Ordered),
-    "remask": ("absorbing", lambda *parts: Remask(*parts, eta=0.2)),
-    "gibbs": ("uniform", lambda *parts: Gibbs(*parts, sites=2)),
+SAMPLERS: dict[str, tuple[str, Sampler]] = {
+    "tweedie": ("any", Tweedie()),
+    "euler": ("any", Euler()),
+    "theta": ("any", Theta()),
+    "ancestral": ("mean", Ancestral()),
+    "first-hitting": ("absorbing", FirstHitting()),
+    "ordered": ("absorbing", Ordered()),
+    "remask": ("absorbing", Remask(eta=0.2)),
+    "gibbs": ("uniform", Gibbs(sites=2)),
 }
 CASES = [(name, kind) for name, (needs, _) in SAMPLERS.items() for kind in KINDS if needs in ("any", *kind)]
 
@@ -313,11 +317,9 @@ CASES = [(name, kind) for name, (needs, _) in SAMPLERS.items() for kind in KINDS
 @pytest.mark.parametrize("warping", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_draws_have_the_enumerated_distribution(name: str, kind: tuple[str, str], warping: Warping) -> None:
-    process, times = PROCESSES[kind[0]], uniform_grid(5)
-    model = guided_model(kind, 0, 2.0)
-    chosen = SAMPLERS[name][1](warped(model, warping), process, SCHEDULE)
-    x = run(chosen, empty(COUNT, LENGTH), times, seed=3)
-    assert p_value(x, enumerated(chosen, times), TOKENS) > FAMILY / 100
+    chosen, model = SAMPLERS[name][1], warped(guided_model(kind, 0, 2.0), warping)
+    x = run(chosen, model, empty(COUNT, LENGTH), 5, seed=3)
+    assert p_value(x, enumerated(chosen, model, 5), TOKENS) > FAMILY / 100
 
 
 # Wrong guidance must be caught -----------------------------------------------------------------------------
@@ -329,7 +331,8 @@ class Rates:
     depends_on_sigma = True
 
     def __init__(self, free: ScoreModel | MeanModel, given: ScoreModel | MeanModel, weight: float) -> None:
-        self.free, self.given, self.weight, self.process = free, given, weight, given.process
+        self.free, self.given, self.weight = free, given, weight
+        self.process, self.schedule = given.process, given.schedule
 
     def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         return torch.lerp(self.free(x_t, sigma), self.given(x_t, sigma), self.weight)
@@ -339,12 +342,6 @@ class Rates:
 
     def log_score_at(self, hidden: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         return hidden
-
-
-def model_pair(
-    kind: tuple[str, str], label: int, length: int = LENGTH
-) -> tuple[ScoreModel | MeanModel, ScoreModel | MeanModel]:
-    return labelled(kind, None, length), labelled(kind, label, length)
 
 
 MUTANTS: dict[str, Callable[[ScoreModel | MeanModel, ScoreModel | MeanModel], object]] = {
@@ -359,10 +356,9 @@ MUTANTS: dict[str, Callable[[ScoreModel | MeanModel, ScoreModel | MeanModel], ob
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_wrong_guidance_is_caught(kind: tuple[str, str], mutant: str) -> None:
     """By draws against the right distribution; under uniform noise a score is a ratio and is not normalised."""
-    process, times = PROCESSES[kind[0]], uniform_grid(5)
-    right = enumerated(Tweedie(guided_model(kind, 1, 2.5), process, SCHEDULE), times)
-    wrong = Tweedie(MUTANTS[mutant](*model_pair(kind, 1)), process, SCHEDULE)
-    found = p_value(run(wrong, empty(COUNT, LENGTH), times, seed=4), right, TOKENS)
+    right = enumerated(Tweedie(), guided_model(kind, 1, 2.5), 5)
+    wrong = MUTANTS[mutant](labelled(kind, None), labelled(kind, 1))
+    found = p_value(run(Tweedie(), wrong, empty(COUNT, LENGTH), 5, seed=4), right, TOKENS)
     same = mutant == "not normalised" and kind == ("uniform", "score")
     assert found > FAMILY / 100 if same else found < POWER
 
@@ -373,12 +369,10 @@ def test_wrong_guidance_is_caught(kind: tuple[str, str], mutant: str) -> None:
 @pytest.mark.parametrize("warping", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
 def test_two_calls_are_counted_as_two(warping: Warping) -> None:
     kind = ("absorbing", "mean")
-    process, times = PROCESSES["absorbing"], uniform_grid(5)
     calls = {}
     for name, model in (("label", labelled(kind, 1)), ("guided", guided_model(kind, 1, 2.0))):
-        chosen = Ordered(warped(model, warping), process, SCHEDULE)
-        view = SamplingModel.of(chosen.model)
-        *_, _last = chosen.run(empty(7, LENGTH), times, CounterRNG(0, torch.arange(7)), view)
+        view = SamplingModel.of(warped(model, warping))
+        Ordered().sample(view, 7, LENGTH, steps=5)
         calls[name] = view.calls, view.rows
     assert calls == {"label": (LENGTH, 7 * LENGTH), "guided": (2 * LENGTH, 2 * 7 * LENGTH)}
 
@@ -388,9 +382,9 @@ def test_what_a_label_rules_out_is_never_drawn(process: Process) -> None:
     """And a token that occurs in no sequence makes no NaN."""
     both, one = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 0.0, 0.0])
     for weight in (0.4, 2.5):
-        model = guided(*(exact.Score(exact.Distribution(p.double()), process) for p in (both, one)), weight)
-        chosen = Tweedie(model, process, LogLinear(1e-8))
-        torch.testing.assert_close(enumerated(chosen, uniform_grid(6), 1), one.double(), atol=1e-5, rtol=0)
+        scores = (exact.Score(exact.Distribution(p.double()), process, LogLinear(1e-8)) for p in (both, one))
+        found = enumerated(Tweedie(), guided(*scores, weight), 6, 1)
+        torch.testing.assert_close(found, one.double(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])

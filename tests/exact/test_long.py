@@ -49,10 +49,9 @@ def test_the_bound_is_the_entropy_on_many_distributions(kind: type[Process], sch
 @pytest.mark.parametrize("kind", [Absorbing, Uniform])
 def test_orders_of_every_sampler(kind: type[Process], schedule: Schedule, sampler: type) -> None:
     distribution, process = random_distribution(3, 3, 0), kind(3)
-    sampler = sampler(exact.Score(distribution, process), process, schedule)
-    table = partial(exact.transition_table, sampler)
+    table = partial(exact.transition_table, sampler(), exact.Score(distribution, process, schedule))
     coarse, fine = (last_error(distributions_of_steps(distribution, process, schedule, n, table)) for n in (1024, 2048))
-    print(f"{type(sampler).__name__} {process} {schedule}: error {fine:.1e}, ratio {coarse / fine:.3f}")
+    print(f"{sampler.__name__} {process} {schedule}: error {fine:.1e}, ratio {coarse / fine:.3f}")
     assert 0.95 * 2**sampler.order < coarse / fine < 1.05 * 2**sampler.order
 
 
@@ -61,7 +60,7 @@ def test_orders_of_every_sampler(kind: type[Process], schedule: Schedule, sample
 def test_tweedie_is_exact_for_one_token_at_any_number_of_steps(kind: type[Process], schedule: Schedule) -> None:
     for n in (2, 3, 8):
         distribution, process = random_distribution(n, 1, n), kind(n)
-        table = partial(exact.transition_table, Tweedie(exact.Score(distribution, process), process, schedule))
+        table = partial(exact.transition_table, Tweedie(), exact.Score(distribution, process, schedule))
         rounding = 1e-15 * schedule.sigma(tensor(1.0)).exp()  # exp(−ΔσQ) multiplies by up to e^σ(1) what is lost
         for steps in (1, 2, 5, 100):
             assert error(distributions_of_steps(distribution, process, schedule, steps, table)) <= 1e-11 + rounding
@@ -114,11 +113,11 @@ def test_every_sampler_on_every_model_again_with_more_draws(name: str, kind: str
     """400,000 draws on a grid of nine cosine steps; an error of 1.5 % in every outcome is detected with power > 0.9."""
     count, times = 400_000, cosine_grid(9)
     with torch.no_grad():
-        chosen = make(name, kind, at)
+        chosen, model = make(name, kind, at)
         p = p_value(
-            run(chosen, empty(count, 3), times),
-            exact.sample_distribution(chosen, BLANK, times),
-            chosen.process.num_states,
+            run(chosen, model, empty(count, 3), times),
+            exact.sample_distribution(chosen, model, BLANK, times),
+            model.process.num_states,
         )
     print(f"{name}, {kind}, {SETTINGS[at][0]}, {SETTINGS[at][1]}: p = {p:.3f}")
     assert p > FAMILY / len(CASES)

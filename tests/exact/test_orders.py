@@ -12,7 +12,6 @@ from sedd import exact, generate, sampling
 from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import LogLinear
 from sedd.evaluation import own_samples
 from sedd.likelihood import AllOrdersEstimator, ImportanceWeightedEstimator, orders, own_sample_bounds
 from sedd.sampling import FirstHitting
@@ -59,8 +58,7 @@ def test_all_orders_are_the_mean_over_permutations_and_what_is_generated(
     p = torch.exp(-AllOrdersEstimator(PROCESS).nats(model, X).diffusion)
     torch.testing.assert_close(p, log_p_of_orders.exp().mean(-1), rtol=0, atol=1e-9)
     assert p.sum() == pytest.approx(1, abs=1e-9)
-    blank, none = torch.full((LENGTH,), -1), torch.zeros(0, dtype=torch.float64)
-    generated = exact.sample_distribution(FirstHitting(model, PROCESS, LogLinear()), blank, none)
+    generated = exact.sample_distribution(FirstHitting(), model, torch.full((LENGTH,), -1), None)
     clean = (exact.all_sequences(4, LENGTH) < 3).all(-1)
     torch.testing.assert_close(p, generated[clean], rtol=0, atol=1e-9)
     result = found(model, AllOrdersEstimator(PROCESS), X)
@@ -129,7 +127,7 @@ def test_own_samples_are_bounded_from_both_sides(model: MeanModel, log_p_of_orde
     """
     temperature = 0.7 if mutant == "greedy samples" else 1.0
     settings = generate.SamplingSettings("first-hitting", None, seed=3, temperature=temperature)
-    drawn = generate.SamplingRun(model, PROCESS, LogLinear(), settings).sample(sampling.empty(SAMPLES, LENGTH), 2000)
+    drawn = generate.SamplingRun(model, settings).sample(sampling.empty(SAMPLES, LENGTH), 2000)
     x_0, order = own_samples.DrawnSamples.of(drawn, torch.device("cpu"))
     if mutant == "any order":
         order = orders.random_orders(CounterRNG(5, torch.arange(SAMPLES)), LENGTH, 1)[:, 0]

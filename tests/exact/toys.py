@@ -6,7 +6,7 @@ from sedd import exact
 from sedd.diffusion.objective import Objective
 from sedd.diffusion.parameterization import ConditionalModel, MeanModel, ScoreModel
 from sedd.diffusion.process import Process
-from sedd.diffusion.schedule import Schedule
+from sedd.diffusion.schedule import LogLinear, Schedule
 
 
 def tensor(x: float) -> torch.Tensor:
@@ -18,13 +18,13 @@ def random_distribution(vocab_size: int, length: int, seed: int) -> exact.Distri
 
 
 def random_model(
-    wrapper: type, process: Process, length: int, seed: int = 1
+    wrapper: type, process: Process, length: int, seed: int = 1, schedule: Schedule = LogLinear()
 ) -> ScoreModel | MeanModel | ConditionalModel:
     """Return a wrong model: a table of random outputs."""
     table = exact.Table(process.num_states, length, blind=wrapper is ConditionalModel)
     with torch.no_grad():
         table.weight.normal_(generator=torch.Generator().manual_seed(seed))
-    return wrapper(table, process)
+    return wrapper(table, process, schedule)
 
 
 def expected_loss(

@@ -1,6 +1,5 @@
 """On a GPU: fused samplers draw the enumerated distributions, rare tokens too; CUDA graphs change nothing."""
 
-import dataclasses
 import math
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.categorical import HeadLogits, sample_categorical
 from sedd.ops.categorical_triton import sample_categorical_triton
 from sedd.runtime.cuda_graphs import GraphedBackbone
-from sedd.sampling import Prompt, SamplingModel, uniform_grid
+from sedd.sampling import Prompt, SamplingModel
 
 pytestmark = pytest.mark.gpu
 FUSED = [
@@ -44,23 +43,21 @@ def test_draws_have_the_enumerated_distribution(name: str, kind: str, at: int) -
 
     Power: a distribution off by 2.5 % in half of its outcomes is noticed with more than 0.99 (`test_power`).
     """
-    sampler = distributions.make(name, kind, at)
+    sampler, model = distributions.make(name, kind, at)
     truth = {
-        given: exact.sample_distribution(sampler, given, uniform_grid(5))
+        given: exact.sample_distribution(sampler, model, given, 5)
         for given in (distributions.BLANK, distributions.MIDDLE)
     }
-    model: Any = sampler.model
     if kind == "true":
         model_class = MeanModel if name == "ancestral" else ScoreModel
-        model = model_class(ExactOnCpu(model, mean=model_class is MeanModel), model.process)
+        model = model_class(ExactOnCpu(model, mean=model_class is MeanModel), model.process, model.schedule)
     else:
         model.network = TableOnCpu(model.network)
     assert SamplingModel(model).fused_model(torch.device("cuda")) is model
-    sampler = dataclasses.replace(sampler, model=model)
     for given, distribution in truth.items():
-        x = distributions.run(sampler, Prompt(given.expand(COUNT, -1)), uniform_grid(5), device="cuda")
+        x = distributions.run(sampler, model.cuda(), Prompt(given.expand(COUNT, -1)), 5)
         assert (x < 3).all()
-        assert distributions.p_value(x, distribution, sampler.process.num_states) > distributions.FAMILY / (
+        assert distributions.p_value(x, distribution, model.process.num_states) > distributions.FAMILY / (
             2 * len(FUSED)
         )
 
@@ -179,30 +176,24 @@ SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 @pytest.mark.parametrize(("noise", "parameterization", "name"), SAME)
 def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: str) -> None:
     """In float32: CUDA graphs, kernels and draws together."""
-    process, schedule = factory.build_process(noise, 31), factory.build_schedule("log-linear")
-    tokens = []
+    process, tokens = factory.build_process(noise, 31), []
     for device in ("cpu", "cuda"):
         network = build_network(Reference, True, process.num_states)
         prepared_network = factory.prepare_for_inference(network, device, "float32")
         graphed = GraphedBackbone(prepared_network) if device == "cuda" else None
         model: Any = factory.build_parameterization(parameterization, prepared_network, process, graphed=graphed)
-        sampler = factory.build_sampler(name, model, process, schedule)
-        rng = CounterRNG(3, torch.arange(24, device=device))
-        *_, last = sampler.run(sampling.empty(24, 48, device), uniform_grid(16).to(device), rng)
-        tokens.append(last.x.cpu())
+        sampler = factory.build_sampler(name, model)
+        tokens.append(sampler.sample(model, sampling.empty(24, 48, device), seed=3, steps=16).cpu())
     same = (tokens[0] == tokens[1]).all(-1).float().mean()
     assert same >= 0.95  # a row may differ where a uniform is within float32 rounding of a boundary
 
 
 def test_a_planned_run_does_not_synchronize() -> None:
     """Once it is planned, steps follow each other without waiting for the device."""
-    process, schedule = Absorbing(31), factory.build_schedule("log-linear")
     network = factory.prepare_for_inference(build_network(Reference, time_conditioning=False), "cuda", "bfloat16")
-    model: Any = factory.build_parameterization("mean", network, process, graphed=GraphedBackbone(network))
-    sampler = factory.build_sampler("first-hitting", model, process, schedule)
+    model: Any = factory.build_parameterization("mean", network, Absorbing(31), graphed=GraphedBackbone(network))
     for mode in ("default", "error"):  # the first run captures and compiles
-        rng = CounterRNG(0, torch.arange(4, device="cuda"))
-        states = sampler.run(sampling.empty(4, 48, "cuda"), uniform_grid(16).cuda(), rng)
+        states = sampling.FirstHitting().trajectory(model, sampling.empty(4, 48, "cuda"), steps=16)
         next(states)
         next(states)  # planned
         torch.cuda.set_sync_debug_mode(mode)

@@ -768,8 +768,8 @@ MISTAKES = [
     Mistake(
         "Euler's rate is that of the next time",
         "sampling/grid.py",
-        "((t - s) * self.schedule.rate(t) * self.process.incoming_rate).to(output.dtype)",
-        "((t - s) * self.schedule.rate(s) * self.process.incoming_rate).to(output.dtype)",
+        "((t - s) * model.schedule.rate(t) * model.process.incoming_rate).to(output.dtype)",
+        "((t - s) * model.schedule.rate(s) * model.process.incoming_rate).to(output.dtype)",
         f"{DRAWS}::test_fused_draws_are_those_of_the_table",
     ),
     Mistake(
@@ -778,6 +778,20 @@ MISTAKES = [
         "torch.exp(-sigma_s) * corruption_probability(sigma_t - sigma_s)",
         "torch.exp(-sigma_t) * corruption_probability(sigma_t - sigma_s)",
         "exact/test_algebra.py::test_posterior_is_bayes_rule",
+    ),
+    Mistake(
+        "samplers keep the graph of the network's output",
+        "sampling/base.py",
+        "    @torch.no_grad()\n",
+        "",
+        f"{DRAWS}::test_gradients_are_off_within_a_step_and_on_between_two",
+    ),
+    Mistake(
+        "a sampler does not check the model",
+        "sampling/base.py",
+        "        self.check(model)\n",
+        "",
+        f"{DRAWS}::test_bad_settings_are_refused",
     ),
     Mistake(
         "temperature multiplies",

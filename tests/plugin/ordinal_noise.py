@@ -34,6 +34,6 @@ class Renoise(GridSampler):
 
     def step(self, x: Tensor, t: Tensor, s: Tensor, context: StepContext) -> Tensor:
         """Predict and renoise."""
-        clean = draw_clean_tokens(x, self.schedule.sigma(t), context.free, context)
+        clean = draw_clean_tokens(x, context.schedule.sigma(t), context.free, context)
         u = context.rng(x.shape[-1], context.step, event=5)
-        return torch.where(context.free, self.process.corrupt_by(clean, self.schedule.sigma(s), u), x)
+        return torch.where(context.free, context.process.corrupt_by(clean, context.schedule.sigma(s), u), x)

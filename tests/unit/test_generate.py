@@ -1,5 +1,6 @@
 """Templates, sampling runs and traces."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sedd import factory, generate, sampling, tokenizer
-from sedd.diffusion import process, schedule
+from sedd.diffusion import process
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.rng import CounterRNG
 from sedd.generate import display, template, trace
 from sedd.nn import transformer
 
@@ -131,12 +131,12 @@ CASES = [
 @pytest.mark.parametrize(("parameterization", "kind", "name"), CASES)
 def test_a_sample_does_not_depend_on_its_batch(parameterization: type, kind: type, name: str) -> None:
     """A row is the same alone and, padded, in a batch with longer rows; hidden states and head are computed apart."""
-    model, noise = small_model(parameterization, kind)
+    model, _ = small_model(parameterization, kind)
     rows = [[-1] * 9, [3, -1, -1, 5, -1, -1], [1, 2, -1]]
     settings = generate.SamplingSettings(sampler=name, steps=4, seed=3)
 
     def sampling_run() -> generate.SamplingRun:
-        return generate.SamplingRun(model, noise, schedule.LogLinear(), settings)
+        return generate.SamplingRun(model, settings)
 
     together = sampling_run().sample(template.prompt_from_ids(rows, 9, 11))
     alone = []
@@ -172,11 +172,10 @@ def test_output_that_is_not_finite_is_refused(parameterization: type, kind: type
         network.vocab_embed.embedding[:, 0] = torch.nan
     model = parameterization(network.eval().requires_grad_(False), noise)
     settings = generate.SamplingSettings(name, steps=2)
-    sampling_run = generate.SamplingRun(model, noise, schedule.LogLinear(), settings)
+    sampling_run = generate.SamplingRun(model, settings)
     refuses(lambda: sampling_run.sample(sampling.empty(2, 8)), "not finite", "another checkpoint")
     if name == "entropy":  # which goes on until there are no masks
-        rng = CounterRNG(0, torch.arange(2))
-        states = sampling_run.sampler.run(sampling.empty(2, 8), sampling_run.times, rng)
+        states = sampling_run.sampler.trajectory(model, 2, 8, steps=2)
         refuses(lambda: list(itertools.islice(states, 20)), "not finite")
 
 
@@ -188,7 +187,7 @@ def test_log_scores_that_overflow_are_refused(kind: type, name: str, refuses: Re
     with torch.no_grad():
         network.output_layer.linear.weight.normal_(0, 1e4, generator=torch.Generator().manual_seed(0))
     model = ScoreModel(network.eval().requires_grad_(False), noise)
-    sampling_run = generate.SamplingRun(model, noise, schedule.LogLinear(), generate.SamplingSettings(name, steps=4))
+    sampling_run = generate.SamplingRun(model, generate.SamplingSettings(name, steps=4))
     refuses(lambda: sampling_run.sample(sampling.empty(2, 8)), "beyond the range of floating point")
 
 
@@ -214,9 +213,7 @@ def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type
     network = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
     model = parameterization(network.eval().requires_grad_(False), noise)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once, not one after another
-    sampling_run = generate.SamplingRun(
-        model, noise, schedule.LogLinear(), generate.SamplingSettings(name, steps=2, options=options)
-    )
+    sampling_run = generate.SamplingRun(model, generate.SamplingSettings(name, steps=2, options=options))
     with LargestTensor() as largest:
         *_, last = sampling_run.states(sampling.empty(batch, length))
     assert (last.x < vocabulary).all()
@@ -230,8 +227,7 @@ def test_default_samplers() -> None:
         (ScoreModel, process.Absorbing, sampling.Tweedie),
         (ScoreModel, process.Uniform, sampling.Tweedie),
     ):
-        model, noise = small_model(parameterization, kind)
-        assert type(factory.build_sampler(None, model, noise, schedule.LogLinear())) is expected
+        assert type(factory.build_sampler(None, small_model(parameterization, kind)[0])) is expected
 
 
 def test_grids_decrease_from_1_to_0(refuses: Refuses) -> None:
@@ -305,13 +301,14 @@ def test_the_padding_of_a_model_reaches_samplers_by_confidence(tmp_path: Path) -
     loaded = factory.load_model(boxed.write_model(tmp_path / "model"))
     padded = loaded.tokenizer.with_specials(eos=False, pad=True)
     lines = replace(loaded.config, data=replace(loaded.config.data, packing="lines"))
-    process_ = process.Absorbing(padded.vocab_size)
+    model = copy.copy(loaded.model)
+    model.process = process.Absorbing(padded.vocab_size)
 
     def pad(loaded: factory.LoadedModel, sampler: str, **options: int) -> object:
         settings = generate.SamplingSettings(sampler=sampler, options=options)
         return getattr(generate.SamplingRun.of(loaded, settings).sampler, "pad", None)
 
-    records = loaded._replace(tokenizer=padded, config=lines, process=process_)
+    records = loaded._replace(tokenizer=padded, config=lines, model=model)
     assert records.learned_pad == padded.pad == 256
     assert [pad(records, name) for name in ("confidence", "entropy", "first-hitting")] == [256, 256, None]
     assert pad(records, "confidence", pad=-1) == -1

@@ -42,8 +42,8 @@ def test_an_offloaded_network_samples_and_scores_the_same(process: str, paramete
     offloaded = OffloadedNetwork(network, "cpu")
     found = []
     for candidate in (network, offloaded):
-        model = factory.build_parameterization(parameterization, candidate, noise)
-        run = generate.SamplingRun(model, noise, schedule, generate.SamplingSettings(steps=4, seed=3))
+        model = factory.build_parameterization(parameterization, candidate, noise, schedule)
+        run = generate.SamplingRun(model, generate.SamplingSettings(steps=4, seed=3))
         texts = [row.ids for row in run.sample(empty(6, 7))]
         hidden = model.hidden(torch.tensor([[0, 4, 2]]), torch.tensor([0.7], dtype=torch.float64))
         found.append((texts, model.logits(hidden[0])))

@@ -291,7 +291,7 @@ def test_samples_longer_than_the_context_are_refused_or_truncated(judge: Judge) 
 def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sampler draws with float64 uniforms, which float32 cannot represent."""
     from sedd import exact
-    from sedd.diffusion import categorical, process, schedule
+    from sedd.diffusion import categorical, process
 
     seen: set[torch.dtype] = set()
     used = set()
@@ -303,7 +303,7 @@ def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPat
         for kind in registry.SAMPLERS.built_in:
             try:
                 sampling_run = generate.SamplingRun(
-                    exact.Score(distribution, noise), noise, schedule.LogLinear(), generate.SamplingSettings(kind, 4)
+                    exact.Score(distribution, noise), generate.SamplingSettings(kind, 4)
                 )
                 sampling_run.sample(sampling.empty(8, 2))
                 assert sampling_run.describe()["sampler"] == kind

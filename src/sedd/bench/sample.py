@@ -11,7 +11,6 @@ from sedd import factory
 from sedd import sampling as sampler
 from sedd.bench.measure import Machine, Measurement, free_memory, time_variant
 from sedd.bench.train import TrainSetting
-from sedd.diffusion.rng import CounterRNG
 from sedd.tokenizer import Integers
 
 SAMPLE_FLOPS = (
@@ -64,21 +63,18 @@ class SamplingRuns:
     def __init__(self, setting: SampleSetting, fused: bool) -> None:
         loaded = random_model(setting, fused)
         model: Any = loaded.model
-        self.sampler = factory.build_sampler(setting.sampler, model, loaded.process, loaded.schedule)
-        self.times = factory.build_grid("uniform", setting.steps).to(setting.device)
+        self.sampler, self.steps = factory.build_sampler(setting.sampler, model), setting.steps
         m = loaded.config.model
         self.prompt = sampler.empty(setting.batch, m.seq_len, setting.device)
         self.fused, self.seed, self.model = fused, 0, sampler.SamplingModel(model)
         self.flops = m.seq_len * m.depth * (24.0 * m.width**2 + 4 * m.seq_len * m.width)
 
-    @torch.no_grad()
     def __call__(self) -> torch.Tensor:
         """Sample a batch."""
-        self.model = sampler.SamplingModel(self.sampler.model, fused=None if self.fused else False)
-        rng = CounterRNG(self.seed, torch.arange(len(self.prompt.given), device=self.prompt.given.device))
-        *_, last = self.sampler.run(self.prompt, self.times, rng, self.model)
+        self.model = sampler.SamplingModel(self.model.model, fused=None if self.fused else False)
+        x = self.sampler.sample(self.model, self.prompt, seed=self.seed, steps=self.steps)
         self.seed += 1
-        return last.x
+        return x
 
 
 def measure_sampling(setting: SampleSetting, machine: Machine) -> Iterator[Measurement]:

@@ -169,7 +169,7 @@ def demo_all_masked(
     from sedd.demos import all_masked, sentences
 
     all_masked.check_settings(sampling_steps, draws)  # raises before training, not after it
-    model = sentences.build_denoiser(all_masked.PROCESS, seed)
+    model = sentences.build_denoiser(all_masked.PROCESS, seed, all_masked.SCHEDULE)
     _collect(sentences.train_denoiser(model, all_masked.OBJECTIVE, steps, seed), "training", steps)
     found = _collect(
         all_masked.sample_sentences(model, sampling_steps, draws, seed), "sampling", len(all_masked.METHODS)

@@ -61,7 +61,7 @@ def sample_sentences(model: MeanModel, steps: int, draws: int, seed: int) -> Ite
         SamplingSettings(steps=steps, seed=seed, top_k=1),  # argmax
     )
     for method, settings in zip(METHODS, methods, strict=True):
-        yield count_sentences(method, sentences.generate_sentences(model, PROCESS, SCHEDULE, draws, settings))
+        yield count_sentences(method, sentences.generate_sentences(model, draws, settings))
 
 
 def count_sentences(method: str, x: Int[Tensor, "draws L"]) -> SentenceFrequencies:

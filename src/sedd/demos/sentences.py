@@ -13,7 +13,7 @@ from sedd.diffusion import categorical
 from sedd.diffusion.objective import Objective
 from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Process
-from sedd.diffusion.schedule import Schedule, stratified
+from sedd.diffusion.schedule import LogLinear, Schedule, stratified
 from sedd.training import optimizer as optim
 
 WORDS = ("<pad>", "I", "You", "We", "love", "NLP", "AI", ".")
@@ -66,7 +66,7 @@ def draw_sentences(count: int, generator: torch.Generator) -> Int[Tensor, "count
     return corpus_ids()[categorical.sample(corpus_frequencies().expand(count, -1), generator)]
 
 
-def build_denoiser(process: Process, seed: int) -> MeanModel:
+def build_denoiser(process: Process, seed: int, schedule: Schedule = LogLinear()) -> MeanModel:
     """Build an untrained denoiser with 49,000 parameters. It has positions, without which four masks look the same."""
     trunk = factory.build_transformer(
         "modern",
@@ -77,7 +77,7 @@ def build_denoiser(process: Process, seed: int) -> MeanModel:
         cond_dim=32,
         generator=torch.Generator().manual_seed(seed),
     )
-    return MeanModel(trunk, process)
+    return MeanModel(trunk, process, schedule)
 
 
 def train_denoiser(model: MeanModel, objective: Objective[Any], steps: int, seed: int) -> Iterator[float]:
@@ -98,11 +98,9 @@ def train_denoiser(model: MeanModel, objective: Objective[Any], steps: int, seed
         yield loss.item()
 
 
-def generate_sentences(
-    model: Any, process: Process, schedule: Schedule, count: int, settings: generate.SamplingSettings
-) -> Int[Tensor, "count L"]:
+def generate_sentences(model: Any, count: int, settings: generate.SamplingSettings) -> Int[Tensor, "count L"]:
     """Sample ``count`` sequences from noise."""
-    rows = generate.SamplingRun(model, process, schedule, settings).sample(sampling.empty(count, LENGTH), count)
+    rows = generate.SamplingRun(model, settings).sample(sampling.empty(count, LENGTH), count)
     return torch.tensor([row.ids for row in rows])
 
 

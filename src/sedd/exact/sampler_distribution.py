@@ -18,7 +18,7 @@ from sedd.diffusion.reverse import denoised_probs, denoising_table, normalize_pr
 from sedd.exact.distribution import all_sequences
 from sedd.exact.propagation import propagate
 from sedd.sampling.autoregressive import LeftToRight
-from sedd.sampling.base import GridSampler, Sampler, sigma_of_masked_fraction
+from sedd.sampling.base import GridSampler, Sampler, Steps, sigma_of_masked_fraction
 from sedd.sampling.confidence import ConfidenceSampler, Confident, EntropyBounded
 from sedd.sampling.first_hitting import FirstHitting, Ordered
 from sedd.sampling.gibbs import Gibbs
@@ -29,15 +29,16 @@ from sedd.sampling.theta import Theta
 
 @singledispatch
 def sample_distribution(
-    sampler: Sampler, given: Int[Tensor, " L"], times: Float[Tensor, " n"]
+    sampler: Sampler, model: Any, given: Int[Tensor, " L"], steps: Steps
 ) -> Float[Tensor, " states"]:
-    """Return the distribution that ``sampler.run`` draws from.
+    """Return the distribution that ``sampler.sample`` draws from.
 
     Args:
-        sampler: The sampler with its model. Another kind can be added by ``sample_distribution.register``, or by
+        sampler: The sampler. Another kind can be added by ``sample_distribution.register``, or by
             ``step_distribution.register`` for a `GridSampler`.
+        model: The model.
         given: Given tokens; −1: to be filled.
-        times: The time grid.
+        steps: As for `Sampler.trajectory`.
     """
     raise ValueError(f"{type(sampler).__name__} has no enumeration; add one by sample_distribution.register")
 
@@ -45,6 +46,7 @@ def sample_distribution(
 @singledispatch
 def step_distribution(
     sampler: GridSampler,
+    model: Any,
     p: Float[Tensor, " states"],
     blank: Bool[Tensor, " L"],
     t: Float[Tensor, " states"],
@@ -55,17 +57,14 @@ def step_distribution(
 
 
 @sample_distribution.register
-def _grid(sampler: GridSampler, given: Int[Tensor, " L"], times: Float[Tensor, " n"]) -> Float[Tensor, " states"]:
+def _grid(sampler: GridSampler, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Propagate through all steps of a grid, the last of which draws from p(x_0 | x)."""
-    p, x, blank = (
-        initial_distribution(sampler.process, given),
-        all_sequences(sampler.process.num_states, len(given)),
-        given < 0,
-    )
-    grid = sampler.grid(times)
+    sampler.check(model)
+    x, blank = all_sequences(model.process.num_states, len(given)), given < 0
+    p, grid = initial_distribution(model.process, given), sampler.grid(sampler.times(steps))
     for t, s in list(pairwise(grid))[:-1]:
-        p = step_distribution(sampler, p, blank, t.expand(len(x)), s.expand(len(x)))
-    return _last_step(sampler, p, blank, grid[-2])
+        p = step_distribution(sampler, model, p, blank, t.expand(len(x)), s.expand(len(x)))
+    return _last_step(model, p, blank, grid[-2])
 
 
 def initial_distribution(process: Process, given: Int[Tensor, " L"]) -> Float[Tensor, " states"]:
@@ -83,58 +82,57 @@ def propagate_free(
     return propagate(p, torch.where(free[..., None], table, stay))
 
 
-def _last_step(sampler: Sampler, p: Tensor, blank: Tensor, t: Tensor) -> Tensor:
-    x = all_sequences(sampler.process.num_states, len(blank))
-    table = denoising_table(sampler.model, sampler.process, x, sampler.schedule.sigma(t).expand(len(x)))
-    return propagate_free(p, table, x, blank & sampler.process.is_noisy(x))
+def _last_step(model: Any, p: Tensor, blank: Tensor, t: Tensor) -> Tensor:
+    x = all_sequences(model.process.num_states, len(blank))
+    table = denoising_table(model, model.process, x, model.schedule.sigma(t).expand(len(x)))
+    return propagate_free(p, table, x, blank & model.process.is_noisy(x))
 
 
 # Grid samplers ---------------------------------------------------------------------------------------------
 
 
 def transition_table(
-    sampler: FactorizedSampler, x: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
+    sampler: FactorizedSampler, model: Any, x: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*b L n"]:
     """Return the probabilities of every state of every position in the step from time t to s."""
-    model: Any = sampler.model
-    sigma = sampler.schedule.sigma(t)
+    sigma = model.schedule.sigma(t)
     output = (model(x, sigma) if sampler.uses_score else model.log_mean(x, sigma)).flatten(0, -2)
     t, s = (a[..., None].expand(x.shape).reshape(-1) for a in (t, s))
-    p = sampler.weights(output, x.reshape(-1), t, s).clamp_min(0).view(*x.shape, -1)
-    stay = torch.nn.functional.one_hot(x, sampler.process.num_states).to(p.dtype)
-    p = torch.where(sampler.process.is_noisy(x)[..., None], p, stay)
+    p = sampler.weights(model, output, x.reshape(-1), t, s).clamp_min(0).view(*x.shape, -1)
+    stay = torch.nn.functional.one_hot(x, model.process.num_states).to(p.dtype)
+    p = torch.where(model.process.is_noisy(x)[..., None], p, stay)
     return p / p.sum(-1, keepdim=True)
 
 
 @step_distribution.register
-def _factorized(sampler: FactorizedSampler, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    x = all_sequences(sampler.process.num_states, len(blank))
-    return propagate_free(p, transition_table(sampler, x, t, s), x, blank.expand(x.shape))
+def _factorized(sampler: FactorizedSampler, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    x = all_sequences(model.process.num_states, len(blank))
+    return propagate_free(p, transition_table(sampler, model, x, t, s), x, blank.expand(x.shape))
 
 
 @step_distribution.register
-def _theta(sampler: Theta, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+def _theta(sampler: Theta, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Enumerate starts and midpoints: the second stage depends on both."""
-    model, schedule, x = sampler.model, sampler.schedule, all_sequences(sampler.process.num_states, len(blank))
-    free = blank & sampler.process.is_noisy(x)
+    schedule, x = model.schedule, all_sequences(model.process.num_states, len(blank))
+    free = blank & model.process.is_noisy(x)
     log_score_t = model(x, schedule.sigma(t))
     log_score_m = model(x, schedule.sigma(sampler.midpoint(t, s)))
     stay = torch.nn.functional.one_hot(x, log_score_t.shape[-1]).to(log_score_t.dtype)
-    first = torch.where(free[..., None], normalize_probs(sampler.first_stage(log_score_t, x, t, s)), stay)
+    first = torch.where(free[..., None], normalize_probs(sampler.first_stage(model, log_score_t, x, t, s)), stay)
     start, middle = (a.flatten() for a in torch.meshgrid(torch.arange(len(x)), torch.arange(len(x)), indexing="ij"))
     weight = p[start] * at_token(first[start], x[middle]).prod(-1)
     second = normalize_probs(
-        sampler.second_stage(log_score_t[start], log_score_m[middle], x[middle], t[start], s[start])
+        sampler.second_stage(model, log_score_t[start], log_score_m[middle], x[middle], t[start], s[start])
     )
     return propagate(weight, torch.where(free[middle, :, None], second, stay[middle]))
 
 
 @step_distribution.register
-def _gibbs(sampler: Gibbs, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+def _gibbs(sampler: Gibbs, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Apply the predictor, then ``sites`` times the mean over positions of one Gibbs update."""
-    x = all_sequences(sampler.process.num_states, len(blank))
-    p = step_distribution(sampler.predictor, p, blank, t, s)
-    table = normalize_probs(sampler.model(x, sampler.schedule.sigma(s)).exp())
+    x = all_sequences(model.process.num_states, len(blank))
+    p = step_distribution(sampler.predictor, model, p, blank, t, s)
+    table = normalize_probs(model(x, model.schedule.sigma(s)).exp())
     site = torch.eye(len(blank), dtype=torch.bool)[blank]
     for _ in range(sampler.sites if blank.any() else 0):
         p = torch.stack([propagate_free(p, table, x, one.expand(x.shape)) for one in site]).mean(0)
@@ -142,11 +140,11 @@ def _gibbs(sampler: Gibbs, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Te
 
 
 @step_distribution.register
-def _remask(sampler: Remask, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
-    process, x = sampler.process, all_sequences(sampler.process.num_states, len(blank))
-    remasked, revealed = (a[..., None, None] for a in sampler.rates(t, s))
-    sigma = sampler.schedule.sigma(t)
-    clean = denoised_probs(process, sampler.model(x, sigma), x, sigma)
+def _remask(sampler: Remask, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    process, x = model.process, all_sequences(model.process.num_states, len(blank))
+    remasked, revealed = (a[..., None, None] for a in sampler.rates(model, t, s))
+    sigma = model.schedule.sigma(t)
+    clean = denoised_probs(process, model(x, sigma), x, sigma)
     mask = torch.nn.functional.one_hot(process.prior_sample(x.double()), process.num_states)
     token = torch.nn.functional.one_hot(x, process.num_states)
     of_mask = revealed * torch.nn.functional.pad(clean, (0, 1)) + (1 - revealed) * mask
@@ -154,44 +152,48 @@ def _remask(sampler: Remask, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> 
     return propagate_free(p, table, x, blank.expand(x.shape))
 
 
-def _mask_uncertainty(sampler: ConfidenceSampler, table: Tensor, x: Tensor, blank: Tensor) -> Tensor:
+def _mask_uncertainty(sampler: ConfidenceSampler, process: Process, table: Tensor, x: Tensor, blank: Tensor) -> Tensor:
     """Return the uncertainty at the masks of every sequence, from the table of p(x_0 | x)."""
-    uncertainty = sampler.ranked_uncertainty(table[..., : sampler.process.vocab_size])
-    return sampler.without_offset(torch.where(blank & sampler.process.is_noisy(x), uncertainty, math.inf))
+    uncertainty = sampler.ranked_uncertainty(table[..., : process.vocab_size])
+    return sampler.without_offset(torch.where(blank & process.is_noisy(x), uncertainty, math.inf))
 
 
 @step_distribution.register
-def _confident(sampler: Confident, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
+def _confident(sampler: Confident, model: Any, p: Tensor, blank: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Enumerate sequences, each with the positions that it would choose."""
-    x = all_sequences(sampler.process.num_states, len(blank))
-    table = denoising_table(sampler.model, sampler.process, x, sampler.schedule.sigma(t))
-    left = sampler.masks_left(blank.sum().expand(len(x)), s)
-    return propagate_free(p, table, x, sampler.choose(_mask_uncertainty(sampler, table, x, blank), left))
+    process, x = model.process, all_sequences(model.process.num_states, len(blank))
+    table = denoising_table(model, process, x, model.schedule.sigma(t))
+    left = sampler.masks_left(model, blank.sum().expand(len(x)), s)
+    return propagate_free(p, table, x, sampler.choose(_mask_uncertainty(sampler, process, table, x, blank), left))
 
 
 # Other samplers --------------------------------------------------------------------------------------------
 
 
 @sample_distribution.register
-def _first_hitting(sampler: FirstHitting, given: Tensor, times: Tensor) -> Tensor:
+def _first_hitting(sampler: FirstHitting, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Each step reveals a mask with the probability of the plan; without a grid, in a random order."""
-    process, schedule = sampler.process, sampler.schedule
+    sampler.check(model)
+    process, times = model.process, sampler.times(steps)
     if not len(times):
-        return sample_distribution(Ordered(sampler.model, process, schedule), given, times)
+        return sample_distribution(Ordered(), model, given, None)
     p, x, blank = initial_distribution(process, given), all_sequences(process.num_states, len(given)), given < 0
-    masked = sampler.reveal_probabilities(times).flip(0).cumsum(0).flip(0)  # the masked share at the start of a step
+    masked = (
+        sampler.reveal_probabilities(model, times).flip(0).cumsum(0).flip(0)
+    )  # the masked share at the start of a step
     for k, t in enumerate(times[:-2]):
         revealed = 1 - masked[k + 1] / masked[k]
-        table = denoising_table(sampler.model, process, x, schedule.sigma(t).expand(len(x))) * revealed
+        table = denoising_table(model, process, x, model.schedule.sigma(t).expand(len(x))) * revealed
         table[..., -1] = 1 - revealed
         p = propagate_free(p, table, x, blank & process.is_noisy(x))
-    return _last_step(sampler, p, blank, times[-2])
+    return _last_step(model, p, blank, times[-2])
 
 
 @sample_distribution.register
-def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
+def _ordered(sampler: Ordered, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Average over all orders of positions."""
-    process, blanks = sampler.process, (given < 0).nonzero().squeeze(-1).tolist()
+    sampler.check(model)
+    process, times, blanks = model.process, sampler.times(steps), (given < 0).nonzero().squeeze(-1).tolist()
     x, groups = all_sequences(process.num_states, len(given)), min(len(times) - 1, len(blanks))
     groups = groups if len(times) else len(blanks)
     orders = {"random": list(permutations(blanks)), "forward": [tuple(blanks)], "backward": [tuple(blanks[::-1])]}
@@ -202,8 +204,8 @@ def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
             group_positions = [i for rank, i in enumerate(order) if rank * groups // len(order) == group]
             left = sum(rank * groups // len(order) >= group for rank in range(len(order)))
             masked = torch.tensor(left / len(given), dtype=torch.float64)
-            sigma = sigma_of_masked_fraction(masked, sampler.schedule)
-            table = denoising_table(sampler.model, process, x, sigma.expand(len(x)))
+            sigma = sigma_of_masked_fraction(masked, model.schedule)
+            table = denoising_table(model, process, x, sigma.expand(len(x)))
             free = torch.zeros(x.shape, dtype=torch.bool).index_fill(1, torch.tensor(group_positions), True)
             p = propagate_free(p, table, x, free & process.is_noisy(x))
         distributions.append(p)
@@ -211,23 +213,23 @@ def _ordered(sampler: Ordered, given: Tensor, times: Tensor) -> Tensor:
 
 
 @sample_distribution.register
-def _entropy_bounded(sampler: EntropyBounded, given: Tensor, times: Tensor) -> Tensor:
+def _entropy_bounded(sampler: EntropyBounded, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Enumerate entropy-bounded sampling; one call per open position always suffices."""
-    process, blank = sampler.process, given < 0
+    sampler.check(model)
+    process, blank = model.process, given < 0
     p, x = initial_distribution(process, given), all_sequences(process.num_states, len(given))
     masks = blank & process.is_noisy(x)
-    sigma = sigma_of_masked_fraction(masks.sum(-1) / len(given), sampler.schedule)
-    table = denoising_table(sampler.model, process, x, sigma)
-    chosen = sampler.choose(_mask_uncertainty(sampler, table, x, blank))
+    sigma = sigma_of_masked_fraction(masks.sum(-1) / len(given), model.schedule)
+    table = denoising_table(model, process, x, sigma)
+    chosen = sampler.choose(_mask_uncertainty(sampler, process, table, x, blank))
     for _ in range(int(blank.sum())):
         p = propagate_free(p, table, x, chosen)
     return p
 
 
 @sample_distribution.register
-def _left_to_right(sampler: LeftToRight, given: Tensor, times: Tensor) -> Tensor:
+def _left_to_right(sampler: LeftToRight, model: Any, given: Tensor, steps: Steps) -> Tensor:
     """Π p(x_i | x_1 … x_{i−1}) over the tokens that are not given, over sequences of tokens."""
-    model: Any = sampler.model
-    x = all_sequences(sampler.process.vocab_size, len(given))
+    x = all_sequences(model.process.vocab_size, len(given))
     p = at_token(model.log_next(x).exp(), x)
     return torch.where(given < 0, p, (x == given).to(p.dtype)).prod(-1)

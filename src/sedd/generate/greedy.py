@@ -55,6 +55,6 @@ def _most_probable_first(loaded: LoadedModel, x: Tensor, length: int) -> Iterato
 
 def _by_sampler(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
     prompt = Prompt(torch.nn.functional.pad(x, (0, length), value=-1)[None])
-    sampling_run = SamplingRun(loaded.model, loaded.process, loaded.schedule, SamplingSettings(top_k=1))
+    sampling_run = SamplingRun(loaded.model, SamplingSettings(top_k=1))
     *_, last = sampling_run.states(prompt)
     yield from enumerate(last.x[0, len(x) :].tolist())

@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sedd import factory, registry
+from sedd import factory
 from sedd.border import check_count
-from sedd.diffusion.process import Process
 from sedd.diffusion.rng import PRECISION, CounterRNG
-from sedd.diffusion.schedule import Schedule
 from sedd.generate.settings import SamplingSettings, check_length
 from sedd.sampling import Prompt, SamplingModel, State, Warping, empty
 
@@ -50,32 +48,24 @@ class SamplingRun:
 
     Args:
         model: A model, `exact.Score`, or a `SamplingModel` that has the warping of the settings.
-        process: Its noise process.
-        schedule: Its noise schedule.
         settings: How to sample. The label and guidance are those of `of`, which binds them to the model.
     """
 
-    def __init__(self, model: Any, process: Process, schedule: Schedule, settings: SamplingSettings) -> None:
-        self.settings, self.stats, self.vocab_size = settings, SamplingStats(), process.vocab_size
+    def __init__(self, model: Any, settings: SamplingSettings) -> None:
+        self.settings, self.stats = settings, SamplingStats()
         if not isinstance(model, SamplingModel):
             model = SamplingModel(model, warping=build_warping(settings))
         self.model: SamplingModel = model
-        self.name = settings.sampler or factory.default_sampler(model, process)
-        self.sampler = factory.build_sampler(settings.sampler, model, process, schedule, **settings.options)
-        self.times = factory.build_grid(settings.grid, settings.steps)
-        if not len(self.times) and not self.sampler.supports_infinite_steps:
-            names = registry.SAMPLERS.built_in
-            able = ", ".join(name for name in names if registry.SAMPLERS.load(name).supports_infinite_steps)
-            raise ValueError(
-                f"steps is inf, which only the samplers {able} support; give a number, or choose one of them"
-            )
+        self.name = settings.sampler or factory.default_sampler(model)
+        self.sampler = factory.build_sampler(settings.sampler, model, **settings.options)
+        self.times = self.sampler.times(factory.build_grid(settings.grid, settings.steps))
         CounterRNG(settings.seed, torch.zeros(0, dtype=torch.long))  # refuse a bad seed before any work
 
     @staticmethod
     def of(loaded: factory.LoadedModel, settings: SamplingSettings) -> "SamplingRun":
         """Build the run of a loaded model, conditioned on the label of the settings."""
         model = factory.build_sampling_model(loaded, settings.label, settings.guidance, build_warping(settings))
-        return SamplingRun(model, loaded.process, loaded.schedule, with_padding(loaded, settings))
+        return SamplingRun(model, with_padding(loaded, settings))
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as plain data, with the name of the sampler that was chosen."""
@@ -84,10 +74,11 @@ class SamplingRun:
 
     def expected_calls(self, prompt: Prompt) -> float:
         """Return the expected number of network calls, summed over rows."""
-        calls = sum(self.sampler.expected_calls(self.times, count) for count in prompt.blank.sum(-1).tolist())
+        calls = sum(
+            self.sampler.expected_calls(self.model, self.times, count) for count in prompt.blank.sum(-1).tolist()
+        )
         return self.model.networks_per_call * calls
 
-    @torch.no_grad()
     def states(self, prompt: Prompt, first: int = 0) -> Iterator[State]:
         """Yield the states of one batch, from noise to data.
 
@@ -97,14 +88,14 @@ class SamplingRun:
         """
         if prompt.given.device.type == "cpu":  # a GPU says itself that its memory is too small
             rows, length = prompt.given.shape
-            least = 4 * rows * length * self.vocab_size
-            what = f"a batch of {rows} samples of {length:,} tokens with {self.vocab_size} probabilities each takes"
+            vocab_size = self.model.process.vocab_size
+            least = 4 * rows * length * vocab_size
+            what = f"a batch of {rows} samples of {length:,} tokens with {vocab_size} probabilities each takes"
             factory.check_memory(least, what, "choose a smaller batch or length")
         start = time.perf_counter()
         indices = first + torch.arange(len(prompt.given), device=prompt.given.device)
         model = SamplingModel.of(self.model)
-        times = self.times.to(prompt.given.device)
-        for state in self.sampler.run(prompt, times, CounterRNG(self.settings.seed, indices), model):
+        for state in self.sampler.trajectory(model, prompt, seed=self.settings.seed, steps=self.times, rows=indices):
             if state.x.device.type == "cpu":  # a GPU is waited for at the end alone
                 model.check_finite()
             yield state

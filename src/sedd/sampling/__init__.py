@@ -17,11 +17,13 @@ if TYPE_CHECKING:
         Sampler,
         State,
         StepContext,
+        Steps,
         cosine_grid,
         draw_clean_tokens,
         empty,
         given_grid,
         sigma_of_masked_fraction,
+        time_grid,
         uniform_grid,
     )
     from sedd.sampling.caching import SamplingModel
@@ -51,6 +53,7 @@ __all__ = [
     "SamplingModel",
     "State",
     "StepContext",
+    "Steps",
     "Theta",
     "Tweedie",
     "Warping",
@@ -59,6 +62,7 @@ __all__ = [
     "empty",
     "given_grid",
     "sigma_of_masked_fraction",
+    "time_grid",
     "uniform_grid",
 ]
 
@@ -72,11 +76,13 @@ __getattr__ = lazy_names(
             "Sampler",
             "State",
             "StepContext",
+            "Steps",
             "cosine_grid",
             "draw_clean_tokens",
             "empty",
             "given_grid",
             "sigma_of_masked_fraction",
+            "time_grid",
             "uniform_grid",
         ],
         "caching": ["SamplingModel"],

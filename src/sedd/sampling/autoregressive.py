@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.rng import CounterRNG
-from sedd.sampling.base import Prompt, Sampler, State
+from sedd.sampling.base import Noise, Prompt, Sampler, State
 from sedd.sampling.caching import SamplingModel
 
 
@@ -19,16 +19,12 @@ from sedd.sampling.caching import SamplingModel
 class LeftToRight(Sampler):
     """One token after another, each given those before it; the beginning may be given."""
 
+    order: ClassVar[float] = torch.inf
     assumes: ClassVar[str] = "an autoregressive model"
     supports_infinite_steps: ClassVar[bool] = True
 
-    @property
-    def order(self) -> float:
-        """∞: exact."""
-        return torch.inf
-
     def _states(
-        self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel
+        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
     ) -> Iterator[State]:
         """Yield a state for every token; the grid is not used."""
         blank = prompt.blank
@@ -49,6 +45,6 @@ class LeftToRight(Sampler):
             reveal_step[:, i] = torch.where(is_open, i + 1, 0)
             yield State(x, reveal_step, i + 1)
 
-    def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return one call per token."""
         return float(blanks)

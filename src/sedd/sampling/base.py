@@ -1,25 +1,29 @@
-"""The interface of samplers: prompts, states, the loop over a time grid and draws of clean tokens.  [§9]"""
+"""Samplers: prompts, states, the loop over a time grid and draws of clean tokens.  [§9]"""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from sedd.diffusion.parameterization import LogScoreModel
 from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Schedule
 from sedd.ops.categorical import counter_uniforms
+from sedd.runtime.offload import OffloadedNetwork
 from sedd.sampling.caching import SamplingModel, gather_rows
 
 START, STEP, MIDPOINT, POSITION = range(4)
 """Events of `CounterRNG`: the initial noise, a step's draws, those of its first half, and the choice of positions."""
+
+
+Steps = int | Tensor | list[float] | None
+"""A time grid: a number of equal steps, or times that fall from 1 to 0, or None for no grid."""
 
 
 class Prompt(NamedTuple):
@@ -80,6 +84,20 @@ class State(NamedTuple):
     step: int
 
 
+class Noise(Protocol):
+    """A process and its schedule: every model has both."""
+
+    @property
+    def process(self) -> Process:
+        """The noise process."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule:
+        """The noise schedule."""
+        ...
+
+
 class StepContext(NamedTuple):
     """What a step needs besides its sequences and times."""
 
@@ -93,6 +111,16 @@ class StepContext(NamedTuple):
     step: int | Int[Tensor, " b"]
     """The number of the step, from 1: that of all rows, or of each."""
 
+    @property
+    def process(self) -> Process:
+        """The noise process of the model."""
+        return self.model.process
+
+    @property
+    def schedule(self) -> Schedule:
+        """The noise schedule of the model."""
+        return self.model.schedule
+
     def rows(self, index: Tensor) -> "StepContext":
         """Select rows."""
         valid = None if self.valid is None else self.valid[index]
@@ -102,81 +130,114 @@ class StepContext(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """A sampler: draws sequences from noise, step by step.
+    """Draw sequences from noise, step by step; a sampler holds nothing but its options.
 
     There are three kinds, by what decides when a token is drawn: a time grid (`GridSampler`, which third parties
     subclass), a plan made before the network is called (`first_hitting.PlannedSampler`), or the network's output
     (`confidence.EntropyBounded`, `autoregressive.LeftToRight`).
 
-    Args:
-        model: The model to sample: a parameterized network, `exact.Score`, or a `SamplingModel` with guidance or
-            warping.
-        process: Its noise process.
-        schedule: Its noise schedule.
+    A ``model`` is a parameterized network such as `MeanModel`, or `exact.Score`, or a wrapper of one. Its noise process
+    and schedule are those of the run.
     """
 
+    order: ClassVar[float]
+    """The order of convergence: total variation to the model's distribution falls like steps^−order.
+
+    ∞: they are equal at any number of steps. 0: there is no such limit for the conditionals of a network.
+    """
     assumes: ClassVar[str]
     """The models for which `order` holds."""
     supports_infinite_steps: ClassVar[bool] = False
     """Whether it can do without a grid: it draws one position at a time, or as many as the network's output allows."""
     calls_per_step: ClassVar[int] = 1
     """Calls of the model in each step but the last."""
-    model: LogScoreModel
-    process: Process
-    schedule: Schedule
-
-    @property
-    @abstractmethod
-    def order(self) -> float:
-        """The order of convergence: total variation to the model's distribution falls like steps^−order.
-
-        ∞: they are equal at any number of steps. 0: there is no such limit for the conditionals of a network.
-        """
 
     @final
-    def run(
+    def sample(
         self,
-        prompt: Prompt,
-        times: Float[Tensor, " n"],
-        rng: CounterRNG,
-        model: SamplingModel | None = None,
+        model: Any,
+        prompt: int | Tensor | Prompt,
+        length: int | None = None,
+        *,
+        seed: int = 0,
+        steps: Steps = 64,
+    ) -> Int[Tensor, "b L"]:
+        """Draw sequences: ``sampler.sample(model, 16, 64)`` draws 16 of 64 tokens.
+
+        The arguments are those of `trajectory`.
+        """
+        *_, last = self.trajectory(model, prompt, length, seed=seed, steps=steps)
+        return last.x
+
+    @final
+    def trajectory(
+        self,
+        model: Any,
+        prompt: int | Tensor | Prompt,
+        length: int | None = None,
+        *,
+        seed: int = 0,
+        steps: Steps = 64,
+        rows: Int[Tensor, " b"] | None = None,
     ) -> Iterator[State]:
-        """Yield the states from noise to data; the last holds tokens only.
+        """Yield the states from noise to data, without gradients; the last holds tokens only.
 
         Args:
-            prompt: Given tokens and positions to be filled.
-            times: Falling from 1 to 0; empty: no grid, where `supports_infinite_steps`.
-            rng: Random numbers, one stream per row: a row does not depend on its batch.
-            model: Counts and caches its calls during this run; None: a new one of the sampler's own.
+            model: The model. A `SamplingModel` counts the calls of this run.
+            prompt: A number of sequences, or the tokens of each, where −1 is to be filled.
+            length: Tokens per sequence, where ``prompt`` is a number.
+            seed: Decides the draws, with a row's number: a row does not depend on its batch.
+            steps: Equal steps from t = 1 to 0; or a grid of times that fall from 1 to 0; or None, no grid, where
+                `supports_infinite_steps`.
+            rows: The number of each row; by default 0, 1, 2 …
         """
-        yield from self._states(prompt, times, rng, SamplingModel.of(self.model) if model is None else model)
+        if not isinstance(model, SamplingModel):
+            model = SamplingModel(check_model(model))
+        self.check(model)
+        prompt, times = as_prompt(prompt, length, device_of(model.model)), self.times(steps)
+        device = prompt.given.device
+        rng = CounterRNG(seed, torch.arange(len(prompt.given), device=device) if rows is None else rows)
+        return self._run(model, prompt, times.to(device), rng)
+
+    @torch.no_grad()
+    def _run(
+        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
+    ) -> Iterator[State]:
+        yield from self._states(model, prompt, times, rng)
 
     @abstractmethod
     def _states(
-        self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel
+        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
     ) -> Iterator[State]:
         """Yield the states from noise to data."""
 
-    def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
+    def check(self, model: Noise) -> None:  # noqa: B027  (most samplers take every model)
+        """Raise ValueError for a model that this sampler cannot sample."""
+
+    @final
+    def times(self, steps: Steps) -> Float[Tensor, " n"]:
+        """Return the grid of `time_grid`; raise ValueError for None where a grid is needed."""
+        times = time_grid(steps)
+        if not len(times) and not self.supports_infinite_steps:
+            raise ValueError(
+                "steps is inf, which only the samplers first-hitting, ordered, entropy support; give a number, or "
+                "choose one of them"
+            )
+        return times
+
+    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return the expected calls of the model for a row with so many open positions; NaN: unknown in advance.
 
         By default `calls_per_step` in each step and one in the last. Cached rows need fewer.
         """
         return float(self.calls_per_step * (len(times) - 2) + 1) if blanks else 0.0
 
-    @final
-    def initial_state(self, prompt: Prompt, rng: CounterRNG) -> State:
-        """Return the given tokens with noise at all other positions."""
-        noise = self.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
-        x = torch.where(prompt.blank, noise, prompt.given)
-        return State(x, torch.zeros_like(x), 0)
-
 
 class GridSampler(Sampler, ABC):
     """A sampler that goes down a grid of times, by one `step` from each to the next.
 
     The last step is the same for all: it draws every position that may still be noise from p(x_0 | x). To write a
-    sampler, subclass this, write `step`, and declare `order` and `assumes`.
+    sampler, subclass this, write `step`, and declare `order` and `assumes`; the options are dataclass fields.
     """
 
     @abstractmethod
@@ -200,24 +261,31 @@ class GridSampler(Sampler, ABC):
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Bool[Tensor, " b"]:
         """Return the rows that `step` cannot draw without calling the model: by default those with noisy positions."""
-        return (context.free & self.process.is_noisy(x)).any(-1)
+        return (context.free & context.process.is_noisy(x)).any(-1)
 
     @final
     def _states(
-        self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel
+        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
     ) -> Iterator[State]:
         """Yield a state for every time of the grid."""
-        state = self.initial_state(prompt, rng)
+        state = initial_state(model, prompt, rng)
         yield state
         for step, (t, s) in enumerate(pairwise(self.grid(times)), 1):
             context, rows = StepContext(prompt.blank, prompt.valid, rng, model, step), len(state.x)
             if step < len(times) - 1:
                 x = self.step(state.x, t.expand(rows), s.expand(rows), context)
             else:
-                noisy = context.free & self.process.is_noisy(state.x)
-                x = draw_clean_tokens(state.x, self.schedule.sigma(t).expand(rows), noisy, context)
+                noisy = context.free & model.process.is_noisy(state.x)
+                x = draw_clean_tokens(state.x, model.schedule.sigma(t).expand(rows), noisy, context)
             state = State(x, torch.where(x != state.x, step, state.reveal_step), step)
             yield state
+
+
+def initial_state(model: Noise, prompt: Prompt, rng: CounterRNG) -> State:
+    """Return the given tokens with noise at all other positions."""
+    noise = model.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
+    x = torch.where(prompt.blank, noise, prompt.given)
+    return State(x, torch.zeros_like(x), 0)
 
 
 def draw_clean_tokens(
@@ -293,3 +361,52 @@ def _steps(steps: int) -> int:
     if steps < 1:
         raise ValueError(f"steps is {steps}; sampling needs at least 1")
     return steps
+
+
+def time_grid(steps: Steps) -> Float[Tensor, " n"]:
+    """Return the times of a run: ``steps`` equal steps, or the given times; empty for None."""
+    if steps is None:
+        return torch.zeros(0, dtype=torch.float64)
+    if isinstance(steps, int):
+        return uniform_grid(steps)
+    if not isinstance(steps, Tensor):
+        return given_grid(steps)
+    if steps.device.type == "cpu" and len(steps):
+        given_grid(steps.tolist())
+    return steps
+
+
+def as_prompt(given: int | Tensor | Prompt, length: int | None, device: torch.device) -> Prompt:
+    """Return a number of sequences, or their tokens with −1 at open positions, as a prompt on a device."""
+    if isinstance(given, int):
+        if length is None or given < 1 or length < 1:
+            raise ValueError(f"the prompt is {given} sequences of length {length}; both must be 1 or more")
+        return empty(given, length, device)
+    prompt = given if isinstance(given, Prompt) else Prompt(given)
+    if length is not None:
+        raise ValueError(f"length is {length}, and the prompt has a length of its own; leave length out")
+    if prompt.given.dim() != 2 or prompt.given.dtype != torch.long:
+        raise ValueError(
+            f"the prompt has shape {tuple(prompt.given.shape)} and dtype {prompt.given.dtype}; pass int64 tokens of "
+            "shape (sequences, length), with −1 where a token is to be drawn"
+        )
+    return prompt.to(device)
+
+
+def check_model(model: Any) -> Any:
+    """Return the model; raise TypeError for a network, or for anything else that lacks a part of a model."""
+    if lacks := [name for name in ("process", "schedule", "hidden") if not hasattr(model, name)]:
+        raise TypeError(
+            f"{type(model).__name__} is not a model, it has no {', '.join(lacks)}; pass MeanModel(network, process) or "
+            "ScoreModel(network, process), not the network"
+        )
+    return model
+
+
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model's tokens: that of its weights, or the CPU where it has none or is offloaded."""
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    if any(isinstance(part, OffloadedNetwork) for part in parts):
+        return torch.device("cpu")
+    weights = (weight for part in parts for weight in part.parameters(recurse=False))
+    return next((weight.device for weight in weights), torch.device("cpu"))

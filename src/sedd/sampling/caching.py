@@ -13,6 +13,7 @@ from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import HiddenStateDenoiser, LogitsModel
 from sedd.diffusion.process import Process
 from sedd.diffusion.reverse import denoised_probs
+from sedd.diffusion.schedule import Schedule
 from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
 from sedd.sampling.guidance import check_guidance, guide_log_mean, guide_log_score
 from sedd.sampling.warping import Warping
@@ -73,6 +74,7 @@ class SamplingModel:
             check_guidance(guidance)
         self.model, self.unconditional, self.guidance = model, unconditional, guidance
         self.process: Process = model.process
+        self.schedule: Schedule = model.schedule
         self.warping, self.fused = warping or Warping(), fused
         self._models = (model,) if unconditional is None else (unconditional, model)
         self.is_denoiser = all(isinstance(one, HiddenStateDenoiser) for one in self._models)

@@ -14,12 +14,14 @@ from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import corruption_probability
 from sedd.sampling.base import (
     GridSampler,
+    Noise,
     Prompt,
     Sampler,
     State,
     StepContext,
     check_absorbing,
     draw_from_hidden,
+    initial_state,
     sigma_of_masked_fraction,
 )
 from sedd.sampling.caching import SamplingModel, gather_rows
@@ -45,22 +47,19 @@ class ConfidenceSampler(Sampler, ABC):
     are drawn independently, the most certain ones together: likely tokens become likelier.
     """
 
-    @property
-    def order(self) -> float:
-        """0: with the conditionals of a network, the distribution is another one at any number of steps."""
-        return 0.0
+    order: ClassVar[float] = 0.0
+    pad: int
+    """Token id of padding, which is revealed last; −1: none."""
 
-    def __post_init__(self) -> None:
-        check_absorbing(self.process)
-        if not -1 <= self.pad < (size := self.process.vocab_size):
+    def check(self, model: Noise) -> None:
+        """Require masks, and padding that is a token."""
+        check_absorbing(model.process)
+        if not -1 <= self.pad < (size := model.process.vocab_size):
             raise ValueError(f"pad is {self.pad}; it is a token id, 0..{size - 1}, or -1 for none")
 
     @abstractmethod
     def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
         """Return how uncertain the network is of a position, from p(x_0 | x)."""
-
-    pad: int
-    """Token id of padding, which is revealed last; −1: none."""
 
     @final
     def mask_uncertainty(
@@ -69,7 +68,7 @@ class ConfidenceSampler(Sampler, ABC):
         """Return the uncertainty at masks, that of padding after that of all others, and ∞ elsewhere."""
         length, model, states = x.shape[-1], context.model, hidden.flatten(0, 1)
         uncertainty = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
-        for at in model.chunks(context.free & self.process.is_noisy(x)):
+        for at in model.chunks(context.free & context.process.is_noisy(x)):
             p = model.clean_probs_at(states[at], x.flatten()[at], gather_rows(sigma, length, at))
             uncertainty[at] = self.ranked_uncertainty(p).double()
         return self.without_offset(uncertainty.view_as(x))
@@ -102,9 +101,9 @@ class Confident(ConfidenceSampler, GridSampler):
         """1 − max p."""
         return 1 - p.amax(-1)
 
-    def masks_left(self, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
+    def masks_left(self, model: Noise, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
         """Return how many masks are left at time s: the share that the schedule leaves."""
-        ends = corruption_probability(self.schedule.sigma(torch.stack([s, torch.ones_like(s)])))
+        ends = corruption_probability(model.schedule.sigma(torch.stack([s, torch.ones_like(s)])))
         return (blanks * ends[0] / ends[1] + 1e-9).long()
 
     def choose(self, uncertainty: Float[Tensor, "b L"], left: Int[Tensor, " b"]) -> Bool[Tensor, "b L"]:
@@ -117,7 +116,8 @@ class Confident(ConfidenceSampler, GridSampler):
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> Bool[Tensor, " b"]:
         """Return the rows in which masks are to be revealed."""
-        return (context.free & self.process.is_noisy(x)).sum(-1) > self.masks_left(context.free.sum(-1), s)
+        masks = context.free & context.process.is_noisy(x)
+        return masks.sum(-1) > self.masks_left(context, context.free.sum(-1), s)
 
     def step(
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
@@ -125,7 +125,7 @@ class Confident(ConfidenceSampler, GridSampler):
         """Draw the most certain masks."""
         if not self.needs_model(x, t, s, context).any():
             return x
-        sigma, left = self.schedule.sigma(t), self.masks_left(context.free.sum(-1), s)
+        sigma, left = context.schedule.sigma(t), self.masks_left(context, context.free.sum(-1), s)
         hidden = context.model.hidden(x, sigma, context.valid)
         chosen = self.choose(self.mask_uncertainty(hidden, x, sigma, context), left)
         return draw_from_hidden(hidden, x, sigma, chosen, context)
@@ -150,7 +150,6 @@ class EntropyBounded(ConfidenceSampler):
     pad: int = -1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.bound >= 0:
             raise ValueError(f"bound is {self.bound}; it is an entropy and must be 0 or more")
 
@@ -166,14 +165,14 @@ class EntropyBounded(ConfidenceSampler):
         return torch.zeros_like(chosen).scatter(-1, ordered.indices, chosen)
 
     def _states(
-        self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel
+        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
     ) -> Iterator[State]:
         """Yield a state for every call; the grid is not used."""
-        state = self.initial_state(prompt, rng)
+        state = initial_state(model, prompt, rng)
         yield state
-        while (masks := prompt.blank & self.process.is_noisy(state.x)).any():
+        while (masks := prompt.blank & model.process.is_noisy(state.x)).any():
             context = StepContext(masks, prompt.valid, rng, model, 0)
-            sigma = sigma_of_masked_fraction(masks.sum(-1) / prompt.lengths, self.schedule)
+            sigma = sigma_of_masked_fraction(masks.sum(-1) / prompt.lengths, model.schedule)
             hidden = model.hidden(state.x, sigma, prompt.valid)
             chosen = self.choose(self.mask_uncertainty(hidden, state.x, sigma, context))
             model.check_finite()  # of NaN none is ever chosen
@@ -181,6 +180,6 @@ class EntropyBounded(ConfidenceSampler):
             state = State(x, torch.where(chosen, state.step + 1, state.reveal_step), state.step + 1)
             yield state
 
-    def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return NaN: the number depends on the text."""
         return math.nan if blanks else 0.0

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import corruption_probability
-from sedd.sampling.base import POSITION, STEP, Prompt, Sampler, State, check_absorbing, sigma_of_masked_fraction
+from sedd.sampling.base import (
+    POSITION,
+    STEP,
+    Noise,
+    Prompt,
+    Sampler,
+    State,
+    check_absorbing,
+    initial_state,
+    sigma_of_masked_fraction,
+)
 from sedd.sampling.caching import SamplingModel
 
 
@@ -66,19 +76,20 @@ class PlannedSampler(Sampler, ABC):
     samplers have a plan in place of a step.
     """
 
-    def __post_init__(self) -> None:
-        check_absorbing(self.process)
+    def check(self, model: Noise) -> None:
+        """Require masks."""
+        check_absorbing(model.process)
 
     @abstractmethod
-    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Draw when each position is revealed."""
 
     @final
     def _states(
-        self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG, model: SamplingModel
+        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
     ) -> Iterator[State]:
         """Yield a state for every event."""
-        state, plan = self.initial_state(prompt, rng), self.plan(prompt, times, rng)
+        state, plan = initial_state(model, prompt, rng), self.plan(model, prompt, times, rng)
         yield state
         # tokens are drawn with the uniforms of step 0, which are not used otherwise: a position is revealed once
         u = rng(prompt.given.shape[-1], 0, STEP)
@@ -113,42 +124,40 @@ class FirstHitting(PlannedSampler):
     Inaccurate Categorical Sampling", arXiv 2409.02908.
     """
 
+    order: ClassVar[float] = 1.0  # positions of one step are drawn independently; without a grid it is exact
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised, by definition"
     supports_infinite_steps: ClassVar[bool] = True
 
-    @property
-    def order(self) -> float:
-        """1: positions of one step are drawn independently; without a grid it is exact."""
-        return 1.0
-
-    def reveal_probabilities(self, times: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
+    def reveal_probabilities(self, model: Noise, times: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
         """Return the probability that a position is revealed in each step: its share of the noise."""
-        masked = corruption_probability(self.schedule.sigma(times))
+        masked = corruption_probability(model.schedule.sigma(times))
         masked = torch.cat([masked[:-1], masked.new_zeros(1)])  # the last step reveals all that is left
         return -masked.diff() / masked[0]
 
-    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Draw the step of each position by inversion, then rank the steps of each row."""
         u = rng(prompt.given.shape[-1])[..., 0]
         if not len(times):
-            return self._plan_without_grid(prompt, u)
-        sigma, ends = self.schedule.sigma(times), self.reveal_probabilities(times).cumsum(0)
+            return self._plan_without_grid(model, prompt, u)
+        sigma, ends = model.schedule.sigma(times), self.reveal_probabilities(model, times).cumsum(0)
         last = len(times) - 2
         step = torch.searchsorted(ends, u.contiguous(), right=True).clamp_max(last)  # rounding may pass the end
         event, first = _rank_steps(torch.where(prompt.blank, step, len(times)), prompt.blank)
         return Plan(event, sigma[first.clamp_max(last)], step + 1)
 
-    def _plan_without_grid(self, prompt: Prompt, u: Tensor) -> Plan:
+    def _plan_without_grid(self, model: Noise, prompt: Prompt, u: Tensor) -> Plan:
         """Reveal position i when the masked share falls below 1 − u_i."""
-        top = corruption_probability(self.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
+        top = corruption_probability(model.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
         order = torch.where(prompt.blank, u, math.inf).sort(-1)
         event = torch.where(prompt.blank, order.indices.argsort(-1), -1)
         left = (1 - order.values.clamp_max(1)) * top
         return Plan(event, -torch.log1p(-left), event + 1)
 
-    def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return Σ_k 1 − (1 − w_k)^blanks, which for equal steps is n(1 − (1 − 1/n)^blanks)."""
-        return float((1 - (1 - self.reveal_probabilities(times)) ** blanks).sum()) if len(times) else float(blanks)
+        if not len(times):
+            return float(blanks)
+        return float((1 - (1 - self.reveal_probabilities(model, times)) ** blanks).sum())
 
 
 def _rank_steps(step: Int[Tensor, "b L"], blank: Bool[Tensor, "b L"]) -> tuple[Tensor, Tensor]:
@@ -171,22 +180,17 @@ class Ordered(PlannedSampler):
     Reference: Hoogeboom et al. 2021, "Autoregressive Diffusion Models", arXiv 2110.02037.
     """
 
+    order: ClassVar[float] = 1.0  # in the number of calls; exact where each call reveals one position
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"
     supports_infinite_steps: ClassVar[bool] = True
     direction: str = "random"
     """Order in which positions are revealed."""
 
     def __post_init__(self) -> None:
-        check_absorbing(self.process)
         if self.direction not in ("random", "forward", "backward"):
             raise ValueError(f"direction is {self.direction!r}; choose one of random, forward, backward")
 
-    @property
-    def order(self) -> float:
-        """1 in the number of calls; exact where each call reveals one position."""
-        return 1.0
-
-    def plan(self, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Rank the open positions of each row, and divide them into as many groups as there are steps."""
         length = prompt.given.shape[-1]
         place = torch.arange(length, device=prompt.given.device, dtype=torch.float64).expand(prompt.given.shape)
@@ -199,8 +203,8 @@ class Ordered(PlannedSampler):
         group = torch.arange(int(groups.max()), device=rank.device)
         done = (group * count + groups - 1) // groups.clamp_min(1)
         masked = (count - done).clamp_min(0) / prompt.lengths[:, None]
-        return Plan(event, sigma_of_masked_fraction(masked, self.schedule), event + 1)
+        return Plan(event, sigma_of_masked_fraction(masked, model.schedule), event + 1)
 
-    def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return one call per group."""
         return float(min(blanks, len(times) - 1) if len(times) else blanks)

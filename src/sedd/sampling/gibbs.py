@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.process import Uniform
-from sedd.sampling.base import POSITION, GridSampler, StepContext
+from sedd.sampling.base import POSITION, GridSampler, Noise, StepContext
 from sedd.sampling.grid import Tweedie
 
 
@@ -23,27 +23,24 @@ class Gibbs(GridSampler):
     positions at once would change p_s.
     """
 
+    order: ClassVar[float] = 1.0  # of the step that is corrected
     assumes: ClassVar[str] = "uniform noise"
     sites: int = 1
     """Positions that are drawn again after each step."""
 
+    predictor: ClassVar[Tweedie] = Tweedie()
+    """The step that is corrected."""
+
     def __post_init__(self) -> None:
-        if not isinstance(self.process, Uniform):
-            raise ValueError("sampler gibbs corrects under uniform noise; the model's noise is absorbing: use remask")
         if self.sites < 1:
             raise ValueError(f"sites is {self.sites}; there must be at least 1 correction per step")
 
-    @property
-    def order(self) -> float:
-        """1, the order of the step that is corrected."""
-        return 1.0
+    def check(self, model: Noise) -> None:
+        """Require noise under which every token may be wrong."""
+        if not isinstance(model.process, Uniform):
+            raise ValueError("sampler gibbs corrects under uniform noise; the model's noise is absorbing: use remask")
 
-    @property
-    def predictor(self) -> Tweedie:
-        """The step that is corrected."""
-        return Tweedie(self.model, self.process, self.schedule)
-
-    def expected_calls(self, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return 1 + ``sites`` calls in each step and one in the last."""
         return float((1 + self.sites) * (len(times) - 2) + 1) if blanks else 0.0
 
@@ -52,7 +49,7 @@ class Gibbs(GridSampler):
     ) -> Int[Tensor, "b L"]:
         """Draw the step and its corrections."""
         x = self.predictor.step(x, t, s, context)
-        sigma, rows = self.schedule.sigma(s), torch.arange(len(x), device=x.device)
+        sigma, rows = context.schedule.sigma(s), torch.arange(len(x), device=x.device)
         for k in range(self.sites):
             u = context.rng(x.shape[-1], context.step * self.sites + k, POSITION)
             keys = torch.where(context.free, u[..., 0], -1.0)

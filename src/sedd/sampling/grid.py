@@ -12,7 +12,7 @@ from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.reverse import analytic_weights
 from sedd.ops.categorical import counter_uniforms
-from sedd.sampling.base import STEP, GridSampler, StepContext
+from sedd.sampling.base import STEP, GridSampler, Noise, StepContext
 from sedd.sampling.caching import gather_rows
 
 
@@ -23,21 +23,23 @@ class FactorizedSampler(GridSampler, ABC):
     a kernel draws without a table.
     """
 
+    order: ClassVar[float] = 1.0  # positions that change in the same step are drawn independently of each other
     uses_score: ClassVar[bool]
     """Whether the weights are a function of the log-score, or of log p(x_0 | x)."""
 
-    @property
-    def order(self) -> float:
-        """1: positions that change in the same step are drawn independently of each other."""
-        return 1.0
-
     @abstractmethod
     def weights(
-        self, output: Float[Tensor, "k _"], x: Int[Tensor, " k"], t: Float[Tensor, " k"], s: Float[Tensor, " k"]
+        self,
+        model: Noise,
+        output: Float[Tensor, "k _"],
+        x: Int[Tensor, " k"],
+        t: Float[Tensor, " k"],
+        s: Float[Tensor, " k"],
     ) -> Float[Tensor, "k n"]:
         """Return the unnormalised probabilities of every state at time s; the caller clamps entries below 0.
 
         Args:
+            model: Process and schedule.
             output: The log-score or log p(x_0 | x), by `uses_score`.
             x: The tokens at time t.
             t: Times.
@@ -45,7 +47,7 @@ class FactorizedSampler(GridSampler, ABC):
         """
 
     @abstractmethod
-    def affine_weights(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """Return the same weights as an affine function of the scores."""
 
     @final
@@ -54,23 +56,23 @@ class FactorizedSampler(GridSampler, ABC):
     ) -> Int[Tensor, "b L"]:
         """Draw every free position; the first uniform decides whether it changes, the second to what."""
         model, length, y = context.model, x.shape[-1], x.flatten().clone()
-        sigma = self.schedule.sigma(t)
+        sigma = context.schedule.sigma(t)
         hidden = model.hidden(x, sigma, context.valid).flatten(0, 1)
         u = counter_uniforms(context.rng, length, context.step, STEP).flatten(0, 1)
         fused = model.fused_model(x.device)
         draws_fused = fused is not None and fused.logits_are_scores == self.uses_score
         if draws_fused and self.uses_score:
-            draws_fused = not self.process.amplifies_rounding(sigma - self.schedule.sigma(s))
-        for at in model.chunks(context.free & self.process.is_noisy(x)):
+            draws_fused = not context.process.amplifies_rounding(sigma - context.schedule.sigma(s))
+        for at in model.chunks(context.free & context.process.is_noisy(x)):
             x_at, sigma_at, t_at, s_at = y[at], *(gather_rows(a, length, at) for a in (sigma, t, s))
             if draws_fused:
-                plan = model.plan_fused_draw(x_at, sigma_at, u[at], self.affine_weights(t_at, s_at))
+                plan = model.plan_fused_draw(x_at, sigma_at, u[at], self.affine_weights(model, t_at, s_at))
                 y[at] = model.draw_fused(hidden[at], plan)
                 continue
             if not self.uses_score and not model.is_denoiser:
                 raise ValueError("sampler ancestral needs a denoiser (parameterization mean); use tweedie for a score")
             output = (model.log_score_at if self.uses_score else model.log_mean_at)(hidden[at], x_at, sigma_at)
-            weights = model.clamp_weights(self.weights(output, x_at, t_at, s_at))
+            weights = model.clamp_weights(self.weights(model, output, x_at, t_at, s_at))
             y[at] = categorical.sample_next(x_at, weights, u[at])
         return y.view_as(x)
 
@@ -88,15 +90,20 @@ class Tweedie(FactorizedSampler):
     uses_score: ClassVar[bool] = True
 
     def weights(
-        self, output: Float[Tensor, "k n"], x: Int[Tensor, " k"], t: Float[Tensor, " k"], s: Float[Tensor, " k"]
+        self,
+        model: Noise,
+        output: Float[Tensor, "k n"],
+        x: Int[Tensor, " k"],
+        t: Float[Tensor, " k"],
+        s: Float[Tensor, " k"],
     ) -> Float[Tensor, "k n"]:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
-        sigma_t, sigma_s = self.schedule.sigma(t), self.schedule.sigma(s)
-        return analytic_weights(self.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
+        sigma_t, sigma_s = model.schedule.sigma(t), model.schedule.sigma(s)
+        return analytic_weights(model.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
 
-    def affine_weights(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
-        return self.process.tweedie_weights(self.schedule.sigma(t) - self.schedule.sigma(s))
+        return model.process.tweedie_weights(model.schedule.sigma(t) - model.schedule.sigma(s))
 
 
 @final
@@ -111,18 +118,23 @@ class Euler(FactorizedSampler):
     uses_score: ClassVar[bool] = True
 
     def weights(
-        self, output: Float[Tensor, "k n"], x: Int[Tensor, " k"], t: Float[Tensor, " k"], s: Float[Tensor, " k"]
+        self,
+        model: Noise,
+        output: Float[Tensor, "k n"],
+        x: Int[Tensor, " k"],
+        t: Float[Tensor, " k"],
+        s: Float[Tensor, " k"],
     ) -> Float[Tensor, "k n"]:
         """P(x → y) = (t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and the rest for y = x."""
-        rate = ((t - s) * self.schedule.rate(t) * self.process.incoming_rate).to(output.dtype)
-        score = output[:, : self.process.vocab_size].exp()  # the reverse process never jumps to the mask
-        jump = torch.nn.functional.pad(rate[:, None] * score, (0, self.process.num_states - self.process.vocab_size))
+        rate = ((t - s) * model.schedule.rate(t) * model.process.incoming_rate).to(output.dtype)
+        score = output[:, : model.process.vocab_size].exp()  # the reverse process never jumps to the mask
+        jump = torch.nn.functional.pad(rate[:, None] * score, (0, model.process.num_states - model.process.vocab_size))
         jump = jump.scatter(-1, x[:, None], 0)
         return jump.scatter(-1, x[:, None], 1 - jump.sum(-1, keepdim=True))
 
-    def affine_weights(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """(t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and 1 minus their sum for y = x."""
-        rate = (t - s) * self.schedule.rate(t) * self.process.incoming_rate
+        rate = (t - s) * model.schedule.rate(t) * model.process.incoming_rate
         return AffineWeights(rate, torch.ones_like(rate), -rate)
 
 
@@ -141,12 +153,17 @@ class Ancestral(FactorizedSampler):
     uses_score: ClassVar[bool] = False
 
     def weights(
-        self, output: Float[Tensor, "k N"], x: Int[Tensor, " k"], t: Float[Tensor, " k"], s: Float[Tensor, " k"]
+        self,
+        model: Noise,
+        output: Float[Tensor, "k N"],
+        x: Int[Tensor, " k"],
+        t: Float[Tensor, " k"],
+        s: Float[Tensor, " k"],
     ) -> Float[Tensor, "k n"]:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
-        sigma_s, sigma_t = self.schedule.sigma(s), self.schedule.sigma(t)
-        return self.process.log_posterior(output[:, None], x[:, None], sigma_s, sigma_t)[:, 0].exp()
+        sigma_s, sigma_t = model.schedule.sigma(s), model.schedule.sigma(t)
+        return model.process.log_posterior(output[:, None], x[:, None], sigma_s, sigma_t)[:, 0].exp()
 
-    def affine_weights(self, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
-        return self.process.posterior_weights(self.schedule.sigma(s), self.schedule.sigma(t))
+        return model.process.posterior_weights(model.schedule.sigma(s), model.schedule.sigma(t))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import corruption_probability
-from sedd.sampling.base import STEP, GridSampler, StepContext, draw_clean_tokens
+from sedd.sampling.base import STEP, GridSampler, Noise, StepContext, draw_clean_tokens
 
 
 @final
@@ -24,6 +24,7 @@ class Remask(GridSampler):
     Reference: Wang et al. 2025, "Remasking Discrete Diffusion Models with Inference-Time Scaling", arXiv 2503.00307.
     """
 
+    order: ClassVar[float] = 1.0  # if η shrinks like 1/steps; less if it does not
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"
     strategy: str = "cap"
     """How the probability r of masking a token again is chosen."""
@@ -35,8 +36,6 @@ class Remask(GridSampler):
     """For ``loop``: the time at which that ends."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.process, Absorbing):
-            raise ValueError("sampler remask masks tokens again; the model's noise is uniform: use gibbs")
         if self.strategy not in ("cap", "rescale", "loop"):
             raise ValueError(f"strategy is {self.strategy!r}; choose one of cap, rescale, loop")
         if not 0 <= self.eta <= 1:
@@ -44,10 +43,10 @@ class Remask(GridSampler):
         if not 0 <= self.t_off < self.t_on <= 1:
             raise ValueError(f"t_on is {self.t_on} and t_off is {self.t_off}; they must satisfy 0 ≤ t_off < t_on ≤ 1")
 
-    @property
-    def order(self) -> float:
-        """1 if η shrinks like 1/steps; less if it does not."""
-        return 1.0
+    def check(self, model: Noise) -> None:
+        """Require masks."""
+        if not isinstance(model.process, Absorbing):
+            raise ValueError("sampler remask masks tokens again; the model's noise is uniform: use gibbs")
 
     def grid(self, times: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the times at which the noise level is read: constant from t_on to t_off with ``loop``."""
@@ -56,9 +55,11 @@ class Remask(GridSampler):
         rest = times / self.t_off * self.t_on if self.t_off > 0 else times
         return torch.where(times > self.t_on, times, torch.where(times > self.t_off, self.t_on, rest))
 
-    def rates(self, t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    def rates(
+        self, model: Noise, t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
+    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
         """Return P(a token is masked) and P(a mask is revealed) in the step from t to s."""
-        sigma_t, sigma_s = self.schedule.sigma(t), self.schedule.sigma(s)
+        sigma_t, sigma_s = model.schedule.sigma(t), model.schedule.sigma(s)
         alpha_t, alpha_s = torch.exp(-sigma_t), torch.exp(-sigma_s)
         most = (corruption_probability(sigma_s) / alpha_t).clamp_max(1)
         match self.strategy:
@@ -74,8 +75,8 @@ class Remask(GridSampler):
         self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
     ) -> tuple[Float[Tensor, "b L"], Bool[Tensor, "b L"], Bool[Tensor, "b L"]]:
         """Draw the masks to reveal and the tokens to mask, by uniforms alone; return those first."""
-        remasked, revealed = self.rates(t, s)
-        u, masked = context.rng(x.shape[-1], context.step, STEP)[..., 0], self.process.is_noisy(x)
+        remasked, revealed = self.rates(context, t, s)
+        u, masked = context.rng(x.shape[-1], context.step, STEP)[..., 0], context.process.is_noisy(x)
         return u, context.free & masked & (u < revealed[:, None]), context.free & ~masked & (u < remasked[:, None])
 
     def needs_model(
@@ -89,5 +90,5 @@ class Remask(GridSampler):
     ) -> Int[Tensor, "b L"]:
         """Mask some tokens and reveal some masks."""
         u, to_reveal, to_mask = self.changes(x, t, s, context)
-        y = draw_clean_tokens(x, self.schedule.sigma(t), to_reveal, context)
-        return torch.where(to_mask, self.process.prior_sample(u), y)
+        y = draw_clean_tokens(x, context.schedule.sigma(t), to_reveal, context)
+        return torch.where(to_mask, context.process.prior_sample(u), y)

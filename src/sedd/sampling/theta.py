@@ -7,9 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical
-from sedd.diffusion.process import Absorbing
 from sedd.diffusion.reverse import analytic_weights, forward_likelihood, normalize_probs
-from sedd.sampling.base import MIDPOINT, STEP, GridSampler, StepContext
+from sedd.sampling.base import MIDPOINT, STEP, GridSampler, Noise, StepContext
 from sedd.sampling.caching import gather_rows
 
 
@@ -29,7 +28,8 @@ class Theta(GridSampler):
     Algorithms", arXiv 2502.00234: the θ-trapezoidal method, with Tweedie's steps where it has τ-leaping.
     """
 
-    assumes: ClassVar[str] = "conditionals that change by less than a factor of two within a step"
+    order: ClassVar[float] = 2.0  # under uniform noise 1, with a fraction of Tweedie's error at as many calls
+    assumes: ClassVar[str] = "absorbing noise; conditionals that change by less than a factor of two within a step"
     calls_per_step: ClassVar[int] = 2
     theta: float = 0.5
     """Where in a step the second stage begins, from 0 (its start) to 1 (its end)."""
@@ -38,24 +38,25 @@ class Theta(GridSampler):
         if not 0 < self.theta < 1:
             raise ValueError(f"theta is {self.theta}; it must lie between 0 and 1")
 
-    @property
-    def order(self) -> float:
-        """2; under uniform noise 1, with a fraction of Tweedie's error at as many calls."""
-        return 2.0 if isinstance(self.process, Absorbing) else 1.0
-
     def midpoint(self, t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """ρ = t − θ(t − s)."""
         return t - self.theta * (t - s)
 
     def first_stage(
-        self, log_score: Float[Tensor, "*b L n"], x: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
+        self,
+        model: Noise,
+        log_score: Float[Tensor, "*b L n"],
+        x: Int[Tensor, "*b L"],
+        t: Float[Tensor, "*b"],
+        s: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
         """Return the unnormalised probabilities of the step from t to ρ."""
-        sigma_t, sigma_m = self.schedule.sigma(t), self.schedule.sigma(self.midpoint(t, s))
-        return analytic_weights(self.process, log_score, x, sigma_t, sigma_m)
+        sigma_t, sigma_m = model.schedule.sigma(t), model.schedule.sigma(self.midpoint(t, s))
+        return analytic_weights(model.process, log_score, x, sigma_t, sigma_m)
 
     def second_stage(
         self,
+        model: Noise,
         log_score_t: Float[Tensor, "*b L n"],
         log_score_mid: Float[Tensor, "*b L n"],
         x_mid: Int[Tensor, "*b L"],
@@ -63,12 +64,12 @@ class Theta(GridSampler):
         s: Float[Tensor, "*b"],
     ) -> Float[Tensor, "*b L n"]:
         """Return the weights of the step from ρ to s, α₁·(score at ρ) − α₂·(score at t); entries may be below 0."""
-        sigma_t, sigma_m, sigma_s = (self.schedule.sigma(a) for a in (t, self.midpoint(t, s), s))
+        sigma_t, sigma_m, sigma_s = (model.schedule.sigma(a) for a in (t, self.midpoint(t, s), s))
         alpha = 1 / (2 * self.theta * (1 - self.theta))
         dtype = log_score_mid.dtype
-        into_middle = forward_likelihood(self.process, x_mid, sigma_m - sigma_s, dtype)
-        by_t = self.process.staggered_score(log_score_t.exp(), (sigma_t - sigma_s).to(dtype)) * into_middle
-        by_mid = analytic_weights(self.process, log_score_mid, x_mid, sigma_m, sigma_s)
+        into_middle = forward_likelihood(model.process, x_mid, sigma_m - sigma_s, dtype)
+        by_t = model.process.staggered_score(log_score_t.exp(), (sigma_t - sigma_s).to(dtype)) * into_middle
+        by_mid = analytic_weights(model.process, log_score_mid, x_mid, sigma_m, sigma_s)
         return alpha * normalize_probs(by_mid) - (alpha - 1) * normalize_probs(by_t)
 
     def step(
@@ -76,21 +77,21 @@ class Theta(GridSampler):
     ) -> Int[Tensor, "b L"]:
         """Draw the sequences at ρ, then those at s."""
         model, length = context.model, x.shape[-1]
-        sigma_t, sigma_m = self.schedule.sigma(t), self.schedule.sigma(self.midpoint(t, s))
+        sigma_t, sigma_m = context.schedule.sigma(t), context.schedule.sigma(self.midpoint(t, s))
         start, y = x.flatten(), x.flatten().clone()
         hidden_t = model.hidden(x, sigma_t, context.valid).flatten(0, 1)
         u_first, u_second = (context.rng(length, context.step, stage).flatten(0, 1) for stage in (MIDPOINT, STEP))
-        for at in model.chunks(context.free & self.process.is_noisy(x)):
+        for at in model.chunks(context.free & context.process.is_noisy(x)):
             sigma_at, t_at, s_at = (gather_rows(v, length, at) for v in (sigma_t, t, s))
             log_score = model.log_score_at(hidden_t[at], start[at], sigma_at)
-            weights = self.first_stage(log_score[:, None], start[at, None], t_at, s_at)[:, 0]
+            weights = self.first_stage(model, log_score[:, None], start[at, None], t_at, s_at)[:, 0]
             y[at] = categorical.sample_next(start[at], model.clamp_weights(weights), u_first[at])
         middle = y.clone()
         hidden_m = model.hidden(middle.view_as(x), sigma_m, context.valid).flatten(0, 1)
-        for at in model.chunks(context.free & self.process.is_noisy(middle.view_as(x))):
+        for at in model.chunks(context.free & context.process.is_noisy(middle.view_as(x))):
             sigma_t_at, sigma_m_at, t_at, s_at = (gather_rows(v, length, at) for v in (sigma_t, sigma_m, t, s))
             log_score_t = model.log_score_at(hidden_t[at], start[at], sigma_t_at)[:, None]
             log_score_m = model.log_score_at(hidden_m[at], middle[at], sigma_m_at)[:, None]
-            weights = self.second_stage(log_score_t, log_score_m, middle[at, None], t_at, s_at)[:, 0]
+            weights = self.second_stage(model, log_score_t, log_score_m, middle[at, None], t_at, s_at)[:, 0]
             y[at] = categorical.sample_next(middle[at], model.clamp_weights(weights), u_second[at])
         return y.view_as(x)

@@ -18,7 +18,7 @@ from sedd.diffusion.rng import CounterRNG
 from sedd.factory import LoadedModel
 from sedd.runtime.cuda_graphs import batch_bucket
 from sedd.sampling import GridSampler, Prompt, Sampler, SamplingModel, StepContext
-from sedd.sampling.base import draw_from_hidden
+from sedd.sampling.base import draw_from_hidden, initial_state
 from sedd.sampling.first_hitting import PlannedSampler
 from sedd.serve.jobs import Edit, Event, Failed, Finished, Job, Row, Step
 
@@ -95,10 +95,10 @@ class BatchRow:
 
 
 def plan_path(row: Row, prompt: Prompt, rng: CounterRNG) -> Path:
-    """Return when the model is called for a row, as `Sampler.run` would."""
+    """Return when the model is called for a row, as `Sampler.trajectory` does it."""
     run, sampler, times = row.run, row.run.sampler, row.run.times
     if isinstance(sampler, PlannedSampler):
-        plan, blank = sampler.plan(prompt, times, rng), prompt.blank[0]
+        plan, blank = sampler.plan(run.model, prompt, times, rng), prompt.blank[0]
         calls, event = int(plan.calls[0]), torch.where(blank, plan.event[0], -1)
         revealed = torch.zeros(calls, dtype=torch.long, device=event.device)
         revealed[event[blank]] = plan.reveal_step[0][blank]
@@ -109,7 +109,7 @@ def plan_path(row: Row, prompt: Prompt, rng: CounterRNG) -> Path:
     assert isinstance(sampler, GridSampler)
     grid = sampler.grid(times)
     t, s = grid[:-1].tolist(), grid[1:].tolist()
-    return Path(run.sampler.schedule.sigma(grid[:-1]).tolist(), t, s, list(range(1, len(grid))), None)
+    return Path(run.model.schedule.sigma(grid[:-1]).tolist(), t, s, list(range(1, len(grid))), None)
 
 
 class _Group(NamedTuple):
@@ -162,7 +162,7 @@ class SharedBatch:
         """
         length, index = len(row.given), torch.tensor([row.index])
         prompt, rng = Prompt(torch.tensor([row.given])), CounterRNG(row.run.settings.seed, index)
-        path, start = plan_path(row, prompt, rng), row.run.sampler.initial_state(prompt, rng).x
+        path, start = plan_path(row, prompt, rng), initial_state(row.run.model, prompt, rng).x
         added = BatchRow(row, place, job, path, self._labels(row))
         event = torch.full_like(start, -1) if path.event is None else path.event[None]
         rest = (0, self.width - length)

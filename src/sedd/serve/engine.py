@@ -80,7 +80,7 @@ class RowAlone:
 
     def show(self, state: State) -> list[int]:
         """Return the tokens of a state; −1 at masks, and where an autoregressive model has not been."""
-        process, waits = self.run.sampler.process, isinstance(self.run.sampler, LeftToRight)
+        process, waits = self.run.model.process, isinstance(self.run.sampler, LeftToRight)
         hidden = state.x[0] >= process.vocab_size
         if waits:
             given = torch.tensor(self.waiting.row.given, device=hidden.device)
@@ -307,8 +307,7 @@ class Engine:
                     self._report(waiting, start)
             else:
                 prompt = Prompt(torch.tensor([row.given], device=self.loaded.device))
-                sampler = row.run.sampler
-                run = SamplingRun(row.run.model, sampler.process, sampler.schedule, row.run.settings)
+                run = SamplingRun(row.run.model, row.run.settings)
                 states = run.states(prompt, row.index)
                 self._alone.append(RowAlone(waiting, run, states, list(row.given)))
         except Exception as error:

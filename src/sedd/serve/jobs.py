@@ -89,7 +89,7 @@ class Row:
     @cached_property
     def total_calls(self) -> int:
         """The number of calls of the model, expected where it is random, at most one per position where unknown."""
-        expected = self.run.sampler.expected_calls(self.run.times, self.blanks)
+        expected = self.run.sampler.expected_calls(self.run.model, self.run.times, self.blanks)
         return self.blanks if math.isnan(expected) else math.ceil(expected)
 
     @property

@@ -99,7 +99,7 @@ class Server:
             "tokenizer": self.loaded.tokenizer.kind,
             "labels": list(self.loaded.labels),
             "temperature": self.temperature,
-            "sampler": default_sampler(self.loaded.model, self.loaded.process),
+            "sampler": default_sampler(self.loaded.model),
             "samplers": self.samplers,
             "limits": {"texts": self.limits.rows, "steps": self.limits.steps, "seconds": self.limits.timeout},
         }

@@ -204,7 +204,7 @@ class Trainer:
     def sample_texts(self, count: int, steps: int = 64) -> list[str]:
         """Sample texts from the EMA weights."""
         settings = generate.SamplingSettings(steps=steps, seed=self.config.seed)
-        sampling_run = generate.SamplingRun(self.ema_model, self.setup.process, self.setup.schedule, settings)
+        sampling_run = generate.SamplingRun(self.ema_model, settings)
         prompt = sampling.empty(count, self.config.model.seq_len, self.ranks.device)
         return [self.blocks.tokenizer.decode(sequence.ids) for sequence in sampling_run.sample(prompt)]
 

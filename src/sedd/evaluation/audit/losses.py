@@ -222,10 +222,9 @@ class ObjectiveLoss(AuditedLoss):
         blank = torch.full((length,), -1)
         built = self._build(process, FULL_NOISE)
         if isinstance(built, objectives.Autoregressive):
-            return sample_distribution(LeftToRight(audited.model, process, FULL_NOISE), blank, torch.zeros(0)).log()
+            return sample_distribution(LeftToRight(), audited.model, blank, None).log()
         if isinstance(built, objectives.D3PM):
-            times = torch.linspace(1, 0, built.steps + 1, dtype=torch.float64)
-            p = sample_distribution(Ancestral(audited.model, process, FULL_NOISE), blank, times)
+            p = sample_distribution(Ancestral(), audited.with_schedule(FULL_NOISE), blank, built.steps)
             x = all_sequences(process.num_states, length)
             return p[(x < process.vocab_size).all(-1)].log()
         return reverse_distribution(audited.model, process, length).log()

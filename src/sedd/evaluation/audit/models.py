@@ -1,5 +1,6 @@
 """Models on spaces small enough to enumerate, on which a loss that claims to be a bound is evaluated."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple, final
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Process
+from sedd.diffusion.schedule import Schedule
 from sedd.exact import Distribution, Score, Table
 from sedd.factory import build_process
 
@@ -24,6 +26,12 @@ class AuditModel(NamedTuple):
     """Whether p(x_0 | x_t) does not depend on σ, which objectives without a schedule need."""
     distribution: Distribution | None = None
     """The distribution whose exact score it is; None: it is no exact score."""
+
+    def with_schedule(self, schedule: Schedule) -> Any:
+        """Return the model with a different schedule; it shares the weights."""
+        model = copy.copy(self.model)
+        model.schedule = schedule
+        return model
 
 
 @final
@@ -48,6 +56,7 @@ class PerturbedDenoiser(nn.Module):
     def __init__(self, exact_score: Score, errors: Table) -> None:
         super().__init__()
         self.exact_score, self.errors = exact_score, errors
+        self.process, self.schedule = exact_score.process, exact_score.schedule
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
         """Return log p(x_0 | x_t)."""
@@ -57,7 +66,7 @@ class PerturbedDenoiser(nn.Module):
 
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """Return the log-score of the denoiser."""
-        return self.exact_score.process.mean_score(self.log_mean(x_t, sigma), x_t, sigma)
+        return self.process.mean_score(self.log_mean(x_t, sigma), x_t, sigma)
 
 
 def _randomize(network: nn.Module, scale: float, seed: int) -> nn.Module:
