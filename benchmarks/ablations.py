@@ -35,11 +35,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from measure import free_memory
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd import factory, training
-from sedd.bench.measure import free_memory
 from sedd.config import RunConfig
 from sedd.diffusion.precision import compute_dtype
 from sedd.nn.attention import AttentionContext, attention

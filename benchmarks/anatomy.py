@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from loss import LossSetting, measure_loss
+from measure import describe_machine, free_memory, time_calls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
+from train import NoisyBatch, TrainingSteps, TrainSetting, random_batch
 
-from sedd import bench, factory
+from sedd import factory
 from sedd.ops import linear_loss, linear_loss_triton
 from sedd.ops.linear_loss import EntropyTerms
 from sedd.ops.linear_loss_triton import TRITON
@@ -36,7 +39,7 @@ def log(text: str) -> None:
 
 def seconds(work: Callable[[], object]) -> float:
     """Return the median of 15 calls."""
-    return bench.time_calls(work, "cuda", 15).median
+    return time_calls(work, "cuda", 15).median
 
 
 def attention() -> None:
@@ -88,10 +91,10 @@ def loss_kernels() -> None:
                 stack.enter_context(set_to(vars(linear_loss_triton), name, value))
             elapsed = seconds(lambda: TRITON.logsumexp(z, states, bias))
         log(f"logsumexp, rows, columns, stages and warps {sums}: {elapsed * 1e3:.3f} ms")
-    machine = bench.describe_machine("cuda", "bfloat16")
+    machine = describe_machine("cuda", "bfloat16")
     for power, kind in itertools.product((28, 29, 30), ("score", "mean")):
         with set_to(linear_loss.MAX_LOGITS, "cuda", 2**power):
-            row = next(bench.measure_loss(bench.LossSetting(parameterization=kind), machine))
+            row = next(measure_loss(LossSetting(parameterization=kind), machine))
         times = f"{row.milliseconds:.2f} ms, {row.utilization:.1%}, {row.peak_gib:.2f} GiB"
         log(f"loss, {kind}, 2^{power} logits: {times}")
 
@@ -120,17 +123,15 @@ def only_attention(backend: str) -> Iterator[None]:
             getattr(torch.backends.cuda, f"enable_{name}_sdp")(was)
 
 
-def training(setting: bench.TrainSetting, dropout: float | None = None, piecewise: bool = False) -> bench.TrainingSteps:
+def training(setting: TrainSetting, dropout: float | None = None, piecewise: bool = False) -> TrainingSteps:
     """Return a network in training on four random batches."""
     run = setting.run()
     run.model.dropout = run.model.dropout if dropout is None else dropout
     parts = factory.build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    cpu_batches = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
+    cpu_batches = [random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
     counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in cpu_batches]
-    steps = bench.TrainingSteps(
-        run, parts, setting, True, [bench.NoisyBatch(*(a.cuda() for a in b)) for b in cpu_batches], counts
-    )
+    steps = TrainingSteps(run, parts, setting, True, [NoisyBatch(*(a.cuda() for a in b)) for b in cpu_batches], counts)
     if piecewise:
         network = steps.network
         network.activation_checkpointing = torch.compile(
@@ -140,12 +141,12 @@ def training(setting: bench.TrainSetting, dropout: float | None = None, piecewis
     return steps
 
 
-def measure(name: str, steps: bench.TrainingSteps) -> None:
+def measure(name: str, steps: TrainingSteps) -> None:
     """Log time and memory of a step, after a first one that compiles."""
     start = time.perf_counter()
     loss, norm = (a.item() for a in steps())
     first = time.perf_counter() - start
-    timing = bench.time_calls(steps, "cuda", 15)
+    timing = time_calls(steps, "cuda", 15)
     rate = steps.batches[0].x_0.numel() / timing.median
     log(
         f"{name}: {timing.median * 1e3:.2f} ms, {rate:,.0f} tok/s, {timing.peak / 2**30:.2f} GiB "
@@ -153,7 +154,7 @@ def measure(name: str, steps: bench.TrainingSteps) -> None:
     )
 
 
-def log_kernels(steps: bench.TrainingSteps, count: int = 40) -> None:
+def log_kernels(steps: TrainingSteps, count: int = 40) -> None:
     """Log the time of a step by kernel, the longest first."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
@@ -168,18 +169,18 @@ def log_kernels(steps: bench.TrainingSteps, count: int = 40) -> None:
 def free_all() -> None:
     """Free memory and compiled graphs."""
     torch._dynamo.reset()
-    bench.free_memory("cuda")
+    free_memory("cuda")
 
 
 def variants() -> None:
     """Time a step with one thing changed, with compiled blocks."""
-    base = bench.TrainSetting(compile=False)
-    checkpointed = bench.TrainSetting(compile=False, activation_checkpointing="selective")
+    base = TrainSetting(compile=False)
+    checkpointed = TrainSetting(compile=False, activation_checkpointing="selective")
     steps = training(base, piecewise=True)
     measure("baseline", steps)
     log_kernels(steps)
     del steps
-    cases: list[tuple[str, bench.TrainSetting, float | None, contextlib.AbstractContextManager[None]]] = [
+    cases: list[tuple[str, TrainSetting, float | None, contextlib.AbstractContextManager[None]]] = [
         ("selective checkpointing", checkpointed, None, contextlib.nullcontext()),
         ("no dropout", base, 0.0, contextlib.nullcontext()),
         ("flash attention only", base, None, only_attention("flash")),
@@ -197,7 +198,7 @@ def whole() -> None:
     """Time and profile a step with the trunk compiled as one graph, as in training."""
     for checkpointing in ("selective", "none"):
         free_all()
-        steps = training(bench.TrainSetting(activation_checkpointing=checkpointing))
+        steps = training(TrainSetting(activation_checkpointing=checkpointing))
         measure(f"one graph, checkpointing {checkpointing}", steps)
         log_kernels(steps)
         del steps

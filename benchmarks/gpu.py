@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sedd import bench
-from sedd.bench import LossSetting, Machine, Measurement, SampleSetting, TrainSetting
+from loss import LOSS_FLOPS, LossSetting, measure_loss
+from measure import Machine, Measurement, describe_machine
+from sample import SAMPLE_FLOPS, SampleSetting, measure_sampling
+from train import TRAIN_FLOPS, TrainSetting, measure_training
 
 Setting = TrainSetting | LossSetting | SampleSetting
 
@@ -65,12 +67,8 @@ CURVES: dict[str, list[Setting]] = {
 def rows(setting: Setting, machine: Machine) -> Iterator[Measurement]:
     """Measure the fused variant, then the PyTorch reference."""
     if isinstance(setting, TrainSetting):
-        return bench.measure_training(setting, machine)
-    return (
-        bench.measure_loss(setting, machine)
-        if isinstance(setting, LossSetting)
-        else bench.measure_sampling(setting, machine)
-    )
+        return measure_training(setting, machine)
+    return measure_loss(setting, machine) if isinstance(setting, LossSetting) else measure_sampling(setting, machine)
 
 
 def print_row(name: str, row: Measurement, goal: Goal) -> None:
@@ -94,8 +92,8 @@ def main() -> None:
     parser.add_argument("--curves", action="store_true", help="curves instead of goals, the fused variant only")
     parser.add_argument("--fused-only", action="store_true", help="leave the PyTorch reference out")
     args = parser.parse_args()
-    machine = bench.describe_machine("cuda", "bfloat16")
-    formulas = {"loss": bench.LOSS_FLOPS, "train": bench.TRAIN_FLOPS, "sample": bench.SAMPLE_FLOPS}
+    machine = describe_machine("cuda", "bfloat16")
+    formulas = {"loss": LOSS_FLOPS, "train": TRAIN_FLOPS, "sample": SAMPLE_FLOPS}
     record: dict[str, object] = {
         "command": " ".join(sys.argv),
         "date": datetime.date.today().isoformat(),

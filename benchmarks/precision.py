@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from measure import choose_device
+
 from sedd import training
-from sedd.bench import device_defaults
 from sedd.nn.blocks import Block
 
 HALF_STREAM = "bfloat16, stream too"
@@ -92,7 +93,7 @@ def main() -> None:
         )
         record = {
             "command": " ".join(sys.argv),
-            "device": device_defaults(None).device,
+            "device": choose_device(),
             "differences": differences(rows),
             "rows": rows,
         }

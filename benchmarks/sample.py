@@ -1,82 +1,116 @@
-"""Peak memory of one step of every sampler, at vocabulary 50,257, length 1024 and batch 16.
+"""Time and memory of sampling, per step, with random weights: fused with CUDA graphs, and the PyTorch reference.
 
-.venv/bin/python benchmarks/sample.py            a table
-.venv/bin/python benchmarks/sample.py --json     a JSON record, as in benchmarks/results/
-
-The network is small (width 64, 1 block), so that the memory of the sampler dominates. A step calls the network, applies
-the output layer and samples; the last column is the size of a (batch, length, vocabulary) tensor in float32, which no
-sampler allocates. On a CPU the peak is that of the resident memory above its level before the step, in a new process;
-on a GPU that of the allocator.
+python benchmarks/sample.py                      sizes of published models on a GPU, small ones on a CPU
+python benchmarks/sample.py --process uniform --objective score-entropy --sampler tweedie --steps 64 --json
 """
 
-import argparse
-import json
-import multiprocessing
-import platform
-import resource
-import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
+from measure import (
+    Machine,
+    Measurement,
+    build_parser,
+    describe_machine,
+    free_memory,
+    print_measurements,
+    read_setting,
+    time_variant,
+)
+from train import TrainSetting
 
-from sedd import factory, generate, registry, sampling
-from sedd.nn import transformer
+from sedd import factory
+from sedd import sampling as sampler
+from sedd.tokenizer import Integers
 
-VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
-FULL_TENSOR = BATCH * LENGTH * (VOCABULARY + 1) * 4
-PROCESSES = {"gibbs": ["uniform"], "tweedie": ["absorbing", "uniform"], "euler": ["absorbing", "uniform"]}
-PROCESSES |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uniform"]}
-
-
-def peak(name: str, noise: str, device: str) -> int:
-    """Return the bytes allocated at the peak of a step."""
-    process = factory.build_process(noise, VOCABULARY)
-    network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
-    model = factory.build_parameterization("mean", network, process)
-    options = {"bound": 1e9} if name == "entropy" else {}  # reveals all tokens at once
-    settings = generate.SamplingSettings(name, steps=2, options=options)
-    sampling_run = generate.SamplingRun(model, settings)
-    prompt = sampling.empty(BATCH, LENGTH, device)
-    if device == "cpu":
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    else:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    states = sampling_run.states(prompt)
-    for _ in range(2):  # the prior, and one step
-        next(states)
-    if device == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-    return torch.cuda.max_memory_allocated() - before
+SAMPLE_FLOPS = (
+    "per token of each sequence in a network call, without output layer: "
+    "24 · depth · width² + 4 · depth · length · width"
+)
 
 
-def main(as_json: bool) -> None:
-    """Measure every sampler under every process it supports."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = {}
-    for name in registry.SAMPLERS.built_in:
-        for noise in PROCESSES.get(name, ["absorbing"]):
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                found[f"{name}, {noise}"] = pool.apply(peak, (name, noise, device))
-            if not as_json:
-                mebibytes = found[f"{name}, {noise}"] / 2**20
-                print(f"{name:12s} {noise:10s} {mebibytes:9.0f} MiB   of {FULL_TENSOR / 2**20:.0f} MiB")
-    if as_json:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-        record = {
-            "command": "python benchmarks/sample.py --json",
-            "commit": commit.stdout.strip(),
-            "torch": torch.__version__,
-            "machine": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, CPU",
-            "vocabulary": VOCABULARY,
-            "length": LENGTH,
-            "batch": BATCH,
-            "batch_length_vocabulary_bytes": FULL_TENSOR,
-            "peak_bytes": found,
-        }
-        print(json.dumps(record, indent=1))
+@dataclass(frozen=True)
+class SampleSetting:
+    """The model and the sampler to measure."""
+
+    CPU: ClassVar[dict[str, Any]] = {
+        **{"recipe": "tiny", "steps": 16, "batch": 4, "vocab_size": 4096, "precision": "float32"}
+    }
+    recipe: str = "small"
+    process: str = "absorbing"
+    objective: str = "lambda-dce"
+    """Decides the network: lambda-dce a denoiser without time conditioning, score-entropy a score with it."""
+    sampler: str | None = None
+    """None: the default for the model."""
+    steps: int = 128
+    batch: int = 16
+    length: int | None = None
+    """None: that of the recipe."""
+    vocab_size: int = 50_257
+    precision: str = "bfloat16"
+    device: str = "cuda"
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.steps < 1 or self.repeats < 1:
+            raise ValueError(f"batch {self.batch}, steps {self.steps}, repeats {self.repeats}: each must be 1 or more")
+
+
+def random_model(setting: SampleSetting, cuda_graphs: bool = True) -> factory.LoadedModel:
+    """Build a model with random weights whose tokens are integers."""
+    run = TrainSetting(setting.recipe, setting.process, setting.objective, length=setting.length).run()
+    parts = factory.build_setup(run, setting.vocab_size)
+    network = factory.build_network(run, parts)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():  # with an output layer of zeros all tokens would be equally likely
+            parameter.normal_(0, 0.02, generator=generator)
+    prepared = factory.prepare_for_inference(network, setting.device, setting.precision)
+    model = factory.build_model(run, prepared, parts, cuda_graphs=cuda_graphs)
+    return factory.LoadedModel(model, prepared, *parts, Integers(size=setting.vocab_size), run, Path(setting.recipe))
+
+
+class SamplingRuns:
+    """Samples one batch per call."""
+
+    def __init__(self, setting: SampleSetting, fused: bool) -> None:
+        loaded = random_model(setting, fused)
+        model: Any = loaded.model
+        self.sampler, self.steps = factory.build_sampler(setting.sampler, model), setting.steps
+        m = loaded.config.model
+        self.prompt = sampler.empty(setting.batch, m.seq_len, setting.device)
+        self.fused, self.seed, self.model = fused, 0, sampler.SamplingModel(model)
+        self.flops = m.seq_len * m.depth * (24.0 * m.width**2 + 4 * m.seq_len * m.width)
+
+    def __call__(self) -> torch.Tensor:
+        """Sample a batch."""
+        self.model = sampler.SamplingModel(self.model.model, fused=None if self.fused else False)
+        x = self.sampler.sample(self.model, self.prompt, seed=self.seed, steps=self.steps)
+        self.seed += 1
+        return x
+
+
+def measure_sampling(setting: SampleSetting, machine: Machine) -> Iterator[Measurement]:
+    """Measure a sampling step: with CUDA graphs and fused kernels, and the PyTorch reference."""
+    for variant in ("fused", "plain"):
+        free_memory(setting.device)
+        samples = SamplingRuns(setting, variant == "fused")
+        samples()
+        tokens, flops = samples.prompt.given.numel(), samples.flops * samples.model.rows
+        yield time_variant(variant, samples, machine, setting.repeats, tokens, flops, setting.steps, warmup=0)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = build_parser(__doc__, SampleSetting)
+    args = parser.parse_args()
+    setting = read_setting(parser, args, SampleSetting)
+    machine = describe_machine(setting.device, setting.precision)
+    print_measurements(setting.__dict__, machine, SAMPLE_FLOPS, measure_sampling(setting, machine), args.json)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON record")
-    main(parser.parse_args().json)
+    main()

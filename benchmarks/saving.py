@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import describe_machine
 from text8p import random_tokens, run_command, shell, training_text
 
-from sedd.bench import describe_machine, device_defaults
 from sedd.recipes import RECIPES
 
 SMALL_EVERY = 60
@@ -113,8 +113,7 @@ def main() -> None:
     if args.out is None:
         parser.error("--out is needed")
     args.out.mkdir(parents=True, exist_ok=True)
-    defaults = device_defaults(None)
-    args.machine = describe_machine(defaults.device, defaults.precision)._asdict()
+    args.machine = describe_machine()._asdict()
     results = args.out / "saving.json"
     record: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {"runs": {}}
     for name in args.only.split(","):

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sedd.bench import describe_machine, device_defaults
+from measure import describe_machine
 
 COMMANDS = {
     "sample": ["sample", "stories", "-n", "1", "--steps", "8"],
@@ -67,8 +67,7 @@ def main() -> None:
     for name, both in rows.items():
         print(f"{name:14s} {both[0]:6.2f} {both[1]:6.2f} s   {lines.get(name.removeprefix('sedd '), '')[:90]}")
     if args.json:
-        defaults = device_defaults(None)
-        machine = describe_machine(defaults.device, defaults.precision)._asdict()
+        machine = describe_machine()._asdict()
         record = {"machine": machine, "date": datetime.date.today().isoformat(), "seconds_to_first_line": rows}
         record["seconds_to_the_end"] = whole
         args.json.write_text(json.dumps(record, indent=1) + "\n")

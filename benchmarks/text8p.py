@@ -24,7 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sedd.bench import describe_machine, device_defaults
+from measure import describe_machine
+
 from sedd.data import compression
 
 TRAIN_CHARACTERS, VALIDATION_CHARACTERS = 64_000_000, 5_000_000
@@ -50,10 +51,10 @@ SPEED: dict[str, list[str]] = {
 }
 
 
-def run_command(*words: object, stop_after: float | None = None) -> tuple[int, str, float]:
-    """Run ``sedd``, stopped after ``stop_after`` seconds; return its exit code, output and seconds."""
+def run_command(*words: object, program: str = "-msedd", stop_after: float | None = None) -> tuple[int, str, float]:
+    """Run ``sedd`` or a script, stopped after ``stop_after`` seconds; return its exit code, output and seconds."""
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "sedd", *map(str, words)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, program, *map(str, words)], stdout=subprocess.PIPE, text=True)
     try:
         output, _ = process.communicate(timeout=stop_after)
     except subprocess.TimeoutExpired:
@@ -100,11 +101,11 @@ def measure_run(name: str, args: argparse.Namespace, data: Path) -> dict[str, An
 
 
 def measure_speed(name: str, args: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """Measure tokens per second of ``sedd train`` and of ``sedd bench train`` with the same settings."""
+    """Measure tokens per second of ``sedd train`` and of ``benchmarks/train.py`` with the same settings."""
     is_text8 = "text8" in SPEED[name]
     batch, vocab = ("256", "27") if is_text8 else ("64", "50257")
     common = [*SPEED[name], "--objective", args.objective]
-    bench = ["bench", "train", *common, "--batch", batch, "--vocab", vocab, "--precision", args.precision, "--json"]
+    bench = [*common, "--batch", batch, "--vocab", vocab, "--precision", args.precision, "--json"]
     folder = args.out / f"speed-{name.replace(' ', '').replace(',', '-')}"
     shutil.rmtree(folder, ignore_errors=True)
     source = [data] if is_text8 else [random_tokens(args.out), "--tokenizer", "ints"]
@@ -112,16 +113,16 @@ def measure_speed(name: str, args: argparse.Namespace, data: Path) -> dict[str, 
     words = ["train", *source, *common, "--batch-size", batch, "--steps", args.speed_steps, "--out", folder]
     words += [word for assignment in sets for word in ("--set", assignment)]
     outputs = []
-    for command in (bench, [*words, "--json"]):
-        code, output, wall = run_command(*command)
+    for program, command in ((str(Path(__file__).with_name("train.py")), bench), ("-msedd", [*words, "--json"])):
+        code, output, wall = run_command(*command, program=program)
         if code:
-            raise SystemExit(f"{shell(command)} ended with code {code}")
+            raise SystemExit(f"{program} {shlex.join(map(str, command))} ended with code {code}")
         outputs.append(output)
     records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     rates = [record["tokens_per_second"] for record in records if "tokens_per_second" in record][3:]
     fused = json.loads(outputs[0])["rows"][0]["tokens_per_second"]
     return {
-        "bench_command": shell(bench),
+        "bench_command": shlex.join(["python", "benchmarks/train.py", *bench]),
         "command": shell(words),
         "bench": fused,
         "train": statistics.median(rates),
@@ -201,8 +202,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     results = args.out / "results.json"
     record: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
-    defaults = device_defaults(None)
-    record["machine"] = describe_machine(defaults.device, defaults.precision)._asdict()
+    record["machine"] = describe_machine()._asdict()
     data = training_text(args.text8, args.out)
     only = args.only.split(",") if args.only else [*RUNS, "speed"]
     for name in only:

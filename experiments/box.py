@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sedd import hub
-from sedd.bench import describe_machine, device_defaults
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from measure import describe_machine
 
 SHOWN_SAMPLES = 10
 """Samples in the card: the first ones."""
@@ -63,8 +65,7 @@ class Study:
 
     def train(self, source: Path, *options: object) -> None:
         """Train on ``source``, or resume; store the machine and the configuration too."""
-        defaults = device_defaults(None)
-        machine = describe_machine(defaults.device, defaults.precision)._asdict()
+        machine = describe_machine()._asdict()
         resume = ["--resume"] if (self.run / "checkpoints").is_dir() else []
         self.measure("train", "train", source, *options, "--out", self.run, *resume, machine=machine)
         self.store("config", json.loads((self.run / "config.json").read_text()) | {"out": None})

@@ -372,6 +372,7 @@ def serving_section(root: Path) -> Section | None:
         if record is None:
             continue
         machine, setting, offline = record["machine"], record["setting"], record["offline_tokens_per_second"]
+        command = record["command"].replace("sedd bench serve", "python benchmarks/serve.py")  # its earlier name
         heads = ("load", "tokens/s", "of offline", "replies", "refused", "p50, p95, p99", "first edit", "rows per pass")
         rows = [
             [
@@ -389,7 +390,7 @@ def serving_section(root: Path) -> Section | None:
         differing = sum(load["differing"] for load in record["loads"])
         errors = sum(load["errors"] for load in record["loads"])
         lines += [
-            f"One {machine['name']}, `{record['command']}` at {machine['commit']}: the network of recipe "
+            f"One {machine['name']}, `{command}` at {machine['commit']}: the network of recipe "
             f"`{setting['recipe']}` with random weights, {setting['steps']} steps, {setting['batch']} slots, "
             f"{machine['precision']}. Offline sampling of as many texts at once: {offline:,.0f} tokens per second. "
             f"Replies that differ from those that the same request had alone: {differing}; errors: {errors}.",

@@ -20,11 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from box import shell
+from box import describe_machine, shell
 from matplotlib.figure import Figure
 
 from sedd import plot
-from sedd.bench import describe_machine, device_defaults
 from sedd.cli import main
 
 
@@ -108,8 +107,7 @@ class Results:
 
         Rows that were measured before keep their day and commit.
         """
-        defaults = device_defaults(None)
-        machine = describe_machine(defaults.device, defaults.precision)._asdict()
+        machine = describe_machine()._asdict()
         self._describe(facts, {"date": datetime.date.today().isoformat(), "machine": machine})
 
     def take_facts(self, other: "Results") -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from measure import free_memory
 from torch import Tensor
+from train import NoisyBatch, TrainSetting, random_batch
 
-from sedd import bench, factory, training
+from sedd import factory, training
 from sedd.nn.transformer import Transformer
 from sedd.runtime import cuda_graphs
 from sedd.training.loss import FusedLoss
@@ -30,12 +32,12 @@ class SmallRun:
     def __init__(
         self, graphs: bool, architecture: str = "reference", padded: bool = False, batch: int = 8, **options: Any
     ) -> None:
-        setting = bench.TrainSetting(recipe="tiny", batch=batch, vocab_size=500, **options)
+        setting = TrainSetting(recipe="tiny", batch=batch, vocab_size=500, **options)
         run = setting.run()
         run.model.architecture, run.model.dropout, run.model.depth = architecture, 0.1, 3
         self.parts, generator = factory.build_setup(run, 500), torch.Generator().manual_seed(0)
-        made = [bench.random_batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
-        self.batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in made]
+        made = [random_batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
+        self.batches = [NoisyBatch(*(a.cuda() for a in b)) for b in made]
         lengths = torch.arange(batch, device="cuda")[:, None] * 5 + 20
         self.valid = torch.arange(run.model.seq_len, device="cuda") < lengths if padded else None
         self.network: Transformer = factory.build_network(run, self.parts).cuda()
@@ -161,7 +163,7 @@ def test_peak_memory_counts_graphs() -> None:
     """Activations inside a graph are not allocated by torch during a step, but the peak counts them."""
     allocated, peaks = [], []
     for graphs in (False, True):
-        bench.free_memory("cuda")
+        free_memory("cuda")
         run = SmallRun(graphs, batch=64)
         run.gradient(0)
         torch.cuda.reset_peak_memory_stats()
@@ -268,7 +270,7 @@ def write_text(folder: Path) -> str:
 
 def test_dry_run_memory(tmp_path: Path) -> None:
     """The predicted memory is what is reserved, or a little less: pools of graphs are counted, and once."""
-    bench.free_memory("cuda")
+    free_memory("cuda")
     config = training.merge_config({"sources": [write_text(tmp_path)], "steps": 30}, recipe="tiny")
     config.train.batch_size = 512
     torch.cuda.reset_peak_memory_stats()

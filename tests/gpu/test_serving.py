@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("uvicorn")  # an extra, which a machine with a GPU may lack
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from sample import SampleSetting, random_model
 from serving import Collector, running
 
-from sedd.bench.sample import SampleSetting, random_model
 from sedd.generate import SamplingRun, SamplingSettings
 from sedd.serve import Limits, Row
 

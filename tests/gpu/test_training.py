@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from train import NoisyBatch, TrainingSteps, TrainSetting, random_batch
 
-from sedd import bench, factory
+from sedd import factory
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.ops import block_ops
 from sedd.ops.linear_loss import (
@@ -103,20 +104,18 @@ def test_kernels_agree_with_the_reference_on_the_gpu(kind: str) -> None:
 # Training --------------------------------------------------------------------------------------------------
 
 
-def steps(objective: str = "score-entropy", process: str = "absorbing", **options: Any) -> bench.TrainingSteps:
+def steps(objective: str = "score-entropy", process: str = "absorbing", **options: Any) -> TrainingSteps:
     """A small network in training, with dropout, on batches with different numbers of masked tokens."""
-    setting = bench.TrainSetting(
-        recipe="tiny", process=process, objective=objective, batch=8, vocab_size=500, **options
-    )
+    setting = TrainSetting(recipe="tiny", process=process, objective=objective, batch=8, vocab_size=500, **options)
     run = setting.run()
     run.model.dropout = 0.1
     run.optim.lr = 1e-3
     parts = factory.build_setup(run, 500)
     generator = torch.Generator().manual_seed(0)
-    batches_cpu = [bench.random_batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
+    batches_cpu = [random_batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
     counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in batches_cpu]
-    batches = [bench.NoisyBatch(*(a.cuda() for a in b)) for b in batches_cpu]
-    return bench.TrainingSteps(run, parts, setting, True, batches, counts)
+    batches = [NoisyBatch(*(a.cuda() for a in b)) for b in batches_cpu]
+    return TrainingSteps(run, parts, setting, True, batches, counts)
 
 
 @pytest.fixture
@@ -170,11 +169,11 @@ def test_fp8_kernels_agree_with_the_fp8_reference(
 
     Not much nearer: the reference rounds to bfloat16 before it quantizes, so one entry in thirty is rounded otherwise.
     """
-    setting = bench.TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
+    setting = TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
     run = setting.run()
     run.model.architecture = architecture
     parts = factory.build_setup(run, 500)
-    batch = bench.random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
+    batch = random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
 
     def gradient(use_fp8: bool) -> torch.Tensor:
@@ -201,11 +200,11 @@ def test_kernels_agree_with_the_reference_on_labelled_sequences(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient of a batch in float32, in which some sequences have a label and some do not."""
-    setting = bench.TrainSetting(recipe="tiny", batch=8, vocab_size=500)
+    setting = TrainSetting(recipe="tiny", batch=8, vocab_size=500)
     run = setting.run()
     run.model.architecture = architecture
     parts = factory.build_setup(run, 500)
-    batch = bench.random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
+    batch = random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
     network = factory.build_network(run, parts, 3).cuda()
     for i, p in enumerate(network.parameters()):
@@ -222,7 +221,7 @@ def test_kernels_agree_with_the_reference_on_labelled_sequences(
     assert ((ours - theirs).norm() / theirs.norm()).item() < 1e-4
 
 
-def state_of(training: bench.TrainingSteps) -> list[Tensor]:
+def state_of(training: TrainingSteps) -> list[Tensor]:
     """All that a step may change: weights, EMA, moments and the number of steps."""
     moments = [t for state in training.optimizers[0].state.values() for t in state.values()]
     return [*training.network.parameters(), *training.ema.weights, *moments]

@@ -23,8 +23,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "message"),
     [
         (["demo", "one-step", "--examples"], "examples is"),
-        (["bench", "train", "--batch"], "batch is"),
-        (["bench", "loss", "--vocab"], "vocab is"),
         (["report", "run", "--samples"], "samples is"),
         (["serve", "--slots"], "slots is"),
     ],

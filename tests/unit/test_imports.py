@@ -171,8 +171,6 @@ REFUSALS = [
     ("export model --out model", "model exists and is not an empty folder"),
     ("export model --out new --format onnx", "format is 'onnx'; choose one of sedd, radd, mdlm"),
     ("import nowhere --out new", "nowhere does not exist"),
-    ("bench train --recipe huge", "recipe is 'huge'; choose one of"),
-    ("bench loss --process foggy", "process is 'foggy'; choose one of"),
 ]
 """Mistakes that are refused without torch, and part of the message."""
 

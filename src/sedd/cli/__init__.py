@@ -11,7 +11,6 @@ from typing import NoReturn
 from sedd.border import warn
 from sedd.cli import (
     audit,
-    bench,
     cache,
     compare,
     convert,
@@ -34,7 +33,6 @@ from sedd.cli.root import app
 __all__ = [
     "app",
     "audit",
-    "bench",
     "cache",
     "compare",
     "convert",

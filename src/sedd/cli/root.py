@@ -36,7 +36,7 @@ ORDER = (
         "plan",
         "runs",
     ),
-    *("data", "cache", "import", "export", "push", "lm-eval", "bench", "demo"),
+    *("data", "cache", "import", "export", "push", "lm-eval", "demo"),
 )
 """The order of the commands in ``sedd --help``: as a newcomer needs them."""
 

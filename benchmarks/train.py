@@ -1,14 +1,30 @@
-"""Benchmark of a training step: forward, backward, gradient clipping, optimizer and EMA."""
+"""Time and memory of a training step (forward, backward, gradient clipping, optimizer, EMA): fused, and the reference.
+
+python benchmarks/train.py                       sizes of published models on a GPU, small ones on a CPU
+python benchmarks/train.py --recipe medium --precision float8 --batch 32 --set optim.name=muon --json
+
+The reference computes objective, parameterization and probability tables as they are defined, without CUDA graphs; the
+block kernels are the same for both.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
+from measure import (
+    Machine,
+    Measurement,
+    build_parser,
+    describe_machine,
+    free_memory,
+    print_measurements,
+    read_setting,
+    time_variant,
+)
 from torch import Tensor, nn
 
 from sedd import factory, registry
-from sedd.bench.measure import Machine, Measurement, free_memory, time_variant
 from sedd.config import RunConfig
 from sedd.diffusion.schedule import stratified
 from sedd.training import optimizer
@@ -21,7 +37,6 @@ TRAIN_FLOPS = (
     "+ 12 · depth · length · width + 6 · f · width · vocabulary"
 )
 
-
 FLAGS = {
     "objective": "objective",
     "noise.process": "process",
@@ -33,13 +48,14 @@ FLAGS = {
     "train.cuda_graphs": "cuda-graphs",
     "train.activation_checkpointing": "activation-checkpointing",
 }
-"""Configuration keys that are flags of ``sedd bench train``."""
+"""Configuration keys that are options of this script."""
 
 
 @dataclass(frozen=True)
 class TrainSetting:
     """The model and the training step to measure."""
 
+    CPU: ClassVar[dict[str, Any]] = {"recipe": "tiny", "batch": 8, "vocab_size": 4096, "precision": "float32"}
     recipe: str = "small"
     process: str = "absorbing"
     objective: str = "score-entropy"
@@ -166,3 +182,16 @@ class TrainingSteps:
         optimizer.zero_grad(self.optimizers)
         self.step += 1
         return loss.detach(), norm
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = build_parser(__doc__, TrainSetting)
+    args = parser.parse_args()
+    setting = read_setting(parser, args, TrainSetting)
+    machine = describe_machine(setting.device, setting.precision)
+    print_measurements(setting.__dict__, machine, TRAIN_FLOPS, measure_training(setting, machine), args.json)
+
+
+if __name__ == "__main__":
+    main()

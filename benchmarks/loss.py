@@ -1,14 +1,27 @@
-"""Benchmark of the output layer and the loss, forward and backward."""
+"""Time and memory of the output layer and the loss, forward and backward: fused, and the PyTorch reference.
+
+python benchmarks/loss.py                                       sizes of published models on a GPU, small ones on a CPU
+python benchmarks/loss.py --vocab 256 --parameterization mean --json
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Any, ClassVar, final
 
 import torch
+from measure import (
+    Machine,
+    Measurement,
+    build_parser,
+    describe_machine,
+    free_memory,
+    print_measurements,
+    read_setting,
+    time_variant,
+)
 from torch import Tensor, nn
 
 from sedd import factory
-from sedd.bench.measure import Machine, Measurement, free_memory, time_variant
 from sedd.diffusion.precision import compute_dtype, upcast
 from sedd.nn.layers import Linear
 from sedd.ops.packed_tokens import PackedTokens, gather
@@ -21,11 +34,11 @@ LOSS_FLOPS = "6 · positions in the loss · width · vocabulary"
 class LossSetting:
     """Sizes of the output layer and of the loss."""
 
+    CPU: ClassVar[dict[str, Any]] = {"rows": 1024, "width": 128, "vocab_size": 4096, "precision": "float32"}
     process: str = "absorbing"
     parameterization: str = "score"
     rows: int = 65_536
     masked: float = 0.5
-    """Fraction of positions changed by noise."""
     width: int = 768
     vocab_size: int = 50_257
     precision: str = "bfloat16"
@@ -87,3 +100,16 @@ def measure_loss(setting: LossSetting, machine: Machine) -> Iterator[Measurement
     for variant, work in variants.items():
         free_memory(setting.device)
         yield time_variant(variant, work, machine, setting.repeats, setting.rows, flops)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = build_parser(__doc__, LossSetting)
+    args = parser.parse_args()
+    setting = read_setting(parser, args, LossSetting)
+    machine = describe_machine(setting.device, setting.precision)
+    print_measurements(setting.__dict__, machine, LOSS_FLOPS, measure_loss(setting, machine), args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,11 @@
-"""Load on a server with random weights, over the loopback interface.
+"""Load on a server with random weights: one request at a time, many clients, and random arrivals.
+
+python benchmarks/serve.py --clients 64 --seconds 8 --json
+python benchmarks/serve.py --device cpu --length 32 --vocab 256 --steps 32
+
+Clients connect over the loopback interface. Random arrivals come at half and at twice the throughput of many clients.
+Latencies are to the end of a reply, and to the first edit of a stream. A request must get the same text with and
+without other load; replies that differ are counted. Offline sampling is measured first, in the server's process.
 
 Closed loop: every client sends its next request when it has its reply. Open loop: requests arrive at random (Poisson),
 whether or not earlier ones are answered, so that the server can be loaded beyond its capacity.
@@ -19,8 +26,13 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import torch
+from measure import build_parser, describe_machine, read_setting
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from sample import SampleSetting, random_model
+from train import TrainSetting
 
-from sedd.bench.sample import SampleSetting, random_model
 from sedd.factory import LoadedModel
 from sedd.generate import SamplingRun, SamplingSettings, blank_prompt
 from sedd.runtime.cuda_graphs import batch_bucket
@@ -50,8 +62,6 @@ class ServeSetting:
     @cached_property
     def length(self) -> int:
         """Tokens per text."""
-        from sedd.bench.train import TrainSetting
-
         m = self.model
         return TrainSetting(m.recipe, m.process, m.objective, length=m.length).run().model.seq_len
 
@@ -294,3 +304,53 @@ def _run(
 def _quantile(values: list[float], share: float) -> float | None:
     """Return a quantile in milliseconds."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1e3 if values else None
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f} ms"
+
+
+ROWS: dict[str, Callable[[Load], str]] = {
+    "tokens/s": lambda load: f"{load.tokens_per_second:,.0f}",
+    "replies": lambda load: str(load.replies),
+    "refused (429)": lambda load: str(load.refused),
+    "errors": lambda load: str(load.errors),
+    "latency p50": lambda load: _milliseconds(load.p50),
+    "p95": lambda load: _milliseconds(load.p95),
+    "p99": lambda load: _milliseconds(load.p99),
+    "first edit p50": lambda load: _milliseconds(load.first_edit),
+    "rows per pass": lambda load: f"{load.occupancy or 0:.1f}",
+    "passes skipped": lambda load: f"{load.skipped or 0:.0%}",
+    "differing": lambda load: str(load.differing),
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = build_parser(__doc__, SampleSetting, without=("batch", "repeats"))
+    parser.add_argument("--clients", dest="batch", type=int, default=32, help="clients, and slots of the server")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each of the four loads")
+    args = parser.parse_args()
+    model = read_setting(parser, args, SampleSetting)
+    offline: list[float] = []
+    loads = measure_serving(ServeSetting(model, model.batch, args.seconds), offline.append)
+    measured = list(track(loads, "measuring", 4, console=Console(stderr=True), transient=True))
+    if args.json:
+        machine = describe_machine(model.device, model.precision)
+        record = {"machine": machine._asdict(), "setting": model.__dict__, "offline_tokens_per_second": offline[0]}
+        print(json.dumps({**record, "loads": [load._asdict() for load in measured]}))
+        return
+    table = Table("", *(load.variant for load in measured), box=None, pad_edge=False)
+    for name, show in ROWS.items():
+        table.add_row(name, *map(show, measured))
+    alone, many = measured[:2]
+    print(f"offline sampling, batch {model.batch}: {offline[0]:,.0f} tokens/s")
+    print(
+        f"{many.variant}: {many.tokens_per_second / offline[0]:.1%} of that, "
+        f"{many.tokens_per_second / alone.tokens_per_second:.1f} times {alone.variant}"
+    )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
