@@ -308,7 +308,7 @@ class ComplementaryMasks(TrainingDataLoader):
         other = torch.where(half.x_t == self.process.vocab_size, half.x_0, self.process.vocab_size)
         columns = (half.x_0, other, 1 - half.t, half.weight, half.valid, half.label)
         joined = (torch.cat(pair) for pair in zip(half[:-2], columns, strict=True))
-        counts = torch.cat([half.noisy_count, half.x_0.shape[1] - half.noisy_count])
+        counts = torch.cat([half.loss_count, half.x_0.shape[1] - half.loss_count])
         return Batch._make((*joined, counts, 2 * half.tokens))
 
 
@@ -333,7 +333,7 @@ def _set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float, facto
 @contextmanager
 def training_features(features: dict[str, Any]) -> Iterator[None]:
     """Train with these features, if there are any."""
-    before = optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.has_fused_loss
+    before = optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.fused_loss
     stratified = batches.stratified
     if factor := features.get("adamw_lr"):
         optimizer.set_learning_rate = functools.partial(_set_learning_rate, factor=factor)
@@ -345,11 +345,11 @@ def training_features(features: dict[str, Any]) -> Iterator[None]:
     if features.get("independent_times"):
         batches.stratified = lambda count, generator: torch.rand(count, generator=generator)
     if "soft_cap" in features:
-        trainer_module.has_fused_loss = lambda objective, model: False
+        trainer_module.fused_loss = lambda *_: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.has_fused_loss = before
+        optimizer.set_learning_rate, trainer_module.TrainingDataLoader, trainer_module.fused_loss = before
         batches.stratified, optimizer.Muon = stratified, optimizer_class  # type: ignore[misc]
 
 

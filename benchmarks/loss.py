@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from sedd import factory
 from sedd.diffusion.precision import compute_dtype, upcast
 from sedd.nn.layers import Linear
+from sedd.ops.fused_loss import fused_loss
 from sedd.ops.packed_tokens import PackedTokens, gather
-from sedd.training.loss import FusedLoss
 
 LOSS_FLOPS = "6 · positions in the loss · width · vocabulary"
 
@@ -91,9 +91,19 @@ def measure_loss(setting: LossSetting, machine: Machine) -> Iterator[Measurement
     head = _Head(setting, process.num_states, generator).to(setting.device)
     model = factory.build_parameterization(setting.parameterization, head, process)
     x_0, x_t, t = (a.to(setting.device) for a in (x_0, x_t, t))
-    weight, leaves, fused = torch.ones_like(t), list(head.parameters()), FusedLoss(objective, model)
+    weight, leaves = torch.ones_like(t), list(head.parameters())
+
+    def fused() -> Tensor:
+        loss = fused_loss(objective, model, x_t, x_0, t, weight, count=count)
+        if loss is None:
+            raise ValueError(
+                f"score entropy of parameterization {setting.parameterization} under {setting.process} noise has no "
+                "fused loss; choose parameterization score"
+            )
+        return loss.total
+
     variants: dict[str, Callable[[], object]] = {
-        "fused": lambda: torch.autograd.grad(fused(x_t, x_0, t, weight, count=count).total, leaves),
+        "fused": lambda: torch.autograd.grad(fused(), leaves),
         "plain": lambda: torch.autograd.grad(objective.loss(model, x_t, x_0, t).sum(), leaves),
     }
     flops = 6.0 * count * setting.width * setting.vocab_size

@@ -22,14 +22,15 @@ from measure import (
     read_setting,
     time_variant,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 from sedd import factory, registry
 from sedd.config import RunConfig
+from sedd.diffusion.parameterization import DiscreteModel
 from sedd.diffusion.schedule import stratified
+from sedd.ops.fused_loss import fused_loss
 from sedd.training import optimizer
 from sedd.training.ema import EMA
-from sedd.training.loss import FusedLoss
 from sedd.training.overrides import merge_config
 
 TRAIN_FLOPS = (
@@ -156,14 +157,23 @@ class TrainingSteps:
                 self.network.compile_trunk()
             if setting.cuda_graphs:
                 self.network.enable_cuda_graphs()
-            self.loss = self._fused(FusedLoss(parts.objective, model))
+            self.loss = self._fused(parts, model)
         else:
             self.loss = self._plain(parts, model)
 
-    def _fused(self, loss: FusedLoss) -> Callable[[int], Tensor]:
-        return lambda i: loss(*self.batches[i], count=self.counts[i]).total
+    def _fused(self, parts: factory.DiffusionSetup, model: DiscreteModel) -> Callable[[int], Tensor]:
+        def loss(i: int) -> Tensor:
+            found = fused_loss(parts.objective, model, *self.batches[i], count=self.counts[i])
+            if found is None:
+                raise ValueError(
+                    f"{type(parts.objective).__name__} of a {type(model).__name__} has no fused loss to measure; "
+                    "choose objective score-entropy or lambda-dce"
+                )
+            return found.total
 
-    def _plain(self, parts: factory.DiffusionSetup, model: nn.Module) -> Callable[[int], Tensor]:
+        return loss
+
+    def _plain(self, parts: factory.DiffusionSetup, model: DiscreteModel) -> Callable[[int], Tensor]:
         def loss(i: int) -> Tensor:
             x_t, x_0, t, weight = self.batches[i]
             nats = parts.objective.loss(model, x_t, x_0, t)

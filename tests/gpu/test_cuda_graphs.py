@@ -13,8 +13,8 @@ from train import NoisyBatch, TrainSetting, random_batch
 
 from sedd import factory, training
 from sedd.nn.transformer import Transformer
+from sedd.ops.fused_loss import fused_loss
 from sedd.runtime import cuda_graphs
-from sedd.training.loss import FusedLoss
 
 pytestmark = pytest.mark.gpu
 
@@ -48,13 +48,13 @@ class SmallRun:
             self.network.enable_fp8()
         if graphs:
             self.network.enable_cuda_graphs()
-        self.fused = FusedLoss(self.parts.objective, factory.build_model(run, self.network, self.parts))
+        self.model = factory.build_model(run, self.network, self.parts)
         self.precision = setting.precision
 
     def loss(self, i: int) -> Tensor:
         x_t, x_0, t, weight = self.batches[i]
         with torch.autocast("cuda", torch.bfloat16, enabled=self.precision != "float32"):
-            return self.fused(x_t, x_0, t, weight, self.valid).total
+            return fused_loss(self.parts.objective, self.model, x_t, x_0, t, weight, self.valid).total
 
     def gradient(self, *numbers: int) -> list[Tensor]:
         """Return losses and gradients summed over batches; gradients accumulate in ``weight.grad``."""

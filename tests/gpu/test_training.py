@@ -12,6 +12,7 @@ from train import NoisyBatch, TrainingSteps, TrainSetting, random_batch
 from sedd import factory
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.ops import block_ops
+from sedd.ops.fused_loss import fused_loss
 from sedd.ops.linear_loss import (
     TORCH,
     CrossEntropyLoss,
@@ -22,7 +23,6 @@ from sedd.ops.linear_loss import (
 )
 from sedd.ops.linear_loss_triton import TRITON
 from sedd.training import optimizer
-from sedd.training.loss import FusedLoss
 
 pytestmark = pytest.mark.gpu
 
@@ -184,7 +184,7 @@ def test_fp8_kernels_agree_with_the_fp8_reference(
         if use_fp8:
             network.enable_fp8()
         with torch.autocast("cuda", torch.bfloat16):
-            total = FusedLoss(parts.objective, factory.build_model(run, network, parts))(x_t, x_0, t, weight).total
+            total = fused_loss(parts.objective, factory.build_model(run, network, parts), x_t, x_0, t, weight).total
         total.backward()
         return torch.cat([p.grad.flatten().double() for p in network.parameters() if p.grad is not None])
 
@@ -212,7 +212,7 @@ def test_kernels_agree_with_the_reference_on_labelled_sequences(
     model = factory.build_model(run, network, parts).bind(label=torch.arange(8, device="cuda") % 4)
 
     def gradient() -> Tensor:
-        total = FusedLoss(parts.objective, model)(x_t, x_0, t, weight).total
+        total = fused_loss(parts.objective, model, x_t, x_0, t, weight).total
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, list(network.parameters()))])
 
     ours = gradient()

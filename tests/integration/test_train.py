@@ -94,7 +94,7 @@ def test_a_loss_that_is_not_finite(sedd: Sedd, corpus: Path, tmp_path: Path, pol
     assert "Traceback" not in done.stderr
     assert len(list((run / "nonfinite").glob("*.safetensors"))) == (1 if policy == "stop" else 3)
     batch = load_file(next((run / "nonfinite").iterdir()))
-    assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "label", "noisy_count", "tokens"}
+    assert set(batch) == {"x_0", "x_t", "t", "weight", "valid", "label", "loss_count", "tokens"}
     (newest,) = checkpoint.list_checkpoints(run / "checkpoints")[:1]
     assert all(value.isfinite().all() for value in load_file(newest / "model.safetensors").values())
 

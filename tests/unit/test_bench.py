@@ -35,7 +35,7 @@ def test_both_variants_are_measured() -> None:
 
 
 def test_both_variants_train_alike() -> None:
-    """FusedLoss and plain steps from the same weights on the same batches have the same losses and gradients."""
+    """Fused and plain steps from the same weights on the same batches have the same losses and gradients."""
     setting = TrainSetting(
         recipe="tiny", batch=3, length=16, vocab_size=32, precision="float32", device="cpu", compile=False
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sedd import exact
 from sedd.diffusion.objective import (
     D3PM,
     AnyOrder,
@@ -21,11 +22,12 @@ from sedd.diffusion.objective import (
     Objective,
     TimeDCE,
 )
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
+from sedd.diffusion.parameterization import ConditionalModel, DiscreteModel, MeanModel, ScoreModel, SignedScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import linear_loss as linear_loss_module
+from sedd.ops.fused_loss import fused_loss
 from sedd.ops.linear_loss import (
     TORCH,
     CrossEntropyLoss,
@@ -37,7 +39,6 @@ from sedd.ops.linear_loss import (
     linear_loss,
 )
 from sedd.ops.packed_tokens import gather, pack_tokens
-from sedd.training.loss import FusedLoss, has_fused_loss
 
 N, B, L = 13, 5, 7
 NOISE = LogLinear()
@@ -110,7 +111,7 @@ def test_fused_loss_equals_the_definition(case: str, padded: bool, architecture:
     model = wrapper(network, process)
     valid = torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]]) if padded else None
     expected = by_definition(objective, model, batch, valid)
-    loss = FusedLoss(objective, model)(*batch, valid=valid)
+    loss = fused_loss(objective, model, *batch, valid=valid)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(loss.total, expected.sum().detach(), rtol=1e-10, atol=0)
     pairs = zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True)
@@ -132,14 +133,14 @@ def test_no_token_or_every_token_masked(case: str, t: float) -> None:
     masked = torch.full_like(x_0, process.num_states - 1)  # under uniform noise an ordinary token
     time = torch.full((B,), 0.4, dtype=torch.float64)
     batch = NoisyBatch(x_0 if t == 0 else masked, x_0, time, torch.ones(B, dtype=torch.float64))
-    loss, expected = FusedLoss(objective, model)(*batch), by_definition(objective, model, batch)
+    loss, expected = fused_loss(objective, model, *batch), by_definition(objective, model, batch)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     for got, want in zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True):
         # entries that should be 0 are rounding of sums of the largest
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14 * want.abs().max().item())
     if t == 0 and isinstance(process, Absorbing):
         assert loss.total == 0
-        assert not any(g.any() for g in gradients(network, FusedLoss(objective, model)(*batch).total))
+        assert not any(g.any() for g in gradients(network, fused_loss(objective, model, *batch).total))
 
 
 @cases
@@ -148,18 +149,26 @@ def test_the_number_of_noisy_positions_may_be_given(case: str) -> None:
     process, batch = process_of(objective), noisy_batch(objective)
     model = wrapper(build_network(Modern, process.num_states), process)
     count = int(process.is_noisy(batch.x_t).sum())
-    for a, b in zip(FusedLoss(objective, model)(*batch), FusedLoss(objective, model)(*batch, count=count), strict=True):
+    for a, b in zip(
+        fused_loss(objective, model, *batch), fused_loss(objective, model, *batch, count=count), strict=True
+    ):
         assert torch.equal(a, b)
 
 
-def test_unsupported_objectives_are_refused(refuses: Callable[..., None]) -> None:
-    process = Uniform(N)
-    model = ScoreModel(build_network(Modern, N), process)
-    objective = DenoisingConcreteScore(process, NOISE)
-    assert not has_fused_loss(objective, model)
-    for of_denoiser in (DenoisingScoreEntropy(process, NOISE), MeanCrossEntropy(process, NOISE)):
-        assert not has_fused_loss(of_denoiser, MeanModel(model.network, process))
-    refuses(lambda: FusedLoss(objective, model), "DenoisingConcreteScore", "Score", "objective.loss")
+def test_every_other_loss_is_not_fused(refuses: Callable[..., None]) -> None:
+    """Logits alone do not determine them, or the network has no head."""
+    process, network = Uniform(N), build_network(Modern, N)
+    others: list[tuple[DiscreteModel, Objective]] = [
+        (ScoreModel(network, process), DenoisingConcreteScore(process, NOISE)),
+        (MeanModel(network, process), DenoisingScoreEntropy(process, NOISE)),
+        (MeanModel(network, process), MeanCrossEntropy(process, NOISE)),
+        (MeanModel(network, process), D3PM(process, NOISE)),
+        (SignedScoreModel(network, process), DenoisingScoreEntropy(process, NOISE)),
+        (ConditionalModel(network, process), DenoisingScoreEntropy(process, NOISE)),
+        (ScoreModel(exact.Table(N, 1), process), DenoisingScoreEntropy(process, NOISE)),
+    ]
+    for model, objective in others:
+        assert fused_loss(objective, model, *noisy_batch(objective)) is None
     loss = CrossEntropyLoss(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
     refuses(lambda: linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, loss), "4", "5")
 
@@ -301,9 +310,8 @@ def test_the_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     t = torch.rand(60, generator=generator)
     batch = NoisyBatch(objective.corrupt(x_0, t, generator), x_0, t, torch.ones(60))
     largest = {}
-    loss = FusedLoss(objective, model)
     variants: dict[str, Callable[[], Tensor]] = {
-        "fused": lambda: loss(*batch).total,
+        "fused": lambda: fused_loss(objective, model, *batch).total,
         "plain": lambda: by_definition(objective, model, batch).sum(),
     }
     for name, compute in variants.items():

@@ -16,8 +16,8 @@ from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.ops.fused_loss import fused_loss
 from sedd.ops.packed_tokens import PackedTokens, gather, pack_tokens
-from sedd.training.loss import FusedLoss
 
 N, B, L, H = 11, 5, 7, 12
 PROCESS = Absorbing(N)
@@ -58,7 +58,7 @@ def losses_and_gradients(
     x_0 = torch.randint(N, (B, L), generator=generator)
     t, weight = torch.rand(2, B, generator=generator, dtype=torch.float64)
     model = ScoreModel(network, PROCESS).bind(label=label)
-    loss = FusedLoss(OBJECTIVE, model)(torch.where(masked, N, x_0), x_0, t, weight, valid)
+    loss = fused_loss(OBJECTIVE, model, torch.where(masked, N, x_0), x_0, t, weight, valid)
     network.zero_grad()
     loss.total.backward()
     return [loss.positions, *(parameter.grad for parameter in network.parameters())]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sedd.diffusion import validate
 from sedd.diffusion.precision import upcast
-from sedd.diffusion.process import Process
+from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.schedule import LogLinear, Schedule
 
 M = TypeVar("M", bound="DiscreteModel")
@@ -181,6 +181,8 @@ class DiscreteModel(nn.Module, ABC):
     """False at padding, which attention leaves out; None: there is none."""
     context: Int[Tensor, " c"] | None = None
     """Tokens before every sequence: the model is that of their continuation."""
+    logits_are_scores: bool = False
+    """Whether logits are log-scores up to a shift by the noise level."""
 
     def __init__(
         self,
@@ -219,6 +221,11 @@ class DiscreteModel(nn.Module, ABC):
     @abstractmethod
     def depends_on_sigma(self) -> bool:
         """Whether the output depends on the noise level."""
+
+    @property
+    def logits_are_log_p(self) -> bool:
+        """Whether the log-softmax of the first N logits is log p of the clean token."""
+        return False
 
     @final
     def hidden(
@@ -376,7 +383,10 @@ class MeanModel(DiffusionModel):
     there is little noise: with any finite z the scores are finite, and so is the bound.
     """
 
-    logits_are_scores = False
+    @property
+    def logits_are_log_p(self) -> bool:
+        """Under noise by the mask alone; other noise adds the likelihood of the noisy token."""
+        return isinstance(self.process, Absorbing)
 
     def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
         """Return 0."""
@@ -434,6 +444,11 @@ class CausalModel(DiscreteModel):
     def depends_on_sigma(self) -> bool:
         """False: there is no noise."""
         return False
+
+    @property
+    def logits_are_log_p(self) -> bool:
+        """True."""
+        return True
 
     def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
         """Return log p(x_i | x_1 … x_{i−1})."""

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import divergence
-from sedd.diffusion.objective.base import Integral, weighted
+from sedd.diffusion.objective.base import Integral
+from sedd.diffusion.objective.coefficients import weighted
 from sedd.diffusion.parameterization import LogScoreModel
 from sedd.exact.distribution import Distribution, Score
 

@@ -35,8 +35,8 @@ class Batch(NamedTuple):
     """False at padding."""
     label: Tensor
     """Label id of each sequence; the id after the last label means no label."""
-    noisy_count: Tensor
-    """Positions of each sequence that noise may have changed; on the CPU, so that a GPU need not be waited for."""
+    loss_count: Tensor
+    """Positions of each sequence that count in the loss; on the CPU, so that nothing waits for a GPU."""
     tokens: Tensor
     """Tokens of the step over all processes, among which losses are averaged; on the CPU."""
 
@@ -73,11 +73,12 @@ class TrainingDataLoader:
         generator = seeded_generator(self.seed, step, NOISE_STREAM)
         times = self.objective.times(stratified(self.batch_size, generator))
         x_t = torch.where(valid, self.objective.corrupt(x_0, times.t, generator), x_0)
-        noisy_count = (self.process.is_noisy(x_t) & valid).sum(-1)
+        counts = self.objective.counts(x_t)
+        loss_count = (valid if counts is None else counts & valid).sum(-1)
         columns = (x_0, x_t, *times, valid, self._labels(ids, step))
         local = self.ranks.local_slice(self.batch_size)
         on_device = (_to_device(column[local], self.ranks.device) for column in columns)
-        return Batch._make((*on_device, noisy_count[local], valid.sum()))
+        return Batch._make((*on_device, loss_count[local], valid.sum()))
 
     def _labels(self, ids: np.ndarray, step: int) -> Tensor:
         """Return label ids, some of them replaced by no label; the other draws of the batch do not depend on that."""

@@ -21,11 +21,11 @@ from sedd.config import RunConfig
 from sedd.diffusion.objective import AnyOrder
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.nn.transformer import Transformer
+from sedd.ops.fused_loss import fused_loss
 from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer, validation
 from sedd.training.batches import Batch, TrainingDataLoader
 from sedd.training.ema import EMA
-from sedd.training.loss import FusedLoss, has_fused_loss
 from sedd.training.saving import BackgroundWriter, copy_to_host
 from sedd.training.state import NonFiniteError, PendingStep, TrainingState
 
@@ -133,16 +133,17 @@ class Trainer:
     def batch_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss of a batch and, without gradient and ``train.loss_weighting``, that of each sequence.
 
-        The loss is fused with the head where `loss.has_fused_loss` is true.
+        The loss is fused with the head where the objective has such a form.
         """
-        objective, model = self.setup.objective, self.bind(self.model, batch.valid, batch.label)
+        model = self.bind(self.model, batch.valid, batch.label)
         factor = self._loss_weighting(batch.t)
         batch = batch._replace(weight=batch.weight * factor)
-        if not has_fused_loss(objective, model):
+        count = int(batch.loss_count.sum())
+        noisy = (batch.x_t, batch.x_0, batch.t, batch.weight)
+        loss = fused_loss(self.setup.objective, model, *noisy, model.valid, count)
+        if loss is None:
             losses = self.position_losses(self.model, batch).sum(-1)
             return losses.sum(), losses.detach() / factor
-        count = int(batch.noisy_count.sum())
-        loss = FusedLoss(objective, model)(batch.x_t, batch.x_0, batch.t, batch.weight, model.valid, count)
         return loss.total, loss.positions.sum(-1) / factor
 
     def _loss_weighting(self, t: Tensor) -> Tensor:

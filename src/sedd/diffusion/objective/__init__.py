@@ -10,6 +10,7 @@ diffusion term of an upper bound on −log p(x_0), with any schedule.  [§8]
 """
 
 from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective
+from sedd.diffusion.objective.coefficients import Coefficients, CrossEntropyTerms, ScoreEntropyTerms
 from sedd.diffusion.objective.score_matching import (
     DenoisingConcreteScore,
     DenoisingScoreEntropy,
@@ -23,6 +24,8 @@ __all__ = [
     "D3PM",
     "AnyOrder",
     "Autoregressive",
+    "Coefficients",
+    "CrossEntropyTerms",
     "DenoisingConcreteScore",
     "DenoisingScoreEntropy",
     "ImplicitScoreEntropy",
@@ -33,6 +36,7 @@ __all__ = [
     "Noised",
     "Objective",
     "RatioMatching",
+    "ScoreEntropyTerms",
     "SoftmaxLinear",
     "TimeDCE",
 ]

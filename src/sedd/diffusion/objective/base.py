@@ -5,11 +5,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion import validate
-from sedd.diffusion.process import Absorbing, Process
+from sedd.diffusion.objective.coefficients import Coefficients, weighted
+from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Schedule, Times, TimeSampler, UniformTimes, corruption_probability
 
 M = TypeVar("M")
@@ -61,18 +62,30 @@ class Objective(ABC, Generic[M]):
             generator: The source of noise.
         """
 
-    @abstractmethod
-    def loss(
-        self, model: M, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
-        """Return the unweighted loss of the model at every position.
+    def counts(self, x_t: Int[Tensor, "*b L"]) -> Bool[Tensor, "*b L"] | None:
+        """Return False where the loss is 0 whatever the model returns; None: nowhere."""
+        return None
+
+    def coefficients(
+        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Coefficients | None:
+        """Return all of the loss but the network's output; None: it has no such form.
 
         Args:
-            model: The model to be trained.
             x_t: Noisy sequences.
             x_0: Clean sequences.
             t: The time of each sequence.
         """
+        return None
+
+    def loss(
+        self, model: M, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """Return the loss of the model at every position, before the weight of its time."""
+        coefficients = self.coefficients(x_t, x_0, t)
+        if coefficients is None:
+            raise NotImplementedError(f"{type(self).__name__} has no loss; define coefficients() or loss()")
+        return coefficients.loss(coefficients.output(model))
 
     def corruption_probability(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the probability that noise has replaced a token at time t."""
@@ -91,11 +104,6 @@ class Objective(ABC, Generic[M]):
             )
 
 
-def weighted(weight: Tensor, loss: Tensor) -> Tensor:
-    """Multiply the loss of every position by the weight of its row."""
-    return weight.to(loss.dtype)[..., None] * loss
-
-
 @dataclass(frozen=True)
 class Noised(Objective[M], ABC):
     """An objective whose noise is that of a process and a schedule."""
@@ -108,6 +116,10 @@ class Noised(Objective[M], ABC):
     ) -> Int[Tensor, "*b L"]:
         """Draw x_t given x_0."""
         return self.process.corrupt(x_0, self.schedule.sigma(t), generator)
+
+    def counts(self, x_t: Int[Tensor, "*b L"]) -> Bool[Tensor, "*b L"] | None:
+        """Return where noise may have changed a token."""
+        return noisy_positions(self.process, x_t)
 
     def corruption_probability(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """1 − e^−σ(t)."""
@@ -151,6 +163,10 @@ class Masked(Objective[M], ABC):
         """Map uniforms to masked fractions."""
         return self.time_sampler(u)
 
+    def counts(self, x_t: Int[Tensor, "*b L"]) -> Bool[Tensor, "*b L"] | None:
+        """Return where the mask is."""
+        return noisy_positions(self.process, x_t)
+
     def corruption_probability(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the masked fraction, which stands for the time."""
         return t
@@ -163,3 +179,8 @@ def check_absorbing_process(objective: object, process: Process) -> None:
     """Raise ValueError for a process without a mask."""
     if not isinstance(process, Absorbing):
         raise ValueError(f"{type(objective).__name__} masks tokens, so it needs Absorbing; {process} has no mask")
+
+
+def noisy_positions(process: Process, x_t: Int[Tensor, "*b L"]) -> Bool[Tensor, "*b L"] | None:
+    """Return where noise may have changed a token; None: everywhere."""
+    return None if isinstance(process, Uniform) else process.is_noisy(x_t)

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import divergence
-from sedd.diffusion.objective.base import Integral, weighted
+from sedd.diffusion.objective.base import Integral
+from sedd.diffusion.objective.coefficients import ScoreEntropyTerms, weighted
 from sedd.diffusion.parameterization import ConditionalPredictor, LogScoreModel, SignedScoreModel
 from sedd.diffusion.process import at_token
 
@@ -25,13 +26,12 @@ class DenoisingScoreEntropy(Integral[LogScoreModel]):
 
     is_bound: ClassVar[bool] = True
 
-    def loss(
-        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def coefficients(
+        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> ScoreEntropyTerms:
         """σ'·(score entropy against the denoising ratios)."""
         sigma, rate = self.schedule(t)
-        loss = self.process.score_entropy(model(x_t, sigma), x_t, x_0, sigma)
-        return weighted(rate, loss)
+        return ScoreEntropyTerms(x_t, x_0, sigma, rate, self.counts(x_t), self.process)
 
 
 @final

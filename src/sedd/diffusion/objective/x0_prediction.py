@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical, validate
-from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, check_absorbing_process, weighted
+from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, check_absorbing_process
+from sedd.diffusion.objective.coefficients import CrossEntropyTerms
 from sedd.diffusion.parameterization import Denoiser, NextTokenPredictor
-from sedd.diffusion.process import at_token, log_odds
+from sedd.diffusion.process import Absorbing, at_token, log_odds
 from sedd.diffusion.schedule import Times, UniformTimes
 
 
@@ -22,12 +23,11 @@ class MeanCrossEntropy(Integral[Denoiser]):
     is_bound: ClassVar[bool] = False
     needs: ClassVar[type | None] = Denoiser
 
-    def loss(
-        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def coefficients(
+        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
         """−log p(x_0 | x_t); under absorbing noise at masked positions only, since the others are known."""
-        loss = -at_token(model.log_mean(x_t, self.schedule.sigma(t)), x_0)
-        return torch.where(self.process.is_noisy(x_t), loss, 0)
+        return CrossEntropyTerms(x_t, x_0, self.schedule.sigma(t), torch.ones_like(t), self.counts(x_t))
 
 
 @final
@@ -56,13 +56,28 @@ class D3PM(Noised[Denoiser]):
         k = (1 + torch.floor(u * self.steps)).clamp_max(self.steps)  # u = 1 belongs to the last step
         return Times(t=k / self.steps, weight=torch.full_like(u, self.steps))
 
+    def coefficients(
+        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms | None:
+        """P(the step reveals a mask) · −log p_{x_0} at masked positions; None under other noise."""
+        if not isinstance(self.process, Absorbing):
+            return None
+        sigma_s, sigma_t = self._step(t)
+        return CrossEntropyTerms(x_t, x_0, sigma_t, self.process.reveal(sigma_s, sigma_t), self.counts(x_t))
+
     def loss(
         self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), s = t − 1/T."""
-        s = (t - 1 / self.steps).clamp_min(0)  # 1/T − 1/T may round below 0
-        sigma_s, sigma_t = self.schedule.sigma(s), self.schedule.sigma(t)
+        if isinstance(self.process, Absorbing):
+            return super().loss(model, x_t, x_0, t)
+        sigma_s, sigma_t = self._step(t)
         return self.process.posterior_kl(model.log_mean(x_t, sigma_t), x_t, x_0, sigma_s, sigma_t)
+
+    def _step(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return σ_s and σ_t."""
+        s = (t - 1 / self.steps).clamp_min(0)  # 1/T − 1/T may round below 0
+        return self.schedule.sigma(s), self.schedule.sigma(t)
 
 
 @final
@@ -83,14 +98,12 @@ class TimeDCE(Integral[Denoiser]):
         super().__post_init__()
         check_absorbing_process(self, self.process)
 
-    def loss(
-        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def coefficients(
+        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
         """σ'/(e^σ − 1) · −log p_{x_0} at masked positions."""
         sigma, rate = self.schedule(t)
-        loss = -at_token(model.log_mean(x_t, sigma), x_0)
-        loss = torch.where(self.process.is_noisy(x_t), loss, 0)
-        return weighted(rate * torch.exp(-log_odds(sigma)), loss)
+        return CrossEntropyTerms(x_t, x_0, sigma, rate * torch.exp(-log_odds(sigma)), self.counts(x_t))
 
 
 @final
@@ -110,13 +123,12 @@ class LambdaDCE(Masked[Denoiser]):
         """Mask each position with probability λ = t."""
         return self.process.corrupt(x_0, self._sigma(t), generator)
 
-    def loss(
-        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def coefficients(
+        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
         """1/λ · −log p_{x_0} at masked positions."""
-        loss = -at_token(model.log_mean(x_t, self._sigma(t)), x_0)
-        loss = torch.where(self.process.is_noisy(x_t), loss, 0)
-        return weighted(1 / t.clamp_min(1e-30), loss)  # λ = 0 masks nothing: avoid 0·∞
+        weight = 1 / t.clamp_min(1e-30)  # λ = 0 masks nothing: avoid 0·∞
+        return CrossEntropyTerms(x_t, x_0, self._sigma(t), weight, self.counts(x_t))
 
     def _sigma(self, masked: Tensor) -> Tensor:
         return -torch.log1p(-masked)
@@ -141,14 +153,13 @@ class AnyOrder(Masked[Denoiser]):
         order = categorical.uniforms(tuple(x_0.shape), generator).argsort(-1).argsort(-1)
         return torch.where(order < self._count(t, x_0)[..., None], self.process.num_states - 1, x_0)
 
-    def loss(
-        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L"]:
+    def coefficients(
+        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
         """L/k · −log p_{x_0} at masked positions."""
         length, k = x_0.shape[-1], self._count(t, x_0)
         sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
-        loss = -at_token(model.log_mean(x_t, sigma), x_0)
-        return weighted(length / k, torch.where(self.process.is_noisy(x_t), loss, 0))
+        return CrossEntropyTerms(x_t, x_0, sigma, length / k, self.counts(x_t))
 
     def _count(self, t: Tensor, x_0: Tensor) -> Tensor:
         length = x_0.shape[-1]
