@@ -175,8 +175,8 @@ def speed_note(record: Mapping[str, Any]) -> str:
     counts = {name: f"{tokens / 1e6:.3g}M" for name, tokens in seen.items()}
     return (
         f"Equal seconds are not equal tokens: `autoregressive` saw {counts['autoregressive']} tokens and `absorbing` "
-        f"{counts['absorbing']}, because sedd has no fused loss for autoregression. Its row understates what "
-        "autoregression reaches in that time."
+        f"{counts['absorbing']}, because its loss was not fused with the head when it was measured. It is now; "
+        "until it is measured again, its row understates what autoregression reaches in that time."
     )
 
 

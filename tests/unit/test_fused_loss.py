@@ -15,6 +15,7 @@ from sedd import exact
 from sedd.diffusion.objective import (
     D3PM,
     AnyOrder,
+    Autoregressive,
     DenoisingConcreteScore,
     DenoisingScoreEntropy,
     LambdaDCE,
@@ -22,7 +23,14 @@ from sedd.diffusion.objective import (
     Objective,
     TimeDCE,
 )
-from sedd.diffusion.parameterization import ConditionalModel, DiscreteModel, MeanModel, ScoreModel, SignedScoreModel
+from sedd.diffusion.parameterization import (
+    CausalModel,
+    ConditionalModel,
+    DiscreteModel,
+    MeanModel,
+    ScoreModel,
+    SignedScoreModel,
+)
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
@@ -52,13 +60,13 @@ CASES: dict[str, tuple[type[nn.Module], Objective]] = {
     "any-order": (MeanModel, AnyOrder(Absorbing(N))),
     "mean, absorbing": (MeanModel, MeanCrossEntropy(Absorbing(N), NOISE)),
     "d3pm": (MeanModel, D3PM(Absorbing(N), NOISE, steps=20)),
+    "autoregressive": (CausalModel, Autoregressive(N)),
 }
 cases = pytest.mark.parametrize("case", CASES)
 
 
 def process_of(objective: Objective) -> Process:
-    process: Process = objective.process  # type: ignore[attr-defined]
-    return process
+    return getattr(objective, "process", Absorbing(N))
 
 
 def build_network(architecture: type[Transformer], states: int, **options: Any) -> Transformer:
@@ -107,7 +115,7 @@ def test_fused_loss_equals_the_definition(case: str, padded: bool, architecture:
     """Losses at every position and gradients of every weight, with a bias in the head and without, to rounding."""
     wrapper, objective = CASES[case]
     process, batch = process_of(objective), noisy_batch(objective)
-    network = build_network(architecture, process.num_states)
+    network = build_network(architecture, process.num_states, causal=wrapper is CausalModel)
     model = wrapper(network, process)
     valid = torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]]) if padded else None
     expected = by_definition(objective, model, batch, valid)
@@ -138,21 +146,21 @@ def test_no_token_or_every_token_masked(case: str, t: float) -> None:
     for got, want in zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True):
         # entries that should be 0 are rounding of sums of the largest
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14 * want.abs().max().item())
-    if t == 0 and isinstance(process, Absorbing):
+    if t == 0 and objective.counts(batch.x_t) is not None:
         assert loss.total == 0
         assert not any(g.any() for g in gradients(network, fused_loss(objective, model, *batch).total))
 
 
 @cases
-def test_the_number_of_noisy_positions_may_be_given(case: str) -> None:
+def test_the_number_of_positions_that_count_may_be_given(case: str) -> None:
     wrapper, objective = CASES[case]
     process, batch = process_of(objective), noisy_batch(objective)
     model = wrapper(build_network(Modern, process.num_states), process)
-    count = int(process.is_noisy(batch.x_t).sum())
-    for a, b in zip(
-        fused_loss(objective, model, *batch), fused_loss(objective, model, *batch, count=count), strict=True
-    ):
-        assert torch.equal(a, b)
+    valid = torch.ones(B, L, dtype=torch.bool)
+    counts = objective.counts(batch.x_t)
+    count = int((valid if counts is None else counts).sum())
+    counted, given = (fused_loss(objective, model, *batch, valid, number) for number in (None, count))
+    assert all(torch.equal(a, b) for a, b in zip(counted, given, strict=True))
 
 
 def test_every_other_loss_is_not_fused(refuses: Callable[..., None]) -> None:

@@ -11,7 +11,7 @@ from sedd.diffusion import categorical, validate
 from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, check_absorbing_process
 from sedd.diffusion.objective.coefficients import CrossEntropyTerms
 from sedd.diffusion.parameterization import Denoiser, NextTokenPredictor
-from sedd.diffusion.process import Absorbing, at_token, log_odds
+from sedd.diffusion.process import Absorbing, log_odds
 from sedd.diffusion.schedule import Times, UniformTimes
 
 
@@ -188,11 +188,17 @@ class Autoregressive(Objective[NextTokenPredictor]):
         """Return x_0: there is no noise."""
         return x_0
 
+    def coefficients(
+        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
+        """−log p of every token, without noise."""
+        return CrossEntropyTerms(x_0, x_0, torch.zeros_like(t), torch.ones_like(t), self.counts(x_t))
+
     def loss(
         self, model: NextTokenPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """−log p(x_i | x_1 … x_{i−1})."""
-        return -at_token(model.log_next(x_0), x_0)
+        return self.coefficients(x_t, x_0, t).loss(model.log_next(x_0))
 
     def _vocab_size(self) -> int:
         return self.vocab_size
