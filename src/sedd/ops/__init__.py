@@ -3,6 +3,7 @@
 - `block_ops`: what a transformer block does beside attention: residual + norm + adaLN modulation, QKV projection with
   rotary positions, MLP, embedding.
 - `linear_loss`: the loss of a linear head and its gradients, without materializing the logits.
+- `fused_loss`: the loss of a batch from the coefficients of an objective and the head of a network.
 - `fp8`: float8 matrix products with one scale per row.
 - `int8`: weights on disk as int8 with one scale per row; it has no kernels.
 - `categorical`: one draw per row from weights that are affine in the scores.
