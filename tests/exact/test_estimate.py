@@ -257,7 +257,7 @@ def test_inputs_are_noised_as_the_process_defines(process: Process) -> None:
     x_0 = torch.arange(4).repeat(10_000, 1)
     u = torch.full((10_000,), 0.8, dtype=torch.float64)
     bound = BoundEstimator(process, LogLinear())
-    x_t, _, t, _ = bound.inputs(x_0, torch.zeros(10_000, dtype=torch.long), u, CounterRNG(0, torch.arange(10_000)))
+    x_t, _, t, *_ = bound.inputs(x_0, torch.zeros(10_000, dtype=torch.long), u, CounterRNG(0, torch.arange(10_000)))
     expected = exact.transition_matrix(process, LogLinear().sigma(t[:1]))[0, :, :4]
     counts = torch.stack([torch.bincount(x_t[:, i], minlength=process.num_states) for i in range(4)], 1) / 10_000
     assert ((counts - expected).abs() <= 5 * (expected * (1 - expected) / 10_000).sqrt() + 1e-12).all()

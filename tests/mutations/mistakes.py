@@ -228,6 +228,27 @@ MISTAKES = [
         "CounterRNG(self.seed, index)",
         f"{ESTIMATE}::test_every_draw_has_noise_of_its_own",
     ),
+    Mistake(
+        "all rows of a bound share their noise",
+        "likelihood/estimate.py",
+        'derive_seed(seed, f"{key} {seen[key]}")',
+        "seed",
+        "exact/test_bound_per_row.py",
+    ),
+    Mistake(
+        "padding gets noise in a bound",
+        "likelihood/estimators.py",
+        "*(torch.where(valid, x, x_0) for x in (x_t, x_first))",
+        "x_t, x_first",
+        "exact/test_bound_per_row.py::test_padding_changes_nothing",
+    ),
+    Mistake(
+        "a bound with dropout",
+        "likelihood/estimate.py",
+        "        module.training = False\n",
+        "        module.training = True\n",
+        "exact/test_bound_per_row.py::test_an_autoregressive_model_has_an_exact_value",
+    ),
     # Loss, gradient, optimizer, EMA ------------------------------------------------------------------------
     Mistake(
         "batch.weight dropped where the loss is not fused",
@@ -605,28 +626,28 @@ MISTAKES = [
     ),
     Mistake(
         "the prior term is dropped",
-        "likelihood/bound.py",
+        "likelihood/terms.py",
         "prior=(count * process.prior_kl(ends[1]))",
         "prior=(0 * count * process.prior_kl(ends[1]))",
         TERMS,
     ),
     Mistake(
         "the reconstruction term is dropped",
-        "likelihood/bound.py",
+        "likelihood/terms.py",
         "if ends[0] > 0:",
         "if ends[0] < 0:",
         TERMS,
     ),
     Mistake(
         "the bound without the weights of its times",
-        "likelihood/bound.py",
+        "likelihood/terms.py",
         "diffusion = times.weight.to(diffusion.dtype)[..., None] * diffusion\n",
         "",
         TERMS,
     ),
     Mistake(
         "padding counts in the bound",
-        "likelihood/bound.py",
+        "likelihood/terms.py",
         "diffusion=torch.where(valid, diffusion, 0).sum(-1)",
         "diffusion=diffusion.sum(-1)",
         TERMS,
@@ -640,7 +661,7 @@ MISTAKES = [
     ),
     Mistake(
         "the weight of times by noise without its constant",
-        "likelihood/bound.py",
+        "likelihood/terms.py",
         "weight=3 * (last - first) * u**2",
         "weight=3 * u**2",
         f"{ESTIMATE}::test_times_carry_their_weight",
@@ -731,7 +752,7 @@ MISTAKES = [
     ),
     Mistake(
         "no reconstruction term where there is little noise",
-        "likelihood/bound.py",
+        "likelihood/terms.py",
         "if ends[0] > 0:",
         "if ends[0] > 1e-3:",
         "exact/test_likelihood.py::test_the_reconstruction_term_counts_however_little_noise_there_is",

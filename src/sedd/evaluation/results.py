@@ -9,7 +9,14 @@ from sedd.diffusion.parameterization import DiscreteModel
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol, default_draws
 from sedd.factory import LoadedModel
-from sedd.likelihood import BoundTerms, Estimator, LikelihoodEstimate, estimate_difference, estimate_likelihood
+from sedd.likelihood import (
+    BoundTerms,
+    Estimator,
+    LikelihoodEstimate,
+    estimate,
+    estimate_difference,
+    estimate_likelihood,
+)
 from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.order_options import Orders
 from sedd.runtime.distributed import Ranks
@@ -196,10 +203,8 @@ def _precision_fields(found: LikelihoodEstimate, models: ModelsByPrecision) -> d
 
 
 def default_batch(loaded: LoadedModel, length: int) -> int:
-    """Return the draws to evaluate at a time: 16 on a CPU; on a GPU 2^16 tokens, or 2^30 logits if that is less."""
-    if loaded.device.type == "cpu":
-        return 16
-    return max(1, min(2**16, 2**30 // loaded.process.num_states) // max(1, length))
+    """Return the draws to evaluate at a time."""
+    return estimate.default_batch(loaded.device, loaded.process.num_states, length)
 
 
 def _per_unit(value: float | None, units_per_token: float | None, digits: int = DIGITS) -> float | None:

@@ -1,7 +1,8 @@
 """The likelihood of sequences: the variational bound (ELBO), any-order, fixed-order, autoregressive.  [§6, §8]
 
-`bound_terms` is the bound at one time per sequence. An `Estimator` averages draws of a sequence to its likelihood or a
-bound on it; `estimate_likelihood` does so for a data set, on one process or many, with a standard error.
+`bound` bounds each row of a tensor, with a standard error each. Below it, `bound_terms` is the bound at one time per
+sequence, and an `Estimator` averages draws of a sequence. `estimate_likelihood` does so for a data set, on one process
+or many.
 """
 
 from typing import TYPE_CHECKING
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING
 from sedd.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from sedd.likelihood.bound import BoundTerms, bound_terms, times_by_noise
     from sedd.likelihood.estimate import (
+        Bound,
         LikelihoodDifference,
         LikelihoodEstimate,
+        bound,
         estimate_difference,
         estimate_likelihood,
     )
@@ -32,12 +34,14 @@ if TYPE_CHECKING:
         own_sample_bounds,
     )
     from sedd.likelihood.precision_check import PrecisionCheck, check_precision
+    from sedd.likelihood.terms import BoundTerms, bound_terms, times_by_noise
     from sedd.likelihood.variance_reduction import StratifiedTimes
 
 __all__ = [
     "AllOrdersEstimator",
     "AnyOrderEstimator",
     "AutoregressiveEstimator",
+    "Bound",
     "BoundEstimator",
     "BoundTerms",
     "DiffusionTermEstimator",
@@ -50,6 +54,7 @@ __all__ = [
     "OwnSampleBounds",
     "PrecisionCheck",
     "StratifiedTimes",
+    "bound",
     "bound_terms",
     "check_precision",
     "estimate_difference",
@@ -61,8 +66,14 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "bound": ["BoundTerms", "bound_terms", "times_by_noise"],
-        "estimate": ["LikelihoodDifference", "LikelihoodEstimate", "estimate_difference", "estimate_likelihood"],
+        "estimate": [
+            "Bound",
+            "LikelihoodDifference",
+            "LikelihoodEstimate",
+            "bound",
+            "estimate_difference",
+            "estimate_likelihood",
+        ],
         "orders": ["AllOrdersEstimator", "ImportanceWeightedEstimator", "OwnSampleBounds", "own_sample_bounds"],
         "precision_check": ["PrecisionCheck", "check_precision"],
         "estimators": [
@@ -74,6 +85,7 @@ __getattr__ = lazy_names(
             "FixedOrderEstimator",
             "MonteCarloEstimator",
         ],
+        "terms": ["BoundTerms", "bound_terms", "times_by_noise"],
         "variance_reduction": ["StratifiedTimes"],
     },
 )

@@ -1,28 +1,167 @@
-"""The likelihood of a data set: Monte Carlo draws of every sequence, computed in any batches, summed in one order.
+"""The likelihood of sequences: Monte Carlo draws of each, computed in any batches, averaged in one order.
+
+`bound` returns one value per row of a tensor, `estimate_likelihood` one for a whole data set.
 
 The noise of a draw is a function of the seed and the draw's number, so the result depends neither on the batch size nor
 on the number of processes, up to the rounding of the network's own arithmetic.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 from sedd.border import check_count
-from sedd.diffusion.rng import CounterRNG
-from sedd.likelihood.estimators import Estimator, MonteCarloEstimator
+from sedd.diffusion import validate
+from sedd.diffusion.parameterization import CausalModel, DiscreteModel
+from sedd.diffusion.rng import CounterRNG, derive_seed
+from sedd.likelihood.estimators import AutoregressiveEstimator, BoundEstimator, Estimator, MonteCarloEstimator
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
-from sedd.likelihood.variance_reduction import StratifiedTimes
+from sedd.likelihood.variance_reduction import AdjustedCosts, StratifiedTimes
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of draws that this process has finished, and how many it has in all."""
+
+
+class Bound(NamedTuple):
+    """An upper bound on −log p of each sequence, in nats; the exact value for an autoregressive model."""
+
+    nats: Float[Tensor, " b"]
+    stderr: Float[Tensor, " b"]
+    """Standard error of each value, from its draws; 0 where it is exact; the errors of rows are independent."""
+
+
+@torch.no_grad()
+def bound(
+    model: Any,
+    x_0: Int[Tensor, "b L"],
+    draws: int = 64,
+    seed: int = 0,
+    *,
+    valid: Bool[Tensor, "b L"] | None = None,
+    batch: int | None = None,
+) -> Bound:
+    """Bound −log p of each sequence by the variational bound (negative ELBO).  [§8]
+
+    The noise of a row is a function of the seed, the row's tokens and the number of equal rows before it. So different
+    rows do not change its value, and all errors are independent.
+
+    Args:
+        model: A model of log-scores, with its process and schedule, or an autoregressive model.
+        x_0: The sequences, one per row.
+        draws: Monte Carlo draws per sequence: an even number. An autoregressive model needs none.
+        seed: Decides times and noise.
+        valid: False at padding, which does not count; by default as the model has it bound.
+        batch: Draws per call of the network; it does not change the result. None: chosen for the device.
+    """
+    for name in ("process", "schedule"):
+        if not hasattr(model, name):
+            raise TypeError(
+                f"model is {type(model).__name__}, which has no {name}; pass a model, as in "
+                "bound(ScoreModel(network, process, schedule), x_0)"
+            )
+    process, device = model.process, _device(model, x_0)
+    valid = getattr(model, "valid", None) if valid is None else valid
+    _check_rows(x_0, valid)
+    x_0 = x_0.to(device)
+    if valid is not None:
+        valid = valid.to(device).expand_as(x_0)
+        x_0 = torch.where(valid, x_0, 0)
+    validate.clean_tokens(x_0, process.vocab_size)
+    by = AutoregressiveEstimator() if isinstance(model, CausalModel) else BoundEstimator(process, model.schedule)
+    rows, length = x_0.shape
+    times = [StratifiedTimes(1, draws, row_seed) for row_seed in _row_seeds(seed, x_0, valid)]
+    u = torch.tensor(np.array([each.u[0] for each in times]), device=device)
+    seeds = torch.tensor([each.seed for each in times], device=device)
+    count = by.draws_of(length, draws)
+    batch = default_batch(device, process.num_states, length) if batch is None else batch
+    check_count("batch", batch)
+    found = torch.zeros(rows, count, 3, dtype=torch.float64, device=device)
+    with evaluation_mode(model):
+        for place in torch.arange(rows * count, device=device).split(batch):
+            row, index = place // count, place % count
+            x, some = x_0[row], None if valid is None else valid[row]
+            inputs = by.inputs(x, index, u[row, index], CounterRNG(seeds[row], index), some)
+            found[row, index, 0] = by.nats(_of_rows(model, row, some), x, *inputs).total.double()
+            if isinstance(by, BoundEstimator):
+                found[row, index, 1:] = by.control_variates(x, *inputs).double()
+    values = found.cpu().numpy()
+    if not (finite := np.isfinite(values).all((1, 2))).all():
+        raise ValueError(
+            f"the loss is not finite in rows {np.flatnonzero(~finite).tolist()}; look for NaN in the network's output"
+        )
+    nats, variance = values[..., 0].mean(-1), np.zeros(rows)
+    if isinstance(by, BoundEstimator):
+        for i in range(rows):
+            adjusted = _adjust(by, times[i], values[i : i + 1, :, 0], values[i : i + 1, :, 1:])
+            nats[i], variance[i] = adjusted.costs.mean(), adjusted.variance
+    return Bound(*(torch.from_numpy(column).to(device) for column in (nats, variance**0.5)))
+
+
+def _device(model: Any, x_0: Tensor) -> torch.device:
+    """Return the device of a model's parameters; of ``x_0`` if it has none."""
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return x_0.device if parameter is None else parameter.device
+
+
+def _check_rows(x_0: Tensor, valid: Tensor | None) -> None:
+    if x_0.ndim != 2 or x_0.shape[1] == 0 or x_0.dtype != torch.long:
+        raise ValueError(
+            f"x_0 is {x_0.dtype} of shape {tuple(x_0.shape)}; pass int64 tokens of shape (rows, length), as x_0[None] "
+            "for one sequence"
+        )
+    if valid is not None and (valid.dtype != torch.bool or valid.shape not in (x_0.shape, x_0.shape[1:])):
+        raise ValueError(
+            f"valid is {valid.dtype} of shape {tuple(valid.shape)}; pass booleans of shape {tuple(x_0.shape)}, "
+            "False at padding"
+        )
+
+
+def _row_seeds(seed: int, x_0: Int[Tensor, "b L"], valid: Bool[Tensor, "b L"] | None) -> list[int]:
+    """Derive a seed from the tokens of each row, padding left out, and the number of equal rows before it."""
+    tokens = x_0 if valid is None else x_0.masked_fill(~valid, -1)
+    seen: Counter[str] = Counter()
+    seeds = []
+    for row in tokens.tolist():
+        key = str([token for token in row if token >= 0])
+        seeds.append(derive_seed(seed, f"{key} {seen[key]}"))
+        seen[key] += 1
+    return seeds
+
+
+def _of_rows(model: Any, row: Int[Tensor, " k"], valid: Tensor | None) -> Any:
+    """Return the model given the padding and labels of these rows."""
+    label = model.label if isinstance(model, DiscreteModel) else None
+    label = None if label is None or label.ndim == 0 else label[row]
+    if valid is None and label is None:
+        return model
+    return model.bind(label=label, valid=valid)
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Switch off dropout for a time."""
+    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def default_batch(device: torch.device, num_states: int, length: int) -> int:
+    """Return the draws to evaluate at a time: 16 on a CPU; on a GPU 2^16 tokens, or 2^30 logits if that is less."""
+    return 16 if device.type == "cpu" else max(1, min(2**16, 2**30 // num_states) // max(1, length))
 
 
 class LikelihoodEstimate(NamedTuple):
@@ -228,9 +367,8 @@ def _summary(found: Float[np.ndarray, "draws 5"], draws: _Draws) -> LikelihoodEs
     nats, variance = means.sum(-1), 0.0
     if isinstance(draws.estimator, MonteCarloEstimator) and draws.times is not None:
         shape = draws.times.strata.shape
-        trend = draws.estimator.trend(torch.from_numpy(draws.times.midpoints.ravel())).numpy()
-        adjusted = draws.times.adjust(
-            costs.sum(-1).reshape(shape), trend.reshape(shape), control_variates.reshape(*shape, -1)
+        adjusted = _adjust(
+            draws.estimator, draws.times, costs.sum(-1).reshape(shape), control_variates.reshape(*shape, -1)
         )
         nats, variance = adjusted.costs.mean(-1), adjusted.variance
     other_terms = means[:, 1:].sum(0)  # control variates adjust the diffusion term alone
@@ -244,6 +382,17 @@ def _summary(found: Float[np.ndarray, "draws 5"], draws: _Draws) -> LikelihoodEs
         lower=float(nats.sum() / tokens) if draws.estimator.is_exact else None,
         lower_stderr=0.0 if draws.estimator.is_exact else None,
     )
+
+
+def _adjust(
+    estimator: MonteCarloEstimator,
+    times: StratifiedTimes,
+    costs: Float[np.ndarray, "sequences draws"],
+    control_variates: Float[np.ndarray, "sequences draws 2"],
+) -> AdjustedCosts:
+    """Reduce the variance of the costs, and estimate what is left of it."""
+    trend = estimator.trend(torch.from_numpy(times.midpoints.ravel())).numpy()
+    return times.adjust(costs, trend.reshape(costs.shape), control_variates)
 
 
 def population_stderr(costs: Float[np.ndarray, " sequences"], lengths: Int[np.ndarray, " sequences"]) -> float | None:

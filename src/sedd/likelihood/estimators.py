@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion import validate
@@ -18,7 +18,7 @@ from sedd.diffusion.objective import AnyOrder, DenoisingScoreEntropy
 from sedd.diffusion.process import Absorbing, Process, at_token
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
-from sedd.likelihood.bound import BoundTerms, bound_terms, times_by_noise
+from sedd.likelihood.terms import BoundTerms, bound_terms, times_by_noise
 
 
 class Estimator(ABC):
@@ -81,9 +81,9 @@ def _change_rate(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
 
 
 def _excess_changes(
-    process: Process, schedule: Schedule, x_0: Tensor, x_t: Tensor, times: Times
+    process: Process, schedule: Schedule, x_0: Tensor, x_t: Tensor, times: Times, count: int | Tensor
 ) -> Float[Tensor, "b 2"]:
-    """changed/m − L, and −log m times it, both scaled by `_change_rate`; m is the probability that a token changes.
+    """changed/m − count, and −log m times it, both scaled by `_change_rate`; m is the probability that a token changes.
 
     A changed token costs about 1/m under absorbing noise and about −log m/m under uniform noise, whose ratios are that
     large. Both have expectation 0 for every model. They are 0 where tokens change with different probabilities.
@@ -93,7 +93,7 @@ def _excess_changes(
     token = torch.zeros_like(times.t, dtype=torch.long)
     m = 1 - process.transition(token, token, schedule.sigma(times.t))  # the same for every token
     m = m.clamp_min(torch.finfo(m.dtype).tiny)  # without noise no token changes, and the rate is 0
-    excess = _change_rate(times, schedule) * ((x_t != x_0).sum(-1) / m - x_0.shape[-1])
+    excess = _change_rate(times, schedule) * ((x_t != x_0).sum(-1) / m - count)
     return torch.stack([excess, -m.log() * excess], -1)
 
 
@@ -117,24 +117,32 @@ class BoundEstimator(MonteCarloEstimator):
 
     def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
         """Return the number of changed tokens of x_t minus its expectation."""
-        x_t, _, t, weight = inputs
-        return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight))
+        x_t, _, t, weight, valid = inputs
+        return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight), valid.sum(-1))
 
     def inputs(
-        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
+        self,
+        x_0: Int[Tensor, "b L"],
+        index: Int[Tensor, " b"],
+        u: Float[Tensor, " b"],
+        rng: CounterRNG,
+        valid: Bool[Tensor, "b L"] | None = None,
     ) -> tuple[Tensor, ...]:
-        """x_t, the sequence with the schedule's noise at t = 0, the time and its weight."""
+        """x_t, the sequence with the schedule's noise at t = 0, the time, its weight, and ``valid``.
+
+        Padding, where ``valid`` is False, stays without noise and does not count.
+        """
+        valid = torch.ones_like(x_0, dtype=torch.bool) if valid is None else valid
         times = times_by_noise(u, self.schedule)
         x_t, x_first = (
             self.process.corrupt_by(x_0, self.schedule.sigma(t), rng(x_0.shape[-1], event=event))
             for event, t in enumerate((times.t, torch.zeros_like(times.t)))
         )
-        return x_t, x_first, times.t, times.weight
+        return *(torch.where(valid, x, x_0) for x in (x_t, x_first)), times.t, times.weight, valid
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """The three terms."""
-        x_t, x_first, t, weight = inputs
-        valid = torch.ones_like(x_0, dtype=torch.bool)
+        x_t, x_first, t, weight, valid = inputs
         return bound_terms(model, self.process, self.schedule, x_0, x_t, x_first, Times(t, weight), valid)
 
 
@@ -158,7 +166,7 @@ class DiffusionTermEstimator(MonteCarloEstimator):
     def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
         """Return the number of changed tokens of x_t minus its expectation."""
         x_t, t, weight = inputs
-        return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight))
+        return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight), x_0.shape[-1])
 
     def inputs(
         self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
@@ -259,11 +267,16 @@ class AutoregressiveEstimator(Estimator):
         return 1
 
     def inputs(
-        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
+        self,
+        x_0: Int[Tensor, "b L"],
+        index: Int[Tensor, " b"],
+        u: Float[Tensor, " b"],
+        rng: CounterRNG,
+        valid: Bool[Tensor, "b L"] | None = None,
     ) -> tuple[Tensor, ...]:
-        """None: the model reads x_0."""
-        return ()
+        """``valid``: False at padding, which does not count."""
+        return (torch.ones_like(x_0, dtype=torch.bool) if valid is None else valid,)
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """−log p of every token given those before it."""
-        return diffusion_only(-at_token(model.log_next(x_0), x_0).sum(-1))
+        return diffusion_only(-torch.where(inputs[0], at_token(model.log_next(x_0), x_0), 0).sum(-1))

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from sedd.diffusion.process import Absorbing, at_token
 from sedd.diffusion.rng import CounterRNG
-from sedd.likelihood.bound import BoundTerms
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, diffusion_only
 from sedd.likelihood.order_options import check_all_orders_length
+from sedd.likelihood.terms import BoundTerms
 
 CHUNK = 256
 """Sets of revealed tokens that are evaluated at a time."""
