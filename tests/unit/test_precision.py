@@ -15,6 +15,7 @@ from sedd.diffusion.schedule import LogLinear
 from sedd.evaluation import results
 from sedd.evaluation.quality.judge import Judge, score_in_low_precision
 from sedd.likelihood import BoundEstimator, PrecisionCheck, check_precision, estimate_likelihood
+from sedd.likelihood.estimate import default_batch
 from sedd.nn.transformer import Modern
 from sedd.runtime.distributed import Ranks
 from sedd.training.datasets import open_datasets
@@ -145,13 +146,10 @@ def test_models_by_precision(tmp_path: Path) -> None:
         results.models_by_precision(given, "float16")
 
 
-def test_the_batch_of_a_gpu_is_limited_by_tokens_and_logits(tmp_path: Path) -> None:
-    given = loaded(tmp_path)
-    assert results.default_batch(given, 8) == 16
-    on_gpu = given._replace(network=network().to("meta"))
-    assert results.default_batch(on_gpu, 256) == 256
-    large = on_gpu._replace(process=Absorbing(50_257))
-    assert results.default_batch(large, 1024) == 20
+def test_the_batch_of_a_gpu_is_limited_by_tokens_and_logits() -> None:
+    assert default_batch(torch.device("cpu"), 9, 8) == 16
+    assert default_batch(torch.device("meta"), 9, 256) == 256
+    assert default_batch(torch.device("meta"), 50_258, 1024) == 20
 
 
 class RowJudge(Judge):

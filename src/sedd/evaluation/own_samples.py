@@ -12,11 +12,11 @@ from sedd import factory, generate
 from sedd.diffusion.rng import CounterRNG, derive_seed
 from sedd.evaluation.corpus import sample_corpus
 from sedd.evaluation.protocols import OWN_SAMPLES
-from sedd.evaluation.results import default_batch, make_record
+from sedd.evaluation.results import make_record
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence
 from sedd.likelihood import ImportanceWeightedEstimator, LikelihoodEstimate, OwnSampleBounds, own_sample_bounds
-from sedd.likelihood.estimate import OnProgress, population_stderr
+from sedd.likelihood.estimate import OnProgress, default_batch, population_stderr
 from sedd.runtime.distributed import Ranks
 
 
@@ -53,7 +53,8 @@ def evaluate_own_samples(
     by = factory.build_estimator(None, loaded, OWN_SAMPLES.terms, orders=orders)
     if not isinstance(by, ImportanceWeightedEstimator):
         raise ValueError(f"orders is {orders!r}; samples are bounded from both sides by a number of orders, such as 16")
-    batch = default_batch(loaded, loaded.config.model.seq_len) if batch is None else batch
+    length = loaded.config.model.seq_len
+    batch = default_batch(loaded.device, loaded.process.num_states, length) if batch is None else batch
     drawn = _generate(loaded, samples, seed, batch)
     found = torch.zeros(samples, 2, dtype=torch.float64, device=ranks.device)
     mine = list(torch.arange(samples, device=ranks.device).split(batch))[ranks.rank :: ranks.world_size]

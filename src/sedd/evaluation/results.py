@@ -13,11 +13,10 @@ from sedd.likelihood import (
     BoundTerms,
     Estimator,
     LikelihoodEstimate,
-    estimate,
     estimate_difference,
     estimate_likelihood,
 )
-from sedd.likelihood.estimate import OnProgress
+from sedd.likelihood.estimate import OnProgress, default_batch
 from sedd.likelihood.order_options import Orders
 from sedd.runtime.distributed import Ranks
 
@@ -73,7 +72,9 @@ def evaluate(
         corpus.sequences,
         draws=draws,
         seed=seed if noise_seed is None else noise_seed,
-        batch=default_batch(loaded, max(map(len, corpus.sequences))) if batch is None else batch,
+        batch=default_batch(loaded.device, loaded.process.num_states, max(map(len, corpus.sequences)))
+        if batch is None
+        else batch,
         ranks=ranks,
         low_precision_model=models.low_precision_model,
         on_progress=on_progress,
@@ -137,7 +138,7 @@ def evaluate_difference(
     """
     by = factory.build_estimator(None, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
-    batch = default_batch(loaded, max(map(len, corpus.sequences)))
+    batch = _batch(loaded, corpus)
     models = (loaded.model, other.model)
     found = estimate_difference(
         models, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
@@ -202,9 +203,8 @@ def _precision_fields(found: LikelihoodEstimate, models: ModelsByPrecision) -> d
     return {"precision": "bfloat16" if check.is_negligible else "float32", "bfloat16_difference": difference}
 
 
-def default_batch(loaded: LoadedModel, length: int) -> int:
-    """Return the draws to evaluate at a time."""
-    return estimate.default_batch(loaded.device, loaded.process.num_states, length)
+def _batch(loaded: LoadedModel, corpus: Corpus) -> int:
+    return default_batch(loaded.device, loaded.process.num_states, max(map(len, corpus.sequences)))
 
 
 def _per_unit(value: float | None, units_per_token: float | None, digits: int = DIGITS) -> float | None:

@@ -11,7 +11,7 @@ from sedd.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sedd.likelihood.estimate import (
-        Bound,
+        BoundEstimate,
         LikelihoodDifference,
         LikelihoodEstimate,
         bound,
@@ -41,7 +41,7 @@ __all__ = [
     "AllOrdersEstimator",
     "AnyOrderEstimator",
     "AutoregressiveEstimator",
-    "Bound",
+    "BoundEstimate",
     "BoundEstimator",
     "BoundTerms",
     "DiffusionTermEstimator",
@@ -67,7 +67,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "estimate": [
-            "Bound",
+            "BoundEstimate",
             "LikelihoodDifference",
             "LikelihoodEstimate",
             "bound",

@@ -31,7 +31,7 @@ OnProgress = Callable[[int, int], None]
 """Called with the number of draws that this process has finished, and how many it has in all."""
 
 
-class Bound(NamedTuple):
+class BoundEstimate(NamedTuple):
     """An upper bound on −log p of each sequence, in nats; the exact value for an autoregressive model."""
 
     nats: Float[Tensor, " b"]
@@ -48,7 +48,7 @@ def bound(
     *,
     valid: Bool[Tensor, "b L"] | None = None,
     batch: int | None = None,
-) -> Bound:
+) -> BoundEstimate:
     """Bound −log p of each sequence by the variational bound (negative ELBO).  [§8]
 
     The noise of a row is a function of the seed, the row's tokens and the number of equal rows before it. So different
@@ -103,7 +103,7 @@ def bound(
         for i in range(rows):
             adjusted = _adjust(by, times[i], values[i : i + 1, :, 0], values[i : i + 1, :, 1:])
             nats[i], variance[i] = adjusted.costs.mean(), adjusted.variance
-    return Bound(*(torch.from_numpy(column).to(device) for column in (nats, variance**0.5)))
+    return BoundEstimate(*(torch.from_numpy(column).to(device) for column in (nats, variance**0.5)))
 
 
 def _device(model: Any, x_0: Tensor) -> torch.device:
