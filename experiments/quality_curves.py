@@ -35,8 +35,7 @@ from sedd.diffusion import categorical
 from sedd.evaluation.quality import evaluate_samples, judges
 from sedd.evaluation.quality import samples as sample_sets
 from sedd.evaluation.quality.mauve import MauveReference
-from sedd.generate.run import build_warping, with_padding
-from sedd.sampling import SamplingModel
+from sedd.generate.run import with_padding
 
 ABSORBING = ("euler", "tweedie", "first-hitting", "remask", "theta", "confidence")
 UNIFORM = ("euler", "tweedie", "theta")
@@ -183,9 +182,7 @@ class Study:
         fused = False if setting.draws == "float32" else None  # draws from logits have no table to race over
         name = Path(self.args.model).name
         with draw_precision(setting.draws):
-            model = SamplingModel(self.loaded.model, warping=build_warping(options), fused=fused)
-            options = with_padding(self.loaded, options)
-            run = generate.SamplingRun(model, options)
+            run = generate.SamplingRun(self.loaded.model, with_padding(self.loaded, options), fused=fused)
             prompt = generate.blank_prompt(self.loaded, self.args.count, self.args.length)
             drawn = sample_sets.generate_samples(
                 self.loaded, run, prompt, self.args.batch, name, lambda done, total: None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sedd.diffusion.objective import Objective
     from sedd.likelihood import Estimator
     from sedd.likelihood.order_options import Orders
-    from sedd.sampling import Sampler, SamplingModel, Warping
+    from sedd.sampling import Sampler
 
 WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
@@ -169,17 +169,18 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> "Sampler":
 
     Args:
         name: Its name; None: the default of the model.
-        model: A model, or a `sampling.SamplingModel` with guidance or warping.
+        model: A model, or a wrapper of one.
         **options: Options of the sampler: ``theta``, ``eta``, ``sites`` …
     """
     from sedd import sampling
 
-    if isinstance(_base_model(model), parameterizations.CausalModel):
+    base = sampling.base_model(model)
+    if isinstance(base, parameterizations.CausalModel):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
         return sampling.LeftToRight()
     name = name or default_sampler(model)
-    if name == "ancestral" and not isinstance(_base_model(model), parameterizations.HiddenStateDenoiser):
+    if name == "ancestral" and not isinstance(base, parameterizations.HiddenStateDenoiser):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
@@ -191,16 +192,11 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> "Sampler":
     return sampler
 
 
-def _base_model(model: Any) -> Any:
-    """Return the model without guidance and warping."""
-    from sedd.sampling import SamplingModel
-
-    return model.model if isinstance(model, SamplingModel) else model
-
-
 def default_sampler(model: Any) -> str:
     """Return the name of the default sampler of a model."""
-    model = _base_model(model)
+    from sedd.sampling import base_model
+
+    model = base_model(model)
     if isinstance(model, parameterizations.CausalModel):
         return "left-to-right"
     if not isinstance(model, parameterizations.HiddenStateDenoiser):
@@ -423,18 +419,15 @@ def condition_on_label(loaded: LoadedModel, label: str | None) -> LoadedModel:
     return loaded._replace(model=loaded.model.bind(label=number), label=label)
 
 
-def build_sampling_model(
-    loaded: LoadedModel, label: str | None, guidance: float = 1.0, warping: "Warping | None" = None
-) -> "SamplingModel":
-    """Build the model to sample from: conditioned on a label, with classifier-free guidance and warping.
+def build_guided_model(loaded: LoadedModel, label: str | None, guidance: float = 1.0) -> Any:
+    """Build the model to sample from: conditioned on a label, with classifier-free guidance.
 
     Args:
         loaded: The model.
         label: The label; None: none.
         guidance: Guidance weight: 0 is the model without the label, 1 the model of the label; above 1 it extrapolates.
-        warping: Temperature, top-k and top-p.
     """
-    from sedd.sampling import SamplingModel
+    from sedd.sampling import Guided
 
     if not 0 <= guidance < math.inf:
         raise ValueError(
@@ -444,10 +437,10 @@ def build_sampling_model(
         raise ValueError(f"guidance is {guidance}, and there is no label to guide to; give one, or leave guidance out")
     conditional = condition_on_label(loaded, label)
     if guidance in (0, 1):
-        return SamplingModel((conditional if guidance else loaded).model, warping=warping)
+        return (conditional if guidance else loaded).model
     if isinstance(conditional.model, parameterizations.CausalModel):
         raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
-    return SamplingModel(conditional.model, unconditional=loaded.model, guidance=guidance, warping=warping)
+    return Guided(conditional.model, loaded.model, guidance)
 
 
 def _load(names: registry.Registry, name: str, base: type) -> Any:

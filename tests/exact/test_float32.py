@@ -11,7 +11,7 @@ from sedd.diffusion.objective import D3PM, DenoisingScoreEntropy, Objective
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import Geometric, LogLinear
-from sedd.sampling import SamplingModel
+from sedd.sampling import wrapper
 
 N = 50_257
 SIGMAS = torch.logspace(-6, 1.301, 12).clamp_max(20.0)
@@ -243,9 +243,7 @@ def test_a_small_number_of_steps_under_uniform_noise(steps: int, sampler: str) -
 @pytest.mark.parametrize("steps", [1, 4])
 def test_long_steps_in_float32_are_caught(steps: int, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The score rounds to 1, or no weight is above 0 and tokens stay what the noise made them."""
-    monkeypatch.setattr(
-        SamplingModel, "_guided_log_score", lambda self, hidden, x, sigma: self.model.log_score_at(hidden, x, sigma)
-    )
+    monkeypatch.setattr(wrapper, "log_score_at", lambda model, hidden, x, sigma: model.log_score_at(hidden, x, sigma))
     if mutant.startswith("terms"):
         monkeypatch.setattr(
             Uniform,

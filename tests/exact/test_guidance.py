@@ -20,6 +20,7 @@ from sedd.sampling import (
     Euler,
     FirstHitting,
     Gibbs,
+    Guided,
     Ordered,
     Remask,
     Sampler,
@@ -27,7 +28,8 @@ from sedd.sampling import (
     Steps,
     Theta,
     Tweedie,
-    Warping,
+    Warped,
+    base_model,
     empty,
     uniform_grid,
 )
@@ -114,19 +116,8 @@ def labelled(
 
 def guided_model(
     kind: tuple[str, str], label: int, weight: float, length: int = LENGTH, schedule: LogLinear = SCHEDULE
-) -> SamplingModel:
-    return guided(*(labelled(kind, one, length, schedule) for one in (None, label)), weight)
-
-
-def guided(free: object, given: object, weight: float, warping: Warping | None = None) -> SamplingModel:
-    return SamplingModel(given, unconditional=free, guidance=weight, warping=warping)
-
-
-def warped(model: object, warping: Warping) -> SamplingModel:
-    """The same model, guided or not, with a temperature."""
-    if isinstance(model, SamplingModel):
-        return guided(model.unconditional, model.model, model.guidance, warping)
-    return SamplingModel(model, warping=warping)
+) -> Guided:
+    return Guided(*(labelled(kind, one, length, schedule) for one in (label, None)), weight)
 
 
 def finest(kind: tuple[str, str]) -> tuple[Sampler, int | None]:
@@ -314,10 +305,11 @@ SAMPLERS: dict[str, tuple[str, Sampler]] = {
 CASES = [(name, kind) for name, (needs, _) in SAMPLERS.items() for kind in KINDS if needs in ("any", *kind)]
 
 
-@pytest.mark.parametrize("warping", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_draws_have_the_enumerated_distribution(name: str, kind: tuple[str, str], warping: Warping) -> None:
-    chosen, model = SAMPLERS[name][1], warped(guided_model(kind, 0, 2.0), warping)
+def test_draws_have_the_enumerated_distribution(name: str, kind: tuple[str, str], temperature: float) -> None:
+    chosen, model = SAMPLERS[name][1], guided_model(kind, 0, 2.0)
+    model = model if temperature == 1 else Warped(model, temperature)
     x = run(chosen, model, empty(COUNT, LENGTH), 5, seed=3)
     assert p_value(x, enumerated(chosen, model, 5), TOKENS) > FAMILY / 100
 
@@ -346,9 +338,9 @@ class Rates:
 
 MUTANTS: dict[str, Callable[[ScoreModel | MeanModel, ScoreModel | MeanModel], object]] = {
     "not normalised": lambda free, given: Rates(free, given, 2.5),
-    "label ignored": lambda free, given: guided(free, free, 2.5),
-    "label and none swapped": lambda free, given: guided(given, free, 2.5),
-    "weight counted from the label": lambda free, given: guided(free, given, 3.5),
+    "label ignored": lambda free, given: Guided(free, free, 2.5),
+    "label and none swapped": lambda free, given: Guided(free, given, 2.5),
+    "weight counted from the label": lambda free, given: Guided(given, free, 3.5),
 }
 
 
@@ -366,15 +358,31 @@ def test_wrong_guidance_is_caught(kind: tuple[str, str], mutant: str) -> None:
 # Calls and impossible tokens ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("warping", [Warping(), Warping(0.7)], ids=["plain", "tempered"])
-def test_two_calls_are_counted_as_two(warping: Warping) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_two_calls_are_counted_as_two(temperature: float) -> None:
     kind = ("absorbing", "mean")
     calls = {}
     for name, model in (("label", labelled(kind, 1)), ("guided", guided_model(kind, 1, 2.0))):
-        view = SamplingModel.of(warped(model, warping))
+        view = SamplingModel(Warped(model, temperature))
         Ordered().sample(view, 7, LENGTH, steps=5)
         calls[name] = view.calls, view.rows
     assert calls == {"label": (LENGTH, 7 * LENGTH), "guided": (2 * LENGTH, 2 * 7 * LENGTH)}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_wrapper_is_a_model(kind: tuple[str, str]) -> None:
+    """Wrapped in each other, in either order, and by a wrapper that changes nothing."""
+    model, given, free = guided_model(kind, 1, 2.0), labelled(kind, 1), labelled(kind, None)
+    x = exact.all_sequences(model.process.num_states, LENGTH)
+    sigma, noisy = tensor(0.7).expand(len(x)), model.process.is_noisy(x)
+    for one, other in ((Warped(given), given), (Guided(given, given, 2.0), given)):
+        torch.testing.assert_close(one(x, sigma)[noisy], other(x, sigma)[noisy], rtol=1e-6, atol=1e-6)
+    inside = Guided(Warped(given, 0.7), Warped(free, 0.7), 2.0)
+    torch.testing.assert_close(inside.log_mean(x, sigma).exp().sum(-1), torch.ones(x.shape).double())
+    assert isinstance(base_model(Warped(inside)), type(given))
+    if kind[1] == "mean":  # p^(1/T) of a mixture of log p is the mixture of p^(1/T)
+        found, right = inside.log_mean(x, sigma), Warped(model, 0.7).log_mean(x, sigma)
+        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
@@ -383,7 +391,8 @@ def test_what_a_label_rules_out_is_never_drawn(process: Process) -> None:
     both, one = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 0.0, 0.0])
     for weight in (0.4, 2.5):
         scores = (exact.Score(exact.Distribution(p.double()), process, LogLinear(1e-8)) for p in (both, one))
-        found = enumerated(Tweedie(), guided(*scores, weight), 6, 1)
+        free, given = scores
+        found = enumerated(Tweedie(), Guided(given, free, weight), 6, 1)
         torch.testing.assert_close(found, one.double(), atol=1e-5, rtol=0)
 
 

@@ -36,6 +36,7 @@ from sedd.sampling import (
     Steps,
     Theta,
     Tweedie,
+    Warped,
     Warping,
     uniform_grid,
 )
@@ -112,9 +113,7 @@ def run(
     cached: bool = True,
     fused: bool | None = None,
 ) -> torch.Tensor:
-    model = SamplingModel.of(model)
-    model.cached, model.fused = model.cached and cached, fused
-    return chosen.sample(model, prompt, seed=seed, steps=steps).cpu()
+    return chosen.sample(SamplingModel(model, cached=cached, fused=fused), prompt, seed=seed, steps=steps).cpu()
 
 
 def p_value(x: torch.Tensor, distribution: torch.Tensor, num_states: int) -> float:
@@ -590,7 +589,7 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     x = exact.all_sequences(process.num_states, 3)
     sigma = schedule.sigma(tensor(0.4)).expand(len(x))
     plain = reverse.denoised_probs(process, model(x, sigma), x, sigma)
-    sharp = SamplingModel(model, warping=Warping(temperature=0.5))
+    sharp = Warped(model, temperature=0.5)
     found = reverse.denoised_probs(process, sharp(x, sigma), x, sigma)
     free = process.is_noisy(x)
     torch.testing.assert_close(found[free], reverse.normalize_probs(plain**2)[free], rtol=1e-7, atol=1e-9)
@@ -603,9 +602,9 @@ def test_temperature_one_changes_nothing_and_the_distributions_follow() -> None:
     """Warped models are sampled too: one position per call draws Π p^(1/T), normalised step by step."""
     chosen, model = FirstHitting(), models(*SETTINGS[0])["true"]
     distribution = exact.sample_distribution(chosen, model, BLANK, 5)
-    same = exact.sample_distribution(chosen, SamplingModel(model, warping=Warping()), BLANK, 5)
+    same = exact.sample_distribution(chosen, Warped(model), BLANK, 5)
     assert total_variation(distribution, same) <= 1e-12
-    cold = SamplingModel(model, warping=Warping(temperature=0.7, top_k=2))
+    cold = Warped(model, temperature=0.7, top_k=2)
     x = run(chosen, cold, Prompt(BLANK.expand(COUNT, -1)), 5)
     assert p_value(x, exact.sample_distribution(chosen, cold, BLANK, 5), 4) > FAMILY
     assert total_variation(exact.sample_distribution(chosen, cold, BLANK, 5), distribution) > 0.05

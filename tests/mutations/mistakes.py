@@ -829,6 +829,20 @@ MISTAKES = [
         "exact/test_guidance.py::test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture",
     ),
     Mistake(
+        "guidance counts one network",
+        "sampling/guidance.py",
+        "return networks_per_call(self.model) + networks_per_call(self.unconditional)",
+        "return networks_per_call(self.model)",
+        "exact/test_guidance.py::test_two_calls_are_counted_as_two",
+    ),
+    Mistake(
+        "a temperature changes the rate at which masks are revealed",
+        "sampling/warping.py",
+        "        log_score = log_score_at(self.model, hidden, x_t, sigma)\n",
+        "        log_score = log_score_at(self.model, hidden, x_t, 0.9 * sigma)\n",
+        f"{DRAWS}::test_temperature_acts_on_the_clean_token_alone",
+    ),
+    Mistake(
         "the rows of a second batch repeat the first",
         "generate/run.py",
         "indices = first + torch.arange(",

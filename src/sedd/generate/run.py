@@ -11,7 +11,7 @@ from sedd import factory
 from sedd.border import check_count
 from sedd.diffusion.rng import PRECISION, CounterRNG
 from sedd.generate.settings import SamplingSettings, check_length
-from sedd.sampling import Prompt, SamplingModel, State, Warping, empty
+from sedd.sampling import Prompt, SamplingModel, State, Warped, empty, networks_per_call
 
 REVEAL_PADDING_LAST = ("confidence", "entropy")
 """Samplers that take the id of padding, as they would else reveal it first."""
@@ -47,15 +47,17 @@ class SamplingRun:
     """A model with its sampler, time grid and seed; ``stats`` counts samples, network calls and seconds.
 
     Args:
-        model: A model, `exact.Score`, or a `SamplingModel` that has the warping of the settings.
+        model: A model, `exact.Score`, or a wrapper of one.
         settings: How to sample. The label and guidance are those of `of`, which binds them to the model.
+        fused: As for `SamplingModel`.
     """
 
-    def __init__(self, model: Any, settings: SamplingSettings) -> None:
-        self.settings, self.stats = settings, SamplingStats()
-        if not isinstance(model, SamplingModel):
-            model = SamplingModel(model, warping=build_warping(settings))
-        self.model: SamplingModel = model
+    def __init__(self, model: Any, settings: SamplingSettings, fused: bool | None = None) -> None:
+        self.settings, self.stats, self.fused = settings, SamplingStats(), fused
+        self.requires_finite = False
+        """Whether hidden states that are not finite raise FloatingPointError."""
+        warping = settings.temperature, settings.top_p, settings.top_k
+        self.model = model if warping == (1, 1, None) else Warped(model, *warping)
         self.name = settings.sampler or factory.default_sampler(model)
         self.sampler = factory.build_sampler(settings.sampler, model, **settings.options)
         self.times = self.sampler.times(factory.build_grid(settings.grid, settings.steps))
@@ -64,7 +66,7 @@ class SamplingRun:
     @staticmethod
     def of(loaded: factory.LoadedModel, settings: SamplingSettings) -> "SamplingRun":
         """Build the run of a loaded model, conditioned on the label of the settings."""
-        model = factory.build_sampling_model(loaded, settings.label, settings.guidance, build_warping(settings))
+        model = factory.build_guided_model(loaded, settings.label, settings.guidance)
         return SamplingRun(model, with_padding(loaded, settings))
 
     def describe(self) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class SamplingRun:
         calls = sum(
             self.sampler.expected_calls(self.model, self.times, count) for count in prompt.blank.sum(-1).tolist()
         )
-        return self.model.networks_per_call * calls
+        return networks_per_call(self.model) * calls
 
     def states(self, prompt: Prompt, first: int = 0) -> Iterator[State]:
         """Yield the states of one batch, from noise to data.
@@ -94,7 +96,8 @@ class SamplingRun:
             factory.check_memory(least, what, "choose a smaller batch or length")
         start = time.perf_counter()
         indices = first + torch.arange(len(prompt.given), device=prompt.given.device)
-        model = SamplingModel.of(self.model)
+        model = SamplingModel(self.model, fused=self.fused)
+        model.requires_finite = self.requires_finite
         for state in self.sampler.trajectory(model, prompt, seed=self.settings.seed, steps=self.times, rows=indices):
             if state.x.device.type == "cpu":  # a GPU is waited for at the end alone
                 model.check_finite()
@@ -124,11 +127,6 @@ def with_padding(loaded: factory.LoadedModel, settings: SamplingSettings) -> Sam
     if loaded.learned_pad is None or settings.sampler not in REVEAL_PADDING_LAST:
         return settings
     return replace(settings, options={"pad": loaded.learned_pad, **settings.options})
-
-
-def build_warping(settings: SamplingSettings) -> Warping:
-    """Return the temperature, top-p and top-k of the settings."""
-    return Warping(settings.temperature, settings.top_p, settings.top_k)
 
 
 def blank_prompt(loaded: factory.LoadedModel, count: int, length: int | None) -> Prompt:

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from sedd.sampling.first_hitting import FirstHitting, Ordered, Plan
     from sedd.sampling.gibbs import Gibbs
     from sedd.sampling.grid import Ancestral, Euler, FactorizedSampler, Tweedie
+    from sedd.sampling.guidance import Guided
     from sedd.sampling.remasking import Remask
     from sedd.sampling.theta import Theta
-    from sedd.sampling.warping import Warping
+    from sedd.sampling.warping import Warped, Warping
+    from sedd.sampling.wrapper import Wrapper, base_model, networks_per_call
 
 __all__ = [
     "Ancestral",
@@ -44,6 +46,7 @@ __all__ = [
     "FirstHitting",
     "Gibbs",
     "GridSampler",
+    "Guided",
     "LeftToRight",
     "Ordered",
     "Plan",
@@ -56,11 +59,15 @@ __all__ = [
     "Steps",
     "Theta",
     "Tweedie",
+    "Warped",
     "Warping",
+    "Wrapper",
+    "base_model",
     "cosine_grid",
     "draw_clean_tokens",
     "empty",
     "given_grid",
+    "networks_per_call",
     "sigma_of_masked_fraction",
     "time_grid",
     "uniform_grid",
@@ -90,8 +97,10 @@ __getattr__ = lazy_names(
         "first_hitting": ["FirstHitting", "Ordered", "Plan"],
         "gibbs": ["Gibbs"],
         "grid": ["Ancestral", "Euler", "FactorizedSampler", "Tweedie"],
+        "guidance": ["Guided"],
         "remasking": ["Remask"],
         "theta": ["Theta"],
-        "warping": ["Warping"],
+        "warping": ["Warped", "Warping"],
+        "wrapper": ["Wrapper", "base_model", "networks_per_call"],
     },
 )

@@ -183,7 +183,7 @@ class Sampler(ABC):
         """Yield the states from noise to data, without gradients; the last holds tokens only.
 
         Args:
-            model: The model. A `SamplingModel` counts the calls of this run.
+            model: The model. A new `SamplingModel` of it counts the calls of this run.
             prompt: A number of sequences, or the tokens of each, where −1 is to be filled.
             length: Tokens per sequence, where ``prompt`` is a number.
             seed: Decides the draws, with a row's number: a row does not depend on its batch.

@@ -1,6 +1,5 @@
-"""The model as samplers use it: cached hidden states, counted calls, guidance, warping, and draws at some positions."""
+"""The model during a sampling run: cached hidden states, counted calls, and draws at some positions."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple, final
 
@@ -10,13 +9,11 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.parameterization import HiddenStateDenoiser, LogitsModel
+from sedd.diffusion.parameterization import LogitsModel
 from sedd.diffusion.process import Process
-from sedd.diffusion.reverse import denoised_probs
 from sedd.diffusion.schedule import Schedule
 from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
-from sedd.sampling.guidance import check_guidance, guide_log_mean, guide_log_score
-from sedd.sampling.warping import Warping
+from sedd.sampling import wrapper
 
 
 class DrawPlan(NamedTuple):
@@ -39,52 +36,24 @@ class DrawPlan(NamedTuple):
 
 @final
 class SamplingModel:
-    """A model with all that one sampling run adds to it.
+    """A model during one sampling run: hidden states are cached, calls are counted, and tokens are drawn.
 
-    - The hidden states of the last call are cached: of a model that does not depend on the noise level, only rows that
-      have changed are computed again.
-    - Calls and rows are counted.
-    - With an ``unconditional`` model, both are mixed by classifier-free guidance.
-    - ``warping`` sharpens p(x_0 | x); the log-score follows from it.
-
-    It is called as any model is: ``(x, sigma)`` gives the log-score at every position.
+    Of a model that does not depend on the noise level, hidden states are computed again only for rows that have
+    changed since the last call.
 
     Reference: caching of time-free models is that of Ou et al. 2024, arXiv 2406.03736.
 
     Args:
-        model: A model with hidden states: a parameterized network, or `exact.Score`.
-        unconditional: The same model without the label.
-        guidance: The weight γ of the label; 1 without ``unconditional``.
-        warping: Temperature, top-k and top-p.
+        model: A model with hidden states: a parameterized network, `exact.Score`, or a `Wrapper` of one.
         cached: Whether hidden states of unchanged rows are reused, where that is exact.
         fused: Whether tokens are drawn from logits without a table of probabilities; None: where there is a kernel.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        unconditional: Any = None,
-        guidance: float = 1.0,
-        warping: Warping | None = None,
-        cached: bool = True,
-        fused: bool | None = None,
-    ) -> None:
-        if unconditional is not None:
-            check_guidance(guidance)
-        self.model, self.unconditional, self.guidance = model, unconditional, guidance
+    def __init__(self, model: Any, *, cached: bool = True, fused: bool | None = None) -> None:
+        self.model, self.fused = model, fused
         self.process: Process = model.process
         self.schedule: Schedule = model.schedule
-        self.warping, self.fused = warping or Warping(), fused
-        self._models = (model,) if unconditional is None else (unconditional, model)
-        self.is_denoiser = all(isinstance(one, HiddenStateDenoiser) for one in self._models)
-        self.depends_on_sigma = any(one.depends_on_sigma for one in self._models)
-        self.cached = cached and not self.depends_on_sigma
-        self.requires_finite = False
-        """Whether hidden states that are not finite raise FloatingPointError."""
-        self._reset()
-
-    def _reset(self) -> None:
+        self.cached = cached and not model.depends_on_sigma
         self.calls = 0
         """How often a network was called, on any number of rows."""
         self.rows = 0
@@ -93,23 +62,11 @@ class SamplingModel:
         """How many positions had a weight below 0, which was clamped."""
         self.finite: Tensor | bool = True
         """Whether no hidden state was NaN or inf, and all sums of p(x_0 | x) were finite; no GPU is waited for."""
+        self.requires_finite = False
+        """Whether hidden states that are not finite raise FloatingPointError."""
         self._x: Tensor | None = None
         self._hidden: Tensor | None = None
         self._prefetched: Tensor | None = None
-
-    @classmethod
-    def of(cls, model: Any) -> "SamplingModel":
-        """Return ``model`` for a new run: with an empty cache and counters at 0."""
-        if not isinstance(model, SamplingModel):
-            return cls(model)
-        fresh = copy.copy(model)
-        fresh._reset()
-        return fresh
-
-    @property
-    def networks_per_call(self) -> int:
-        """Network calls per call of this model: two with guidance."""
-        return len(self._models)
 
     # Hidden states -----------------------------------------------------------------------------------------
 
@@ -150,112 +107,41 @@ class SamplingModel:
         self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
         """Return the hidden states without the cache."""
-        self.calls, self.rows = self.calls + len(self._models), self.rows + len(self._models) * len(x)
-        hidden = self._compute(x, sigma, valid)
+        networks = wrapper.networks_per_call(self.model)
+        self.calls, self.rows = self.calls + networks, self.rows + networks * len(x)
+        hidden: Tensor = self.model.hidden(x, sigma, valid)
         if self.requires_finite and not hidden.isfinite().all():
             raise FloatingPointError("the network's output is not finite")
         self.finite = (hidden < torch.inf).all() & self.finite  # an exact score has −inf
         return hidden
-
-    def _compute(self, x: Tensor, sigma: Tensor, valid: Tensor | None = None) -> Tensor:
-        hidden: list[Tensor] = [model.hidden(x, sigma, valid) for model in self._models]
-        return torch.cat(hidden, -1) if len(hidden) > 1 else hidden[0]
 
     # Distributions at some positions -----------------------------------------------------------------------
 
     def log_score_at(
         self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k n"]:
-        """Return the log-score at k positions, guided and warped."""
-        log_score = self._guided_log_score(hidden, x, sigma)
-        if self.warping.is_identity:
-            return log_score
-        log_mean = self.log_mean_at(hidden, x, sigma)
-        return self.process.rescore(log_score[:, None], log_mean[:, None], x[:, None], sigma)[:, 0]
+        """Return the log-score at k positions, in float64."""
+        return wrapper.log_score_at(self.model, hidden, x, sigma)
 
     def log_mean_at(
         self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k N"]:
-        """Return log p(x_0 | x) at k positions, guided and warped."""
-        if self.is_denoiser:
-            log_mean = self._guided_log_mean(hidden, x, sigma)
-        else:
-            log_mean = self._denoised(hidden, x, sigma).log()
-        return log_mean if self.warping.is_identity else self.warping(log_mean)
+        """Return log p(x_0 | x) of a denoiser at k positions."""
+        if not wrapper.is_denoiser(self.model):
+            raise ValueError("sampler ancestral needs a denoiser (parameterization mean); use tweedie for a score")
+        log_mean: Tensor = self.model.log_mean_at(hidden, x, sigma)
+        return log_mean
 
     def clean_probs_at(
         self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k N"]:
         """Return p(x_0 | x) at k positions: a denoiser's own, or the one that the score implies."""
-        if self.is_denoiser or not self.warping.is_identity:
-            return self.log_mean_at(hidden, x, sigma).exp()
-        return self._denoised(hidden, x, sigma)
+        return wrapper.clean_probs_at(self.model, hidden, x, sigma)
 
     def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
-        """Return the log-probabilities of the next token of an autoregressive model at k positions, warped."""
-        return self.warping(self.model.log_next_at(hidden))
-
-    def _guided_log_score(self, hidden: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-        """Return the log-score in float64, since long steps under uniform noise multiply rounding errors by e^Δσ."""
-        if self.unconditional is None:
-            log_score: Tensor = self.model.log_score_at(hidden, x, sigma)
-            return log_score.double()
-        if self.is_denoiser:
-            log_mean = self._guided_log_mean(hidden, x, sigma)
-            return self.process.mean_score(log_mean[:, None], x[:, None], sigma)[:, 0].double()
-        unconditional, conditional = hidden.chunk(2, -1)
-        return guide_log_score(
-            self.process,
-            self.unconditional.log_score_at(unconditional, x, sigma).double(),
-            self.model.log_score_at(conditional, x, sigma).double(),
-            self.guidance,
-        )
-
-    def _guided_log_mean(self, hidden: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-        if self.unconditional is None:
-            log_mean: Tensor = self.model.log_mean_at(hidden, x, sigma)
-            return log_mean
-        unconditional, conditional = hidden.chunk(2, -1)
-        return guide_log_mean(
-            self.unconditional.log_mean_at(unconditional, x, sigma),
-            self.model.log_mean_at(conditional, x, sigma),
-            self.guidance,
-        )
-
-    def _denoised(self, hidden: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-        log_score = self._guided_log_score(hidden, x, sigma)
-        return denoised_probs(self.process, log_score[:, None], x[:, None], sigma)[:, 0]
-
-    # Distributions at every position, for proofs and demonstrations ----------------------------------------
-
-    def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """Return the log-score at every position, guided and warped."""
-        if self._is_plain:
-            log_score: Tensor = self.model(x_t, sigma)
-            return log_score
-        return self._everywhere(self.log_score_at, x_t, sigma)
-
-    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
-        """Return log p(x_0 | x_t) at every position, guided and warped."""
-        if self._is_plain and self.is_denoiser:
-            log_mean: Tensor = self.model.log_mean(x_t, sigma)
-            return log_mean
-        return self._everywhere(self.log_mean_at, x_t, sigma)
-
-    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
-        """Return the log-probabilities of the next token at every position, warped."""
-        log_p: Tensor = self.model.log_next(x_0)
-        return self.warping(log_p.flatten(0, -2)).view(log_p.shape)
-
-    @property
-    def _is_plain(self) -> bool:
-        return self.unconditional is None and self.warping.is_identity
-
-    def _everywhere(self, function_at: Any, x_t: Tensor, sigma: Tensor) -> Tensor:
-        rows, length = x_t.reshape(-1, x_t.shape[-1]), x_t.shape[-1]
-        hidden = self._compute(rows, sigma.reshape(-1)).flatten(0, 1)
-        found: Tensor = function_at(hidden, rows.flatten(), sigma.reshape(-1).repeat_interleave(length))
-        return found.view(*x_t.shape, -1)
+        """Return the log-probabilities of the next token of an autoregressive model at k positions."""
+        log_p: Tensor = self.model.log_next_at(hidden)
+        return log_p
 
     # Draws -------------------------------------------------------------------------------------------------
 
@@ -263,7 +149,7 @@ class SamplingModel:
         """Return the model if tokens are drawn from its logits on this device without a table of probabilities."""
         fused = samples_from_logits(device.type) if self.fused is None else self.fused
         fused = fused and self.process.has_closed_forms
-        return self.model if fused and self._is_plain and isinstance(self.model, LogitsModel) else None
+        return self.model if fused and isinstance(self.model, LogitsModel) else None
 
     def chunks(self, where: Bool[Tensor, "b L"]) -> Iterator[Int[Tensor, " k"]]:
         """Yield the flat indices of ``where``, so many at a time that a table of probabilities stays small."""

@@ -69,8 +69,6 @@ class FactorizedSampler(GridSampler, ABC):
                 plan = model.plan_fused_draw(x_at, sigma_at, u[at], self.affine_weights(model, t_at, s_at))
                 y[at] = model.draw_fused(hidden[at], plan)
                 continue
-            if not self.uses_score and not model.is_denoiser:
-                raise ValueError("sampler ancestral needs a denoiser (parameterization mean); use tweedie for a score")
             output = (model.log_score_at if self.uses_score else model.log_mean_at)(hidden[at], x_at, sigma_at)
             weights = model.clamp_weights(self.weights(model, output, x_at, t_at, s_at))
             y[at] = categorical.sample_next(x_at, weights, u[at])

@@ -10,11 +10,14 @@ et al. 2024, "Simple Guidance Mechanisms for Discrete Diffusion Models", arXiv 2
 """
 
 import math
+from typing import Any, final
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion.process import Process, interpolate_log
+from sedd.sampling.wrapper import Wrapper, implied_probs_at, is_denoiser, log_score_at, networks_per_call
 
 
 def check_guidance(guidance: float) -> None:
@@ -38,3 +41,62 @@ def guide_log_mean(
 ) -> Float[Tensor, "k N"]:
     """Return log p(x_0 | x)^(1−γ)·p(x_0 | x, label)^γ, normalised."""
     return interpolate_log(unconditional, conditional, guidance).log_softmax(-1)
+
+
+@final
+class Guided(Wrapper):
+    """A model with a label, guided away from the model without one: ``Guided(model, unconditional, 2.0)``.
+
+    Args:
+        model: The model with the label.
+        unconditional: The same model without it.
+        weight: γ, above 0; 1 is the model with the label.
+    """
+
+    def __init__(self, model: Any, unconditional: Any, weight: float) -> None:
+        check_guidance(weight)
+        super().__init__(model)
+        self.unconditional, self.weight = unconditional, weight
+
+    @property
+    def is_denoiser(self) -> bool:
+        """Whether both models are denoisers: then p(x_0 | x) is mixed, not the scores."""
+        return is_denoiser(self.model) and is_denoiser(self.unconditional)
+
+    @property
+    def depends_on_sigma(self) -> bool:
+        """Whether one of the two depends on the noise level."""
+        return bool(self.model.depends_on_sigma or self.unconditional.depends_on_sigma)
+
+    @property
+    def networks_per_call(self) -> int:
+        """Network calls of both models."""
+        return networks_per_call(self.model) + networks_per_call(self.unconditional)
+
+    def hidden(
+        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """Return the hidden states of both models, side by side."""
+        return torch.cat([model.hidden(x_t, sigma, valid) for model in (self.unconditional, self.model)], -1)
+
+    def log_score_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k n"]:
+        """Return the mixture of the log-scores, or the log-score of the mixture of two denoisers."""
+        if self.is_denoiser:
+            log_mean = self.log_mean_at(hidden, x_t, sigma)
+            return self.process.mean_score(log_mean[:, None], x_t[:, None], sigma)[:, 0]
+        unconditional, conditional = hidden.chunk(2, -1)
+        free = log_score_at(self.unconditional, unconditional, x_t, sigma)
+        given = log_score_at(self.model, conditional, x_t, sigma)
+        return guide_log_score(self.process, free, given, self.weight)
+
+    def log_mean_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """Return the mixture of log p(x_0 | x_t), or what the mixture of the scores implies."""
+        if not self.is_denoiser:
+            return implied_probs_at(self, hidden, x_t, sigma).log()
+        unconditional, conditional = hidden.chunk(2, -1)
+        free = self.unconditional.log_mean_at(unconditional, x_t, sigma)
+        return guide_log_mean(free, self.model.log_mean_at(conditional, x_t, sigma), self.weight)

@@ -1,11 +1,13 @@
 """Temperature, top-k and top-p (nucleus) sampling, applied to p(x_0 | x_t) and never to rates.  [§9]"""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from sedd.sampling.wrapper import Wrapper, implied_probs_at, is_denoiser, log_score_at
 
 COLDEST = 1e-30
 """Lower temperatures give the same distribution, but log p divided by them may exceed float32."""
@@ -36,11 +38,6 @@ class Warping:
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}; at least 1 token must be left to draw")
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether distributions stay as they are."""
-        return self == Warping()
-
     def __call__(self, log_p: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
         """Return log p^(1/temperature), limited to the top_k likeliest tokens and to the fewest that reach top_p."""
         log_p = (log_p / max(self.temperature, COLDEST)).log_softmax(-1)
@@ -55,3 +52,52 @@ class Warping:
             dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, ordered.indices, outside)
             log_p = log_p.masked_fill(dropped, -torch.inf).log_softmax(-1)
         return log_p
+
+
+@final
+class Warped(Wrapper):
+    """A model with a temperature, top-p or top-k: ``Warped(model, temperature=0.8)``.
+
+    p(x_0 | x) is warped, and the log-score follows from it. Without masks that is the score of a denoiser; masks are
+    revealed at the rate of the model's own score.
+
+    Args:
+        model: The model, of noisy tokens or autoregressive.
+        temperature: Above 0; below 1 it sharpens the distribution.
+        top_p: Draw from the fewest tokens whose probabilities reach this sum.
+        top_k: Draw from this many tokens at most.
+    """
+
+    def __init__(self, model: Any, temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None) -> None:
+        super().__init__(model)
+        self.warping = Warping(temperature, top_p, top_k)
+
+    @property
+    def is_denoiser(self) -> bool:
+        """True: its score follows from p(x_0 | x)."""
+        return True
+
+    def log_mean_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """Return log p(x_0 | x_t), warped."""
+        if is_denoiser(self.model):
+            return self.warping(self.model.log_mean_at(hidden, x_t, sigma))
+        return self.warping(implied_probs_at(self.model, hidden, x_t, sigma).log())
+
+    def log_score_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k n"]:
+        """Return the log-score that follows from the warped p(x_0 | x_t)."""
+        log_score = log_score_at(self.model, hidden, x_t, sigma)
+        log_mean = self.log_mean_at(hidden, x_t, sigma)
+        return self.process.rescore(log_score[:, None], log_mean[:, None], x_t[:, None], sigma)[:, 0]
+
+    def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
+        """Return the log-probabilities of the next token of an autoregressive model, warped."""
+        return self.warping(self.model.log_next_at(hidden))
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
+        """Return the log-probabilities of the next token at every position, warped."""
+        log_p: Tensor = self.model.log_next(x_0)
+        return self.warping(log_p.flatten(0, -2)).view(log_p.shape)

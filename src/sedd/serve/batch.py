@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.diffusion.rng import CounterRNG
 from sedd.factory import LoadedModel
+from sedd.generate.run import SamplingRun
 from sedd.runtime.cuda_graphs import batch_bucket
 from sedd.sampling import GridSampler, Prompt, Sampler, SamplingModel, StepContext
 from sedd.sampling.base import draw_from_hidden, initial_state
@@ -91,7 +92,9 @@ class BatchRow:
         """Rows with equal keys are drawn together."""
         run = self.row.run
         how = () if self.draws_clean else (run.name, tuple(sorted(run.settings.options.items())))
-        return run.model.warping, run.settings.label, run.settings.guidance, how
+        settings = run.settings
+        warping = settings.temperature, settings.top_p, settings.top_k
+        return warping, settings.label, settings.guidance, how
 
 
 def plan_path(row: Row, prompt: Prompt, rng: CounterRNG) -> Path:
@@ -222,7 +225,7 @@ class SharedBatch:
             step = torch.tensor(steps, device=device)
             valid = self.valid[at] if self.padded else None
             rng = CounterRNG(self.seed[at], self.index[at])
-            model = SamplingModel.of(first.row.run.model)
+            model = _model_of(first.row.run)
             free = self.free[at]
             context = StepContext(free, valid, rng, model, step)
             where = free & self.loaded.process.is_noisy(self.x[at])
@@ -304,7 +307,7 @@ class SharedBatch:
         details: dict[int, list[Edit]],
     ) -> None:
         sigma, t, s = (level[group.at] for level in levels)
-        x, model = self.x[group.at], SamplingModel.of(group.context.model)
+        x, model = self.x[group.at], _model_of(self.rows[group.members[0]].row.run)
         known = [hidden[i] for i in group.members if i in hidden]
         nothing = torch.zeros_like(known[0]) if known else torch.zeros(self.width, 1, device=x.device)
         states = torch.stack([hidden.get(i, nothing) for i in group.members])
@@ -350,6 +353,13 @@ class SharedBatch:
                 events.append((row, finish_ids(ids, row.network_calls, self.loaded.process.vocab_size)))
         self.remove([row for row, event in events if not isinstance(event, Step)])
         return events
+
+
+def _model_of(run: SamplingRun) -> SamplingModel:
+    """Return the model of a run for one step."""
+    model = SamplingModel(run.model)
+    model.requires_finite = True
+    return model
 
 
 def failure_of(error: Exception) -> Failed:

@@ -5,6 +5,7 @@ advance: network calls times length.
 """
 
 import contextlib
+import copy
 import math
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from sedd.factory import LoadedModel
-from sedd.generate.run import SamplingRun
+from sedd.generate.run import SamplingRun, SamplingStats
 from sedd.sampling import LeftToRight, Prompt, State
 from sedd.serve.batch import BatchRow, Counts, SharedBatch, failure_of, finish_ids, is_shared, width_bucket
 from sedd.serve.fair import FairQueue, Item
@@ -307,7 +308,8 @@ class Engine:
                     self._report(waiting, start)
             else:
                 prompt = Prompt(torch.tensor([row.given], device=self.loaded.device))
-                run = SamplingRun(row.run.model, row.run.settings)
+                run = copy.copy(row.run)
+                run.stats, run.requires_finite = SamplingStats(), True
                 states = run.states(prompt, row.index)
                 self._alone.append(RowAlone(waiting, run, states, list(row.given)))
         except Exception as error:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sedd.generate.run import SamplingRun
+from sedd.sampling import networks_per_call
 
 
 class Edit(NamedTuple):
@@ -69,9 +70,6 @@ class Row:
     index: int
     kept: int | None = None
 
-    def __post_init__(self) -> None:
-        self.run.model.requires_finite = True
-
     @cached_property
     def blanks(self) -> int:
         """The number of positions to be filled."""
@@ -95,7 +93,7 @@ class Row:
     @property
     def cost(self) -> int:
         """Tokens that the network reads for it: network calls times length."""
-        return self.total_calls * self.run.model.networks_per_call * len(self.given)
+        return self.total_calls * networks_per_call(self.run.model) * len(self.given)
 
 
 @dataclass(eq=False)
