@@ -1,7 +1,9 @@
-"""Write the reference pages that are generated: command line, configuration keys, HTTP interface.
+"""Write what pages state about the program: command line, configuration, HTTP interface, limits, packages and layers.
 
-python experiments/reference_pages.py              writes docs/reference/{cli,configuration,http}.md
+python experiments/reference_pages.py              writes docs/reference/{cli,configuration,http}.md and parts of pages
 python experiments/reference_pages.py --check      names the pages that are stale, and then ends with code 1
+
+Parts of pages stand between two comments, such as ``<!-- limits -->`` and ``<!-- end of limits -->``.
 
 What the pages state is read from the program: options from the Typer application, keys and their meanings from
 `sedd.config`, allowed values from the errors that wrong ones cause, requests from the OpenAPI document.
@@ -15,6 +17,7 @@ import json
 import re
 import sys
 import textwrap
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import reference_text as page_text
+import tree
 import typer
 
-from sedd import config, registry
+from sedd import border, config, registry, yaml_file
 from sedd.cli import app
 from sedd.config import RunConfig
+from sedd.data import budgets
+from sedd.tokenizer import bpe, growth
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs/reference"
@@ -410,12 +416,86 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 
 
+# Parts of pages --------------------------------------------------------------------------------------------
+
+
+def limits() -> str:
+    """Return the table of the largest counts."""
+    return table(("count", "at most"), ((code(name), f"{most:,}") for name, most in border.LIMITS.items()))
+
+
+def limits_of_files() -> str:
+    """Return the table of what a file may take."""
+    rows = (
+        ("a file that is read as a whole: templates, samples, results, logs", border.MAX_TEXT, "bytes"),
+        ("JSON that describes a model, a run or data; a regular file, no device or pipe", border.MAX_RECORD, "bytes"),
+        ("settings of a run in a file", yaml_file.MAX_SETTINGS, "bytes"),
+        ("nesting of settings", yaml_file.MAX_NESTING, "levels"),
+        ("`tokenizer.json`", bpe.MAX_DEFINITION, "bytes"),
+        ("how many times as long a tokenizer may make a text", growth.MAX_GROWTH, "times"),
+        ("a line, row or cell of a data file, after decompression", budgets.LONGEST_LINE, "characters"),
+        ("a JSON document, a FASTA sequence", budgets.LONGEST_WHOLE, "characters"),
+        (
+            "a row group of Parquet: the size above, or a larger multiple of what is stored",
+            budgets.MAX_EXPANSION,
+            "times",
+        ),
+    )
+    return table(("what", "at most"), ((what, f"{most:,} {unit}") for what, most, unit in rows))
+
+
+def contract() -> list[str]:
+    """Return the layers that import-linter checks, from the top."""
+    layers: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0][
+        "layers"
+    ]
+    return layers
+
+
+def packages() -> str:
+    """Return the packages and top modules, from the highest layer to the lowest, with their summaries."""
+    source, lines = ROOT / "src/sedd", []
+    for name in re.findall(r"\w+", " ".join(contract())):
+        package = source / name / "__init__.py"
+        shown, module = (f"{name}/", package) if package.is_file() else (f"{name}.py", source / f"{name}.py")
+        lines.append(f"  {shown:<19}{tree.summary(module)}".rstrip())
+    return "\n".join(["```", "src/sedd/", *lines, "```"])
+
+
+def layers() -> str:
+    """Return the layers as a code block."""
+    return "\n".join(["```", *contract(), "```"])
+
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/security.md": {"limits": limits, "limits of files": limits_of_files},
+    "CONTRIBUTING.md": {"packages": packages, "layers": layers},
+}
+
+
+def with_parts(page: str) -> str:
+    """Return a page with today's text between the comments of each of its parts."""
+    text = (ROOT / page).read_text()
+    for name, part in PARTS[page].items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}{part()}\n{end}{rest.split(end, 1)[1]}"
+    return text
+
+
+def written() -> dict[Path, str]:
+    """Return what every page should hold."""
+    whole = {PAGES / name: page() for name, page in GENERATED.items()}
+    return whole | {ROOT / page: with_parts(page) for page in PARTS}
+
+
 def stale() -> list[str]:
     """Return a line for every page that differs from what would be written."""
-    wrong = [
-        name for name, page in GENERATED.items() if not (PAGES / name).is_file() or (PAGES / name).read_text() != page()
+    return [
+        f"{path.relative_to(ROOT)} is stale; run python experiments/reference_pages.py"
+        for path, text in written().items()
+        if not path.is_file() or path.read_text() != text
     ]
-    return [f"docs/reference/{name} is stale; run python experiments/reference_pages.py" for name in wrong]
 
 
 def main() -> None:
@@ -426,8 +506,8 @@ def main() -> None:
         lines = stale()
         print("\n".join(lines) or "the reference pages are up to date")
         sys.exit(bool(lines))
-    for name, page in GENERATED.items():
-        (PAGES / name).write_text(page())
+    for path, text in written().items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

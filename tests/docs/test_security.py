@@ -6,12 +6,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from sedd.border import LIMITS, MAX_RECORD, MAX_TEXT
-from sedd.data.budgets import LONGEST_LINE, LONGEST_WHOLE, MAX_EXPANSION
-from sedd.tokenizer.bpe import MAX_DEFINITION
-from sedd.tokenizer.growth import MAX_GROWTH
-from sedd.yaml_file import MAX_NESTING, MAX_SETTINGS
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/security.md").read_text()
 
@@ -24,14 +18,6 @@ def load_licences() -> ModuleType:
     sys.modules["licences"] = module
     spec.loader.exec_module(module)
     return module
-
-
-def test_the_limits_are_listed() -> None:
-    rows = re.findall(r"^\| `([a-z_.]+)` \| ([\d,]+) \|$", PAGE, re.MULTILINE)
-    assert rows == [(name, f"{most:,}") for name, most in LIMITS.items()]
-    files = (MAX_RECORD, MAX_DEFINITION, MAX_GROWTH, LONGEST_LINE, LONGEST_WHOLE, MAX_EXPANSION)
-    for number in (MAX_NESTING, MAX_SETTINGS, MAX_TEXT, *files):
-        assert f" {number:,} " in PAGE
 
 
 def test_every_promise_names_tests_that_exist() -> None:

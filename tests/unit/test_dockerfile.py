@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from packaging.specifiers import SpecifierSet
 
 from sedd.cli import app
 from sedd.serve.page import FOLDER, MEDIA
@@ -35,21 +34,14 @@ def copied() -> list[str]:
     return [source for name, rest in instructions() if name == "COPY" for source in rest.split()[:-1]]
 
 
-def test_the_image_starts_the_server_as_a_user_of_its_own() -> None:
-    known = {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
-    assert {name for name, _ in instructions()} == known
-    image = re.fullmatch(r"python:(3\.\d+)-slim", argument("FROM"))
-    assert image
-    assert image[1] in SpecifierSet(PROJECT["requires-python"])
-    assert argument("USER") == "sedd"
-    program, command, *options = json.loads(argument("ENTRYPOINT"))  # a list: the server itself gets SIGTERM
+def test_the_entry_point_is_a_command_of_the_package() -> None:
+    """A list, so that the server itself gets SIGTERM; the port is the default of the command."""
+    program, command, *options = json.loads(argument("ENTRYPOINT"))
     assert program in PROJECT["scripts"]
     parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
     defaults = {option: parameter.default for parameter in parameters for option in parameter.opts}
-    assert options == ["--host", "0.0.0.0"]
-    assert "--host" in defaults
+    assert {option for option in options if option.startswith("--")} <= defaults.keys()
     assert argument("EXPOSE") == str(defaults["--port"])
-    assert json.loads(argument("CMD")) == ["/model"]
 
 
 def test_the_health_check_can_be_run() -> None:
