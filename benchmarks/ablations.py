@@ -39,7 +39,7 @@ from measure import free_memory
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd import factory, training
+from sedd import factory
 from sedd.config import RunConfig
 from sedd.diffusion.precision import compute_dtype
 from sedd.nn.attention import AttentionContext, attention
@@ -55,7 +55,9 @@ from sedd.runtime import distributed
 from sedd.training import batches, loop, optimizer, validation
 from sedd.training import trainer as trainer_module
 from sedd.training.batches import Batch, TrainingDataLoader
+from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.muon import Muon
+from sedd.training.overrides import merge_config
 from sedd.training.trainer import Trainer
 
 FEATURES = ("network", "training")
@@ -363,7 +365,7 @@ def merged(
     values = {**BASE, **options, **{k: v for k, v in variant.items() if k not in FEATURES}}
     head_dim = values.pop("head_dim", None)
     sets = [f"{name}={value}" for name, value in values.items()]
-    config = training.merge_config({"sources": [args.file[0]], "seed": seed}, recipe=args.recipe, sets=sets)
+    config = merge_config({"sources": [args.file[0]], "seed": seed}, recipe=args.recipe, sets=sets)
     if head_dim is not None:
         config.model.heads = config.model.width // head_dim
     config.budget.steps, config.budget.minutes = steps, None if steps else args.seconds / 60
@@ -386,8 +388,8 @@ def train(config: RunConfig, variant: dict[str, Any], sequences: int) -> dict[st
         training_features(variant.get("training", {})),
         tempfile.TemporaryDirectory() as folder,
     ):
-        prepared = training.prepare_data(config)
-        trainer = Trainer(config, *training.datasets.open_datasets(config, lambda: prepared, ranks), ranks)
+        prepared = prepare_data(config)
+        trainer = Trainer(config, *open_datasets(config, lambda: prepared, ranks), ranks)
         started = time.perf_counter()
         loop._train(trainer, Path(folder), lambda: None, lambda record: None, on_event)
         wall = time.perf_counter() - started

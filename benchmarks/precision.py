@@ -21,8 +21,10 @@ from typing import Any
 
 from measure import choose_device
 
-from sedd import training
 from sedd.nn.blocks import Block
+from sedd.training import loop
+from sedd.training.datasets import prepare_data
+from sedd.training.overrides import merge_config
 
 HALF_STREAM = "bfloat16, stream too"
 PRECISIONS = ("bfloat16", HALF_STREAM, "float8")
@@ -52,7 +54,7 @@ def train(precision: str, seed: int, file: str, recipe: str, steps: int, batch: 
         "optim": {"warmup_steps": steps // 10, "lr_schedule": "cosine"},
         "train": {"precision": precision.split(",")[0], "batch_size": batch, **quiet},
     }
-    config = training.merge_config(options, recipe=recipe)
+    config = merge_config(options, recipe=recipe)
     losses: list[float] = []
 
     def on_event(kind: str, record: dict[str, Any]) -> None:
@@ -60,7 +62,7 @@ def train(precision: str, seed: int, file: str, recipe: str, steps: int, batch: 
             losses.append(record["bits_per_char"])
 
     with residual_stream(precision == HALF_STREAM), tempfile.TemporaryDirectory() as folder:
-        end = training.run(config, lambda: training.prepare_data(config), Path(folder), False, on_event)
+        end = loop.run(config, lambda: prepare_data(config), Path(folder), False, on_event)
     last = {"loss_bits_per_char": sum(losses) / len(losses), "losses": len(losses)}
     return {
         "precision": precision,

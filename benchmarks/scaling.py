@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sedd import training
 from sedd.data import Index
 from sedd.runtime import run_log
+from sedd.training import loop
+from sedd.training.datasets import prepare_data
+from sedd.training.overrides import merge_config
 
 RUNS = ((64, 2, 250), (64, 2, 1000), (64, 2, 4000), (128, 2, 500), (128, 2, 1500))
 """Width, depth and steps, in characters for an alphabet of at most 32, else in bytes."""
@@ -36,7 +38,7 @@ def settings(file: Path) -> Iterator[dict[str, Any]]:
 def measure(file: Path, setting: dict[str, Any]) -> dict[str, Any]:
     """Train one run and return its record."""
     width, depth = setting["width"], setting["depth"]
-    config = training.merge_config(
+    config = merge_config(
         {"sources": [str(file)], "tokenizer": setting["tokenizer"], "steps": setting["steps"]},
         sets=[
             *(f"model.width={width}", f"model.depth={depth}", "model.heads=2", "model.seq_len=64"),
@@ -46,8 +48,8 @@ def measure(file: Path, setting: dict[str, Any]) -> dict[str, Any]:
         ],
     )
     with tempfile.TemporaryDirectory() as folder:
-        shards = training.prepare_data(config)
-        end = training.run(config, lambda: shards, Path(folder) / "run", False, lambda kind, record: None)
+        shards = prepare_data(config)
+        end = loop.run(config, lambda: shards, Path(folder) / "run", False, lambda kind, record: None)
     if end.signal is not None:
         raise SystemExit("stopped by a signal; call it again for the runs that are missing")
     index = Index.read(shards)

@@ -33,10 +33,10 @@ from rich.table import Table
 from sample import SampleSetting, random_model
 from train import TrainSetting
 
+from sedd.extras import require_server
 from sedd.factory import LoadedModel
 from sedd.generate import SamplingRun, SamplingSettings, blank_prompt
 from sedd.runtime.cuda_graphs import batch_bucket
-from sedd.serve.checks import check_installed
 from sedd.serve.limits import Limits
 
 
@@ -107,7 +107,7 @@ def measure_serving(setting: ServeSetting, on_offline: Callable[[float], None]) 
         setting: The model and the load.
         on_offline: Called with the tokens per second of ``sedd sample`` in the server's process.
     """
-    check_installed()
+    require_server()
     with _server(setting) as (port, offline):
         on_offline(offline)
         alone = _closed_loop(setting, port, 1)

@@ -26,9 +26,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sedd
-from sedd import data, factory, generate, models, sampling, training
+from sedd import data, factory, generate, models, sampling
 from sedd.border import visible
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from sedd.generate.watch import watch_states
+from sedd.training import loop
+from sedd.training.loop import OnEvent
+from sedd.training.progress import format_duration
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -123,7 +127,7 @@ def show_model_in_the_box() -> None:
         model.loaded, generate.SamplingSettings(steps=STORY_STEPS, temperature=STORY_TEMPERATURE)
     )
     prompt = generate.blank_prompt(model.loaded, 1, None)
-    last = generate.watch_states(sampling_run.states(prompt), prompt, model.loaded, Console())
+    last = watch_states(sampling_run.states(prompt), prompt, model.loaded, Console())
     (story,) = generate.final_sequences(last, prompt)
     print(f"{visible(model.tokenizer.decode(story.ids))}\n\n({time.monotonic() - start:.1f} s)\n")
     (filled,) = model.infill(STORY_TEMPLATE, temperature=STORY_TEMPERATURE)
@@ -164,7 +168,7 @@ def main(out: Path, steps: int) -> int:
     print(f"mean −log p of the {len(rows)} validation sentences: {optimum:.4f}, which the bound approaches\n")
     bounds: list[Bound] = []
     with show_progress(steps, bounds) as on_event:
-        result = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=on_event)
+        result = loop.run(config, lambda: out / "data", out / "run", resume=False, on_event=on_event)
     if result.signal is not None:
         print(f"stopped by a signal at step {result.state.step} of {steps}; start again for the rest of the demo")
         if bounds:
@@ -186,7 +190,7 @@ def main(out: Path, steps: int) -> int:
 
 
 @contextmanager
-def show_progress(steps: int, bounds: list[Bound]) -> Iterator[training.OnEvent]:
+def show_progress(steps: int, bounds: list[Bound]) -> Iterator[OnEvent]:
     """Yield a progress callback: a bar on stderr; how long it will take; each bound, which is added to ``bounds``."""
     start, timed_steps = time.monotonic(), min(TIMED_STEPS, evaluation_interval(steps) - 1)
     columns = (TextColumn("training"), BarColumn(), TimeRemainingColumn())
@@ -201,10 +205,10 @@ def show_progress(steps: int, bounds: list[Bound]) -> Iterator[training.OnEvent]
             if "bound" in record:
                 bounds.append(Bound.of(record, record["step"]))
                 error = f"± {bounds[-1].stderr:.3f} nats per sentence"
-                left = training.format_duration(per_step * (steps - record["step"]))
+                left = format_duration(per_step * (steps - record["step"]))
                 print(f"step {record['step']:5d}   bound {bounds[-1].nats:7.3f} {error}, {left} left", flush=True)
             if record["step"] == timed_steps:
-                total = training.format_duration(per_step * steps)
+                total = format_duration(per_step * steps)
                 print(
                     f"{steps} steps of training take about {total} on this machine, evaluations come on top", flush=True
                 )

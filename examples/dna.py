@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import data, factory, generate, sampling, training
+from sedd import data, factory, generate, sampling
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from sedd.training import loop
 
 BASES, LENGTH, SEQUENCES = "ACGT", 40, 8000
 NEXT = np.array([[0.3, 0.2, 0.3, 0.2], [0.35, 0.3, 0.05, 0.3], [0.25, 0.25, 0.3, 0.2], [0.15, 0.2, 0.3, 0.35]])
@@ -60,7 +61,7 @@ def main(out: Path, steps: int) -> None:
     sources = config.data.sources
     letters = factory.build_tokenizer("chars", lambda: data.read_documents(sources, packing="lines"))
     data.prepare(sources, out / "data", letters, packing="lines", length=LENGTH)
-    end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
+    end = loop.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats per base")
     print(f"validation bound {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats per base")
 

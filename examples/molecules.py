@@ -9,9 +9,10 @@ import random
 import tempfile
 from pathlib import Path
 
-from sedd import data, factory, generate, sampling, training
+from sedd import data, factory, generate, sampling
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.evaluation import molecules
+from sedd.training import loop
 
 MOLECULES, LONGEST, SHOWN, SAMPLES = 6000, 20, 5, 100
 GROUPS = ["C", "CC", "O", "N", "F", "Cl", "C#N", "C(=O)O", "C(=O)N", "OC", "N(C)C", "C(F)(F)F"]
@@ -45,7 +46,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
         train=TrainConfig(batch_size=48, eval_every=0, eval_sequences=4000, save_every=0),
         objective="lambda-dce",
     ).resolved()
-    end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
+    end = loop.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(known):,} molecules of at most {length} characters, such as {known[0]}")
     bound, error = (length * end.validation[name] for name in ("bound", "bound_stderr"))
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per molecule")

@@ -17,7 +17,8 @@ from typing import Any
 import ray
 from ray import serve
 
-from sedd.serve import Limits, read_keys
+from sedd.serve.guard import read_keys
+from sedd.serve.limits import Limits
 
 
 def build_deployment(model: str, limits: Limits, keys: frozenset[str], replicas: int, gpus: float) -> Any:
@@ -25,7 +26,7 @@ def build_deployment(model: str, limits: Limits, keys: frozenset[str], replicas:
 
     def build_replica() -> Any:  # called in the process of a replica
         import sedd
-        from sedd.serve import build_app
+        from sedd.serve.app import build_app
 
         return build_app(sedd.load(model).loaded, Path(model).name, limits, keys=keys)
 

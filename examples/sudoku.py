@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import data, factory, generate, sampling, training
+from sedd import data, factory, generate, sampling
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.tokenizer import Integers
+from sedd.training import loop
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -48,7 +49,7 @@ def main(out: Path, steps: int) -> None:
         objective="lambda-dce",
     ).resolved()
     data.prepare(config.data.sources, out / "data", Integers(size=4), packing="lines", length=16)
-    end = training.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
+    end = loop.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"{len(grids)} grids, entropy {math.log(len(grids)):.3f} nats")
     bound, error = (16 * end.validation[name] for name in ("bound", "bound_stderr"))
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per grid")

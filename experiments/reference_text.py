@@ -57,7 +57,7 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 
 import sedd
-from sedd.serve import build_app
+from sedd.serve.app import build_app
 
 Path("book.txt").write_text("It was the best of times, it was the worst of times. " * 100)
 model = sedd.train("book.txt", out="book", recipe="tiny", steps=1)

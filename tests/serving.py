@@ -21,8 +21,11 @@ from sedd import factory
 from sedd.config import RunConfig
 from sedd.exact import Distribution, Score
 from sedd.factory import LoadedModel
-from sedd.serve import Engine, Failed, Finished, Job, Limits, Metrics, Row, Step
+from sedd.serve.engine import Engine
 from sedd.serve.http import HttpServer
+from sedd.serve.jobs import Failed, Finished, Job, Row, Step
+from sedd.serve.limits import Limits
+from sedd.serve.metrics import Metrics
 from sedd.tokenizer import Characters
 
 

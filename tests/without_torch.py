@@ -1,4 +1,4 @@
-"""Commands in a process that cannot import torch: what is refused there is refused before any work."""
+"""Type commands that end before any work, in one process, which may be kept from importing torch."""
 
 import json
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 
 RUN_ALL = """
 import contextlib, io, json, shlex, sys
-sys.modules["torch"] = None  # to import it is an error
+if {blocked}:
+    sys.modules["torch"] = None  # to import it is an error
 from sedd import cli
 for command in json.load(sys.stdin):
     sys.argv = ["sedd", *shlex.split(command)]
@@ -24,10 +25,12 @@ for command in json.load(sys.stdin):
 """
 
 
-def run_without_torch(folder: Path, commands: list[str], **variables: str) -> list[tuple[object, str, str]]:
-    """Type commands in ``folder``, in one process that cannot import torch; return code, stdout and stderr of each."""
+def run_commands(
+    folder: Path, commands: list[str], with_torch: bool = False, **variables: str
+) -> list[tuple[object, str, str]]:
+    """Type commands in ``folder``; return code, stdout and stderr of each."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL],
+        [sys.executable, "-c", RUN_ALL.replace("{blocked}", str(not with_torch))],
         cwd=folder,
         input=json.dumps(commands),
         capture_output=True,
@@ -38,9 +41,9 @@ def run_without_torch(folder: Path, commands: list[str], **variables: str) -> li
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def check_refusals(folder: Path, refusals: list[tuple[str, str]], **variables: str) -> None:
-    """Assert that each command is refused with exit code 2 and a message that holds the sentence beside it."""
-    results = run_without_torch(folder, [command for command, _ in refusals], **variables)
+def check_refusals(folder: Path, refusals: list[tuple[str, str]], with_torch: bool = False, **variables: str) -> None:
+    """Assert that each command is rejected with exit code 2 and a message that holds the sentence next to it."""
+    results = run_commands(folder, [command for command, _ in refusals], with_torch, **variables)
     for (command, sentence), found in zip(refusals, results, strict=True):
         code, out, err = found
         assert (code, out) == (2, ""), (command, found)

@@ -7,7 +7,7 @@ These are the public names of ``sedd`` (``import sedd; sedd.load("run")``). They
 import html
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,18 +15,20 @@ from typing import Any, final
 
 import numpy as np
 
-from sedd import checkpoint, evaluation, factory, generate, hub, training
+from sedd import checkpoint, evaluation, factory, generate, hub
 from sedd.border import check_count
 from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
-from sedd.generate.settings import SamplingSettings, shows_settings
 from sedd.likelihood.estimate import OnProgress
-from sedd.likelihood.order_options import Orders
+from sedd.likelihood.orders import Orders
 from sedd.runtime.device import resolve_device
 from sedd.runtime.distributed import Ranks
 from sedd.sampling import Prompt
+from sedd.sampling_settings import SamplingSettings, shows_settings
 from sedd.tokenizer import Ids, Tokenizer
+from sedd.training.datasets import prepare_data
+from sedd.training.sources import check_data, find_sources, require_sources
 
 
 def load(source: str | Path, *, device: str | None = None, weights: str = "ema") -> "Model":
@@ -48,7 +50,7 @@ def train(
     out: str | Path,
     recipe: str | None = None,
     resume: bool = False,
-    on_event: training.OnEvent | None = None,
+    on_event: Callable[[str, dict[str, Any]], None] | None = None,
     track: str | None = None,
     device: str | None = None,
     **options: Any,
@@ -66,23 +68,28 @@ def train(
         **options: Options of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
             `config.RunConfig` as mappings: ``model={"width": 64}``.
     """
+    from sedd.training import loop  # a loaded model needs none of these
+    from sedd.training.overrides import decide_resume, merge_config
+    from sedd.training.progress import progress_bar
+    from sedd.training.trackers import track_run
+
     folder, paths = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     flags = {**options, **({"sources": [str(path) for path in paths]} if paths else {})}
     checkpoint.check_writable(folder)
-    resume = training.decide_resume(folder, resume)
-    with training.progress_bar() as (show_event, show_preparation):
+    resume = decide_resume(folder, resume)
+    with progress_bar() as (show_event, show_preparation):
         report = on_event or show_event
-        config = training.merge_config(
+        config = merge_config(
             flags,
             resume=folder if resume else None,
             recipe=recipe,
             on_sizing=lambda text: report("note", {"text": text}),
             device=device,
         )
-        training.check_data(config.data)
-        prepare = partial(training.prepare_data, config, show_preparation)
-        with training.track_run(track, config, folder, report) as tracked:
-            result = training.run(config, prepare, folder, resume, tracked, device)
+        check_data(config.data)
+        prepare = partial(prepare_data, config, show_preparation)
+        with track_run(track, config, folder, report) as tracked:
+            result = loop.run(config, prepare, folder, resume, tracked, device)
     if result.signal == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)
     return load(folder, device=device)
@@ -339,12 +346,12 @@ class Model:
 
     def _validation_corpus(self, loaded: LoadedModel, data: str | Path | None) -> evaluation.Corpus:
         """Return the validation split of the run's data, which ``data`` names if it was moved."""
-        config = training.find_sources(loaded.config, loaded.folder)
+        config = find_sources(loaded.config, loaded.folder)
         if data is not None:
             config = replace(config, data=replace(config.data, sources=[str(data)]))
-        training.require_sources(config, loaded.folder, "model.evaluate(DATA, protocol='held-out')")
+        require_sources(config, loaded.folder, "model.evaluate(DATA, protocol='held-out')")
         located = loaded._replace(config=config)
-        return evaluation.validation_corpus(training.prepare_data(config), located)
+        return evaluation.validation_corpus(prepare_data(config), located)
 
     def to(self, device: str) -> "Model":
         """Return this model on another device: cpu, cuda, cuda:N or mps."""

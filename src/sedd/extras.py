@@ -1,5 +1,6 @@
 """Optional dependencies: how to install an extra of this distribution, `score-entropy`."""
 
+import importlib.util
 import json
 import shlex
 from importlib import metadata
@@ -33,3 +34,10 @@ def _requirement(extra: str) -> str:
         case {"url": str(url)}:
             return f"{DISTRIBUTION}[{extra}] @ {url}"
     return f"{DISTRIBUTION}[{extra}]"
+
+
+def require_server() -> None:
+    """Raise a ValueError if a package that `sedd serve` needs is missing."""
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"a server needs {', '.join(missing)}; install with: {install_hint('serve')}")

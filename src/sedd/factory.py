@@ -1,6 +1,6 @@
 """Build schedules, processes, objectives, networks, samplers and estimators from their names and a configuration.
 
-`registry` lists the names; the modules of samplers, objectives and estimators are imported when they are built.
+`registry` lists the names.
 """
 
 import copy
@@ -9,30 +9,27 @@ import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from sedd import checkpoint, registry, stored_weights
+from sedd import checkpoint, likelihood, registry, sampling, stored_weights
 from sedd.config import PRECISIONS, RunConfig, check_choice, check_label
 from sedd.diffusion import parameterization as parameterizations
+from sedd.diffusion.objective import Objective
 from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.schedule import LogLinear, Schedule
+from sedd.likelihood import BoundTerms, Estimator
+from sedd.likelihood.orders import Orders, check_mixture, check_orders
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import Transformer
 from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.runtime.offload import OffloadedNetwork
+from sedd.sampling import Guided, Sampler, given_grid
 from sedd.tokenizer import Tokenizer, load_tokenizer
 from sedd.tokenizer import build_tokenizer as build_tokenizer
-
-if TYPE_CHECKING:
-    from sedd.diffusion.objective import Objective
-    from sedd.likelihood import Estimator
-    from sedd.likelihood.order_options import Orders
-    from sedd.sampling import Sampler
 
 WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
@@ -77,7 +74,7 @@ def build_parameterization(
     return model
 
 
-def build_objective(name: str, process: Process, schedule: Schedule, **options: Any) -> "Objective[Any]":
+def build_objective(name: str, process: Process, schedule: Schedule, **options: Any) -> Objective[Any]:
     """Build a training objective.
 
     Args:
@@ -86,8 +83,6 @@ def build_objective(name: str, process: Process, schedule: Schedule, **options: 
         schedule: The noise schedule.
         **options: Its own options: ``t_min``, ``time_sampler``, ``steps`` of d3pm …
     """
-    from sedd.diffusion.objective import Objective
-
     objective_class = _load(registry.OBJECTIVES, name, Objective)
     available = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
     parameters = inspect.signature(objective_class).parameters
@@ -102,8 +97,8 @@ def build_estimator(
     terms: Sequence[str],
     t_min: float = 0.0,
     seed: int = 0,
-    orders: "Orders | None" = None,
-) -> "Estimator":
+    orders: Orders | None = None,
+) -> Estimator:
     """Build the estimator of a model's likelihood.
 
     Args:
@@ -116,8 +111,6 @@ def build_estimator(
         orders: The number of orders of the mixture that a time-free denoiser of masks is, or ``all``; None: another
             estimator.
     """
-    from sedd.likelihood import BoundTerms
-
     if orders is not None:
         return _mixture_estimator(name, loaded, orders)
     estimators = _estimators(loaded, set(terms) == set(BoundTerms._fields), t_min, seed)
@@ -127,11 +120,8 @@ def build_estimator(
     return estimators[name or next(iter(estimators))]
 
 
-def _mixture_estimator(name: str | None, loaded: "LoadedModel", orders: "Orders") -> "Estimator":
+def _mixture_estimator(name: str | None, loaded: "LoadedModel", orders: Orders) -> Estimator:
     """Return the estimator of a mixture over orders."""
-    from sedd import likelihood
-    from sedd.likelihood.order_options import check_mixture, check_orders
-
     check_orders(orders, name)
     check_mixture(loaded.config)
     assert isinstance(loaded.process, Absorbing)
@@ -140,10 +130,8 @@ def _mixture_estimator(name: str | None, loaded: "LoadedModel", orders: "Orders"
     return likelihood.ImportanceWeightedEstimator(loaded.process, int(orders))
 
 
-def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int) -> "dict[str, Estimator]":
+def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int) -> dict[str, Estimator]:
     """Return the estimators that fit a model by their names, the default first."""
-    from sedd import likelihood
-
     process, schedule = loaded.process, loaded.schedule
     if isinstance(loaded.model, parameterizations.CausalModel):
         return {"forward": likelihood.AutoregressiveEstimator()}
@@ -164,7 +152,7 @@ def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int)
     }
 
 
-def build_sampler(name: str | None, model: Any, **options: Any) -> "Sampler":
+def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
     """Build a sampler for a model.
 
     Args:
@@ -172,8 +160,6 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> "Sampler":
         model: A model, or a wrapper of one.
         **options: Options of the sampler: ``theta``, ``eta``, ``sites`` …
     """
-    from sedd import sampling
-
     base = sampling.base_model(model)
     if isinstance(base, parameterizations.CausalModel):
         if name is not None or options:
@@ -185,8 +171,7 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> "Sampler":
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
     sampler_class = _load(registry.SAMPLERS, name, sampling.Sampler)
-    types = {f.name: type(f.default) for f in fields(sampler_class) if f.default is not MISSING}
-    registry.check_sampler_options(name, options, types)
+    registry.check_sampler_options(name, options)
     sampler: Sampler = sampler_class(**options)
     sampler.check(model)
     return sampler
@@ -194,9 +179,7 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> "Sampler":
 
 def default_sampler(model: Any) -> str:
     """Return the name of the default sampler of a model."""
-    from sedd.sampling import base_model
-
-    model = base_model(model)
+    model = sampling.base_model(model)
     if isinstance(model, parameterizations.CausalModel):
         return "left-to-right"
     if not isinstance(model, parameterizations.HiddenStateDenoiser):
@@ -211,8 +194,6 @@ def build_grid(spec: str, steps: int | None) -> torch.Tensor:
         spec: ``uniform``, ``cosine``, or the times themselves, as in ``1,0.6,0.2,0``.
         steps: Number of steps; None: no grid, for samplers that need none.
     """
-    from sedd.sampling import given_grid
-
     if steps is None:
         return torch.zeros(0, dtype=torch.float64)
     if "," in spec:
@@ -229,7 +210,7 @@ class DiffusionSetup(NamedTuple):
 
     process: Process
     schedule: Schedule
-    objective: "Objective[Any]"
+    objective: Objective[Any]
 
 
 def build_setup(config: RunConfig, vocab_size: int) -> DiffusionSetup:
@@ -309,7 +290,7 @@ class LoadedModel(NamedTuple):
     network: nn.Module
     process: Process
     schedule: Schedule
-    objective: "Objective[Any]"
+    objective: Objective[Any]
     tokenizer: Tokenizer
     config: RunConfig
     folder: Path
@@ -427,8 +408,6 @@ def build_guided_model(loaded: LoadedModel, label: str | None, guidance: float =
         label: The label; None: none.
         guidance: Guidance weight: 0 is the model without the label, 1 the model of the label; above 1 it extrapolates.
     """
-    from sedd.sampling import Guided
-
     if not 0 <= guidance < math.inf:
         raise ValueError(
             f"guidance is {guidance}; it must be 0 or more, where 1 is the distribution of the label itself"

@@ -12,7 +12,7 @@ Such names are accepted wherever the built-in ones are. This module does not imp
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, final
@@ -133,27 +133,16 @@ SAMPLERS = Registry(
     },
     "sedd.samplers",
 )
-SAMPLER_OPTIONS: Mapping[str, Mapping[str, type]] = {
-    "theta": {"theta": float},
-    "gibbs": {"sites": int},
-    "remask": {"strategy": str, "eta": float, "t_on": float, "t_off": float},
-    "ordered": {"direction": str},
-    "confidence": {"pad": int},
-    "entropy": {"bound": float, "pad": int},
-}
-"""The options of the built-in samplers that have some, with their types."""
-OPTION_CHOICES = {"strategy": ("cap", "rescale", "loop"), "direction": ("random", "forward", "backward")}
-"""The values of options that are names."""
 
 
-def check_sampler_options(sampler: str, options: Mapping[str, Any], types: Mapping[str, type]) -> None:
-    """Refuse options that a sampler does not have, and values of the wrong type.
+def sampler_options(sampler: str) -> dict[str, type]:
+    """Return the options of a sampler, which are the fields of its class that have defaults, with their types."""
+    return {f.name: type(f.default) for f in fields(SAMPLERS.load(sampler)) if f.default is not MISSING}
 
-    Args:
-        sampler: Its name.
-        options: The values by name.
-        types: The types of all options that it has.
-    """
+
+def check_sampler_options(sampler: str, options: Mapping[str, Any]) -> None:
+    """Reject options that a sampler does not have, and values of the wrong type."""
+    types = sampler_options(sampler)
     for option, value in options.items():
         if option not in types:
             raise ValueError(f"sampler {sampler} has no option {option}; it takes {', '.join(types) or 'none'}")
@@ -161,8 +150,6 @@ def check_sampler_options(sampler: str, options: Mapping[str, Any], types: Mappi
             raise ValueError(
                 f"option {option} of sampler {sampler} is {value!r}; it must be a {types[option].__name__}"
             )
-        if option in OPTION_CHOICES and value not in OPTION_CHOICES[option]:
-            raise ValueError(f"{option} is {value!r}; choose one of {', '.join(OPTION_CHOICES[option])}")
 
 
 TOKENIZERS = Registry(

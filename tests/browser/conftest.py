@@ -12,7 +12,8 @@ from serving import site
 from sedd import factory
 from sedd.config import RunConfig
 from sedd.factory import LoadedModel
-from sedd.serve import Limits, build_app
+from sedd.serve.app import build_app
+from sedd.serve.limits import Limits
 from sedd.tokenizer import Characters
 
 try:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from serving import site
 
-from sedd.serve import build_app
+from sedd.serve.app import build_app
 
 Open = Callable[..., Any]
 SENTENCE = "the cat sat on a mat"

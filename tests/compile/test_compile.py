@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.exc import RecompileError
 from torch._dynamo.utils import counters
 
-from sedd import data, exact, training
+from sedd import data, exact
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
@@ -17,6 +17,10 @@ from sedd.diffusion.schedule import Geometric
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Bytes
+from sedd.training import loop
+from sedd.training.batches import Batch
+from sedd.training.step import train_step
+from sedd.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
@@ -107,7 +111,7 @@ def build_config(
 def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict[str, object]) -> None:
     """Over steps, micro-batches, evaluations, samples and a last evaluation of another size."""
     shards = prepare_shards(tmp_path, pad)
-    result = training.run(build_config(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
+    result = loop.run(build_config(**options), lambda: shards, tmp_path / "run", False, lambda kind, record: None)
     assert result.state.step == 6
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
@@ -117,9 +121,9 @@ def test_a_run_compiles_one_graph(tmp_path: Path, pad: str | None, options: dict
 def test_recompilation_is_noticed(tmp_path: Path) -> None:
     shards = prepare_shards(tmp_path, None)
     blocks = [data.TokenBlocks.open(shards, 8, split) for split in ("train", "validation")]
-    trainer = training.Trainer(build_config(), *blocks, Ranks(0, 1, torch.device("cpu")))
+    trainer = Trainer(build_config(), *blocks, Ranks(0, 1, torch.device("cpu")))
     batch = trainer.dataloader[0]
-    training.train_step(trainer, batch, 0.0, lambda pending: None)
-    smaller = training.Batch._make([*(column[:5] for column in batch[:-1]), batch.tokens])
+    train_step(trainer, batch, 0.0, lambda pending: None)
+    smaller = Batch._make([*(column[:5] for column in batch[:-1]), batch.tokens])
     with pytest.raises(RecompileError):
-        training.train_step(trainer, smaller, 0.0, lambda pending: None)
+        train_step(trainer, smaller, 0.0, lambda pending: None)

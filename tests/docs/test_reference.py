@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 import sedd
 from sedd.config import OptimConfig, RunConfig
-from sedd.serve import build_app
+from sedd.serve.app import build_app
 from sedd.serve.server import STATUS
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,8 @@ from sedd.diffusion.schedule import LogLinear
 from sedd.factory import LoadedModel
 from sedd.generate import SamplingRun, SamplingSettings
 from sedd.generate.template import build_prompt, template_prompt
-from sedd.serve import Row, build_app
+from sedd.serve.app import build_app
+from sedd.serve.jobs import Row
 from sedd.tokenizer import Characters
 
 FALSE_ALARM = 1e-6

@@ -16,7 +16,12 @@ from sedd.factory import LoadedModel
 from sedd.generate import SamplingRun, SamplingSettings
 from sedd.generate.template import template_prompt
 from sedd.sampling import StepContext
-from sedd.serve import Engine, Failed, Job, Limits, Metrics, Overloaded, Row, batch, build_app
+from sedd.serve import batch
+from sedd.serve.app import build_app
+from sedd.serve.engine import Engine, Overloaded
+from sedd.serve.jobs import Failed, Job, Row
+from sedd.serve.limits import Limits
+from sedd.serve.metrics import Metrics
 
 FALSE_ALARM = 1e-6
 TEMPLATES = ["ab{20}c{5}", "{17}ffa"]

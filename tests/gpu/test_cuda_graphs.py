@@ -11,10 +11,14 @@ from measure import free_memory
 from torch import Tensor
 from train import NoisyBatch, TrainSetting, random_batch
 
-from sedd import factory, training
+from sedd import factory
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.runtime import cuda_graphs
+from sedd.training import loop
+from sedd.training.datasets import prepare_data
+from sedd.training.dry_run import estimate_cost
+from sedd.training.overrides import merge_config
 
 pytestmark = pytest.mark.gpu
 
@@ -271,11 +275,11 @@ def write_text(folder: Path) -> str:
 def test_dry_run_memory(tmp_path: Path) -> None:
     """The predicted memory is what is reserved, or a little less: pools of graphs are counted, and once."""
     free_memory("cuda")
-    config = training.merge_config({"sources": [write_text(tmp_path)], "steps": 30}, recipe="tiny")
+    config = merge_config({"sources": [write_text(tmp_path)], "steps": 30}, recipe="tiny")
     config.train.batch_size = 512
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved(), cuda_graphs.peak_memory()
-    estimate = training.estimate_cost(config)
+    estimate = estimate_cost(config)
     reserved, held = torch.cuda.max_memory_reserved() - before[0], estimate["peak_memory_MiB"] * 2**20 - before[1]
     assert 0.6 * reserved < held < 1.02 * reserved
 
@@ -295,11 +299,9 @@ def test_a_run_is_the_same_with_and_without_graphs(accumulation: int, tmp_path: 
             if "loss" in record:
                 losses.append(record["loss"])
 
-        config = training.merge_config(options, recipe="tiny")
+        config = merge_config(options, recipe="tiny")
         config.model.dropout = 0.1
-        result = training.run(
-            config, lambda config=config: training.prepare_data(config), tmp_path / str(graphs), False, on_event
-        )
+        result = loop.run(config, lambda config=config: prepare_data(config), tmp_path / str(graphs), False, on_event)
         results.append((losses, result.validation))
         assert captures == [1]
     assert len(results[0][0]) >= 30

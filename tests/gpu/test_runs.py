@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from sedd import training
 from sedd.config import RunConfig
-from sedd.training import OnEvent, TrainingResult
+from sedd.training import loop
+from sedd.training.datasets import prepare_data
+from sedd.training.loop import OnEvent, TrainingResult
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +30,7 @@ def run(folder: Path, on_event: OnEvent, optimizer: str = "adamw", **parts: dict
             **parts,
         }
     ).resolved()
-    return training.run(config, lambda: training.prepare_data(config), folder / "run", False, on_event)
+    return loop.run(config, lambda: prepare_data(config), folder / "run", False, on_event)
 
 
 def test_budget_minutes_are_wall_clock_minutes(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from sample import SampleSetting, random_model
 from serving import Collector, running
 
 from sedd.generate import SamplingRun, SamplingSettings
-from sedd.serve import Limits, Row
+from sedd.serve.jobs import Row
+from sedd.serve.limits import Limits
 
 pytestmark = pytest.mark.gpu
 SMALL = SampleSetting(recipe="tiny", length=64, vocab_size=300, precision="bfloat16", device="cuda")

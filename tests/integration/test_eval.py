@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import sedd
-from sedd import factory, training
+from sedd import factory
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
-from sedd.training import prepare_data
+from sedd.training import loop
+from sedd.training.datasets import prepare_data
 
 KEYS = {
     *("nats_per_token", "stderr_nats_per_token", "bits_per_token", "bits_per_char", "bits_per_byte", "ppl_bound"),
@@ -45,7 +46,7 @@ def trained(corpus: Path, out: Path, objective: str, process: str = "absorbing",
         budget=BudgetConfig(steps=6),
         objective=objective,
     ).resolved()
-    training.run(config, lambda: prepare_data(config), out, resume=False, on_event=lambda kind, record: None)
+    loop.run(config, lambda: prepare_data(config), out, resume=False, on_event=lambda kind, record: None)
     return out
 
 
@@ -320,9 +321,7 @@ def long_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, envi
         train=TrainConfig(batch_size=2, eval_every=0, eval_sequences=1),
         budget=BudgetConfig(steps=1),
     ).resolved()
-    training.run(
-        config, lambda: prepare_data(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None
-    )
+    loop.run(config, lambda: prepare_data(config), tmp_path / "long", resume=False, on_event=lambda kind, record: None)
     return tmp_path / "long"
 
 

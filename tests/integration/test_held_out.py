@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from runs import SMALL, Sedd, ok
 
-from sedd import data, training
+from sedd import data
 from sedd.config import DataConfig, ModelConfig, RunConfig
 from sedd.tokenizer import load_tokenizer
+from sedd.training.datasets import prepare_data
 
 NONSENSE = "the cat sat on a mat and saw two small birds fly over old red houses near water"
 WORDS = NONSENSE.split()
@@ -85,7 +86,7 @@ def prepared(tmp_path: Path, text: str, packing: str = "packed") -> tuple[RunCon
         data=DataConfig([str(tmp_path / "text.txt")], tokenizer="bpe:300", packing=packing),
         model=ModelConfig(seq_len=64),
     )
-    return config, training.prepare_data(config)
+    return config, prepare_data(config)
 
 
 @pytest.mark.parametrize("packing", ["packed", "lines"])

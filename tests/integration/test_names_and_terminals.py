@@ -67,7 +67,7 @@ runpy.run_module("sedd", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("module", ["typing", "sedd.cli", "typer", "sedd.cli.train", "sedd.hub.card_facts"])
+@pytest.mark.parametrize("module", ["typing", "sedd.cli", "typer", "sedd.cli.train", "sedd.card_facts"])
 def test_ctrl_c_while_the_command_is_imported(module: str) -> None:
     """The packages of the command line, and what a command imports when it runs."""
     command = [sys.executable, "-c", INTERRUPTED.format(module=module)]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from runs import Sedd, log, ok
 
-from sedd import checkpoint, training
+from sedd import checkpoint
+from sedd.training.state import TrainingState
 
 LETTERS = [
     *("--objective", "autoregressive", "--tokenizer", "chars", "--lr", 0.02, "--steps", 160, "--save-every", 20),
@@ -131,7 +132,7 @@ def test_three_bounds_in_a_row_must_be_higher_by_more_than_the_error(nats: list[
 
 
 def test_a_bound_above_the_best_is_stored_whether_that_was_saved_or_not() -> None:
-    state, above = training.TrainingState(), []
+    state, above = TrainingState(), []
     for bound, is_saved in ((3.0, False), (2.0, True), (1.5, False), (1.8, True), (float("nan"), True), (1.7, False)):
         state.update_best(bound, is_saved)
         above.append((state.best, state.above_best))

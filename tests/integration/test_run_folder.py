@@ -235,12 +235,12 @@ def test_an_output_that_exists_survives_a_kill(sedd: Sedd, run: Path, tmp_path: 
 
 IN_A_GROUP = """
 import os, sys, torch, torch.distributed as dist
-from sedd import training
+from sedd.training import loop
 rank = int(os.fork() == 0)
 if {with_variables}:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
 dist.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=2)
-train = training.run
+train = loop.run
 def run(*given):
     end = train(*given)
     ranks = torch.tensor([float(rank + 1)])
@@ -248,7 +248,7 @@ def run(*given):
     print(f"the group is alive: {{ranks.item()}}", file=sys.stderr, flush=True)
     dist.barrier()
     return end
-training.run = run
+loop.run = run
 """
 
 

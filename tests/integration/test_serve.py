@@ -20,7 +20,9 @@ from schemathesis.checks import not_a_server_error
 from serving import Site, post, site, tiny_model
 
 from sedd import api
-from sedd.serve import Limits, build_app, guard
+from sedd.serve import guard
+from sedd.serve.app import build_app
+from sedd.serve.limits import Limits
 
 LOADED = tiny_model(labels=("x", "y"))
 

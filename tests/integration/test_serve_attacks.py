@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from serving import Site, post, read_all, site, tiny_model
 
-from sedd.serve import Job, Limits, Step, build_app, http
+from sedd.serve import http
 from sedd.serve import server as server_module
+from sedd.serve.app import build_app
 from sedd.serve.fill import TextConverter
-from sedd.serve.jobs import Edit
+from sedd.serve.jobs import Edit, Job, Step
+from sedd.serve.limits import Limits
 from sedd.serve.schema import CompletionRequest, InfillRequest
 from sedd.tokenizer import Characters
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runs import Sedd, ok
 from serving import ServerProcess, Site, sedd_serve
 
-from sedd.serve import read_keys
+from sedd.serve.guard import read_keys
 
 
 def test_the_command_serves_the_texts_of_sedd_infill_and_drains(

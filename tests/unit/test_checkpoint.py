@@ -10,7 +10,7 @@ import torch
 
 from sedd import checkpoint, factory, files
 from sedd.tokenizer import CONFIG, Bytes
-from sedd.training import TrainingState
+from sedd.training.state import TrainingState
 
 Refuses = Callable[..., None]
 

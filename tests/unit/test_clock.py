@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from sedd import training
 from sedd.config import RunConfig
+from sedd.training import loop
 from sedd.training.clock import Clock
+from sedd.training.datasets import prepare_data
+from sedd.training.loop import TrainingResult
 from sedd.training.state import TrainingState
+from sedd.training.trainer import Trainer
 
 
 def test_every_second_is_counted_once() -> None:
@@ -31,18 +34,18 @@ def test_every_second_is_counted_once() -> None:
 Records = list[tuple[float, dict[str, Any]]]
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, minutes: float) -> tuple[training.TrainingResult, Records]:
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, minutes: float) -> tuple[TrainingResult, Records]:
     """Train with slow validation and saving; return the result, and when each record came."""
     (folder / "text.txt").write_text("one two buckle my shoe\n" * 60)
     slow = {"validation_bound": 0.05, "save": 0.03}
     for name, seconds in slow.items():
-        method = getattr(training.Trainer, name)
+        method = getattr(Trainer, name)
 
         def slowly(self: Any, *words: Any, method: Any = method, seconds: float = seconds) -> Any:
             time.sleep(seconds)
             return method(self, *words)
 
-        monkeypatch.setattr(training.Trainer, name, slowly)
+        monkeypatch.setattr(Trainer, name, slowly)
     config = RunConfig.from_dict(
         {
             "data": {"sources": [str(folder / "text.txt")]},
@@ -58,7 +61,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, minutes: float) -> tuple[
         if kind == "log":
             records.append((time.perf_counter(), record))
 
-    return training.run(config, lambda: training.prepare_data(config), folder / "run", False, on_event), records
+    return loop.run(config, lambda: prepare_data(config), folder / "run", False, on_event), records
 
 
 def test_budget_minutes_are_wall_clock_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import data, training
+from sedd import data
 from sedd.runtime.distributed import Ranks
 from sedd.training import dry_run, scaling, sizing
+from sedd.training.datasets import prepare_data
+from sedd.training.dry_run import estimate_cost
+from sedd.training.overrides import merge_config
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "small", "birds")
 Sedd = Callable[..., subprocess.CompletedProcess[str]]
@@ -62,7 +65,7 @@ def test_a_plan_reads_the_beginning_of_the_data(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("words,kind\n" + "\n".join(rows))
     table = {"column": "words", "label": "kind", "packing": "lines"}
     for name, options in (("long.txt", {}), ("long.txt", {"tokenizer": "bpe:300"}), ("table.csv", table)):
-        config = training.merge_config({"sources": [str(tmp_path / name)], "seq_len": 24, **options}, recipe="tiny")
+        config = merge_config({"sources": [str(tmp_path / name)], "seq_len": 24, **options}, recipe="tiny")
         folder = tmp_path / f"{name} {len(options)}"
         folder.mkdir()
         sample = dry_run.prepare_sample(config, folder)
@@ -80,14 +83,14 @@ def test_a_batch_too_large_to_be_measured_is_measured_in_part(tmp_path: Path, mo
     (tmp_path / "book.txt").write_text(words(5000))
     sizes = {"width": 32, "depth": 1, "heads": 2, "seq_len": 16}
     options = {"sources": [str(tmp_path / "book.txt")], "model": sizes, "steps": 7}
-    config = training.merge_config(options, recipe="tiny")
+    config = merge_config(options, recipe="tiny")
     config = replace(config, train=replace(config.train, batch_size=64, grad_accumulation=2, eval_sequences=8))
     per_sequence = 6 * sizing.block_weights((32, 1)) * 16
     monkeypatch.setattr(sizing, "measure_flops", lambda device: 3 * per_sequence * 5 / dry_run.STEP_SECONDS)
     assert dry_run._reduce_batch(config, Ranks(0, 1, torch.device("cpu"))).train.batch_size == 5
     assert dry_run._reduce_batch(config, Ranks(0, 2, torch.device("cpu"))).train.batch_size == 4
     calls: list[tuple[int, int]] = []
-    found = training.estimate_cost(config, lambda done, total: calls.append((done, total)))
+    found = estimate_cost(config, lambda done, total: calls.append((done, total)))
     assert (found["tokens_per_step"], found["steps"], found["tokens"]) == (64 * 16, 7, 7 * 64 * 16)
     assert calls[-1] == (dry_run.MAX_STEPS + 1, dry_run.MAX_STEPS + 1)
 
@@ -160,12 +163,12 @@ def test_the_table_and_its_formula_are_those_of_the_results(name: str) -> None:
 def test_runs_with_ngrams_and_weighted_losses_have_a_formula_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(words(60_000))
     flags = {"sources": [str(tmp_path / "book.txt")], "steps": 7, "tokenizer": "bpe:512"}
-    assert scaling.formula_of(training.merge_config(flags)) is scaling.SIZED
-    assert scaling.formula_of(training.merge_config(flags, sets=["model.ngrams=0"])) is scaling.GENERAL
-    assert scaling.formula_of(training.merge_config(flags, sets=["train.loss_weighting=0"])) is scaling.GENERAL
-    assert scaling.formula_of(training.merge_config({**flags, "tokenizer": "bytes"})) is scaling.GENERAL
+    assert scaling.formula_of(merge_config(flags)) is scaling.SIZED
+    assert scaling.formula_of(merge_config(flags, sets=["model.ngrams=0"])) is scaling.GENERAL
+    assert scaling.formula_of(merge_config(flags, sets=["train.loss_weighting=0"])) is scaling.GENERAL
+    assert scaling.formula_of(merge_config({**flags, "tokenizer": "bytes"})) is scaling.GENERAL
     for other in ({"process": "uniform"}, {"objective": "mean"}, {"packing": "lines"}, {"tokenizer": "gpt2"}):
-        assert scaling.formula_of(training.merge_config({**flags, **other})) is None
+        assert scaling.formula_of(merge_config({**flags, **other})) is None
 
 
 def test_nothing_is_expected_far_from_what_was_measured() -> None:
@@ -197,9 +200,9 @@ def test_a_plan_names_no_better_size_than_training_has_chosen(book: Path, monkey
     named = 0
     for tokenizer, minutes, size in product(("bytes", "bpe:512", "bpe:2048"), (0.5, 4, 30), (1e6, 1e9)):
         monkeypatch.setattr(sizing, "source_bytes", lambda options, size=size: size)
-        config = training.merge_config({"sources": [str(book)], "minutes": minutes, "tokenizer": tokenizer})
+        config = merge_config({"sources": [str(book)], "minutes": minutes, "tokenizer": tokenizer})
         if not named:
-            blocks = data.TokenBlocks.open(training.prepare_data(config), 64, "train")
+            blocks = data.TokenBlocks.open(prepare_data(config), 64, "train")
         chosen, flops = (config.model.width, config.model.depth), 60 * minutes * 1e11
         for tokens in (sizing.affordable_tokens(chosen, flops, "cpu") * factor for factor in (0.05, 0.3, 1, 3)):
             found = dry_run._expectation(config, blocks, 0.001, tokens, "cpu")
@@ -229,9 +232,9 @@ def test_a_size_of_your_own_is_compared_with_the_one_training_would_choose(
     """Of a network too large for ten minutes; the choice that is named is that of the same run without a size."""
     monkeypatch.setattr(sizing, "source_bytes", lambda options: 1e7)
     flags = {"sources": [str(book)], "minutes": 10, "tokenizer": "bytes"}
-    chosen = training.merge_config(flags)
-    blocks = data.TokenBlocks.open(training.prepare_data(chosen), 64, "train")
-    large = training.merge_config(flags, sets=["model.width=256", "model.depth=4"])
+    chosen = merge_config(flags)
+    blocks = data.TokenBlocks.open(prepare_data(chosen), 64, "train")
+    large = merge_config(flags, sets=["model.width=256", "model.depth=4"])
     tokens = sizing.affordable_tokens((256, 4), 600 * 1e11, "cpu")
     better = dry_run._expectation(large, blocks, 0.001, tokens, "cpu")["better_choice"]
     assert better.startswith(f"--set model.width={chosen.model.width} --set model.depth={chosen.model.depth}: ")

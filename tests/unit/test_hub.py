@@ -16,7 +16,7 @@ from local_hub import COMMIT
 from publications import KINDS, V
 
 import sedd
-from sedd import checkpoint, factory, hub
+from sedd import checkpoint, factory, hub, models
 from sedd.hub import convert
 from sedd.tokenizer import BPE, Characters, Integers
 
@@ -173,9 +173,9 @@ def test_pickles_are_downloaded_only_without_safetensors(tmp_path: Path, cache: 
 
 
 def test_repository_ids() -> None:
-    assert hub.is_repo_id("louaaron/sedd-small")
+    assert models.is_repo_id("louaaron/sedd-small")
     assert not any(
-        map(hub.is_repo_id, ["name", "../name", "owner/../name", "/etc/passwd", "a/b/c", "owner/", "-o/n", "o/n\n"])
+        map(models.is_repo_id, ["name", "../name", "owner/../name", "/etc/passwd", "a/b/c", "owner/", "-o/n", "o/n\n"])
     )
 
 

@@ -1,4 +1,4 @@
-"""Commands import what they need: ``--help`` no torch, ``info`` neither kernels nor training, a sampler no other."""
+"""Commands import what they need: ``--help`` and ``info`` no torch; and they reject mistakes before any work."""
 
 import json
 import re
@@ -6,15 +6,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from without_torch import check_refusals, run_without_torch
+from without_torch import check_refusals, run_commands
 
 from sedd import checkpoint, data, registry
+from sedd.cli.root import ORDER
 from sedd.config import RunConfig
 from sedd.tokenizer import Bytes
 
@@ -57,24 +57,17 @@ def imported() -> Iterator[Imported]:
 
 
 def test_help_does_not_load_torch() -> None:
-    """Neither do the settings of samplers nor the names of the registry, which help texts show."""
-    code = (
-        "import contextlib, io, sys\n"
-        "from sedd import cli\n"
-        "for words in (['--help'], ['sample', '--help'], ['train', '--help'], ['quality', '--help']):\n"
-        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
-        "        cli.app(words)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", f"{code}\n{LIST}"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "torch" not in done.stdout.split()
+    """Of no command."""
+    commands = ["--help", *(f"{name} --help" for name in ORDER)]
+    for command, (code, out, err) in zip(commands, run_commands(Path.cwd(), commands), strict=True):
+        assert (code, err) == (0, ""), (command, err)
+        assert "Usage" in out
 
 
 def test_a_loaded_model_imports_no_kernels_and_no_training(imported: Imported) -> None:
-    """What ``sedd info`` imports: the factory and the classes of one model."""
     found = imported("from sedd import checkpoint, factory\nfactory.build_process('absorbing', 5)")
     assert not {name for name in found if name.startswith("sedd.ops.") and name.endswith("_triton")}
-    assert not {name for name in found if name.startswith(("sedd.training", "sedd.sampling.", "sedd.likelihood"))}
+    assert not {name for name in found if name.startswith("sedd.training")}
 
 
 def test_training_imports_no_compiler_and_no_sharding(imported: Imported) -> None:
@@ -84,12 +77,6 @@ def test_training_imports_no_compiler_and_no_sharding(imported: Imported) -> Non
     )
 
 
-def test_a_sampler_imports_no_other(imported: Imported) -> None:
-    found = imported("from sedd import registry\nregistry.SAMPLERS.load('tweedie')")
-    others = {path.partition(":")[0] for path in registry.SAMPLERS.built_in.values()} - {"sedd.sampling.grid"}
-    assert not others & found
-
-
 def test_every_built_in_name_can_be_imported() -> None:
     for names in vars(registry).values():
         if isinstance(names, registry.Registry):
@@ -97,7 +84,7 @@ def test_every_built_in_name_can_be_imported() -> None:
                 assert callable(names.load(name))
 
 
-REFUSALS = [
+EARLY_REFUSALS = [
     ("train book.txt --objective scor-entropy", "objective is 'scor-entropy'; choose one of score-entropy"),
     ("train book.txt --objective explicit-score-entropy", "needs the probability of every sequence"),
     ("train book.txt --objective implicit-score-entropy", "length × vocabulary calls"),
@@ -109,9 +96,6 @@ REFUSALS = [
     ("train book.txt --set noise.schedule=cosin", "noise.schedule is 'cosin'; choose one of log-linear"),
     ("train book.txt --recipe tiny --set model.width=30", "model.width 30 is not a multiple of model.heads"),
     ("train book.txt --out model", "model holds a run already; add --resume"),
-    ("eval model book.txt --batch 0", "batch is 0"),
-    ("score model text --seed -1", "seed is -1; it must lie in 0"),
-    ("eval model book.txt --dataset ptb", "dataset is 'ptb'; protocol strict takes any text as it is"),
     ("push model owner/name --out model", "model exists and is not an empty folder"),
     ("train book.txt --out book.txt --recipe tiny", "book.txt cannot be written to"),
     ("train", "no data was given"),
@@ -123,17 +107,28 @@ REFUSALS = [
     ("plan none.txt", "none.txt does not exist"),
     ("sample nowhere", "nowhere holds no model: it does not exist"),
     ("sample model --sampler tweedy", "sampler is 'tweedy'; choose one of first-hitting"),
-    ("sample model --sampler remask --option strategy=lop", "strategy is 'lop'; choose one of cap, rescale, loop"),
-    ("sample model --sampler remask --option ete=1", "sampler remask has no option ete; it takes strategy, eta"),
     ("sample model --label dog", "label is 'dog'; this model has cat"),
     ("sample model --length 999", "length is 999; this model generates 1 to 256 tokens"),
     ("sample model --grid lin", "grid is 'lin'; choose one of uniform, cosine"),
     ("sample model --precision half", "precision is 'half'; choose one of float32, bfloat16"),
     ("sample model --seed -1", "seed is -1"),
     ("sample model --batch 0", "batch is 0"),
-    ("infill model cat", "the template 'cat' has no gap"),
     ("infill model --file none.txt", "none.txt could not be read"),
     ("trace model --out x.gif", "it must end in .html or .png"),
+    ("audit mean --process foggy", "process is 'foggy'; choose one of"),
+    ("info nowhere", "nowhere holds no model: it does not exist"),
+    ("push model name", "'name' is not the name of a repository"),
+    ("export model --out model", "model exists and is not an empty folder"),
+    ("export model --out new --format onnx", "format is 'onnx'; choose one of sedd, radd, mdlm"),
+    ("import nowhere --out new", "nowhere does not exist"),
+]
+"""Mistakes that are rejected without torch, and part of the message."""
+REFUSALS = [
+    ("eval model book.txt --batch 0", "batch is 0"),
+    ("score model text --seed -1", "seed is -1; it must lie in 0"),
+    ("eval model book.txt --dataset ptb", "dataset is 'ptb'; protocol strict takes any text as it is"),
+    ("sample model --sampler remask --option ete=1", "sampler remask has no option ete; it takes strategy, eta"),
+    ("infill model cat", "the template 'cat' has no gap"),
     ("trace model {x}", "a gap is a number of tokens in braces"),
     ("eval model none.txt", "none.txt does not exist"),
     ("eval model book.txt --protocol paper", "protocol is 'paper'; choose one of strict"),
@@ -152,12 +147,8 @@ REFUSALS = [
     ("compare model --plot x.gif", "must end in one of .png, .html"),
     ("compare model --draws 3", "draws is 3; they come in pairs"),
     ("compare model --protocol strict", "protocol strict needs DATA"),
-    ("audit entropy", "loss is 'entropy'; name a function as FILE.py:FUNCTION"),
-    ("audit none.py:loss", "none.py does not exist"),
-    ("audit mean --process foggy", "process is 'foggy'; choose one of"),
     ("report nowhere", "nowhere holds no log.jsonl"),
     ("report model --samples -1", "samples is -1"),
-    ("info nowhere", "nowhere holds no model: it does not exist"),
     ("quality nowhere", "nowhere does not exist; name the folder of a run"),
     ("quality model", "samples need a judge"),
     ("quality model --judge ar --sweep step=1", "sweep is 'step=1'; choose one of sampler, steps"),
@@ -167,12 +158,10 @@ REFUSALS = [
     ("quality model --judge ar --known book.txt", "there are no molecules to compare with it"),
     ("quality model model --judge ar --save new.jsonl", "save takes the samples of one run"),
     ("quality model --molecules --out new.png", "the plot shows generative perplexity, which needs --judge"),
-    ("push model name", "'name' is not the name of a repository"),
-    ("export model --out model", "model exists and is not an empty folder"),
-    ("export model --out new --format onnx", "format is 'onnx'; choose one of sedd, radd, mdlm"),
-    ("import nowhere --out new", "nowhere does not exist"),
+    ("audit entropy", "loss is 'entropy'; name a function as FILE.py:FUNCTION"),
+    ("audit none.py:loss", "none.py does not exist"),
 ]
-"""Mistakes that are refused without torch, and part of the message."""
+"""Mistakes that are rejected before the weights of a model are read."""
 
 
 def write_model(folder: Path, objective: str = "score-entropy") -> None:
@@ -192,27 +181,47 @@ def write_model(folder: Path, objective: str = "score-entropy") -> None:
     (folder / "log.jsonl").write_text('{"step": 1, "tokens": 2, "bound": 0.5, "bound_stderr": 0.1}\n')
 
 
-def test_mistakes_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
+def test_mistakes_are_rejected_before_any_work(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     (tmp_path / "book.txt").write_text("one two buckle my shoe")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "table.csv").write_text("text,kind\na cat,cat\n")
-    check_refusals(tmp_path, REFUSALS)
+    check_refusals(tmp_path, EARLY_REFUSALS)
+    check_refusals(tmp_path, REFUSALS, with_torch=True)
 
 
-FIRST_LINES = [
+EARLY_FIRST_LINES = [
     ("sample model -n 1 --steps 4 --seed 3", "model: 1 sample of 256 tokens, 4 steps, seed 3"),
     ("sample model --json --length 9", "model: 4 samples of 9 tokens, 128 steps, seed 0"),
+    ("sample causal", "causal: 4 samples of 256 tokens, seed 0"),
+    ("trace model", "model: 1 sample of 256 tokens, 128 steps, seed 0"),
+    ("serve model --port 0 --slots 3", "loading model for http://127.0.0.1:PORT, 3 texts at a time"),
+    ("import owner/name --out new", "owner/name: published weights, to new"),
+    ("export model --out new", "model: weights in a published format, to new"),
+    ("export model --out new --format radd", "model: weights in the format radd, to new"),
+    (
+        "export model --out new --dtype int8 --eval book.txt",
+        "model: weights in int8, to new, bound on book.txt (22 bytes)",
+    ),
+    ("push model owner/name", "model: 0 results for its card, to owner/name on the Hub"),
+    ("push model owner/name --out new", "model: 0 results for its card, to new"),
+    ("sample owner/name", "owner/name: on the Hugging Face Hub, or in its cache"),
+    (
+        "train book.txt --recipe tiny --steps 7 --out run",
+        "recipe tiny: 4 blocks of width 128, 32 sequences of 128 tokens per step, tokenizer bytes, float32, 7 steps",
+    ),
+    ("train book.txt --out run", "book.txt: the network is chosen for this machine, the data and the budget"),
+    ("plan book.txt", "book.txt: the network is chosen for this machine, the data and the budget"),
+]
+"""What commands print on stderr before they import torch."""
+FIRST_LINES = [
     (
         "sample model --sampler theta --steps inf --temperature 0.6 --label cat --option theta=0.4",
         "model: 4 samples of 256 tokens, sampler theta, steps inf, seed 0, temperature 0.6, label cat, theta 0.4",
     ),
-    ("sample causal", "causal: 4 samples of 256 tokens, seed 0"),
     ("infill model 'a {3}'", "model: 1 template, 128 steps, seed 0"),
     ("infill model 'a {3}' '{2} b' -n 5", "model: 2 templates, 5 samples each, 128 steps, seed 0"),
-    ("trace model", "model: 1 sample of 256 tokens, 128 steps, seed 0"),
     ("trace model 'a {3}'", "model: 1 template, 128 steps, seed 0"),
-    ("serve model --port 0 --slots 3", "loading model for http://127.0.0.1:PORT, 3 texts at a time"),
     ("eval model book.txt", "model: book.txt (22 bytes), protocol strict, 8 draws per sequence, seed 0"),
     (
         "eval model texts --draws 2 --seed 5 --estimator bound",
@@ -249,28 +258,12 @@ FIRST_LINES = [
         "model: book.txt (22 bytes), protocol strict, 8 draws per sequence, seed 0",
     ),
     ("report model", "model: 1 record of its log, 4 samples, to model/report.html"),
-    ("import owner/name --out new", "owner/name: published weights, to new"),
-    ("export model --out new", "model: weights in a published format, to new"),
-    ("export model --out new --format radd", "model: weights in the format radd, to new"),
-    (
-        "export model --out new --dtype int8 --eval book.txt",
-        "model: weights in int8, to new, bound on book.txt (22 bytes)",
-    ),
-    ("push model owner/name", "model: 0 results for its card, to owner/name on the Hub"),
-    ("push model owner/name --out new", "model: 0 results for its card, to new"),
-    ("sample owner/name", "owner/name: on the Hugging Face Hub, or in its cache"),
-    (
-        "train book.txt --recipe tiny --steps 7 --out run",
-        "recipe tiny: 4 blocks of width 128, 32 sequences of 128 tokens per step, tokenizer bytes, float32, 7 steps",
-    ),
-    ("train book.txt --out run", "book.txt: the network is chosen for this machine, the data and the budget"),
-    ("plan book.txt", "book.txt: the network is chosen for this machine, the data and the budget"),
 ]
-"""What commands with a model print on stderr before torch is imported."""
+"""What commands print on stderr before they read the weights of a model."""
 
 
-def test_commands_state_what_they_do_before_torch_is_imported(tmp_path: Path) -> None:
-    """They print nothing else, and go on to import torch; of several processes the first prints it."""
+def test_commands_state_first_what_they_do(tmp_path: Path) -> None:
+    """Of several processes the first prints it."""
     write_model(tmp_path / "model")
     write_model(tmp_path / "causal", objective="autoregressive")
     write_model(tmp_path / "mixture", objective="lambda-dce")
@@ -279,19 +272,23 @@ def test_commands_state_what_they_do_before_torch_is_imported(tmp_path: Path) ->
     for name in ("ptb.test.txt", "b.txt"):
         (tmp_path / "texts" / name).write_text("to be or not to be " * 8000)
     data.prepare([tmp_path / "book.txt"], tmp_path / "prepared", Bytes())
-    found = run_without_torch(tmp_path, [command for command, _ in FIRST_LINES])
-    for (command, line), (error, out, err) in zip(FIRST_LINES, found, strict=True):
+    found = run_commands(tmp_path, [command for command, _ in EARLY_FIRST_LINES])
+    for (command, line), (error, out, err) in zip(EARLY_FIRST_LINES, found, strict=True):
         assert (error, out) == ("ModuleNotFoundError('import of torch halted; None in sys.modules')", ""), command
         assert re.sub(r"(127\.0\.0\.1):\d+", r"\1:PORT", err) == f"sedd: {line}\n", command
-    commands = [command for command, _ in FIRST_LINES if not command.startswith("serve")]
-    for command, (_, _, err) in zip(commands, run_without_torch(tmp_path, commands, RANK="1"), strict=True):
+    found = run_commands(tmp_path, [command for command, _ in FIRST_LINES], with_torch=True)
+    for (command, line), (code, out, err) in zip(FIRST_LINES, found, strict=True):
+        assert (code, out) == (2, ""), (command, err)  # the weights are not of this model
+        assert err.splitlines()[0] == f"sedd: {line}", command
+    commands = [command for command, _ in EARLY_FIRST_LINES if not command.startswith("serve")]
+    for command, (_, _, err) in zip(commands, run_commands(tmp_path, commands, RANK="1"), strict=True):
         assert err == "", command
 
 
 def test_models_in_the_box_are_known_by_their_names(tmp_path: Path) -> None:
     write_model(tmp_path / "run")
     shutil.copytree(tmp_path / "run/checkpoints/step-00000001", tmp_path / "stories")
-    found = run_without_torch(tmp_path, ["sample", "sample stories -n 1"], SEDD_MODELS=str(tmp_path))
+    found = run_commands(tmp_path, ["sample", "sample stories -n 1"], SEDD_MODELS=str(tmp_path))
     settings = "of 256 tokens, 128 steps, seed 0\n"
     assert [err for _, _, err in found] == [
         f"sedd: no model was named; using stories\nsedd: stories: 4 samples {settings}",
@@ -302,20 +299,12 @@ def test_models_in_the_box_are_known_by_their_names(tmp_path: Path) -> None:
 def test_info_reads_a_model_without_torch(tmp_path: Path) -> None:
     """Also its bounds and the number of its parameters, of which rotary frequencies are none."""
     write_model(tmp_path / "model")
-    (_, out, err), (code, shown, _) = run_without_torch(tmp_path, ["info model --json", "info model"])
+    (_, out, err), (code, shown, _) = run_commands(tmp_path, ["info model --json", "info model"])
     found = json.loads(out)
     assert (found["parameters"], found["vocab_size"], found["labels"]) == (6, 256, "cat"), err
     assert (found["bound"], found["best_bound"], found["best_bound_step"]) == (0.5, 0.5, 1)
     assert code == 0
     assert "0.5000 nats per token at step 1" in shown
-
-
-def test_options_of_samplers_are_those_of_their_classes() -> None:
-    """The table by which options are refused before the classes are imported."""
-    for name in registry.SAMPLERS.built_in:
-        kind = registry.SAMPLERS.load(name)
-        found = {field.name: type(field.default) for field in fields(kind) if field.default is not MISSING}
-        assert registry.SAMPLER_OPTIONS.get(name, {}) == found
 
 
 def test_loading_a_model_imports_no_distributed_checkpoints(imported: Imported) -> None:

@@ -14,7 +14,10 @@ from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Uniform
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
-from sedd.training import Trainer, TrainingDataLoader, optimizer, train_step, validation
+from sedd.training import optimizer, validation
+from sedd.training.batches import TrainingDataLoader
+from sedd.training.step import train_step
+from sedd.training.trainer import Trainer
 
 ROWS = [("ab", "up"), ("ba", None), ("b", "down"), ("", "lost"), ("aa", "up"), ("bb", ""), ("a", 3)] * 4
 NONEMPTY = [row for row in ROWS if row[0]]

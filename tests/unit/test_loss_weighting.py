@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sedd import training
 from sedd.config import RunConfig, TrainConfig
 from sedd.diffusion.objective import LambdaDCE, MeanCrossEntropy, TimeDCE
 from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import Cosine, LogLinear
 from sedd.runtime.distributed import Ranks
 from sedd.training.batches import use_one_core
-from sedd.training.datasets import open_datasets
+from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.trainer import Trainer
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -31,7 +30,7 @@ def build_trainer(folder: Path, objective: str, weighting: float) -> Trainer:
             "objective": objective,
         }
     ).resolved()
-    shards = training.prepare_data(config)
+    shards = prepare_data(config)
     trainer = Trainer(config, *open_datasets(config, lambda: shards, ALONE), ALONE)
     with torch.no_grad():
         trainer.network.head.weight.normal_(0, 0.5, generator=torch.Generator().manual_seed(0))

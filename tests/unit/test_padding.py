@@ -14,7 +14,10 @@ from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainCo
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, Times
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
-from sedd.training import Batch, StepMetrics, Trainer, optimizer, train_step, validation
+from sedd.training import optimizer, validation
+from sedd.training.batches import Batch
+from sedd.training.step import StepMetrics, train_step
+from sedd.training.trainer import Trainer
 
 LENGTH, ALONE = 9, Ranks(0, 1, torch.device("cpu"))
 TEXTS = ["ACGT" * 2, "A", "CG", "GGT", "TACA", "ACGTA", "CCCCCC", "GATTACA"] * 5

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import factory, likelihood, training
+from sedd import factory, likelihood
 from sedd.config import RunConfig
 from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Absorbing
@@ -18,7 +18,7 @@ from sedd.likelihood import BoundEstimator, PrecisionCheck, check_precision, est
 from sedd.likelihood.estimate import default_batch
 from sedd.nn.transformer import Modern
 from sedd.runtime.distributed import Ranks
-from sedd.training.datasets import open_datasets
+from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.trainer import Trainer
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -199,7 +199,7 @@ def trainer(folder: Path, precision: str) -> Trainer:
             "train": {"batch_size": 8, "eval_sequences": 24, "precision": precision},
         }
     ).resolved()
-    shards = training.prepare_data(config)
+    shards = prepare_data(config)
     made = Trainer(config, *open_datasets(config, lambda: shards, ALONE), ALONE)
     with torch.no_grad():
         made.ema.network.head.weight.normal_(0, 0.5, generator=torch.Generator().manual_seed(0))

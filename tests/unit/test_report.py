@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sedd import data, factory, templates, training
+from sedd import data, factory, templates
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
 from sedd.evaluation import report
 from sedd.runtime import run_log
+from sedd.training import loop
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert(1)</script> & \"quoted\" <img src=x onerror='alert(2)'>"
@@ -198,9 +199,7 @@ def test_samples_are_drawn_from_the_newest_checkpoint(tmp_path: Path, objective:
         train=TrainConfig(batch_size=10, log_every=1, eval_every=1, eval_sequences=8),
         objective=objective,
     ).resolved()
-    training.run(
-        config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, on_event=lambda kind, record: None
-    )
+    loop.run(config, lambda: tmp_path / "shards", tmp_path / "run", resume=False, on_event=lambda kind, record: None)
     history = report.read_run(tmp_path / "run")
     drawn = report.report_samples(history, 3, seed=1)
     assert drawn == report.report_samples(history, 3, seed=1)

@@ -13,7 +13,8 @@ import pytest
 from sedd import data, recipes
 from sedd.config import BudgetConfig, RunConfig
 from sedd.tokenizer import Bytes
-from sedd.training import merge_config, sizing
+from sedd.training import sizing
+from sedd.training.overrides import merge_config
 
 WORDS = ["The", "cat", "sat", "on", "a", "mat;", "TWO", "birds", "flew", "over", "(old)", "houses,", "0123456789", "!?"]
 

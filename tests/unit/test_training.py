@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import evaluation, factory, training
+from sedd import evaluation, factory
 from sedd.config import RunConfig
 from sedd.data import block_order
 from sedd.runtime.distributed import Ranks
-from sedd.training import batches, step, train_step, validation
-from sedd.training.datasets import open_datasets
+from sedd.training import batches, loop, step, validation
+from sedd.training.datasets import open_datasets, prepare_data
+from sedd.training.state import TrainingState
+from sedd.training.step import train_step
 from sedd.training.trainer import Trainer
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -43,7 +45,7 @@ def build_config(folder: Path, text: str, objective: str = "lambda-dce", **secti
 
 def build_trainer(config: RunConfig, ranks: Ranks = ALONE) -> Trainer:
     """Return a trainer whose raw and averaged weights are random and differ."""
-    shards = training.prepare_data(config)
+    shards = prepare_data(config)
     trainer = Trainer(config, *open_datasets(config, lambda: shards, ALONE), ALONE)
     for seed, network in enumerate((trainer.network, trainer.ema.network)):
         generator = torch.Generator().manual_seed(seed)
@@ -95,8 +97,8 @@ def run_on_a(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
         config = build_config(
             folder, "a" * 480 + "b" * 160, data={"val_fraction": 0.25}, optim=optim, budget={"steps": 12}
         )
-        prepare = lambda: training.prepare_data(config)  # noqa: E731
-        training.run(config, prepare, folder / "run", False, lambda kind, record: None)
+        prepare = lambda: prepare_data(config)  # noqa: E731
+        loop.run(config, prepare, folder / "run", False, lambda kind, record: None)
         yield folder / "run", [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
 
 
@@ -285,7 +287,7 @@ def test_every_use_of_random_numbers_has_a_stream_of_its_own(tmp_path: Path, mon
         keys.append(key)
         return seeded(*key)
 
-    for module in (batches, step, training.validation):
+    for module in (batches, step, validation):
         monkeypatch.setattr(module, "seeded_generator", record)
     for number in (0, 1):
         train_step(trainer, trainer.dataloader[number], 0.0, no_handler)
@@ -322,7 +324,7 @@ def test_bits_per_character_of_characters_of_two_bytes(tmp_path: Path) -> None:
 
 
 def test_the_best_checkpoint_is_that_of_the_lowest_bound() -> None:
-    state, best = training.TrainingState(), []
+    state, best = TrainingState(), []
     for number, bound in enumerate((3.0, 2.0, 2.5, math.nan, 1.0, 1.0)):
         state.step = number
         best.append(state.update_best(bound))

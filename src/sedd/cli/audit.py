@@ -1,14 +1,13 @@
 """``sedd audit``: whether a loss bounds −log p, on distributions small enough to enumerate."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sedd import registry
 from sedd.cli.root import AsJson, app, list_names, stderr_progress
-from sedd.evaluation.audit.function import check_file, load_function, split_name
 
 if TYPE_CHECKING:
     from sedd.evaluation.audit import AuditResult, CounterExample
@@ -95,7 +94,7 @@ def audit(
         else:
             _print_table(results)
         raise typer.Exit(any(result.is_claimed and not result.is_bound for result in results))
-    result = _prepare(loss, process, draws, entropy_only)()
+    result = _audit_one(loss, process, draws, entropy_only)
     if as_json:
         _print_json(result)
     else:
@@ -103,8 +102,11 @@ def audit(
     raise typer.Exit(not result.is_bound)
 
 
-def _prepare(loss: str, process: str, draws: int, entropy_only: bool) -> "Callable[[], AuditResult]":
-    """Refuse what can be refused before torch is imported, and return the audit."""
+def _audit_one(loss: str, process: str, draws: int, entropy_only: bool) -> "AuditResult":
+    """Audit one loss: an objective by its name, or a function as FILE.py:FUNCTION."""
+    from sedd.evaluation import audit
+    from sedd.evaluation.audit.function import check_file, load_function, split_name
+
     named = split_name(loss)
     if named is None and loss in EXPLICIT:
         raise ValueError(f"{loss} needs the true ratios of a distribution, so it is no loss of a model and data alone")
@@ -117,15 +119,9 @@ def _prepare(loss: str, process: str, draws: int, entropy_only: bool) -> "Callab
         check_file(*named)
         if draws < 100:
             raise ValueError(f"draws is {draws}; a standard error needs at least 100 draws per sequence")
-
-    def run() -> "AuditResult":
-        from sedd.evaluation import audit
-
-        if named is None:
-            return audit.audit_objective(loss, process)
-        return audit.audit_function(load_function(*named), process, draws=draws, entropy_only=entropy_only)
-
-    return run
+    if named is None:
+        return audit.audit_objective(loss, process)
+    return audit.audit_function(load_function(*named), process, draws=draws, entropy_only=entropy_only)
 
 
 def _audit_all() -> "Iterator[tuple[AuditResult, int]]":

@@ -12,6 +12,7 @@ from sedd.border import warn
 from sedd.cli.evaluation_data import check_source, describe_source
 from sedd.cli.root import AsJson, Device, ModelFolder, announce, app, model_name, print_record, show, stderr_progress
 from sedd.config import check_choice
+from sedd.models import is_repo_id
 
 FORMATS = ("sedd", "radd", "mdlm")
 """The published formats, the keys of `hub.convert.LAYOUTS`."""
@@ -35,17 +36,16 @@ def import_checkpoint(
     - `sedd import owner/name --out model`
     - `sedd sample model`
     """
-    from sedd import hub
-
     checkpoint.require_empty(out)
-    if not Path(source).exists() and not hub.is_repo_id(source):
+    if not Path(source).exists() and not is_repo_id(source):
         raise ValueError(f"{source} does not exist; give a folder, a file or a Hub id such as owner/name")
     announce(f"{source}: published weights, to {out}")
+    from sedd import hub
     from sedd.hub import convert
 
     with Console(stderr=True).status("reading"):
         local = Path(source)
-        if not local.exists() and hub.is_repo_id(source):
+        if not local.exists() and is_repo_id(source):
             local = hub.download(source, revision, pickles=True)
         found = convert.read_published(local)
         tokens = hub.find_tokenizer(found, tokenizer)
@@ -113,9 +113,9 @@ def export(
         raise ValueError(f"dtype {dtype} is for model folders, and --format writes a published one; give one of them")
     if data is not None:
         check_source(data)
-    from sedd.likelihood.variance_reduction import check_draws
-
     if draws is not None:
+        from sedd.likelihood.variance_reduction import check_draws
+
         check_draws(draws)
     measured = f", bound on {describe_source(data)}" if data else ""
     announce(f"{model_name(model)}: weights in {dtype}, to {out}{measured}")

@@ -43,7 +43,7 @@ EXACT_ESTIMATORS = ("forward", "backward", "random")
 """Those without draws."""
 
 if TYPE_CHECKING:
-    from sedd.likelihood.order_options import Orders
+    from sedd.likelihood import Orders
 
 ProtocolName = Annotated[
     str | None,
@@ -225,7 +225,7 @@ def _check(
         The number of orders, and the configuration of the model if it can be read.
     """
     from sedd import checkpoint
-    from sedd.likelihood.order_options import check_mixture, check_orders, parse_orders
+    from sedd.likelihood.orders import check_mixture, check_orders, parse_orders
     from sedd.likelihood.variance_reduction import check_draws
 
     if estimator is not None:

@@ -11,7 +11,7 @@ from sedd.border import warn
 from sedd.cli.root import AsJson, OptionalModel, app, print_record
 
 if TYPE_CHECKING:
-    from sedd.hub.card_facts import CardFacts
+    from sedd.card_facts import CardFacts
 
 
 EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x1F << 10)}
@@ -36,7 +36,7 @@ def info(
 
 def _describe(model: Path | str, as_json: bool) -> None:
     from sedd import checkpoint, stored_weights
-    from sedd.hub.card_facts import CardFacts
+    from sedd.card_facts import CardFacts
     from sedd.tokenizer import load_tokenizer
 
     folder, config, vocab_size, labels, _ = checkpoint.find_model(model)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from sedd.border import check_fields, parse_json, read_text
 from sedd.cli.root import AsJson, ModelFolder, announce, app, count_of, model_name, print_record
+from sedd.models import is_repo_id
 
 
 @app.command()
@@ -22,14 +23,16 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results."""
-    from sedd import checkpoint, hub
+    from sedd import checkpoint
 
-    if not hub.is_repo_id(repo):
+    if not is_repo_id(repo):
         raise ValueError(f"{repo!r} is not the name of a repository; write owner/name")
     results = [record for path in result or [] for record in _records(path)]
     if out is not None:
         checkpoint.require_empty(out)
     announce(f"{model_name(model)}: {count_of(len(results), 'result')} for its card, to {out or f'{repo} on the Hub'}")
+    from sedd import hub
+
     with Console(stderr=True).status("uploading" if out is None else "writing"):
         if out is not None:
             address = str(hub.save_pretrained(model, out, repo, results))
@@ -39,7 +42,7 @@ def push(
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    from sedd.hub.card_facts import RESULT_TYPES
+    from sedd.card_facts import RESULT_TYPES
 
     needed = ("nats_per_token", "stderr_nats_per_token", "protocol", "data")
     try:

@@ -29,7 +29,7 @@ from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.config import check_choice
 from sedd.extras import install_hint
-from sedd.models import built_in_names, list_built_in
+from sedd.models import built_in_names, is_repo_id, list_built_in
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
@@ -231,12 +231,12 @@ class _Plan:
 
 def _find_input(path: Path) -> Path:
     """Return an input: samples, results or a model at this path, else a model in the box or on the Hub."""
-    from sedd import checkpoint, hub
+    from sedd import checkpoint
 
     check_file_name(path)
     if path.exists() and not checkpoint.holds_model(path):
         return path
-    return checkpoint.locate_model(path) or (find_model(path) if hub.is_repo_id(str(path)) else path)
+    return checkpoint.locate_model(path) or (find_model(path) if is_repo_id(str(path)) else path)
 
 
 def _is_molecule_run(path: Path) -> bool:
@@ -270,16 +270,18 @@ class _MoleculeCounter:
 
     def _read_known(self, samples: "SampleSet") -> list[str] | None:
         """Return the molecules that are not novel: those given, or the training data of the run that was sampled."""
-        from sedd import checkpoint, data, training
+        from sedd import checkpoint, data
+        from sedd.training.datasets import prepare_data
+        from sedd.training.sources import find_sources
 
         if self.given is not None:
             return list(data.read_documents([self.given], packing="lines"))
         try:
             folder = Path(samples.facts.get("model") or samples.source)
             trained = samples.config or checkpoint.find_model(folder).config
-            config = training.find_sources(trained, folder)
+            config = find_sources(trained, folder)
             length, fraction = config.model.seq_len, config.data.val_fraction
-            blocks = data.TokenBlocks.open(training.prepare_data(config), length, "train", fraction)
+            blocks = data.TokenBlocks.open(prepare_data(config), length, "train", fraction)
         except ValueError as error:
             warn(f"novelty is not known, name the training data with --known: {error}")
             return None

@@ -316,7 +316,7 @@ def check_file_name(name: Path | str) -> None:
 
 def find_model(name: Path | str | None) -> Path:
     """Return the folder of a model: ``name`` itself, one in the box, or one on the Hub; None: the default."""
-    from sedd import checkpoint, hub
+    from sedd import checkpoint
 
     if name is None:
         folder = models.default_model()
@@ -327,9 +327,11 @@ def find_model(name: Path | str | None) -> Path:
     try:
         checkpoint.peek_model(path)
     except ValueError:
-        if not checkpoint.has_weights(path) and (path.exists() or not hub.is_repo_id(str(path))):
+        if not checkpoint.has_weights(path) and (path.exists() or not models.is_repo_id(str(path))):
             raise
         announce(f"{name}: {'published weights' if path.exists() else 'on the Hugging Face Hub, or in its cache'}")
+        from sedd import hub
+
         return hub.fetch(path)
     return path
 
@@ -348,12 +350,12 @@ def split_model(
         kind: What the others are.
         fits: Whether a text can be one of the others; if not, it was meant as a model.
     """
-    from sedd import checkpoint, hub
+    from sedd import checkpoint
 
     if first is None:
         return find_model(None), list(others)
     is_model = checkpoint.holds_model(first) or models.built_in_model(first) is not None
-    if is_model or (not os.path.exists(first) and hub.is_repo_id(first)):
+    if is_model or (not os.path.exists(first) and models.is_repo_id(first)):
         return find_model(first), list(others)
     if not fits(first):
         raise ValueError(

@@ -30,7 +30,8 @@ from sedd.cli.root import (
     writing_to,
 )
 from sedd.cli.sampling_options import describe_sampling, sampling_options, sampling_settings
-from sedd.generate.display import separator
+from sedd.config import check_label
+from sedd.sampling_settings import check_length
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
@@ -170,19 +171,19 @@ def _check(
     templates: Sequence[str] = (),
     batch: int = 1,
 ) -> "SamplingSettings":
-    """Refuse what can be refused without the weights, before torch is imported; then announce what is sampled."""
+    """Reject mistakes that show without the weights; then announce what is sampled."""
     from sedd import checkpoint
-    from sedd.config import check_label
-    from sedd.generate.settings import check_length
-    from sedd.generate.template import parse_template
 
     check_count("count", count)
     check_count("batch", batch)
     sampling = sampling_settings(settings)
     stored = checkpoint.peek_model(model)
     longest = stored.config.model.seq_len if stored else LIMITS["gap"]
-    for text in templates:
-        parse_template(text, longest)
+    if templates:
+        from sedd.generate.template import parse_template
+
+        for text in templates:
+            parse_template(text, longest)
     if stored:
         check_length(length, longest)
         if sampling.label is not None:
@@ -216,6 +217,7 @@ def _run_batches(
 ) -> Iterator[tuple["GeneratedSequence", int, dict[str, float]]]:
     """Sample batch by batch; yields each sequence, its index, and its network calls and seconds."""
     from sedd import generate
+    from sedd.generate.watch import watch_states
 
     console, stats = Console(stderr=True), sampling_run.stats
     total, grid = len(prompt.given), len(sampling_run.times)
@@ -226,7 +228,7 @@ def _run_batches(
             size = len(part.given)
             calls, seconds, states = stats.row_calls, stats.seconds, sampling_run.states(part, first)
             if watch:
-                last = generate.watch_states(states, part, loaded, console, first)
+                last = watch_states(states, part, loaded, console, first)
             else:
                 for last in states:
                     on_progress(round((first + size * last.step / max(steps, last.step)) * steps), total * steps)
@@ -253,6 +255,7 @@ def _generate(
 
     Texts that may hold line ends are separated by a line; those that are shown have their control characters escaped.
     """
+    from sedd.generate.display import separator
     from sedd.tokenizer import Integers
 
     as_json = as_json or (out is not None and out.suffix == ".jsonl")

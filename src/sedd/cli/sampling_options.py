@@ -8,7 +8,7 @@ import typer
 
 from sedd.cli.root import count_of
 from sedd.config import RunConfig
-from sedd.generate.settings import SETTINGS, SamplingSettings, parse_options, parse_steps
+from sedd.sampling_settings import SETTINGS, SamplingSettings, parse_options, parse_steps
 
 F = TypeVar("F", bound=Callable[..., Any])
 

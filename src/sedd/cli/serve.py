@@ -11,7 +11,7 @@ import typer
 
 from sedd.border import visible, warn
 from sedd.cli.root import ModelDevice, OptionalModel, announce, app, check_precision, count_of, model_name
-from sedd.serve.checks import check_installed, read_keys
+from sedd.extras import require_server
 from sedd.serve.limits import Limits
 
 FORCED = 130
@@ -65,8 +65,7 @@ def serve(
     """
     assert model is not None  # its callback returns the default
     limits = Limits(slots, queue, timeout, max_texts, max_steps, connections=max_connections, same_shape=same_shape)
-    keys = read_keys(api_key_file)
-    check_installed()
+    require_server()
     with _listen(host, port) as listener:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
@@ -74,8 +73,10 @@ def serve(
         from sedd import factory
         from sedd.runtime.device import resolve_device
         from sedd.serve.app import build_app
+        from sedd.serve.guard import read_keys
         from sedd.serve.http import HttpServer
 
+        keys = read_keys(api_key_file)
         loaded = factory.load_model(model, device=str(resolve_device(device)), precision=precision)
         hosts = frozenset((*LOOPBACK, "[::1]")) if host in LOOPBACK else None
         application = build_app(loaded, name or model.resolve().name, limits, keys=keys, hosts=hosts)

@@ -27,7 +27,7 @@ from sedd.cli.root import (
 )
 from sedd.config import NOT_FOR_TRAINING, RunConfig
 from sedd.runtime.launch import find_launch
-from sedd.training.trackers import import_tracker
+from sedd.training.trackers import import_tracker, track_run
 
 Sources = Annotated[
     list[str] | None,
@@ -188,14 +188,17 @@ def train_model(
         import_tracker(track)
     checkpoint.check_writable(out)
     run_config = _configure(context.params, out if resume else None)  # before torch is imported: an error comes at once
-    from sedd import training
+    from sedd.training import loop
+    from sedd.training.datasets import prepare_data
+    from sedd.training.progress import format_duration, progress_bar
+    from sedd.training.state import NonFiniteError
 
-    with training.progress_bar() as (on_event, preparing):
-        prepare = partial(training.prepare_data, run_config, preparing)
+    with progress_bar() as (on_event, preparing):
+        prepare = partial(prepare_data, run_config, preparing)
         try:
-            with training.track_run(track, run_config, out, on_event) as on_tracked_event:
-                end = training.run(run_config, prepare, out, resume, on_tracked_event, device)
-        except training.NonFiniteError as error:
+            with track_run(track, run_config, out, on_event) as on_tracked_event:
+                end = loop.run(run_config, prepare, out, resume, on_tracked_event, device)
+        except NonFiniteError as error:
             warn(str(error))
             raise typer.Exit(1) from None
     if end.signal is not None:
@@ -214,7 +217,7 @@ def train_model(
                 + f"(± {bound['bound_stderr']:.4f} nats)"
             )
             seconds = (state.seconds, state.eval_seconds, state.save_seconds)
-            spent = zip(("training", "evaluation", "saving"), map(training.format_duration, seconds), strict=True)
+            spent = zip(("training", "evaluation", "saving"), map(format_duration, seconds), strict=True)
             print(f"time: {', '.join(f'{name} {duration}' for name, duration in spent)}", file=sys.stderr)
 
 
@@ -247,10 +250,10 @@ def plan_run(
     runs that were measured, and another size of the network is named if it is expected to do better in the same time.
     """
     run_config = _configure(context.params)
-    from sedd import training
+    from sedd.training.dry_run import estimate_cost
 
     with stderr_progress("measuring") as on_progress:
-        record = training.estimate_cost(run_config, on_progress, device)
+        record = estimate_cost(run_config, on_progress, device)
     if not as_json and "expected_bits_per_char" in record:
         error = record.pop("expected_bits_error")
         record["expected_bits_per_char"] = f"{record['expected_bits_per_char']:.2f} ± {error:.2f}"

@@ -5,30 +5,25 @@ A `Protocol` states how text becomes sequences; `read_corpus`, `validation_corpu
 by side; `score_continuation` scores a continuation given its context. Sample quality is in `evaluation.quality`.
 """
 
-from typing import TYPE_CHECKING
-
-from sedd.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
-    from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
-    from sedd.evaluation.own_samples import evaluate_own_samples
-    from sedd.evaluation.protocols import (
-        DATASETS,
-        PROTOCOLS,
-        SINGLE_TEXT,
-        Protocol,
-        default_draws,
-        get_protocol,
-        suite_datasets,
-    )
-    from sedd.evaluation.results import (
-        ModelsByPrecision,
-        evaluate,
-        evaluate_difference,
-        likelihood_table,
-        models_by_precision,
-    )
+from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
+from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
+from sedd.evaluation.own_samples import evaluate_own_samples
+from sedd.evaluation.protocols import (
+    DATASETS,
+    PROTOCOLS,
+    SINGLE_TEXT,
+    Protocol,
+    default_draws,
+    get_protocol,
+    suite_datasets,
+)
+from sedd.evaluation.results import (
+    ModelsByPrecision,
+    evaluate,
+    evaluate_difference,
+    likelihood_table,
+    models_by_precision,
+)
 
 __all__ = [
     "DATASETS",
@@ -52,28 +47,3 @@ __all__ = [
     "text_corpora",
     "validation_corpus",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "continuation": ["encode_continuation", "require_packed_text", "score_continuation"],
-        "corpus": ["Corpus", "read_corpus", "text_corpora", "validation_corpus"],
-        "protocols": [
-            "DATASETS",
-            "PROTOCOLS",
-            "SINGLE_TEXT",
-            "Protocol",
-            "default_draws",
-            "get_protocol",
-            "suite_datasets",
-        ],
-        "own_samples": ["evaluate_own_samples"],
-        "results": [
-            "ModelsByPrecision",
-            "evaluate",
-            "evaluate_difference",
-            "likelihood_table",
-            "models_by_precision",
-        ],
-    },
-)

@@ -6,7 +6,7 @@ from sedd import factory
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, LikelihoodEstimate, estimate_likelihood
 from sedd.likelihood.estimate import OnProgress
-from sedd.likelihood.order_options import Orders
+from sedd.likelihood.orders import Orders
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from sedd.evaluation import detokenize
 from sedd.evaluation.packing import DropRemainder, KeepRemainder, Packing, ShardedBatches
-from sedd.likelihood.order_options import Orders
+from sedd.likelihood.orders import Orders
 
 ALL_TERMS = ("diffusion", "prior", "reconstruction")
 

@@ -17,7 +17,7 @@ from sedd.likelihood import (
     estimate_likelihood,
 )
 from sedd.likelihood.estimate import OnProgress, default_batch
-from sedd.likelihood.order_options import Orders
+from sedd.likelihood.orders import Orders
 from sedd.runtime.distributed import Ranks
 
 DIGITS = 5

@@ -1,4 +1,4 @@
-"""Texts as they are shown, separated from each other. No torch here."""
+"""Texts as they are shown, separated from each other."""
 
 import re
 from collections.abc import Sequence

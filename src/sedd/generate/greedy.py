@@ -9,8 +9,8 @@ from sedd.diffusion.parameterization import CausalModel
 from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.run import SamplingRun
-from sedd.generate.settings import SamplingSettings
 from sedd.sampling import Prompt, SamplingModel, sigma_of_masked_fraction
+from sedd.sampling_settings import SamplingSettings
 from sedd.tokenizer import Ids
 
 

@@ -4,16 +4,10 @@ Transfers use ``huggingface_hub``; its caches and settings apply here too (``HF_
 and others).
 """
 
-from typing import TYPE_CHECKING
-
-from sedd.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from sedd.hub.card import describe_cost, model_card, write_card
-    from sedd.hub.card_facts import CardFacts
-    from sedd.hub.client import download
-    from sedd.hub.models import fetch, find_tokenizer, from_pretrained, push_to_hub, save_pretrained, source_name
-    from sedd.hub.repo_id import is_repo_id
+from sedd.card_facts import CardFacts
+from sedd.hub.card import describe_cost, model_card, write_card
+from sedd.hub.client import download
+from sedd.hub.models import fetch, find_tokenizer, from_pretrained, push_to_hub, save_pretrained, source_name
 
 __all__ = [
     "CardFacts",
@@ -22,21 +16,9 @@ __all__ = [
     "fetch",
     "find_tokenizer",
     "from_pretrained",
-    "is_repo_id",
     "model_card",
     "push_to_hub",
     "save_pretrained",
     "source_name",
     "write_card",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "card": ["describe_cost", "model_card", "write_card"],
-        "card_facts": ["CardFacts"],
-        "client": ["download"],
-        "models": ["fetch", "find_tokenizer", "from_pretrained", "push_to_hub", "save_pretrained", "source_name"],
-        "repo_id": ["is_repo_id"],
-    },
-)

@@ -9,11 +9,11 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from sedd import checkpoint, factory, files, stored_weights
+from sedd.card_facts import FACTS, CardFacts
 from sedd.extras import DISTRIBUTION
 from sedd.factory import LoadedModel
-from sedd.hub.card_facts import FACTS, CardFacts
 from sedd.hub.convert.convert import ORIGIN
-from sedd.hub.repo_id import is_repo_id
+from sedd.models import is_repo_id
 
 TEXT_TOKENIZERS = ("bytes", "chars", "bpe")
 """Kinds of tokenizers whose tokens are text."""

@@ -13,13 +13,13 @@ from sedd import checkpoint, factory, files, models, stored_weights
 from sedd import tokenizer as tokenizers
 from sedd.border import warn
 from sedd.cache import cache_folder
+from sedd.card_facts import CardFacts
 from sedd.config import check_choice
 from sedd.hub import client, convert
 from sedd.hub.card import write_card
-from sedd.hub.card_facts import CardFacts
 from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
-from sedd.hub.repo_id import is_repo_id
+from sedd.models import is_repo_id
 from sedd.runtime import run_log
 from sedd.tokenizer import BPE, Tokenizer
 

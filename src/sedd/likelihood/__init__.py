@@ -5,37 +5,33 @@ sequence, and an `Estimator` averages draws of a sequence. `estimate_likelihood`
 or many.
 """
 
-from typing import TYPE_CHECKING
-
-from sedd.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from sedd.likelihood.estimate import (
-        BoundEstimate,
-        LikelihoodDifference,
-        LikelihoodEstimate,
-        bound,
-        estimate_difference,
-        estimate_likelihood,
-    )
-    from sedd.likelihood.estimators import (
-        AnyOrderEstimator,
-        AutoregressiveEstimator,
-        BoundEstimator,
-        DiffusionTermEstimator,
-        Estimator,
-        FixedOrderEstimator,
-        MonteCarloEstimator,
-    )
-    from sedd.likelihood.orders import (
-        AllOrdersEstimator,
-        ImportanceWeightedEstimator,
-        OwnSampleBounds,
-        own_sample_bounds,
-    )
-    from sedd.likelihood.precision_check import PrecisionCheck, check_precision
-    from sedd.likelihood.terms import BoundTerms, bound_terms, times_by_noise
-    from sedd.likelihood.variance_reduction import StratifiedTimes
+from sedd.likelihood.estimate import (
+    BoundEstimate,
+    LikelihoodDifference,
+    LikelihoodEstimate,
+    bound,
+    estimate_difference,
+    estimate_likelihood,
+)
+from sedd.likelihood.estimators import (
+    AnyOrderEstimator,
+    AutoregressiveEstimator,
+    BoundEstimator,
+    DiffusionTermEstimator,
+    Estimator,
+    FixedOrderEstimator,
+    MonteCarloEstimator,
+)
+from sedd.likelihood.orders import (
+    AllOrdersEstimator,
+    ImportanceWeightedEstimator,
+    Orders,
+    OwnSampleBounds,
+    own_sample_bounds,
+)
+from sedd.likelihood.precision_check import PrecisionCheck, check_precision
+from sedd.likelihood.terms import BoundTerms, bound_terms, times_by_noise
+from sedd.likelihood.variance_reduction import StratifiedTimes
 
 __all__ = [
     "AllOrdersEstimator",
@@ -51,6 +47,7 @@ __all__ = [
     "LikelihoodDifference",
     "LikelihoodEstimate",
     "MonteCarloEstimator",
+    "Orders",
     "OwnSampleBounds",
     "PrecisionCheck",
     "StratifiedTimes",
@@ -62,30 +59,3 @@ __all__ = [
     "own_sample_bounds",
     "times_by_noise",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "estimate": [
-            "BoundEstimate",
-            "LikelihoodDifference",
-            "LikelihoodEstimate",
-            "bound",
-            "estimate_difference",
-            "estimate_likelihood",
-        ],
-        "orders": ["AllOrdersEstimator", "ImportanceWeightedEstimator", "OwnSampleBounds", "own_sample_bounds"],
-        "precision_check": ["PrecisionCheck", "check_precision"],
-        "estimators": [
-            "AnyOrderEstimator",
-            "AutoregressiveEstimator",
-            "BoundEstimator",
-            "DiffusionTermEstimator",
-            "Estimator",
-            "FixedOrderEstimator",
-            "MonteCarloEstimator",
-        ],
-        "terms": ["BoundTerms", "bound_terms", "times_by_noise"],
-        "variance_reduction": ["StratifiedTimes"],
-    },
-)

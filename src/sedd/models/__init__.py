@@ -1,10 +1,11 @@
-"""Models in the box: trained models that come with the package, each in a folder here, known by its name.
+"""Names of models: of the bundled ones, each in a folder here, and on the Hugging Face Hub.
 
 A folder holds the configuration, the tokenizer, the weights, a manifest and a model card. ``SEDD_MODELS`` names another
 folder of models to use instead. No torch here.
 """
 
 import os
+import re
 from pathlib import Path
 
 DEFAULT = "stories"
@@ -41,3 +42,8 @@ def list_built_in() -> str:
     """Return the models in the box as the end of a sentence."""
     names = built_in_names()
     return f"in the box: {', '.join(names)}" if names else "this build has no model in the box"
+
+
+def is_repo_id(name: str) -> bool:
+    """Return whether ``name`` has the form of a repository on the Hugging Face Hub, owner/name."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None

@@ -1,4 +1,4 @@
-"""Which process this is among those that were started together. No torch here."""
+"""Which process this is among those that were started together, by torchrun or in a process group."""
 
 import os
 import sys

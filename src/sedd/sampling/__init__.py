@@ -5,37 +5,32 @@ any batch. Each sampler declares its order of convergence to the model's distrib
 distribution of its samples can be enumerated on small spaces by `exact.sample_distribution`.
 """
 
-from typing import TYPE_CHECKING
-
-from sedd.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from sedd.sampling.autoregressive import LeftToRight
-    from sedd.sampling.base import (
-        GridSampler,
-        Prompt,
-        Sampler,
-        State,
-        StepContext,
-        Steps,
-        cosine_grid,
-        draw_clean_tokens,
-        empty,
-        given_grid,
-        sigma_of_masked_fraction,
-        time_grid,
-        uniform_grid,
-    )
-    from sedd.sampling.caching import SamplingModel
-    from sedd.sampling.confidence import Confident, EntropyBounded
-    from sedd.sampling.first_hitting import FirstHitting, Ordered, Plan
-    from sedd.sampling.gibbs import Gibbs
-    from sedd.sampling.grid import Ancestral, Euler, FactorizedSampler, Tweedie
-    from sedd.sampling.guidance import Guided
-    from sedd.sampling.remasking import Remask
-    from sedd.sampling.theta import Theta
-    from sedd.sampling.warping import Warped, Warping
-    from sedd.sampling.wrapper import Wrapper, base_model, networks_per_call
+from sedd.sampling.autoregressive import LeftToRight
+from sedd.sampling.base import (
+    GridSampler,
+    Prompt,
+    Sampler,
+    State,
+    StepContext,
+    Steps,
+    cosine_grid,
+    draw_clean_tokens,
+    empty,
+    given_grid,
+    sigma_of_masked_fraction,
+    time_grid,
+    uniform_grid,
+)
+from sedd.sampling.caching import SamplingModel
+from sedd.sampling.confidence import Confident, EntropyBounded
+from sedd.sampling.first_hitting import FirstHitting, Ordered, Plan
+from sedd.sampling.gibbs import Gibbs
+from sedd.sampling.grid import Ancestral, Euler, FactorizedSampler, Tweedie
+from sedd.sampling.guidance import Guided
+from sedd.sampling.remasking import Remask
+from sedd.sampling.theta import Theta
+from sedd.sampling.warping import Warped, Warping
+from sedd.sampling.wrapper import Wrapper, base_model, networks_per_call
 
 __all__ = [
     "Ancestral",
@@ -72,35 +67,3 @@ __all__ = [
     "time_grid",
     "uniform_grid",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "autoregressive": ["LeftToRight"],
-        "base": [
-            "GridSampler",
-            "Prompt",
-            "Sampler",
-            "State",
-            "StepContext",
-            "Steps",
-            "cosine_grid",
-            "draw_clean_tokens",
-            "empty",
-            "given_grid",
-            "sigma_of_masked_fraction",
-            "time_grid",
-            "uniform_grid",
-        ],
-        "caching": ["SamplingModel"],
-        "confidence": ["Confident", "EntropyBounded"],
-        "first_hitting": ["FirstHitting", "Ordered", "Plan"],
-        "gibbs": ["Gibbs"],
-        "grid": ["Ancestral", "Euler", "FactorizedSampler", "Tweedie"],
-        "guidance": ["Guided"],
-        "remasking": ["Remask"],
-        "theta": ["Theta"],
-        "warping": ["Warped", "Warping"],
-        "wrapper": ["Wrapper", "base_model", "networks_per_call"],
-    },
-)

@@ -11,9 +11,9 @@ from sedd import generate
 from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.display import without_stop
-from sedd.generate.settings import SamplingSettings
 from sedd.generate.template import build_prompt, template_ids
 from sedd.sampling import Remask
+from sedd.sampling_settings import SamplingSettings
 from sedd.serve.jobs import Edit, Finished, Row, Step
 from sedd.serve.limits import Limits
 from sedd.serve.schema import CompletionRequest, InfillRequest, Sampling

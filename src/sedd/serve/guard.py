@@ -7,10 +7,12 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sedd.border import read_text, warn
 from sedd.serve.metrics import Metrics
 
 BODY_SECONDS = 30
@@ -194,3 +196,19 @@ async def _discard(receive: Receive) -> None:
                 size += len(message.get("body", b""))
                 if not message.get("more_body", False):  # the end of the body, or the client has gone
                     return
+
+
+def read_keys(file: Path | None) -> frozenset[str]:
+    """Return the API keys of a file, one per line; none if there is no file."""
+    if file is None:
+        return frozenset()
+    try:
+        is_open = file.stat().st_mode & 0o077
+    except OSError as error:
+        raise ValueError(f"{file} could not be read: {error}") from None
+    keys = frozenset(line.strip() for line in read_text(file).splitlines() if line.strip())
+    if is_open:
+        warn(f"other users can read or change the keys in {file}; allow them to you alone: chmod 600 {file}")
+    if not keys:
+        raise ValueError(f"{file} holds no key; write one per line, or leave --api-key-file out")
+    return keys

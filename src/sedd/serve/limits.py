@@ -10,7 +10,7 @@ TOKENS_PER_ROW = 2**14
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a server. No torch here: the command line shows them."""
+    """Limits of a server."""
 
     slots: int = 32
     """Rows that are filled at the same time."""

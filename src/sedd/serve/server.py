@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 
 from sedd import api, evaluation, registry
+from sedd.card_facts import CardFacts
 from sedd.factory import LoadedModel, default_sampler
-from sedd.hub import CardFacts
 from sedd.serve import schema
 from sedd.serve.engine import Engine, Overloaded
 from sedd.serve.fill import Choice, Fill, Prefix, TextConverter

@@ -1,7 +1,4 @@
-"""Loss functions in files of a user: checked without running them, then imported.
-
-No torch here: a mistake is refused before torch is imported.
-"""
+"""Loss functions in files of a user: checked without running them, then imported."""
 
 import ast
 import importlib.util

@@ -6,15 +6,10 @@ A judge is a causal language model that scores samples. `samples.read_samples` a
 perplexity, and it always holds an entropy too: repetitive text has a low perplexity.
 """
 
-from typing import TYPE_CHECKING
-
-from sedd.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from sedd.evaluation.quality.judge import Judge, SampleScore, score_samples
-    from sedd.evaluation.quality.metrics import MeanWithError, QualityMetrics, compute_metrics
-    from sedd.evaluation.quality.results import comparison_warnings, evaluate_samples, quality_table
-    from sedd.evaluation.quality.samples import Sample, SampleSet
+from sedd.evaluation.quality.judge import Judge, SampleScore, score_samples
+from sedd.evaluation.quality.metrics import MeanWithError, QualityMetrics, compute_metrics
+from sedd.evaluation.quality.results import comparison_warnings, evaluate_samples, quality_table
+from sedd.evaluation.quality.samples import Sample, SampleSet
 
 __all__ = [
     "Judge",
@@ -29,13 +24,3 @@ __all__ = [
     "quality_table",
     "score_samples",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "judge": ["Judge", "SampleScore", "score_samples"],
-        "metrics": ["MeanWithError", "QualityMetrics", "compute_metrics"],
-        "results": ["comparison_warnings", "evaluate_samples", "quality_table"],
-        "samples": ["Sample", "SampleSet"],
-    },
-)

@@ -1,12 +1,13 @@
 """Sweeps over sampling settings: ``steps=16,32,64``."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import final
 
 from sedd import registry
-from sedd.generate.settings import SETTINGS, SamplingSettings, parse_setting, parse_value
+from sedd.sampling_settings import SETTINGS, SamplingSettings, parse_setting, parse_value
 
 
 @final
@@ -52,14 +53,9 @@ def _parse_axis(spec: str) -> tuple[str, list[str]]:
 
 def _sampler_options() -> Iterator[str]:
     """Yield the names of all samplers' own options; a plugin that cannot be imported has none."""
-    yield from (option for options in registry.SAMPLER_OPTIONS.values() for option in options)
-    common = {"model", "process", "schedule"}
-    for name in registry.SAMPLERS.plugins:
-        try:
-            kind = registry.SAMPLERS.load(name)
-        except ValueError:
-            continue
-        yield from (f.name for f in fields(kind) if f.name not in common)
+    for name in registry.SAMPLERS.names:
+        with suppress(ValueError):
+            yield from registry.sampler_options(name)
 
 
 def _replace(point: SweepPoint, name: str, text: str) -> SweepPoint:

@@ -1,4 +1,4 @@
-"""What a model card states, as it is stored beside a model. No torch here: `sedd info` shows it."""
+"""Read the facts of a model card, card.json, which `sedd info` shows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

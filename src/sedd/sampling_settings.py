@@ -1,7 +1,4 @@
-"""Sampling settings, declared once: the command line, the Python API and sweeps all derive their options from here.
-
-No torch here: ``--help`` shows these settings.
-"""
+"""Sampling settings, declared once: the command line, the Python API and sweeps all derive their options from here."""
 
 import inspect
 import math
@@ -41,8 +38,7 @@ def _setting(default: Any, parse: Callable[[str], Any], help: str) -> Any:
 class SamplingSettings:
     """How to sample from a model.
 
-    Values that depend on the model are checked when a `generate.SamplingRun` is built, before anything is sampled; the
-    rest is checked here, without torch.
+    Values that depend on the model are checked when a `generate.SamplingRun` is built, before anything is sampled.
     """
 
     sampler: str | None = _setting(
@@ -76,9 +72,8 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if self.sampler is not None:
             registry.SAMPLERS.check(self.sampler)
-            if self.sampler in registry.SAMPLERS.built_in:
-                types = registry.SAMPLER_OPTIONS.get(self.sampler, {})
-                registry.check_sampler_options(self.sampler, self.options, types)
+            if self.options:
+                registry.check_sampler_options(self.sampler, self.options)
         if self.steps is not None:
             check_count("steps", self.steps)
         if "," not in self.grid:
