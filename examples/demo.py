@@ -27,9 +27,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sedd
 from sedd import data, factory, generate, models, sampling
-from sedd.border import visible
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.generate.watch import watch_states
+from sedd.terminal import visible
 from sedd.training import loop
 from sedd.training.loop import OnEvent
 from sedd.training.progress import format_duration

@@ -28,10 +28,12 @@ import reference_text as page_text
 import tree
 import typer
 
-from sedd import border, config, registry, yaml_file
+from sedd import config, files, registry, yaml_file
 from sedd.cli import app
+from sedd.cli.root import LIMITS
 from sedd.config import RunConfig
 from sedd.data import budgets
+from sedd.schema import MAX_COUNT
 from sedd.tokenizer import bpe, growth
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -421,14 +423,16 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 def limits() -> str:
     """Return the table of the largest counts."""
-    return table(("count", "at most"), ((code(name), f"{most:,}") for name, most in border.LIMITS.items()))
+    named = {f"--{name.replace('_', '-')}": most for name, most in LIMITS.items()} | dict(config.LIMITS)
+    rows = [(code(name), f"{most:,}") for name, most in named.items()]
+    return table(("count", "at most"), [*rows, ("any other", f"{MAX_COUNT:,}")])
 
 
 def limits_of_files() -> str:
     """Return the table of what a file may take."""
     rows = (
-        ("a file that is read as a whole: templates, samples, results, logs", border.MAX_TEXT, "bytes"),
-        ("JSON that describes a model, a run or data; a regular file, no device or pipe", border.MAX_RECORD, "bytes"),
+        ("a file that is read as a whole: templates, samples, results, logs", files.MAX_TEXT, "bytes"),
+        ("JSON that describes a model, a run or data; a regular file, no device or pipe", files.MAX_RECORD, "bytes"),
         ("settings of a run in a file", yaml_file.MAX_SETTINGS, "bytes"),
         ("nesting of settings", yaml_file.MAX_NESTING, "levels"),
         ("`tokenizer.json`", bpe.MAX_DEFINITION, "bytes"),

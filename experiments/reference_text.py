@@ -5,8 +5,8 @@ tests/docs/test_reference.py compares their fields with those of real replies, a
 
 CLI = """
 This page lists all commands with their arguments, options, types and defaults, as `--help` after a command does.
-Data goes to stdout and everything else to stderr, where commands that need a model state at once, before torch is
-imported, what they do. The exit code is 0 on success, 2 for arguments or data that are refused and 1 for other
+Data goes to stdout and everything else to stderr, where commands that need a model state first,
+what they do. The exit code is 0 on success, 2 for arguments or data that it rejects and 1 for other
 failures; a run that a signal stops ends with 128 and its number. An option without a default in its table is unset;
 *flag* means that it takes no value."""
 

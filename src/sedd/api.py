@@ -16,7 +16,6 @@ from typing import Any, final
 import numpy as np
 
 from sedd import checkpoint, evaluation, factory, generate, hub
-from sedd.border import check_count
 from sedd.diffusion.rng import derive_seed
 from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
@@ -26,6 +25,7 @@ from sedd.runtime.device import resolve_device
 from sedd.runtime.distributed import Ranks
 from sedd.sampling import Prompt
 from sedd.sampling_settings import SamplingSettings, shows_settings
+from sedd.schema import MAX_SAMPLES, check_count
 from sedd.tokenizer import Ids, Tokenizer
 from sedd.training.datasets import prepare_data
 from sedd.training.sources import check_data, find_sources, require_sources
@@ -210,7 +210,7 @@ class Model:
             **settings: Fields of `generate.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
                 ``label`` …), where ``steps=None`` reveals one token at a time; others are options of the sampler.
         """
-        check_count("count", count)
+        check_count("count", count, most=MAX_SAMPLES)
         prompt = generate.blank_prompt(self.loaded, count, length)
         return self._generate(prompt, [None] * count, SamplingSettings.of(**settings), batch)
 
@@ -224,7 +224,7 @@ class Model:
             batch: Texts generated at a time; it changes no text.
             **settings: As for `sample`.
         """
-        check_count("count", count)
+        check_count("count", count, most=MAX_SAMPLES)
         repeated = [text for text in _as_list(templates, "template") for _ in range(count)]
         prompt = template.template_prompt(repeated, self.loaded)
         return self._generate(prompt, repeated, SamplingSettings.of(**settings), batch)

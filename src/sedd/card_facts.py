@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from sedd import checkpoint
-from sedd.border import check_fields
+from sedd.schema import check_fields
 
 FACTS = "card"
 """The stem of the JSON file; it is not in the manifest, as it may be edited."""

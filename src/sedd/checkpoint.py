@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 from safetensors import SafetensorError
 
 from sedd import files, models
-from sedd.border import check_count, check_fields, read_json, warn
 from sedd.config import RunConfig
+from sedd.files import read_json
 from sedd.runtime.launch import find_launch
+from sedd.schema import MAX_VOCABULARY, check_count, check_fields
+from sedd.terminal import warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -379,11 +381,11 @@ def read_stored_model(path: Path) -> StoredModel:
     vocab_size = stored.pop("vocab_size", None) if isinstance(stored, dict) else None
     if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
         raise ValueError(f"{path / 'config.json'} has no vocab_size; it is not the configuration of a model")
-    check_count("vocab_size", vocab_size)
+    check_count("vocab_size", vocab_size, most=MAX_VOCABULARY)
     labels = stored.pop("labels", [])
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ValueError(f"{path / 'config.json'} has labels {repr(labels)[:80]}; they must be a list of names")
-    check_count("the number of labels", len(labels), 0, "labels")
+    check_count("the number of labels", len(labels), 0, 2**16 - 1)
     data_sha256 = stored.pop("data_sha256", None)
     return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels), data_sha256)
 

@@ -1,13 +1,12 @@
-"""Every option of a run, as dataclasses that check their values. This module does not import torch."""
+"""Every option of a run, as dataclasses that check their values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sedd import registry
-from sedd.border import check_count
-from sedd.schema import from_dict
+from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_count, from_dict
 
 REQUIRED_PARAMETERIZATION = {
     "ratio-matching": "conditional",
@@ -34,6 +33,20 @@ NOT_FOR_TRAINING = {
 """Objectives that no run can have: why, and where they work."""
 
 
+LIMITS: Mapping[str, int] = {
+    "model.width": 2**16,
+    "model.depth": 2**10,
+    "model.heads": 2**10,
+    "model.cond_dim": 2**16,
+    "model.seq_len": MAX_COUNT,
+    "train.batch_size": MAX_COUNT,
+    "train.grad_accumulation": MAX_COUNT,
+    "train.eval_sequences": MAX_SAMPLES,
+    "train.keep_checkpoints": MAX_COUNT,
+    "budget.steps": 10**8 - 1,  # the names of checkpoints have eight digits
+    "budget.tokens": 2**60,
+}
+"""The largest value of each count; a larger one is a mistake, or asks for more memory than machines have."""
 MAX_LR = 1e30
 """A larger learning rate moves weights beyond float32, which ends at 3e38, within a few steps."""
 PRECISIONS = ("float32", "bfloat16")
@@ -160,7 +173,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choice("model.architecture", self.architecture, ("modern", "reference"))
         for name in ("width", "depth", "heads", "seq_len", "cond_dim"):
-            check_count(f"model.{name}", getattr(self, name))
+            check_count(f"model.{name}", getattr(self, name), most=LIMITS[f"model.{name}"])
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout is {self.dropout}; it is a probability and must lie in [0, 1)")
         if not 0 <= self.ngrams <= 4:
@@ -219,7 +232,7 @@ class OptimConfig:
         _check_positive("optim.lr", self.lr, MAX_LR)
         _check_at_least("optim.weight_decay", self.weight_decay, 0)
         _check_positive("optim.grad_clip", self.grad_clip)
-        check_count("optim.warmup_steps", self.warmup_steps, 0, "budget.steps")
+        check_count("optim.warmup_steps", self.warmup_steps, 0, LIMITS["budget.steps"])
         for name in ("beta1", "beta2", "ema_decay", "final_lr_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"optim.{name} is {getattr(self, name)}; it must lie in [0, 1]")
@@ -246,7 +259,7 @@ class BudgetConfig:
             if (value := getattr(self, name)) is not None:
                 _check_positive(f"budget.{name}", value)
         for name in ("steps", "tokens"):
-            check_count(f"budget.{name}", getattr(self, name) or 1)
+            check_count(f"budget.{name}", getattr(self, name) or 1, most=LIMITS[f"budget.{name}"])
 
     def describe(self) -> str:
         """Return the limits: 1,000 steps or 5 minutes."""
@@ -325,10 +338,10 @@ class TrainConfig:
         check_choice("train.activation_checkpointing", self.activation_checkpointing, ("none", "selective", "full"))
         check_choice("train.on_nonfinite", self.on_nonfinite, ("stop", "skip"))
         for name in ("batch_size", "grad_accumulation", "keep_checkpoints", "eval_sequences"):
-            check_count(f"train.{name}", getattr(self, name))
+            check_count(f"train.{name}", getattr(self, name), most=LIMITS[f"train.{name}"])
         for name in ("log_every", "eval_every", "save_every", "sample_every", "max_skips"):
             if (value := getattr(self, name)) is not None:
-                check_count(f"train.{name}", value, int(name == "log_every"), "budget.steps")
+                check_count(f"train.{name}", value, int(name == "log_every"), LIMITS["budget.steps"])
         _check_at_least("train.loss_weighting", self.loss_weighting, 0)
 
 

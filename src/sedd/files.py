@@ -1,4 +1,4 @@
-"""Files and folders that are written: each is complete or as it was before, and one process writes it at a time.
+"""Read whole files up to a limit; write files and folders atomically, one process at a time.
 
 `.writing-NAME` belongs to the process that holds its lock, which alone renames or removes it. A killed process leaves
 it unlocked; the next writer of NAME overwrites it.
@@ -8,16 +8,23 @@ import errno
 import fcntl
 import glob
 import hashlib
+import json
 import os
 import platform
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from typing import Any
 
-from sedd.border import warn
+from sedd.terminal import warn
 
+MAX_TEXT = 2**30
+"""Bytes of a file that is read as a whole: templates, samples, results, tokenizers."""
+MAX_RECORD = 2**24
+"""Bytes of a JSON file that describes a model, a run or data; ours have some thousands."""
 PARTIAL_PREFIX = ".writing-"
 """Starts the name of a file or folder that is not completely written."""
 LOCK = ".lock"
@@ -26,6 +33,51 @@ _ATTEMPTS = 100
 """Times that a folder is created in which the lock is to be, and that other processes remove before it is there."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 """Errors of file systems that have no locks."""
+
+
+# Reading ---------------------------------------------------------------------------------------------------
+
+
+def read_text(path: Path, most: int | None = None) -> str:
+    """Read a UTF-8 file as a whole; raise ValueError if that fails, or if it has more than ``most`` bytes."""
+    most = MAX_TEXT if most is None else most
+    try:
+        content = read_bytes(path, most)
+        return TextIOWrapper(BytesIO(content), encoding="utf-8").read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} could not be read as text: {error}") from None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a file as a whole; raise ValueError if it has more than ``most`` bytes, as devices have that do not end."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes, too many to be read as a whole; split it")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file that describes a model, a run or data.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is not JSON, too large, or a device or pipe, whose content need not end.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a regular file")
+    return parse_json(read_bytes(path, MAX_RECORD).decode())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; raise a ValueError for everything that is not, or that is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply to be read") from None
+
+
+# Writing ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, final
 
-from sedd.border import warn
+from sedd.terminal import warn
 
 
 @final

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, final
 
 from sedd import registry
-from sedd.border import check_count
+from sedd.schema import check_count
 
 F = TypeVar("F", bound=Callable[..., Any])
 

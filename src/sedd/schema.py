@@ -1,14 +1,21 @@
-"""Build dataclasses from plain data, such as JSON, YAML or command-line options, and check every key and type."""
+"""Check counts and the types of plain data, and build dataclasses from JSON, YAML or command-line options."""
 
 import builtins
 import types
-from collections.abc import Iterator, Mapping
+import typing
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+MAX_COUNT = 2**20
+"""The largest count, where there is no other limit: a larger one is a mistake."""
+MAX_SAMPLES = 2**24
+"""The largest number of samples, or of tokens in a sequence."""
+MAX_VOCABULARY = 2**31 - 1
+"""The largest vocabulary."""
 NAMES: Mapping[type, str] = {
     int: "an integer",
     float: "a number",
@@ -21,6 +28,62 @@ NAMES: Mapping[type, str] = {
 TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _shown = Repr()
 _shown.maxstring = _shown.maxother = _shown.maxlong = 80
+
+
+def check_count(name: str, value: int | float, least: float = 1, most: int = MAX_COUNT) -> None:
+    """Reject a count below ``least`` or above ``most``; ``name`` is the option, for the message."""
+    if not value >= least:
+        raise ValueError(f"{name} is {value}; it must be {least} or more")
+    if value > most:
+        raise ValueError(f"{name} is {value}; it must be {most:,} or less")
+
+
+def check_fields(
+    where: str,
+    record: Any,
+    kinds: Mapping[str, Any],
+    *,
+    required: Collection[str] = (),
+    closed: bool = False,
+) -> None:
+    """Reject a record from outside whose fields are not of these types.
+
+    Args:
+        where: What it is or where it is from, for the message.
+        record: The record.
+        kinds: The types of its fields, as in annotations.
+        required: The fields that it must have.
+        closed: Whether it may have no others.
+    """
+    if not isinstance(record, dict):
+        raise ValueError(f"{where} is a {type(record).__name__}; it must be an object with fields")
+    if closed and (unknown := sorted(set(record) - set(kinds))):
+        raise ValueError(f"{where} has {', '.join(unknown)}; it may have {', '.join(sorted(kinds))}")
+    if missing := [name for name in required if name not in record]:
+        raise ValueError(f"{where} has no {missing[0]}")
+    for name, value in record.items():
+        if name in kinds and not is_of_type(value, kind := kinds[name]):
+            shown = kind.__name__ if isinstance(kind, type) and not get_args(kind) else kind
+            raise ValueError(f"{where} has {name} {repr(value)[:80]}; it must be of type {shown}")
+
+
+def is_of_type(value: Any, kind: Any) -> bool:
+    """Return whether a value from JSON is of an annotated type; an integer is a float too."""
+    inner = get_args(kind)
+    match get_origin(kind) or kind:
+        case types.UnionType:
+            return any(is_of_type(value, option) for option in inner)
+        case builtins.list:
+            return isinstance(value, list) and all(is_of_type(item, inner[0]) for item in value)
+        case builtins.dict:
+            return isinstance(value, dict) and all(is_of_type(item, inner[1]) for item in value.values())
+        case builtins.float:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case builtins.int:
+            return isinstance(value, int) and not isinstance(value, bool)
+        case typing.Any:
+            return True
+    return isinstance(value, kind)
 
 
 def from_dict(kind: type[T], data: Any) -> T:

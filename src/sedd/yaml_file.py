@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from sedd.border import parse_json, read_bytes
+from sedd.files import parse_json, read_bytes
 
 MAX_NESTING = 64
 """Levels of lists and mappings in settings; ours have two."""

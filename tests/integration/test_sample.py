@@ -9,8 +9,8 @@ import pytest
 from runs import Sedd, ok
 
 from sedd import factory, generate, sampling
-from sedd.border import visible
 from sedd.generate.display import separator, split_texts
+from sedd.terminal import visible
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),

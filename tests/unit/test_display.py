@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 from typer.testing import CliRunner
 
-from sedd.border import visible
 from sedd.cli import app
 from sedd.evaluation.quality.plots import plot_quality
 from sedd.generate.display import separator, split_texts
 from sedd.generate.trace import TracedToken, save_trace_png
+from sedd.terminal import visible
 from sedd.training import progress
 
 # Progress --------------------------------------------------------------------------------------------------

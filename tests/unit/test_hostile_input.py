@@ -17,9 +17,9 @@ import pytest
 import torch
 import typer
 
-from sedd import border, checkpoint, cli, factory
+from sedd import checkpoint, cli, factory, files, schema, terminal
 from sedd.cli.resource_errors import explain
-from sedd.cli.root import app, check_out, show
+from sedd.cli.root import app, check_limits, check_out, show
 from sedd.config import ModelConfig, RunConfig
 from sedd.data.index import Index
 from sedd.generate.template import parse_template
@@ -44,7 +44,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
         yield path, command
 
 
-def test_every_count_of_every_command_has_a_limit() -> None:
+def test_every_count_of_every_command_has_a_limit(refuses: Refuses) -> None:
     """Those of `sedd train` and `sedd plan` are keys of the configuration, each of which has its own."""
     checked = 0
     for path, command in commands(typer.main.get_command(app)):
@@ -52,7 +52,8 @@ def test_every_count_of_every_command_has_a_limit() -> None:
         for name in inspect.signature(command.callback).parameters:
             if hints.get(name) is int or int in get_args(hints.get(name)):
                 is_key = path in (("train",), ("plan",)) and name in PATHS
-                assert is_key or name in {*border.LIMITS, "seed", "port"}, f"{path}: {name} has no limit"
+                if not is_key and name not in ("seed", "port"):
+                    refuses(lambda name=name: check_limits({name: 2**31}), name.replace("_", "-"), "or less")
                 checked += 1
     assert checked > 40
 
@@ -75,9 +76,9 @@ def test_every_count_of_the_configuration_has_a_limit(refuses: Refuses, key: str
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: border.check_count("steps", 0), ("steps is 0", "1 or more")),
-        (lambda: border.check_count("steps", 2**20 + 1), ("steps is 1048577", "1,048,576 or less")),
-        (lambda: border.check_count("a gap", float("nan"), limit="gap"), ("a gap is nan",)),
+        (lambda: schema.check_count("steps", 0), ("steps is 0", "1 or more")),
+        (lambda: schema.check_count("steps", 2**20 + 1), ("steps is 1048577", "1,048,576 or less")),
+        (lambda: schema.check_count("a gap", float("nan")), ("a gap is nan",)),
         (lambda: parse_template("a{1000000000000}"), ("1000000000000", "16,777,216 or less")),
         (lambda: BPE.train(iter(["a"]), 10**13), (str(10**13), "1,048,576 or less")),
         (lambda: merge_config({"tokenizer": f"bpe:{10**13}", "sources": [__file__]}), (str(10**13),)),
@@ -259,11 +260,11 @@ def test_paths_of_any_characters(tmp_path: Path) -> None:
 
 
 def test_text_files_that_are_too_large(refuses: Refuses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(border, "MAX_TEXT", 10)
+    monkeypatch.setattr(files, "MAX_TEXT", 10)
     (tmp_path / "a.txt").write_bytes(b"line\r\nline")
-    assert border.read_text(tmp_path / "a.txt") == "line\nline"
+    assert files.read_text(tmp_path / "a.txt") == "line\nline"
     (tmp_path / "a.txt").write_bytes(b"line\nline\nline")
-    refuses(lambda: border.read_text(tmp_path / "a.txt"), "more than 10 bytes")
+    refuses(lambda: files.read_text(tmp_path / "a.txt"), "more than 10 bytes")
 
 
 # Checkpoints of others -------------------------------------------------------------------------------------
@@ -352,8 +353,8 @@ def test_outputs_that_cannot_be_written_are_refused_first(refuses: Refuses, tmp_
 
 
 def test_control_characters_are_escaped() -> None:
-    assert border.visible(ESCAPES + "a\tb\nc é😀") == ("\\x1b]0;evil\\x07\\x9b31m\\u202e\\r\\u2028a\tb\nc é😀")
-    assert border.visible("a\nb", line_ends=False) == "a\\nb"
+    assert terminal.visible(ESCAPES + "a\tb\nc é😀") == ("\\x1b]0;evil\\x07\\x9b31m\\u202e\\r\\u2028a\tb\nc é😀")
+    assert terminal.visible("a\nb", line_ends=False) == "a\\nb"
 
 
 def test_errors_and_warnings_have_no_control_characters(sedd: Sedd, tmp_path: Path) -> None:
@@ -379,4 +380,4 @@ def test_stdout_is_escaped_on_a_terminal_alone(
     assert capsys.readouterr().out == ESCAPES + "\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     show(ESCAPES)
-    assert capsys.readouterr().out == border.visible(ESCAPES) + "\n"
+    assert capsys.readouterr().out == terminal.visible(ESCAPES) + "\n"

@@ -13,11 +13,12 @@ import boxed
 import pytest
 from tokenizers import normalizers
 
-from sedd import border, factory
+from sedd import factory, files
 from sedd.data import budgets, read_documents
 from sedd.data.compression import open_decompressed
 from sedd.generate import SamplingRun, SamplingSettings
 from sedd.sampling import empty
+from sedd.schema import MAX_SAMPLES
 from sedd.tokenizer import BPE, growth
 
 Refuses = Callable[..., None]
@@ -239,13 +240,13 @@ def test_a_file_that_does_not_end(source: Path, tmp_path: Path, rejected: Callab
 
 
 def test_json_of_a_folder_has_a_limit(refuses: Refuses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(border, "MAX_RECORD", 10)
+    monkeypatch.setattr(files, "MAX_RECORD", 10)
     (tmp_path / "a.json").write_text("[1, 2, 3]")
-    assert border.read_json(tmp_path / "a.json") == [1, 2, 3]
+    assert files.read_json(tmp_path / "a.json") == [1, 2, 3]
     (tmp_path / "a.json").write_text("[1, 2, 3, 4]")
-    refuses(lambda: border.read_json(tmp_path / "a.json"), "more than 10 bytes")
+    refuses(lambda: files.read_json(tmp_path / "a.json"), "more than 10 bytes")
     os.mkfifo(tmp_path / "b.json")
-    refuses(lambda: border.read_json(tmp_path / "b.json"), "not a regular file")
+    refuses(lambda: files.read_json(tmp_path / "b.json"), "not a regular file")
 
 
 def test_a_model_of_sequences_that_are_too_long(source: Path, tmp_path: Path, rejected: Callable[..., str]) -> None:
@@ -276,10 +277,10 @@ def test_a_model_that_is_larger_than_its_weights(
 @pytest.mark.parametrize("is_file", [False, True])
 def test_a_template_of_many_gaps(source: Path, tmp_path: Path, rejected: Callable[..., str], is_file: bool) -> None:
     """Each gap is below the limit of a gap; together they would take gigabytes."""
-    template = f"{{{border.LIMITS['gap']}}}" * 30
+    template = f"{{{MAX_SAMPLES}}}" * 30
     (tmp_path / "template.txt").write_text(template)
     words = ["--file", tmp_path / "template.txt"] if is_file else [template]
-    assert f"add up to {30 * border.LIMITS['gap']} tokens" in rejected("infill", source, *words)
+    assert f"add up to {30 * MAX_SAMPLES} tokens" in rejected("infill", source, *words)
 
 
 def test_samples_that_do_not_fit_into_memory(refuses: Refuses, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import sys
 from io import TextIOWrapper
 from typing import NoReturn
 
-from sedd.border import warn
 from sedd.cli import (
     audit,
     cache,
@@ -29,6 +28,7 @@ from sedd.cli import (
 )
 from sedd.cli.resource_errors import explain
 from sedd.cli.root import app
+from sedd.terminal import warn
 
 __all__ = [
     "app",

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sedd.border import warn
 from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, describe_draws
 from sedd.cli.evaluation_data import check_data, corpora
 from sedd.cli.root import AsJson, Device, announce, app, check_out, show, stderr_progress
+from sedd.terminal import warn
 
 
 @app.command()

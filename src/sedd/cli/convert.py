@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 
 from sedd import checkpoint, stored_weights
-from sedd.border import warn
 from sedd.cli.evaluation_data import check_source, describe_source
 from sedd.cli.root import AsJson, Device, ModelFolder, announce, app, model_name, print_record, show, stderr_progress
 from sedd.config import check_choice
 from sedd.models import is_repo_id
+from sedd.terminal import warn
 
 FORMATS = ("sedd", "radd", "mdlm")
 """The published formats, the keys of `hub.convert.LAYOUTS`."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedd.border import warn
 from sedd.cli.root import (
     LABEL_HELP,
     PACKING_HELP,
@@ -19,6 +18,7 @@ from sedd.cli.root import (
     show,
     stderr_progress,
 )
+from sedd.terminal import warn
 
 if TYPE_CHECKING:
     from sedd.data import Index

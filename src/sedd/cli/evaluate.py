@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from sedd import files
-from sedd.border import read_text, visible, warn
 from sedd.cli.evaluation_data import check_data, corpora
 from sedd.cli.root import (
     AsJson,
@@ -35,7 +34,9 @@ from sedd.cli.root import (
     writing_to,
 )
 from sedd.config import RunConfig, check_choice, check_label
+from sedd.files import read_text
 from sedd.models import built_in_folder
+from sedd.terminal import visible, warn
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
 """The names that an estimator may have; which of them fit depends on the model."""
@@ -219,7 +220,7 @@ def _split_data(model: str | None, data: str | None, has_other: bool) -> tuple[P
 def _check(
     model: Path, estimator: str | None, draws: int | None, label: str | None, orders: str | None
 ) -> "tuple[Orders | None, RunConfig | None]":
-    """Refuse what can be refused without the weights, before torch is imported.
+    """Reject mistakes that show without the weights.
 
     Returns:
         The number of orders, and the configuration of the model if it can be read.

@@ -1,4 +1,4 @@
-"""The data of commands that evaluate: checked and described before torch is imported, then read."""
+"""The data of commands that evaluate: checked and described, then read."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_source(source: str) -> None:
-    """Refuse a text that does not exist or is of an unknown kind, before torch is imported."""
+    """Reject a text that does not exist or is of an unknown kind."""
     from sedd.data import expand_sources, is_prepared
 
     if not is_prepared(source):
@@ -35,7 +35,7 @@ def describe_source(source: str) -> str:
 def check_data(
     data: str | None, protocol: "Protocol", suite: str | None = None, dataset: list[str] | None = None
 ) -> str:
-    """Refuse data that is missing or does not fit the protocol, before torch is imported; return what is evaluated."""
+    """Reject data that is missing or does not fit the protocol; return what is evaluated."""
     from sedd import evaluation
 
     if suite is not None:

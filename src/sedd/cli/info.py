@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sedd.border import warn
 from sedd.cli.root import AsJson, OptionalModel, app, print_record
+from sedd.terminal import warn
 
 if TYPE_CHECKING:
     from sedd.card_facts import CardFacts

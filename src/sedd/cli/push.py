@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sedd.border import check_fields, parse_json, read_text
 from sedd.cli.root import AsJson, ModelFolder, announce, app, count_of, model_name, print_record
+from sedd.files import parse_json, read_text
 from sedd.models import is_repo_id
+from sedd.schema import check_fields
 
 
 @app.command()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sedd import files
-from sedd.border import check_count, warn
 from sedd.cli.root import (
     DEFAULT_HELP,
     AsJson,
@@ -30,6 +29,8 @@ from sedd.cli.sampling_options import sampling_options, sampling_settings
 from sedd.config import check_choice
 from sedd.extras import install_hint
 from sedd.models import built_in_names, is_repo_id, list_built_in
+from sedd.schema import MAX_SAMPLES, check_count
+from sedd.terminal import warn
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
@@ -158,7 +159,7 @@ def quality(
     ):
         if value is not None:
             check_choice(name, value, allowed)
-    check_count("count", count)
+    check_count("count", count, most=MAX_SAMPLES)
     check_count("batch", batch)
     if save is not None and (len(paths) > 1 or len(points) > 1):
         raise ValueError("save takes the samples of one run and one setting; leave out other inputs and --sweep")
@@ -333,7 +334,7 @@ def _describe(paths: Sequence[Path], count: int, settings: int, judge: str | Non
 
 
 def _check_input(path: Path, needs_judge: bool) -> None:
-    """Refuse, before torch is imported, an input that does not exist, and a run without a judge."""
+    """Reject an input that does not exist, and a run without a judge."""
     from sedd import checkpoint
 
     if not path.exists():

@@ -1,11 +1,12 @@
 """The Typer application, and what its commands share: common options, output and progress bars."""
 
 import json
+import math
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +16,10 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
 from sedd import __version__, models, registry
-from sedd.border import LIMITS, check_count, check_limit, visible, warn
 from sedd.config import PRECISIONS, check_choice
 from sedd.runtime.launch import find_launch
+from sedd.schema import MAX_COUNT, MAX_SAMPLES, MAX_VOCABULARY, check_count
+from sedd.terminal import visible, warn
 
 ORDER = (
     *(
@@ -40,6 +42,16 @@ ORDER = (
 )
 """The order of the commands in ``sedd --help``: as a newcomer needs them."""
 
+LIMITS: Mapping[str, int] = {
+    **dict.fromkeys(("count", "samples", "examples", "length"), MAX_SAMPLES),
+    **dict.fromkeys(("slots", "max_texts", "max_connections"), 2**16),
+    "workers": 2**10,
+    "top_k": MAX_VOCABULARY,
+}
+"""The largest values of options that count; of the others `schema.MAX_COUNT`."""
+NO_COUNTS = ("seed", "port")
+"""Integers that count nothing."""
+
 
 def _without_flag_types(params: list[Any]) -> list[Any]:
     """Show no type beside options that take no value."""
@@ -57,15 +69,20 @@ class Command(TyperCommand):
         return _without_flag_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
-        """Refuse numbers above the limits of `border.LIMITS`, then run the command.
+        """Reject counts above their limits, then run the command.
 
         Those of ``sedd train`` and ``sedd plan`` are keys of the configuration, which has limits of its own.
         """
-        is_run = self.name in ("train", "plan") and ctx.parent.parent is None
-        for name, value in ctx.params.items():
-            if isinstance(value, int) and name in LIMITS and not is_run:
-                check_limit(name.replace("_", "-"), value, name)
+        if self.name not in ("train", "plan") or ctx.parent.parent is not None:
+            check_limits(ctx.params)
         return super().invoke(ctx)
+
+
+def check_limits(options: Mapping[str, Any]) -> None:
+    """Reject an integer above its limit in `LIMITS`, by default `schema.MAX_COUNT`."""
+    for name, value in options.items():
+        if isinstance(value, int) and name not in NO_COUNTS:
+            check_count(name.replace("_", "-"), value, -math.inf, LIMITS.get(name, MAX_COUNT))
 
 
 class Group(TyperGroup):
@@ -139,7 +156,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON records, one pe
 
 
 def _find_model(context: typer.Context, name: Path | None) -> Path | None:
-    """Return the folder of a model; refuse one that holds none before torch is imported."""
+    """Return the folder of a model; reject one that holds none."""
     return name if context.resilient_parsing else find_model(name)
 
 
@@ -185,7 +202,7 @@ Encoding = Annotated[
 
 
 def _check_device(name: str | None) -> str | None:
-    """Refuse what is no device, before torch is imported."""
+    """Reject an invalid device name."""
     if name is not None and re.fullmatch(r"cpu|mps|cuda(:\d+)?", name) is None:
         raise ValueError(f"device is {name!r}; choose one of cpu, cuda, cuda:N, mps")
     return name
@@ -232,7 +249,7 @@ def show(text: str) -> None:
 
 
 def announce(work: str) -> None:
-    """State on stderr what a command is about to do, after what can be refused without torch and before its import.
+    """State on stderr what a command is about to do, after its arguments are checked and before the work.
 
     Of several processes the first prints it.
     """

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sedd.border import is_of_type, read_json, visible
 from sedd.cli.root import AsJson, app
+from sedd.files import read_json
+from sedd.schema import is_of_type
+from sedd.terminal import visible
 
 Run = dict[str, Any]
 COLUMNS = ("run", "data", "objective", "parameters", "step", "best_bound", "date")

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 
 from sedd import files
-from sedd.border import LIMITS, check_count, read_text, visible
 from sedd.cli.root import (
     AsJson,
     FirstModel,
@@ -31,7 +30,10 @@ from sedd.cli.root import (
 )
 from sedd.cli.sampling_options import describe_sampling, sampling_options, sampling_settings
 from sedd.config import check_label
+from sedd.files import read_text
 from sedd.sampling_settings import check_length
+from sedd.schema import MAX_SAMPLES, check_count
+from sedd.terminal import visible
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
@@ -174,11 +176,11 @@ def _check(
     """Reject mistakes that show without the weights; then announce what is sampled."""
     from sedd import checkpoint
 
-    check_count("count", count)
+    check_count("count", count, most=MAX_SAMPLES)
     check_count("batch", batch)
     sampling = sampling_settings(settings)
     stored = checkpoint.peek_model(model)
-    longest = stored.config.model.seq_len if stored else LIMITS["gap"]
+    longest = stored.config.model.seq_len if stored else MAX_SAMPLES
     if templates:
         from sedd.generate.template import parse_template
 

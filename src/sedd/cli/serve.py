@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from sedd.border import visible, warn
 from sedd.cli.root import ModelDevice, OptionalModel, announce, app, check_precision, count_of, model_name
 from sedd.extras import require_server
 from sedd.serve.limits import Limits
+from sedd.terminal import visible, warn
 
 FORCED = 130
 """Exit code after a second Ctrl-C, as of a program that SIGINT has killed."""

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from sedd import recipes, registry
-from sedd.border import warn
 from sedd.cli.root import (
     LABEL_HELP,
     PACKING_HELP,
@@ -27,6 +26,7 @@ from sedd.cli.root import (
 )
 from sedd.config import NOT_FOR_TRAINING, RunConfig
 from sedd.runtime.launch import find_launch
+from sedd.terminal import warn
 from sedd.training.trackers import import_tracker, track_run
 
 Sources = Annotated[

@@ -8,7 +8,8 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from sedd.border import check_fields, read_json
+from sedd.files import read_json
+from sedd.schema import check_fields
 
 FORMAT = 2
 INDEX = "index.json"

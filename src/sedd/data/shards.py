@@ -16,12 +16,13 @@ import numpy as np
 from jaxtyping import UInt
 
 from sedd import files
-from sedd.border import check_count, warn
 from sedd.data.index import FORMAT, LABELS, LENGTHS, Index, Labels, Shard, close_durably, shard_name
 from sedd.data.packing import TokenBlocks
 from sedd.data.readers import Chunk, Source, TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.data.text_file import Found, TextEncoding
 from sedd.data.token_files import companions
+from sedd.schema import check_count
+from sedd.terminal import warn
 from sedd.tokenizer import BPE, Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
 
@@ -223,7 +224,7 @@ def _check(packing: str, length: int | None, pad: str | None, label: str | None,
     if length is not None and length < 1:
         raise ValueError(f"length is {length}; a record needs 1 token or more")
     if workers is not None:
-        check_count("workers", workers)
+        check_count("workers", workers, most=2**10)
 
 
 class _Encoded(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sedd.border import parse_json
+from sedd.files import parse_json
 from sedd.tokenizer import Ids
 
 TEXT_COLUMNS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from jaxtyping import Int
 
-from sedd.border import read_text
 from sedd.data.budgets import short_rows
 from sedd.data.compression import BLOCK, COMPRESSED, make_seekable
+from sedd.files import read_text
 from sedd.tokenizer import Ids
 
 MAGIC = b"MMIDIDX\0\0"

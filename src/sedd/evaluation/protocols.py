@@ -1,6 +1,6 @@
 """Evaluation protocols: everything a published likelihood depends on besides the model and the text, under one name.
 
-Results can be compared in one table if their protocols are the same. This module does not import torch.
+Results can be compared in one table if their protocols are the same.
 
 References: the protocol ``sedd`` is that of Lou et al. 2024, arXiv 2310.16834; ``mdlm`` that of Sahoo et al. 2024,
 arXiv 2406.07524; text8 is from Mahoney, "Large Text Compression Benchmark".

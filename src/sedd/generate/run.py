@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from sedd import factory
-from sedd.border import check_count
 from sedd.diffusion.rng import PRECISION, CounterRNG
 from sedd.sampling import Prompt, SamplingModel, State, Warped, empty, networks_per_call
 from sedd.sampling_settings import SamplingSettings, check_length
+from sedd.schema import check_count
 
 REVEAL_PADDING_LAST = ("confidence", "entropy")
 """Samplers that take the id of padding, as they would else reveal it first."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sedd.border import LIMITS, check_count
+from sedd.schema import MAX_SAMPLES, check_count
 from sedd.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _DIGITS = 18
 """Most digits of a gap: Python does not parse numbers of thousands of digits."""
 
 
-def parse_template(template: str, longest: int = LIMITS["gap"]) -> list[str | int]:
+def parse_template(template: str, longest: int = MAX_SAMPLES) -> list[str | int]:
     """Split a template into texts and gap lengths; ``{{`` and ``}}`` are literal braces.
 
     Args:
@@ -34,7 +34,7 @@ def parse_template(template: str, longest: int = LIMITS["gap"]) -> list[str | in
         if text:
             part = text.replace("{{", "{").replace("}}", "}")
         elif (digits := gap[1:-1]).isdecimal() and len(digits) <= _DIGITS and (length := int(digits)) > 0:
-            check_count("a gap of the template", length, limit="gap")
+            check_count("a gap of the template", length, most=MAX_SAMPLES)
             part, total = length, total + length
         else:
             raise ValueError(
@@ -54,7 +54,7 @@ def parse_template(template: str, longest: int = LIMITS["gap"]) -> list[str | in
     return parts
 
 
-def template_ids(template: str, tokenizer: Tokenizer, longest: int = LIMITS["gap"]) -> list[int]:
+def template_ids(template: str, tokenizer: Tokenizer, longest: int = MAX_SAMPLES) -> list[int]:
     """Return the token ids of a template, −1 in its gaps; each text between gaps is encoded by itself.
 
     Where words include the space before them, as in BPE, one space before a gap is left to its first token: a space by

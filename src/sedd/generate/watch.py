@@ -7,11 +7,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from sedd.border import visible
 from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.display import separator
 from sedd.sampling import Prompt, State
+from sedd.terminal import visible
 
 
 def watch_states(

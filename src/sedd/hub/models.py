@@ -11,7 +11,6 @@ from typing import Any
 
 from sedd import checkpoint, factory, files, models, stored_weights
 from sedd import tokenizer as tokenizers
-from sedd.border import warn
 from sedd.cache import cache_folder
 from sedd.card_facts import CardFacts
 from sedd.config import check_choice
@@ -21,6 +20,7 @@ from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
 from sedd.models import is_repo_id
 from sedd.runtime import run_log
+from sedd.terminal import warn
 from sedd.tokenizer import BPE, Tokenizer
 
 GPT2_REPOS = ("openai-community/gpt2", "gpt2")

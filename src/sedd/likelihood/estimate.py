@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.border import check_count
 from sedd.diffusion import validate
 from sedd.diffusion.parameterization import CausalModel, DiscreteModel
 from sedd.diffusion.rng import CounterRNG, derive_seed
@@ -25,6 +24,7 @@ from sedd.likelihood.estimators import AutoregressiveEstimator, BoundEstimator, 
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.likelihood.variance_reduction import AdjustedCosts, StratifiedTimes
 from sedd.runtime.distributed import Ranks
+from sedd.schema import check_count
 from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]

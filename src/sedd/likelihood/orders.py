@@ -19,12 +19,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.border import check_count
 from sedd.config import RunConfig
 from sedd.diffusion.process import Absorbing, at_token
 from sedd.diffusion.rng import CounterRNG
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, diffusion_only
 from sedd.likelihood.terms import BoundTerms
+from sedd.schema import check_count
 
 CHUNK = 256
 """Sets of revealed tokens that are evaluated at a time."""

@@ -21,7 +21,7 @@ from typing import NamedTuple, final
 import numpy as np
 from jaxtyping import Float, Int, UInt
 
-from sedd.border import check_count
+from sedd.schema import check_count
 
 SEGMENTS = 32
 """Most segments of the piecewise linear function; each needs 16 pairs."""

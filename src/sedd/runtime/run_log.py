@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from sedd import __version__, files
-from sedd.border import MAX_TEXT, check_fields, parse_json, read_bytes
+from sedd.files import MAX_TEXT, parse_json, read_bytes
+from sedd.schema import check_fields
 
 LOG = "log.jsonl"
 FIELD_TYPES = {

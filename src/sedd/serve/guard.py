@@ -12,8 +12,9 @@ from typing import Any, final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sedd.border import read_text, warn
+from sedd.files import read_text
 from sedd.serve.metrics import Metrics
+from sedd.terminal import warn
 
 BODY_SECONDS = 30
 """Time in which a request's body must have arrived."""

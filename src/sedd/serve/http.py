@@ -20,9 +20,9 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sedd.border import warn
 from sedd.serve.guard import error_body
 from sedd.serve.limits import Limits
+from sedd.terminal import warn
 
 ACCEPTED, WAITING = 16, 1024
 """Connections that are accepted in one turn of the event loop, and those that the system lets wait for it."""

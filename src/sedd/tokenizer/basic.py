@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt
 from numpy.typing import ArrayLike
 
-from sedd.border import check_count
+from sedd.schema import MAX_VOCABULARY, check_count
 from sedd.tokenizer.base import Ids, Tokenizer, utf8
 
 _INTEGER = re.compile(r"-?[0-9]+(\.0*)?")
@@ -144,7 +144,7 @@ class Integers(Tokenizer):
     """The integer with id 0: 0, or the least if that is negative, such as −1 for a rest."""
 
     def __post_init__(self) -> None:
-        check_count("size", self.size, limit="vocab_size")
+        check_count("size", self.size, most=MAX_VOCABULARY)
         if not -(2**63) <= self.low <= 0:
             raise ValueError(f"low is {self.low}; it must lie in −2⁶³..0")
         self._check_specials()

@@ -19,7 +19,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from sedd.border import check_count, check_limit, parse_json, read_text
+from sedd.files import parse_json, read_text
+from sedd.schema import check_count
 from sedd.tokenizer.base import DEFINITION, Ids, Tokenizer, utf8
 from sedd.tokenizer.growth import check_growth
 
@@ -53,7 +54,7 @@ class BPE(Tokenizer):
 
     def __post_init__(self) -> None:
         # here, not at the first text; some functions of the library make lists as long as the largest id
-        check_limit("the vocabulary of the tokenizer", self.base_size, "bpe")
+        check_count("the vocabulary of the tokenizer", self.base_size, 0)
         self._check_specials()
 
     @classmethod
@@ -62,7 +63,7 @@ class BPE(Tokenizer):
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         if vocab_size < len(alphabet):
             raise ValueError(f"vocab_size is {vocab_size}; byte-level BPE needs {len(alphabet)} or more, one per byte")
-        check_count("the vocabulary of bpe", vocab_size, limit="bpe")
+        check_count("the vocabulary of bpe", vocab_size)
         model = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         clean = (part for text in texts for part in _ODD_BYTES.split(text)[::2])  # the library takes Unicode only

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sedd.border import read_json
+from sedd.files import read_json
 from sedd.registry import TOKENIZERS
 from sedd.tokenizer.base import CONFIG, DEFINITION, FORMAT, Tokenizer
 from sedd.tokenizer.bpe import BPE

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sedd.border import check_count
 from sedd.registry import TOKENIZERS
+from sedd.schema import MAX_COUNT, MAX_VOCABULARY, check_count
 from sedd.tokenizer.base import Tokenizer
 from sedd.tokenizer.basic import Bytes, Characters, Integers
 from sedd.tokenizer.bpe import BPE
@@ -52,7 +52,7 @@ def check_tokenizer(spec: str) -> None:
     if not known and not Path(spec).exists():
         raise ValueError(_unknown(spec))
     if known and size and name in ("bpe", "ints"):
-        check_count(f"the vocabulary of {name}", int(size), limit="bpe" if name == "bpe" else "vocab_size")
+        check_count(f"the vocabulary of {name}", int(size), most=MAX_COUNT if name == "bpe" else MAX_VOCABULARY)
 
 
 def _unknown(spec: str) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sedd import data
-from sedd.border import warn
 from sedd.cache import cache_folder
 from sedd.config import RunConfig
 from sedd.runtime.distributed import Ranks
+from sedd.terminal import warn
 
 
 def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | None = None) -> Path:

@@ -1,6 +1,6 @@
 """Progress on stderr: a bar on a terminal, with messages above it; elsewhere a line now and then.
 
-No torch here: all commands show their progress by this module.
+All commands show their progress by this module.
 """
 
 import time
@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from sedd.border import visible
 from sedd.runtime.launch import find_launch
+from sedd.terminal import visible
 
 if TYPE_CHECKING:
     from sedd.training.loop import OnEvent

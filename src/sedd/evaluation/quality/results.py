@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sedd.border import check_count
 from sedd.evaluation.quality.judge import Judge, OnProgress, score_in_low_precision
 from sedd.evaluation.quality.mauve import MauveReference
 from sedd.evaluation.quality.metrics import (
@@ -16,6 +15,7 @@ from sedd.evaluation.quality.metrics import (
 )
 from sedd.evaluation.quality.samples import SAMPLING_FIELDS, SampleSet, encode_for_judge, read_json_records
 from sedd.likelihood import PrecisionCheck
+from sedd.schema import check_count
 
 JUDGE_FIELDS = ("judge_sha256", "judge_precision", "first_token", "scored")
 """Fields that results must share to be compared in one table."""
@@ -51,7 +51,7 @@ def evaluate_samples(
     Returns:
         The record that is printed and stored.
     """
-    check_count("judge-batch", batch, limit="judge_batch")
+    check_count("judge-batch", batch)
     encoded = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)
     scores, check = score_in_low_precision(judge, encoded.ids, batch, on_progress)
     metrics = compute_metrics(scores)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from sedd import files, generate
-from sedd.border import parse_json, read_text
 from sedd.config import RunConfig
 from sedd.evaluation.quality.judge import Judge, OnProgress
 from sedd.factory import LoadedModel
+from sedd.files import parse_json, read_text
 from sedd.sampling import Prompt
 from sedd.tokenizer import Ids
 
