@@ -405,11 +405,13 @@ def train(config: RunConfig, variant: dict[str, Any], sequences: int) -> dict[st
                 batch_size=config.train.batch_size,
                 seed=0,
             )
+        ids = validation.sequence_ids(trainer.validation_blocks, sequences)
+        bits = {name: trainer.validation_blocks.bits_per_char(bound.nats, ids) for name, bound in bounds.items()}
     state = trainer.state
     return {
-        "bits": bounds["ema"]["bound_bits_per_char"],
-        "bits_last_weights": bounds["last"]["bound_bits_per_char"],
-        "stderr": bounds["ema"]["bound_stderr"] / math.log(2),
+        "bits": bits["ema"],
+        "bits_last_weights": bits["last"],
+        "stderr": bounds["ema"].stderr / math.log(2),
         "steps": state.step,
         "tokens": state.tokens,
         "seconds": state.seconds,

@@ -262,11 +262,10 @@ class Model:
         protocol, text_list = evaluation.SINGLE_TEXT, _as_list(texts, "text")
         draws = evaluation.default_draws(protocol, orders) if draws is None else draws
         conditional = factory.condition_on_label(self.loaded, label)
-        is_exact = factory.build_estimator(estimator, conditional, protocol.terms, orders=orders).is_exact
         bounds = []
         for text, (context, ids) in zip(text_list, self._encode(text_list, given), strict=True):
             noise_seed = seed if shared_noise else derive_seed(seed, given + text)
-            nats, stderr, *_ = evaluation.score_continuation(
+            found = evaluation.score_continuation(
                 *(context, ids, conditional),
                 estimator=estimator,
                 orders=orders,
@@ -276,7 +275,7 @@ class Model:
                 batch=batch,
                 on_progress=on_progress,
             )
-            bounds.append(Bound(text, nats * len(ids), stderr * len(ids), len(ids), is_exact))
+            bounds.append(Bound(text, found.nats * len(ids), found.stderr * len(ids), len(ids), found.is_exact))
         return Bounds(bounds)
 
     def evaluate(

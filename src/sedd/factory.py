@@ -132,14 +132,10 @@ def _mixture_estimator(name: str | None, loaded: "LoadedModel", orders: Orders) 
 
 def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int) -> dict[str, Estimator]:
     """Return the estimators that fit a model by their names, the default first."""
-    process, schedule = loaded.process, loaded.schedule
-    if isinstance(loaded.model, parameterizations.CausalModel):
-        return {"forward": likelihood.AutoregressiveEstimator()}
-    bound = (
-        likelihood.BoundEstimator(process, schedule)
-        if all_terms
-        else likelihood.DiffusionTermEstimator(process, schedule, t_min)
-    )
+    process, default = loaded.process, likelihood.default_estimator(loaded.model)
+    if default.is_exact:
+        return {"forward": default}
+    bound = default if all_terms else likelihood.DiffusionTermEstimator(process, loaded.schedule, t_min)
     if not (isinstance(loaded.model, parameterizations.MeanModel) and isinstance(process, Absorbing)):
         return {"bound": bound}
     in_order = functools.partial(likelihood.FixedOrderEstimator, process)

@@ -669,8 +669,8 @@ MISTAKES = [
     Mistake(
         "the standard error of independent draws",
         "likelihood/variance_reduction.py",
-        "(residuals**2 * (1 + uncertainty**2)).sum()) / self.draws**2",
-        "(residuals**2 * (1 + uncertainty**2)).sum()) / self.draws",
+        "paired_variance(residuals, 1 + uncertainty**2) / self.draws**2",
+        "paired_variance(residuals, 1 + uncertainty**2) / self.draws",
         f"{ESTIMATE}::test_the_error_is_the_spread_over_seeds",
     ),
     Mistake(
@@ -683,22 +683,22 @@ MISTAKES = [
     Mistake(
         "the validation bound per sequence, not per token",
         "training/validation.py",
-        "nats = sum(terms) / tokens",
-        "nats = sum(terms) / count",
+        "nats=sum(terms) / tokens",
+        "nats=sum(terms) / count",
         "unit/test_padding.py::test_the_validation_bound_is_that_of_single_sequences",
     ),
     Mistake(
         "the error of the validation bound is that of independent times",
-        "training/validation.py",
-        "in_order = totals[t.argsort()]",
-        "in_order = totals",
+        "likelihood/variance_reduction.py",
+        "in_order = values[np.argsort(times)]",
+        "in_order = values",
         "unit/test_training.py::test_the_error_of_the_validation_bound_is_its_deviation_over_seeds",
     ),
     Mistake(
         "validation without the weights of its times",
         "training/validation.py",
-        "x_first, Times(t, weight), valid)",
-        "x_first, Times(t, torch.ones_like(weight)), valid)",
+        "inputs = [a[rows] for a in (x_0, x_t, x_first, *times)]",
+        "inputs = [a[rows] for a in (x_0, x_t, x_first, times.t, torch.ones_like(times.weight))]",
         "unit/test_padding.py::test_the_validation_bound_is_that_of_single_sequences",
     ),
     Mistake(
@@ -746,8 +746,8 @@ MISTAKES = [
     Mistake(
         "factors of control variates are taken as known",
         "likelihood/variance_reduction.py",
-        "(residuals**2 * (1 + uncertainty**2)).sum()",
-        "(residuals**2).sum()",
+        "paired_variance(residuals, 1 + uncertainty**2)",
+        "paired_variance(residuals)",
         f"{ESTIMATE}::test_the_error_counts_the_uncertainty_of_the_factors_of_control_variates",
     ),
     Mistake(

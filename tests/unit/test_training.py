@@ -13,6 +13,7 @@ import torch
 from sedd import evaluation, factory
 from sedd.config import RunConfig
 from sedd.data import block_order
+from sedd.likelihood.variance_reduction import neighbour_differences, paired_variance
 from sedd.runtime.distributed import Ranks
 from sedd.training import batches, loop, step, validation
 from sedd.training.datasets import open_datasets, prepare_data
@@ -78,10 +79,13 @@ def test_the_error_of_the_validation_bound_is_its_deviation_over_seeds(tmp_path:
 
 def test_the_error_of_stratified_sums_counts_every_stratum_once() -> None:
     """Values 3, 1, 4 at the times 0.9, 0.1, 0.5: in order 1, 4, 3. Their pair differs by 3, the last by 1."""
-    error = validation._stratified_stderr(torch.tensor([3.0, 1.0, 4.0]), torch.tensor([0.9, 0.1, 0.5]))
-    assert error == pytest.approx(math.sqrt(3**2 + 1**2))
-    assert validation._stratified_stderr(torch.tensor([3.0, 1.0]), torch.tensor([0.9, 0.1])) == pytest.approx(2)
-    assert validation._stratified_stderr(torch.tensor([3.0]), torch.tensor([0.9])) == 0
+
+    def variance(values: list[float], times: list[float]) -> float:
+        return paired_variance(neighbour_differences(np.array(values), np.array(times)))
+
+    assert variance([3.0, 1.0, 4.0], [0.9, 0.1, 0.5]) == pytest.approx(3**2 + 1**2)
+    assert variance([3.0, 1.0], [0.9, 0.1]) == pytest.approx(2**2)
+    assert variance([3.0], [0.9]) == 0
 
 
 # Held-out data ---------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from sedd.likelihood.estimators import (
     Estimator,
     FixedOrderEstimator,
     MonteCarloEstimator,
+    default_estimator,
 )
 from sedd.likelihood.orders import (
     AllOrdersEstimator,
@@ -54,6 +55,7 @@ __all__ = [
     "bound",
     "bound_terms",
     "check_precision",
+    "default_estimator",
     "estimate_difference",
     "estimate_likelihood",
     "own_sample_bounds",

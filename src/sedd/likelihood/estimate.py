@@ -18,9 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd.diffusion import validate
-from sedd.diffusion.parameterization import CausalModel, DiscreteModel
+from sedd.diffusion.parameterization import DiscreteModel
 from sedd.diffusion.rng import CounterRNG, derive_seed
-from sedd.likelihood.estimators import AutoregressiveEstimator, BoundEstimator, Estimator, MonteCarloEstimator
+from sedd.likelihood.estimators import BoundEstimator, Estimator, MonteCarloEstimator, default_estimator
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.likelihood.variance_reduction import AdjustedCosts, StratifiedTimes
 from sedd.runtime.distributed import Ranks
@@ -76,7 +76,7 @@ def bound(
         valid = valid.to(device).expand_as(x_0)
         x_0 = torch.where(valid, x_0, 0)
     validate.clean_tokens(x_0, process.vocab_size)
-    by = AutoregressiveEstimator() if isinstance(model, CausalModel) else BoundEstimator(process, model.schedule)
+    by = default_estimator(model)
     rows, length = x_0.shape
     times = [StratifiedTimes(1, draws, row_seed) for row_seed in _row_seeds(seed, x_0, valid)]
     u = torch.tensor(np.array([each.u[0] for each in times]), device=device)
@@ -172,7 +172,7 @@ class LikelihoodEstimate(NamedTuple):
     """Standard error of the value on these sequences, from the Monte Carlo draws; 0 where it is exact."""
     stderr_population: float | None
     """Standard error of the value on the population, as if these sequences were independent samples of it; None for a
-    single sequence."""
+    single sequence and in training."""
     terms: tuple[float, ...]
     """Diffusion, prior and reconstruction term; their sum is ``nats``."""
     network_calls: int
@@ -182,6 +182,11 @@ class LikelihoodEstimate(NamedTuple):
     lower_stderr: float | None = None
     precision_check: PrecisionCheck | None = None
     """What low precision would change, or does change if that is negligible; None if it was not tried."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether ``nats`` is the value itself, not a bound."""
+        return self.lower == self.nats
 
 
 def estimate_likelihood(

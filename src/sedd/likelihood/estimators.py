@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sedd.diffusion import validate
 from sedd.diffusion.objective import AnyOrder, DenoisingScoreEntropy
+from sedd.diffusion.parameterization import CausalModel
 from sedd.diffusion.process import Absorbing, Process, at_token
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
@@ -279,4 +280,11 @@ class AutoregressiveEstimator(Estimator):
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """−log p of every token given those before it."""
-        return diffusion_only(-torch.where(inputs[0], at_token(model.log_next(x_0), x_0), 0).sum(-1))
+        return diffusion_only(-torch.where(inputs[-1], at_token(model.log_next(x_0), x_0), 0).sum(-1))
+
+
+def default_estimator(model: Any) -> BoundEstimator | AutoregressiveEstimator:
+    """Return the estimator of all terms: the exact value of an autoregressive model, else the bound."""
+    if isinstance(model, CausalModel):
+        return AutoregressiveEstimator()
+    return BoundEstimator(model.process, model.schedule)

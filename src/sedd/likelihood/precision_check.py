@@ -1,4 +1,4 @@
-"""Whether low precision changes a mean by less than it is uncertain anyway."""
+"""Check that the error of low precision is below the standard error."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,12 @@ class PrecisionCheck(NamedTuple):
     compared: int
     """Number of values that were computed in both."""
     is_negligible: bool
-    """Whether the difference, plus two of its standard errors, is below a tenth of the standard error of the mean."""
+    """See the function `is_negligible`."""
+
+
+def is_negligible(difference: float, difference_stderr: float, stderr: float) -> bool:
+    """Return whether a difference, plus two of its standard errors, is below a tenth of the value's standard error."""
+    return abs(difference) + 2 * difference_stderr < stderr / 10
 
 
 FIRST = 16
@@ -51,8 +56,7 @@ def check_precision(
         chosen = order[len(differences) : size]
         differences = np.concatenate([differences, low[chosen] - compute(chosen)])
         mean, error = float(differences.mean()), float(differences.std(ddof=1) / len(differences) ** 0.5)
-        is_negligible = abs(mean) + 2 * error < stderr / 10
-        is_large = abs(mean) - 2 * error > stderr / 10
-        if is_negligible or is_large or 2 * size > len(low) // 4:
-            return PrecisionCheck(mean, error, len(differences), is_negligible)
+        is_small, is_large = is_negligible(mean, error, stderr), abs(mean) - 2 * error > stderr / 10
+        if is_small or is_large or 2 * size > len(low) // 4:
+            return PrecisionCheck(mean, error, len(differences), is_small)
         size *= 2

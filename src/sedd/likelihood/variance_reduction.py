@@ -16,7 +16,7 @@ their difference. A least-squares fit to the differences separates three parts:
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Float, Int, UInt
@@ -109,7 +109,7 @@ class StratifiedTimes:
         uncertainty = control_variates.sum((0, 1)) @ fit[:kinds]
         return AdjustedCosts(
             costs=costs - control_variates @ coefficients[:kinds] - (explained - explained.mean()),
-            variance=float((residuals**2 * (1 + uncertainty**2)).sum()) / self.draws**2,
+            variance=paired_variance(residuals, 1 + uncertainty**2) / self.draws**2,
         )
 
     def _basis(self, trend: Float[np.ndarray, "sequences draws"]) -> Float[np.ndarray, "sequences draws columns"]:
@@ -117,6 +117,28 @@ class StratifiedTimes:
         segments = min(SEGMENTS, self.strata.size // 32)
         ramps = np.clip(self.midpoints[..., None] * segments - np.arange(segments), 0, 1)
         return np.concatenate([trend[..., None], ramps], -1)
+
+
+def paired_variance(differences: Float[np.ndarray, " pairs"], factors: Any = 1.0) -> float:
+    """Estimate the variance of the sum of all pairs of independent draws: a pair's sum varies as its difference does.
+
+    Args:
+        differences: The difference within each pair.
+        factors: What the square of each difference is multiplied by.
+    """
+    return float((differences**2 * factors).sum())
+
+
+def neighbour_differences(
+    values: Float[np.ndarray, " n"], times: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, " pairs"]:
+    """Pair values whose times are neighbours, for one value in each of n strata of time, and return the differences.
+
+    Two neighbours have about the same mean. The last of an odd number is paired once more.
+    """
+    in_order = values[np.argsort(times)]
+    pairs = in_order[1::2] - in_order[: len(in_order) - 1 : 2]
+    return np.concatenate([pairs, np.diff(in_order[-2:]) if len(in_order) % 2 else in_order[:0]])
 
 
 def _differences(x: Float[np.ndarray, "sequences draws columns"]) -> Float[np.ndarray, "pairs columns"]:

@@ -20,6 +20,8 @@ from sedd import checkpoint, data, factory, generate, registry, sampling, tokeni
 from sedd.config import RunConfig
 from sedd.diffusion.objective import AnyOrder
 from sedd.diffusion.parameterization import DiscreteModel
+from sedd.likelihood import LikelihoodEstimate
+from sedd.likelihood.precision_check import is_negligible
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.runtime.distributed import Ranks
@@ -179,17 +181,19 @@ class Trainer:
         With mixed precision the first bound is computed in float32 too, and ``bound_bfloat16_difference`` is how much
         they differ. If that is a tenth of the standard error or more, this bound and all later ones are in float32.
         """
-        bound = self._bound_of(self.validation_model)
-        if self._float32_model is None:
-            return bound
-        in_float32 = self._bound_of(self._float32_model)
-        difference = bound["bound"] - in_float32["bound"]
-        if abs(difference) >= in_float32["bound_stderr"] / 10:
-            bound, self.validation_model = in_float32, self._float32_model
-        self._float32_model = None
-        return bound | {"bound_bfloat16_difference": difference}
+        found, difference = self._bound_of(self.validation_model), {}
+        if self._float32_model is not None:
+            in_float32 = self._bound_of(self._float32_model)
+            difference = {"bound_bfloat16_difference": found.nats - in_float32.nats}
+            if not is_negligible(found.nats - in_float32.nats, 0.0, in_float32.stderr):
+                found, self.validation_model = in_float32, self._float32_model
+            self._float32_model = None
+        ids = validation.sequence_ids(self.validation_blocks, self.config.train.eval_sequences)
+        bits = self.validation_blocks.bits_per_char(found.nats, ids)
+        record = {"bound": found.nats, "bound_stderr": found.stderr}
+        return record | ({} if bits is None else {"bound_bits_per_char": bits}) | difference
 
-    def _bound_of(self, model: DiscreteModel) -> dict[str, float]:
+    def _bound_of(self, model: DiscreteModel) -> LikelihoodEstimate:
         """Return the bound of a model on validation data."""
         options = self.config.train
         return validation.validation_bound(

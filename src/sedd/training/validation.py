@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sedd import data, likelihood
-from sedd.diffusion.objective import Autoregressive
-from sedd.diffusion.schedule import LowNoiseTimes, Times, stratified
+from sedd.diffusion.schedule import LowNoiseTimes, stratified
 from sedd.factory import DiffusionSetup
+from sedd.likelihood.variance_reduction import neighbour_differences, paired_variance
 from sedd.runtime.distributed import Ranks
 from sedd.training.batches import VALIDATION_STREAM, seeded_generator
 
@@ -26,7 +26,7 @@ def validation_bound(
     count: int,
     batch_size: int,
     seed: int,
-) -> dict[str, float]:
+) -> likelihood.LikelihoodEstimate:
     """Estimate the variational bound over ``count`` sequences in nats per token; padding does not count.  [§8]
 
     Args:
@@ -38,9 +38,6 @@ def validation_bound(
         count: Number of sequences; they repeat where there are fewer.
         batch_size: Sequences per process at a time.
         seed: Seed of times and noise.
-
-    Returns:
-        The bound, its standard error and, where the tokens are text, the bound in bits per character.
     """
     columns = _validation_columns(setup, blocks, count, batch_size * ranks.world_size, seed)
     local = [a[ranks.rank :: ranks.world_size].to(ranks.device) for a in columns]
@@ -48,35 +45,27 @@ def validation_bound(
     sums = torch.zeros(4 + len(columns[0]), dtype=torch.float64, device=ranks.device)
     totals = []
     for batch in zip(*(a.split(batch_size) for a in local), strict=True):
-        *inputs, label = batch
-        bounds = _bound_terms(model(inputs[-1], label), setup, *inputs)
-        sums[:4] += torch.stack([*(a.sum() for a in bounds), inputs[-1].sum()]).double()
+        x_0, *inputs, label = batch
+        valid = inputs[-1]
+        bound = model(valid, label)
+        bounds = likelihood.default_estimator(bound).nats(bound, x_0, *inputs)
+        sums[:4] += torch.stack([*(a.sum() for a in bounds), valid.sum()]).double()
         totals.append(bounds.total.double())
     sums[4 + ranks.rank :: ranks.world_size] = torch.cat(totals)
     sums = ranks.all_reduce_sum(sums).cpu()
     *terms, tokens = sums[:4].tolist()
-    nats = sum(terms) / tokens
-    bits = blocks.bits_per_char(nats, _sequence_ids(blocks, count))
-    return {
-        "bound": nats,
-        "bound_stderr": _stratified_stderr(sums[4 : 4 + count], columns[3][:count]) / tokens,
-        **({} if bits is None else {"bound_bits_per_char": bits}),
-    }
+    # the bound varies with t, but there is one time in every stratum: only the difference of neighbours is an error
+    differences = neighbour_differences(sums[4 : 4 + count].numpy(), columns[3][:count].numpy())
+    return likelihood.LikelihoodEstimate(
+        nats=sum(terms) / tokens,
+        stderr=math.sqrt(paired_variance(differences)) / tokens,
+        stderr_population=None,
+        terms=tuple(term / tokens for term in terms),
+        network_calls=count,
+    )
 
 
-def _stratified_stderr(totals: Tensor, t: Tensor) -> float:
-    """Return the standard error of the sum of bounds whose times are stratified.
-
-    How the bound depends on t is no error, since there is one time in every stratum. Two neighbours have about the same
-    mean, so (x_i − x_{i+1})² estimates the sum of their variances; the last of an odd number is paired once more.
-    """
-    in_order = totals[t.argsort()]
-    pairs = in_order[1::2] - in_order[: len(in_order) - 1 : 2]
-    unpaired = in_order[-2:].diff() if len(in_order) % 2 else in_order[:0]
-    return math.sqrt(float(torch.cat([pairs, unpaired]).square().sum()))
-
-
-def _sequence_ids(blocks: data.TokenBlocks, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def sequence_ids(blocks: data.TokenBlocks, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return the blocks that are evaluated: the first ``count``, repeated where there are fewer."""
     return np.arange(count) % len(blocks)
 
@@ -89,7 +78,7 @@ def _validation_columns(
     Sequences without a valid position are appended up to a multiple of ``multiple``: under FSDP all processes must call
     the network equally often, and with equal batches.
     """
-    ids = _sequence_ids(blocks, count)
+    ids = sequence_ids(blocks, count)
     x_0, valid = (torch.from_numpy(a) for a in blocks.read(ids))
     generator = seeded_generator(seed, 0, VALIDATION_STREAM)
     times = LowNoiseTimes()(stratified(count, generator))
@@ -101,20 +90,3 @@ def _validation_columns(
     valid = valid[rows].index_fill(0, torch.arange(count, len(rows)), False)
     inputs = [a[rows] for a in (x_0, x_t, x_first, *times)]
     return [*inputs, valid, torch.from_numpy(blocks.label_ids(ids))[rows]]
-
-
-def _bound_terms(
-    model: Any,
-    setup: DiffusionSetup,
-    x_0: Tensor,
-    x_t: Tensor,
-    x_first: Tensor,
-    t: Tensor,
-    weight: Tensor,
-    valid: Tensor,
-) -> likelihood.BoundTerms:
-    """Return the terms of the bound of each sequence."""
-    if isinstance(setup.objective, Autoregressive):
-        nll = torch.where(valid, setup.objective.loss(model, x_0, x_0, t), 0).sum(-1)
-        return likelihood.BoundTerms(nll, torch.zeros_like(nll), torch.zeros_like(nll))
-    return likelihood.bound_terms(model, setup.process, setup.schedule, x_0, x_t, x_first, Times(t, weight), valid)
