@@ -482,7 +482,7 @@ def test_first_hitting_is_the_uncached_loop_over_all_steps(steps: int) -> None:
     for k in range(steps):
         p = score.log_mean(x, schedule.sigma(times[k]).expand(200)).exp()
         fresh = (p.cumsum(-1) < u[..., None]).sum(-1)
-        x = torch.where(plan.reveal_step == k + 1, fresh, x)
+        x = torch.where(plan.step.gather(-1, plan.event) == k + 1, fresh, x)
     assert torch.equal(run(chosen, score, prompt, times, seed=4), x)
     assert int(plan.calls.max()) <= min(steps, 3)
 
@@ -507,7 +507,7 @@ def test_calls_are_those_of_the_plan() -> None:
         *_, last = chosen.trajectory(model, prompt, steps=steps)
         assert model.rows == int(plan.calls.sum())
         assert model.calls == int(plan.calls.max())
-        assert torch.equal(last.reveal_step, plan.reveal_step)
+        assert torch.equal(last.reveal_step, plan.step.gather(-1, plan.event))
     assert (plan.calls == 3).all()
 
 

@@ -808,6 +808,13 @@ MISTAKES = [
         f"{DRAWS}::test_gradients_are_off_within_a_step_and_on_between_two",
     ),
     Mistake(
+        "the steps of a grid go nowhere",
+        "sampling/base.py",
+        "grid[:-1], grid[1:], step",
+        "grid[:-1], grid[:-1], step",
+        f"{DRAWS}::test_draws_have_the_enumerated_distribution",
+    ),
+    Mistake(
         "a sampler does not check the model",
         "sampling/base.py",
         "        self.check(model)\n",

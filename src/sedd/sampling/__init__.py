@@ -8,6 +8,7 @@ distribution of its samples can be enumerated on small spaces by `exact.sample_d
 from sedd.sampling.autoregressive import LeftToRight
 from sedd.sampling.base import (
     GridSampler,
+    Plan,
     Prompt,
     Sampler,
     State,
@@ -23,7 +24,7 @@ from sedd.sampling.base import (
 )
 from sedd.sampling.caching import SamplingModel
 from sedd.sampling.confidence import Confident, EntropyBounded
-from sedd.sampling.first_hitting import FirstHitting, Ordered, Plan
+from sedd.sampling.first_hitting import FirstHitting, Ordered
 from sedd.sampling.gibbs import Gibbs
 from sedd.sampling.grid import Ancestral, Euler, FactorizedSampler, Tweedie
 from sedd.sampling.guidance import Guided

@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import torch
@@ -96,6 +95,28 @@ class Noise(Protocol):
     def schedule(self) -> Schedule:
         """The noise schedule."""
         ...
+
+
+class Plan(NamedTuple):
+    """The calls of the model for each row, drawn before the first one; rows may be at different calls."""
+
+    sigma: Float[Tensor, "b n"]
+    """The noise level of each call of a row."""
+    t: Float[Tensor, "b n"]
+    """The time at each call."""
+    s: Float[Tensor, "b n"]
+    """The time to which it goes."""
+    step: Int[Tensor, "b n"]
+    """The step of the time grid that stands for it, from 1."""
+    event: Int[Tensor, "b L"] | None = None
+    """The call, from 0, that reveals each position, −1 where it is given; None: each call may change all positions."""
+
+    @property
+    def calls(self) -> Int[Tensor, " b"]:
+        """How often the model is called for each row."""
+        if self.event is None:
+            return torch.full((len(self.sigma),), self.sigma.shape[-1], device=self.sigma.device)
+        return self.event.amax(-1) + 1
 
 
 class StepContext(NamedTuple):
@@ -214,6 +235,10 @@ class Sampler(ABC):
     def check(self, model: Noise) -> None:  # noqa: B027  (most samplers take every model)
         """Raise ValueError for a model that this sampler cannot sample."""
 
+    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan | None:
+        """Plan the calls of the model; None: the output of the network decides."""
+        return None
+
     @final
     def times(self, steps: Steps) -> Float[Tensor, " n"]:
         """Return the grid of `time_grid`; raise ValueError for None where a grid is needed."""
@@ -253,6 +278,14 @@ class GridSampler(Sampler, ABC):
             context: What may change, the random numbers, and the model.
         """
 
+    @final
+    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+        """Call the model in every step of the grid."""
+        grid, rows = self.grid(times), len(prompt.given)
+        step = torch.arange(1, len(grid), device=grid.device)
+        levels = model.schedule.sigma(grid[:-1]), grid[:-1], grid[1:], step
+        return Plan(*(level.expand(rows, -1) for level in levels))
+
     def grid(self, times: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return the times at which the noise level is read: by default the grid itself."""
         return times
@@ -268,15 +301,15 @@ class GridSampler(Sampler, ABC):
         self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
     ) -> Iterator[State]:
         """Yield a state for every time of the grid."""
-        state = initial_state(model, prompt, rng)
+        state, plan = initial_state(model, prompt, rng), self.plan(model, prompt, times, rng)
         yield state
-        for step, (t, s) in enumerate(pairwise(self.grid(times)), 1):
-            context, rows = StepContext(prompt.blank, prompt.valid, rng, model, step), len(state.x)
+        for step, (sigma, t, s) in enumerate(zip(plan.sigma.T, plan.t.T, plan.s.T, strict=True), 1):
+            context = StepContext(prompt.blank, prompt.valid, rng, model, step)
             if step < len(times) - 1:
-                x = self.step(state.x, t.expand(rows), s.expand(rows), context)
+                x = self.step(state.x, t, s, context)
             else:
                 noisy = context.free & model.process.is_noisy(state.x)
-                x = draw_clean_tokens(state.x, model.schedule.sigma(t).expand(rows), noisy, context)
+                x = draw_clean_tokens(state.x, sigma, noisy, context)
             state = State(x, torch.where(x != state.x, step, state.reveal_step), step)
             yield state
 

@@ -16,6 +16,7 @@ from sedd.sampling.base import (
     POSITION,
     STEP,
     Noise,
+    Plan,
     Prompt,
     Sampler,
     State,
@@ -24,35 +25,6 @@ from sedd.sampling.base import (
     sigma_of_masked_fraction,
 )
 from sedd.sampling.caching import SamplingModel
-
-
-class Plan(NamedTuple):
-    """When each position is revealed: everything about a run but its tokens."""
-
-    event: Int[Tensor, "b L"]
-    """The event of its row, from 0, that reveals a position; −1: the position is given."""
-    sigma: Float[Tensor, "b events"]
-    """The noise level at each event of a row."""
-    reveal_step: Int[Tensor, "b L"]
-    """The step of the grid that stands for the event."""
-
-    @property
-    def calls(self) -> Int[Tensor, " b"]:
-        """How often the network is called for each row."""
-        return self.event.amax(-1) + 1
-
-    def order_rows(self) -> "RowOrder":
-        """Order rows by their number of events, and positions by their events."""
-        event, calls = self.event.cpu(), self.calls.cpu()
-        rows = calls.argsort(descending=True, stable=True)
-        event = event[rows].flatten()
-        at = (event >= 0).nonzero().squeeze(-1)
-        at = at[event[at].argsort(stable=True)]
-        ends = torch.bincount(event[at]).cumsum(0).tolist()
-        busy = [int((calls > k).sum()) for k in range(len(ends))]
-        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        device = self.event.device
-        return RowOrder(rows.to(device), rows.argsort().to(device), at.to(device), list(zip(busy, parts, strict=True)))
 
 
 class RowOrder(NamedTuple):
@@ -65,6 +37,19 @@ class RowOrder(NamedTuple):
     """Flat positions among these rows, in the order of their events."""
     events: list[tuple[int, slice]]
     """For each event the number of rows it happens in, and the part of `at` that it reveals."""
+
+    @staticmethod
+    def of(event: Int[Tensor, "b L"], calls: Int[Tensor, " b"]) -> "RowOrder":
+        """Order rows by their number of calls, and positions by their events."""
+        device, event, calls = event.device, event.cpu(), calls.cpu()
+        rows = calls.argsort(descending=True, stable=True)
+        event = event[rows].flatten()
+        at = (event >= 0).nonzero().squeeze(-1)
+        at = at[event[at].argsort(stable=True)]
+        ends = torch.bincount(event[at]).cumsum(0).tolist()
+        busy = [int((calls > k).sum()) for k in range(len(ends))]
+        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        return RowOrder(rows.to(device), rows.argsort().to(device), at.to(device), list(zip(busy, parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -90,10 +75,12 @@ class PlannedSampler(Sampler, ABC):
     ) -> Iterator[State]:
         """Yield a state for every event."""
         state, plan = initial_state(model, prompt, rng), self.plan(model, prompt, times, rng)
+        assert plan.event is not None
         yield state
         # tokens are drawn with the uniforms of step 0, which are not used otherwise: a position is revealed once
         u = rng(prompt.given.shape[-1], 0, STEP)
-        reveal_step, order = torch.where(prompt.blank, plan.reveal_step, 0), plan.order_rows()
+        reveal_step = torch.where(prompt.blank, plan.step.gather(-1, plan.event.clamp_min(0)), 0)
+        order = RowOrder.of(plan.event, plan.calls)
         x, valid = state.x[order.rows], None if prompt.valid is None else prompt.valid[order.rows]
         flat, levels = x.flatten(), plan.sigma[order.rows]
         event = plan.event[order.rows].flatten()[order.at]
@@ -143,15 +130,18 @@ class FirstHitting(PlannedSampler):
         last = len(times) - 2
         step = torch.searchsorted(ends, u.contiguous(), right=True).clamp_max(last)  # rounding may pass the end
         event, first = _rank_steps(torch.where(prompt.blank, step, len(times)), prompt.blank)
-        return Plan(event, sigma[first.clamp_max(last)], step + 1)
+        first = first.clamp_max(last)
+        return Plan(sigma[first], times[first], torch.zeros_like(times[first]), first + 1, event)
 
     def _plan_without_grid(self, model: Noise, prompt: Prompt, u: Tensor) -> Plan:
         """Reveal position i when the masked share falls below 1 − u_i."""
         top = corruption_probability(model.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
         order = torch.where(prompt.blank, u, math.inf).sort(-1)
         event = torch.where(prompt.blank, order.indices.argsort(-1), -1)
-        left = (1 - order.values.clamp_max(1)) * top
-        return Plan(event, -torch.log1p(-left), event + 1)
+        sigma = -torch.log1p((order.values.clamp_max(1) - 1) * top)
+        place, count = torch.arange(event.shape[-1], device=u.device), prompt.blank.sum(-1, keepdim=True)
+        left = (count - place) / count
+        return Plan(sigma, left, torch.zeros_like(left), (place + 1).expand_as(event), event)
 
     def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return Σ_k 1 − (1 − w_k)^blanks, which for equal steps is n(1 − (1 − 1/n)^blanks)."""
@@ -202,8 +192,10 @@ class Ordered(PlannedSampler):
         # the first rank of group g is ⌈g·count/groups⌉
         group = torch.arange(int(groups.max()), device=rank.device)
         done = (group * count + groups - 1) // groups.clamp_min(1)
-        masked = (count - done).clamp_min(0) / prompt.lengths[:, None]
-        return Plan(event, sigma_of_masked_fraction(masked, model.schedule), event + 1)
+        left = (count - done).clamp_min(0)
+        sigma = sigma_of_masked_fraction(left / prompt.lengths[:, None], model.schedule)
+        t = times[group].expand_as(sigma) if len(times) else left / count
+        return Plan(sigma, t, torch.zeros_like(t), (group + 1).expand_as(sigma), event)
 
     def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return one call per group."""

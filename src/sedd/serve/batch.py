@@ -53,16 +53,14 @@ class Counts:
     """Rows that needed no forward pass in their step."""
 
 
-class Path(NamedTuple):
-    """When the model is called for a row: known before the first call."""
+class Call(NamedTuple):
+    """A call of the model for a row."""
 
-    sigma: list[float]
-    t: list[float]
-    s: list[float]
-    step: list[int]
-    """The number on the time grid of each call."""
-    event: Int[Tensor, " L"] | None
-    """The call that reveals each position, from 0, where it is planned."""
+    sigma: float
+    t: float
+    s: float
+    step: int
+    """The number on the time grid."""
 
 
 @dataclass(eq=False)
@@ -73,7 +71,9 @@ class BatchRow:
     place: int
     """Its place in the job."""
     job: Job
-    path: Path
+    calls: list[Call]
+    is_planned: bool
+    """Whether each call reveals positions of its own."""
     labels: list[int]
     """The labels with which the network reads it: two with guidance."""
     done: int = 0
@@ -85,7 +85,7 @@ class BatchRow:
     @property
     def draws_clean(self) -> bool:
         """Whether its next tokens are drawn from p(x_0 | x): planned ones, and those of the last step."""
-        return self.path.event is not None or self.done == len(self.path.sigma) - 1
+        return self.is_planned or self.done == len(self.calls) - 1
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -95,24 +95,6 @@ class BatchRow:
         settings = run.settings
         warping = settings.temperature, settings.top_p, settings.top_k
         return warping, settings.label, settings.guidance, how
-
-
-def plan_path(row: Row, prompt: Prompt, rng: CounterRNG) -> Path:
-    """Return when the model is called for a row, as `Sampler.trajectory` does it."""
-    run, sampler, times = row.run, row.run.sampler, row.run.times
-    if isinstance(sampler, PlannedSampler):
-        plan, blank = sampler.plan(run.model, prompt, times, rng), prompt.blank[0]
-        calls, event = int(plan.calls[0]), torch.where(blank, plan.event[0], -1)
-        revealed = torch.zeros(calls, dtype=torch.long, device=event.device)
-        revealed[event[blank]] = plan.reveal_step[0][blank]
-        steps = revealed.tolist()
-        left = (event[None, :] >= torch.arange(calls, device=event.device)[:, None]).sum(-1) / blank.sum()
-        t = [float(times[step - 1]) for step in steps] if len(times) else left.tolist()
-        return Path(plan.sigma[0, :calls].tolist(), t, [0.0] * calls, steps, event)
-    assert isinstance(sampler, GridSampler)
-    grid = sampler.grid(times)
-    t, s = grid[:-1].tolist(), grid[1:].tolist()
-    return Path(run.model.schedule.sigma(grid[:-1]).tolist(), t, s, list(range(1, len(grid))), None)
 
 
 class _Group(NamedTuple):
@@ -165,9 +147,13 @@ class SharedBatch:
         """
         length, index = len(row.given), torch.tensor([row.index])
         prompt, rng = Prompt(torch.tensor([row.given])), CounterRNG(row.run.settings.seed, index)
-        path, start = plan_path(row, prompt, rng), initial_state(row.run.model, prompt, rng).x
-        added = BatchRow(row, place, job, path, self._labels(row))
-        event = torch.full_like(start, -1) if path.event is None else path.event[None]
+        run, start = row.run, initial_state(row.run.model, prompt, rng).x
+        plan = run.sampler.plan(run.model, prompt, run.times, rng)
+        assert plan is not None
+        levels = (level[0, : int(plan.calls[0])].tolist() for level in (plan.sigma, plan.t, plan.s, plan.step))
+        calls = [Call(*values) for values in zip(*levels, strict=True)]
+        added = BatchRow(row, place, job, calls, plan.event is not None, self._labels(row))
+        event = torch.full_like(start, -1) if plan.event is None else torch.where(prompt.blank, plan.event, -1)
         rest = (0, self.width - length)
         seed = torch.tensor([row.run.settings.seed])
         columns = F.pad(start, rest), F.pad(prompt.blank, rest), F.pad(torch.ones_like(prompt.blank), rest)
@@ -175,7 +161,7 @@ class SharedBatch:
         for name, value in zip(_COLUMNS, values, strict=True):
             setattr(self, name, torch.cat([getattr(self, name), value.to(self.x.device)]))
         self.rows.append(added)
-        return Step(0, 1.0, 0, len(path.sigma), visible_noise(row, start[0].tolist(), self.loaded.process.vocab_size))
+        return Step(0, 1.0, 0, len(calls), visible_noise(row, start[0].tolist(), self.loaded.process.vocab_size))
 
     def remove(self, gone: list[BatchRow]) -> None:
         """Remove rows."""
@@ -199,8 +185,8 @@ class SharedBatch:
     def advance(self) -> list[tuple[BatchRow, Event]]:
         """Make one step of every row and return what happened; the rows that are done are removed."""
         self.counts = Counts()
-        paths = [(row.path, row.done) for row in self.rows]
-        sigma, t, s = (self._column([getattr(path, name)[k] for path, k in paths]) for name in ("sigma", "t", "s"))
+        calls = [row.calls[row.done] for row in self.rows]
+        sigma, t, s = (self._column([getattr(call, name) for call in calls]) for name in ("sigma", "t", "s"))
         groups = list(self._groups(t, s))
         hidden, finite = self._hidden(groups, sigma, t, s)
         y, failed = self.x.clone(), {i: NON_FINITE for i in range(len(self.rows)) if not finite[i]}
@@ -221,7 +207,7 @@ class SharedBatch:
             first, device = self.rows[members[0]], self.x.device
             at = torch.tensor(members, device=device)
             clean = first.draws_clean
-            steps = [0 if self.rows[i].path.event is not None else self.rows[i].done + 1 for i in members]
+            steps = [0 if self.rows[i].is_planned else self.rows[i].done + 1 for i in members]
             step = torch.tensor(steps, device=device)
             valid = self.valid[at] if self.padded else None
             rng = CounterRNG(self.seed[at], self.index[at])
@@ -332,7 +318,7 @@ class SharedBatch:
         changed = y != self.x
         keeps_hidden = not self.loaded.model.depends_on_sigma
         stays = (~changed.any(-1)).tolist() if keeps_hidden else []
-        watched = [row.job.streams or row.done + 1 == len(row.path.sigma) for row in self.rows]
+        watched = [row.job.streams or row.done + 1 == len(row.calls) for row in self.rows]
         tokens, moved = (y.tolist(), changed.tolist()) if any(watched) else ([], [])
         self.x = y
         events: list[tuple[BatchRow, Event]] = []
@@ -346,9 +332,9 @@ class SharedBatch:
             if row.job.streams:
                 edits = details.get(i) or [Edit(p, tokens[i][p]) for p, new in enumerate(moved[i]) if new]
                 edits = row.row.in_text(edits)
-                k = row.done - 1
-                events.append((row, Step(row.path.step[k], row.path.t[k], row.done, len(row.path.sigma), edits)))
-            if row.done == len(row.path.sigma):
+                call = row.calls[row.done - 1]
+                events.append((row, Step(call.step, call.t, row.done, len(row.calls), edits)))
+            if row.done == len(row.calls):
                 ids = tokens[i][row.row.text]
                 events.append((row, finish_ids(ids, row.network_calls, self.loaded.process.vocab_size)))
         self.remove([row for row, event in events if not isinstance(event, Step)])
