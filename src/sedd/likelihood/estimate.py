@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sedd.diffusion import validate
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.diffusion.rng import CounterRNG, derive_seed
-from sedd.likelihood.estimators import BoundEstimator, Estimator, MonteCarloEstimator, default_estimator
+from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, default_estimator
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.likelihood.variance_reduction import AdjustedCosts, StratifiedTimes
 from sedd.runtime.distributed import Ranks
@@ -84,24 +84,23 @@ def bound(
     count = by.draws_of(length, draws)
     batch = default_batch(device, process.num_states, length) if batch is None else batch
     check_count("batch", batch)
-    found = torch.zeros(rows, count, 3, dtype=torch.float64, device=device)
+    found = torch.zeros(rows, count, 5, dtype=torch.float64, device=device)
     with evaluation_mode(model):
         for place in torch.arange(rows * count, device=device).split(batch):
             row, index = place // count, place % count
             x, some = x_0[row], None if valid is None else valid[row]
             inputs = by.inputs(x, index, u[row, index], CounterRNG(seeds[row], index), some)
-            found[row, index, 0] = by.nats(_of_rows(model, row, some), x, *inputs).total.double()
-            if isinstance(by, BoundEstimator):
-                found[row, index, 1:] = by.control_variates(x, *inputs).double()
+            found[row, index] = by.values(_of_rows(model, row, some), x, *inputs)
     values = found.cpu().numpy()
     if not (finite := np.isfinite(values).all((1, 2))).all():
         raise ValueError(
             f"the loss is not finite in rows {np.flatnonzero(~finite).tolist()}; look for NaN in the network's output"
         )
-    nats, variance = values[..., 0].mean(-1), np.zeros(rows)
-    if isinstance(by, BoundEstimator):
+    costs, control_variates = values[..., :3].sum(-1), values[..., 3:]
+    nats, variance = costs.mean(-1), np.zeros(rows)
+    if isinstance(by, MonteCarloEstimator):
         for i in range(rows):
-            adjusted = _adjust(by, times[i], values[i : i + 1, :, 0], values[i : i + 1, :, 1:])
+            adjusted = _adjust(by, times[i], costs[i : i + 1], control_variates[i : i + 1])
             nats[i], variance[i] = adjusted.costs.mean(), adjusted.variance
     return BoundEstimate(*(torch.from_numpy(column).to(device) for column in (nats, variance**0.5)))
 
@@ -113,7 +112,7 @@ def _device(model: Any, x_0: Tensor) -> torch.device:
 
 
 def _check_rows(x_0: Tensor, valid: Tensor | None) -> None:
-    if x_0.ndim != 2 or x_0.shape[1] == 0 or x_0.dtype != torch.long:
+    if x_0.ndim != 2 or x_0.numel() == 0 or x_0.dtype != torch.long:
         raise ValueError(
             f"x_0 is {x_0.dtype} of shape {tuple(x_0.shape)}; pass int64 tokens of shape (rows, length), as x_0[None] "
             "for one sequence"
@@ -310,9 +309,7 @@ def _evaluate(
         x_0, *inputs = draws.inputs(numbers[places], ranks.device)
         rows = torch.from_numpy(places).to(ranks.device)
         with torch.no_grad():
-            found[rows, :3] = torch.stack(draws.estimator.nats(model, x_0, *inputs), -1).double()
-        if isinstance(draws.estimator, MonteCarloEstimator):
-            found[rows, 3:] = draws.estimator.control_variates(x_0, *inputs).double()
+            found[rows] = draws.estimator.values(model, x_0, *inputs)
         if finished is not None:
             previous, finished = finished, torch.cuda.Event()
             finished.record()

@@ -56,6 +56,19 @@ class Estimator(ABC):
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """Evaluate one draw per row, in nats per sequence."""
 
+    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
+        """Return two measures of how many more tokens were changed than expected; at any u their expectation is 0.
+
+        Both are 0 here, where nothing about a draw is known but its nats.
+        """
+        return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
+
+    @final
+    def values(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 5"]:
+        """Return the three terms and the two control variates of one draw per row, in float64."""
+        terms = torch.stack(self.nats(model, x_0, *inputs), -1)
+        return torch.cat([terms.double(), self.control_variates(x_0, *inputs).double()], -1)
+
 
 class MonteCarloEstimator(Estimator, ABC):
     """An estimator whose draws are random: each has its own time and noise."""
@@ -69,10 +82,6 @@ class MonteCarloEstimator(Estimator, ABC):
     @abstractmethod
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return the expected nats as a function of u, up to a factor, if every changed token cost the same."""
-
-    @abstractmethod
-    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
-        """Return two measures of how many more tokens were changed than expected; at any u their expectation is 0."""
 
 
 def _change_rate(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
@@ -199,10 +208,6 @@ class AnyOrderEstimator(MonteCarloEstimator):
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """dt/du."""
         return LowNoiseTimes()(u).weight
-
-    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
-        """Zero: exactly k tokens are masked."""
-        return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
 
     def inputs(
         self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG

@@ -141,10 +141,6 @@ class ImportanceWeightedEstimator(MonteCarloEstimator):
         """Zero: a draw does not depend on u."""
         return torch.zeros_like(u)
 
-    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
-        """Zero: there are none."""
-        return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
-
     def inputs(
         self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
     ) -> tuple[Tensor, ...]:
