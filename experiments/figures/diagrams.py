@@ -226,16 +226,12 @@ def draw_stations(
 
 ROLES = (
     "the command line",
-    "measurements, demonstrations",
-    "the HTTP server",
-    "the Python interface",
+    "the interfaces: Python, HTTP",
     "measuring and training models",
     "sampling runs, the Hub",
-    "from names to objects",
-    "weights on disk",
+    "from names to objects, weights on disk",
     "files, data, bounds",
-    "networks, samplers",
-    "kernels, devices",
+    "networks, samplers, kernels, devices",
     "configuration, mathematics, tokens",
     "names and files",
     "checks of outside input",
@@ -265,7 +261,7 @@ def draw_modules() -> Figure:
         x = 0.5
         for name in names:
             width = 0.5 + 0.18 * len(name)
-            colour = ORANGE if row < 4 else GREEN if row < 7 else BLUE if row < 11 else PURPLE
+            colour = ORANGE if row < 2 else GREEN if row < 5 else BLUE if row < 8 else PURPLE
             draw_box(axes, (x, y + 0.08, width, 0.7), name, colour)
             x += width + 0.12
         axes.text(14.75, y + 0.43, role, ha="right", va="center", fontsize=9, color=MASKED)

@@ -22,10 +22,12 @@ from figures.animation import ROOT, weights_digest, without_padding
 from figures.canvas import Picture
 from figures.screenshots import browser_page, digests
 from sedd import plot
-from sedd.demos import all_masked, one_step, ratios, samplers, sentences
 from sedd.evaluation import compare
 from sedd.evaluation.quality.plots import plot_quality
 from sedd.generate import trace
+
+sys.path.append(str(ROOT / "notebooks"))
+from demos import all_masked, one_step, ratios, samplers, sentences
 
 STORED = ROOT / "experiments/results/guide-figures.json"
 SMALL = (
@@ -180,7 +182,7 @@ def draw_sweep() -> Figure:
     return plot_quality(stored()["sweep"]["rows"], SWEPT)
 
 
-# Demonstrations: the defaults of sedd demo -----------------------------------------------------------------
+# Demonstrations: of docs/guides/demos.md -----------------------------------------------------------------
 
 
 def record_demos() -> dict[str, Any]:
@@ -208,6 +210,11 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}") if abs(value) > 1e-9 else 0.0
 
 
+def demo_digests(*names: str) -> dict[str, str]:
+    """Return the hashes of modules of the demonstrations."""
+    return digests(*(f"demos/{name}.py" for name in names), source=ROOT / "notebooks")
+
+
 @cache
 def found_ratios() -> list[ratios.RatioEstimate]:
     """Return the ratios that three objectives learn."""
@@ -222,7 +229,7 @@ def ratios_data() -> dict[str, Any]:
     return {
         "errors": [rounded(row.error) for row in found_ratios()],
         "matrices": [[rounded(value) for value in matrix] for matrix in matrices],
-        **digests("demos/ratios.py"),
+        **demo_digests("ratios"),
     }
 
 
@@ -248,7 +255,7 @@ def draw_all_masked() -> Figure:
 
 def recorded_demo(name: str, *sources: str) -> Callable[[], dict[str, Any]]:
     """Return a function for the recorded data of a demonstration and the code that computes and draws them."""
-    return lambda: {"rows": stored()[name], **digests(*sources)}
+    return lambda: {"rows": stored()[name], **demo_digests(*sources)}
 
 
 def as_png(draw: Callable[[], Figure]) -> Callable[[], bytes]:
@@ -268,11 +275,7 @@ PICTURES: Mapping[str, Picture] = {
     "compare": Picture(compare_data, as_png(draw_compare)),
     "sweep": Picture(sweep_data, as_png(draw_sweep)),
     "demo-ratios": Picture(ratios_data, as_png(draw_ratios)),
-    "demo-one-step": Picture(
-        recorded_demo("one-step", "demos/one_step.py", "demos/sentences.py"), as_png(draw_one_step)
-    ),
-    "demo-all-masked": Picture(
-        recorded_demo("all-masked", "demos/all_masked.py", "demos/sentences.py"), as_png(draw_all_masked)
-    ),
-    "demo-samplers": Picture(recorded_demo("samplers", "demos/samplers.py"), as_png(draw_samplers)),
+    "demo-one-step": Picture(recorded_demo("one-step", "one_step", "sentences"), as_png(draw_one_step)),
+    "demo-all-masked": Picture(recorded_demo("all-masked", "all_masked", "sentences"), as_png(draw_all_masked)),
+    "demo-samplers": Picture(recorded_demo("samplers", "samplers"), as_png(draw_samplers)),
 }

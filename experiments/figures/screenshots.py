@@ -34,10 +34,10 @@ def missing() -> str | None:
     return "Chromium is not installed: apt-get install chromium" if CHROMIUM is None else None
 
 
-def digests(*patterns: str) -> dict[str, str]:
-    """Return the hash of every file of the package that matches one of the patterns."""
-    files = sorted(file for pattern in patterns for file in SOURCE.glob(pattern))
-    return {str(file.relative_to(SOURCE)): hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files}
+def digests(*patterns: str, source: Path = SOURCE) -> dict[str, str]:
+    """Return the hash of every file below ``source`` that matches one of the patterns; by default of the package."""
+    files = sorted(file for pattern in patterns for file in source.glob(pattern))
+    return {str(file.relative_to(source)): hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files}
 
 
 @contextmanager

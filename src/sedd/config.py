@@ -28,7 +28,7 @@ NOT_FOR_TRAINING = {
     "implicit-score-entropy": f"{_ENUMERABLE}: it calls the network for every token that could replace another, length "
     "× vocabulary calls for each sequence",
     "softmax-linear": "its minimum is not at the ratios, so training makes the bound worse without limit; it is for "
-    "comparison, from Python and in sedd demo ratios",
+    "comparison, from Python and in notebooks/score_entropy.ipynb",
 }
 """Objectives that no run can have: why, and where they work."""
 

@@ -27,9 +27,6 @@ SHORTER: dict[str, list[str]] = {  # appended to the words of a command: the las
     "quality": ["--steps", "4", "-n", "4"],
     "eval": ["--draws", "2"],
     "score": ["--draws", "2"],
-    "demo ratios": ["--steps", "10"],
-    "demo one-step": ["--steps", "10"],
-    "demo all-masked": ["--steps", "10", "--draws", "200"],
 }
 EXAMPLES = {f"examples/{name}.py": ["--steps", "20"] for name in ("dna", "molecules", "sudoku")}
 UNLESS = {"quality": "--sweep", "eval": "--orders", "score": "--orders"}

@@ -98,7 +98,7 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def test_toy_distribution() -> None:
     """It prints exactly its stored outputs, and training approaches the entropy."""
     names, stored = run("toy_distribution")
-    assert stored == 7
+    assert stored == 8
     assert names["curve"][-1][1] < names["p_data"].entropy() + 0.2  # nats per sentence; 5.4 at the start
 
 
@@ -123,7 +123,7 @@ def test_text_uses_my_txt() -> None:
 def test_score_entropy() -> None:
     """Score entropy learns all ratios; ℓ2 of a positive score is late at small ones; a free score becomes negative."""
     names, stored = run("score_entropy")
-    assert stored == 6
+    assert stored == 7
     small, paths, error = names["small"], names["paths"], names["relative_error"]
     assert error(paths["score entropy, positive"][100], small) < 0.05 < 0.2 < error(paths["l2, positive"][100], small)
     assert (paths["l2, free"] <= 0).any()
@@ -146,6 +146,15 @@ def test_all_masked() -> None:
     assert stored == 6
     many, one, argmax = (row.total_variation for row in names["found"])
     assert many < 0.1 < one < 0.3 < argmax
+
+
+def test_samplers() -> None:
+    """Errors fall at the declared orders."""
+    names, stored = run("samplers")
+    assert stored == 2
+    for (process, name), curve in names["curves"].items():
+        slope = names["samplers"].fitted_slope(curve)
+        assert slope > names["samplers"].declared_order(process, name) - 0.15
 
 
 @pytest.mark.parametrize("name", NAMES)

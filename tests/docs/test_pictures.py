@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from demos import samplers, sentences
 
 from sedd.cli import quality as cli_quality
-from sedd.demos import samplers, sentences
 from sedd.diffusion import process, schedule
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["demo", "one-step", "--examples"], "examples is"),
         (["report", "run", "--samples"], "samples is"),
         (["serve", "--slots"], "slots is"),
     ],

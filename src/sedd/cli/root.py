@@ -38,12 +38,12 @@ ORDER = (
         "plan",
         "runs",
     ),
-    *("data", "cache", "import", "export", "push", "lm-eval", "demo"),
+    *("data", "cache", "import", "export", "push", "lm-eval"),
 )
 """The order of the commands in ``sedd --help``: as a newcomer needs them."""
 
 LIMITS: Mapping[str, int] = {
-    **dict.fromkeys(("count", "samples", "examples", "length"), MAX_SAMPLES),
+    **dict.fromkeys(("count", "samples", "length"), MAX_SAMPLES),
     **dict.fromkeys(("slots", "max_texts", "max_connections"), 2**16),
     "workers": 2**10,
     "top_k": MAX_VOCABULARY,

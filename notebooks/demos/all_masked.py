@@ -12,8 +12,8 @@ from jaxtyping import Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from demos import sentences
 from sedd import factory, plot
-from sedd.demos import sentences
 from sedd.diffusion.parameterization import MeanModel
 from sedd.generate import SamplingSettings
 
@@ -44,17 +44,8 @@ class SentenceFrequencies(NamedTuple):
     """Probability of a statistic at least as large for draws from the corpus itself."""
 
 
-def check_settings(steps: int, draws: int) -> None:
-    """Raise ValueError for fewer than 2 sampling steps or fewer than 100 draws."""
-    if steps < 2:
-        raise ValueError(f"sampling steps are {steps}; one step is shown in any case, so give 2 or more")
-    if draws < 100:
-        raise ValueError(f"draws is {draws}; give 100 or more to see the distribution of six sentences")
-
-
 def sample_sentences(model: MeanModel, steps: int, draws: int, seed: int) -> Iterator[SentenceFrequencies]:
     """Sample from all masks by each of `METHODS`."""
-    check_settings(steps, draws)
     methods = (
         SamplingSettings(steps=steps, seed=seed),
         SamplingSettings(steps=1, seed=seed),

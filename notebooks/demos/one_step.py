@@ -12,8 +12,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from demos import sentences
 from sedd import exact, factory, plot
-from sedd.demos import sentences
 from sedd.diffusion import categorical
 from sedd.diffusion.parameterization import Denoiser
 from sedd.diffusion.process import at_token
@@ -96,8 +96,6 @@ def evaluate_reconstruction(table: Float[Tensor, "x L n"], noise_level: float, m
 
 def sigma_at(noise_level: float) -> Float[Tensor, ""]:
     """Return the total noise σ at which this fraction of words is replaced."""
-    if not 0 < noise_level < 1:
-        raise ValueError(f"noise is {noise_level}; it is the fraction of words replaced, between 0 and 1")
     return -torch.log1p(torch.tensor(-noise_level, dtype=torch.float64))
 
 

@@ -82,8 +82,6 @@ def build_denoiser(process: Process, seed: int, schedule: Schedule = LogLinear()
 
 def train_denoiser(model: MeanModel, objective: Objective[Any], steps: int, seed: int) -> Iterator[float]:
     """Train ``model`` on draws from the corpus; yields the loss of every step, in nats per sentence."""
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; training needs at least 1")
     generator = torch.Generator().manual_seed(seed)
     optimizers = optim.build_optimizers(model, _OPTIM)
     for step in range(steps):
