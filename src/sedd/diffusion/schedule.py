@@ -16,7 +16,7 @@ from sedd.diffusion import validate
 from sedd.diffusion.categorical import uniforms
 
 
-class Noise(NamedTuple):
+class NoiseLevel(NamedTuple):
     """Total noise and its rate at one time."""
 
     sigma: Float[Tensor, "*b"]
@@ -45,9 +45,9 @@ class Schedule(ABC):
     def _inverse(self, sigma: Tensor) -> Tensor:
         """Solve σ(t) for t."""
 
-    def __call__(self, t: Float[Tensor, "*b"]) -> Noise:
+    def __call__(self, t: Float[Tensor, "*b"]) -> NoiseLevel:
         """Return total noise and rate at time ``t``."""
-        return Noise(sigma=self.sigma(t), rate=self.rate(t))
+        return NoiseLevel(sigma=self.sigma(t), rate=self.rate(t))
 
 
 def _sigma(replaced: Float[Tensor, "*b"], unchanged: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:

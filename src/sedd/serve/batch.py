@@ -53,7 +53,7 @@ class Counts:
     """Rows that needed no forward pass in their step."""
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """A call of the model for a row."""
 
     sigma: float
@@ -71,7 +71,7 @@ class BatchRow:
     place: int
     """Its place in the job."""
     job: Job
-    calls: list[Call]
+    calls: list[ModelCall]
     is_planned: bool
     """Whether each call reveals positions of its own."""
     labels: list[int]
@@ -151,7 +151,7 @@ class SharedBatch:
         plan = run.sampler.plan(run.model, prompt, run.times, rng)
         assert plan is not None
         levels = (level[0, : int(plan.calls[0])].tolist() for level in (plan.sigma, plan.t, plan.s, plan.step))
-        calls = [Call(*values) for values in zip(*levels, strict=True)]
+        calls = [ModelCall(*values) for values in zip(*levels, strict=True)]
         added = BatchRow(row, place, job, calls, plan.event is not None, self._labels(row))
         event = torch.full_like(start, -1) if plan.event is None else torch.where(prompt.blank, plan.event, -1)
         rest = (0, self.width - length)
