@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 MANIFEST = "manifest.json"
+CONFIG = "config.json"
+"""The configuration of a run or model, as sedd writes it."""
 CHECKPOINTS = "checkpoints"
 """The subfolder of a run with its checkpoints."""
 WEIGHT_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth")

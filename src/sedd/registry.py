@@ -1,8 +1,8 @@
-"""Names of schedules, processes, objectives, samplers and tokenizers, and where their classes are defined.
+"""Names of schedules, processes, objectives, samplers, tokenizers and networks, and where their classes are defined.
 
 A class is imported when its name is first used: listing the names imports nothing. Another package adds names through
-entry points, whose groups are ``sedd.schedules``, ``sedd.processes``, ``sedd.objectives``, ``sedd.samplers`` and
-``sedd.tokenizers``:
+entry points, whose groups are ``sedd.schedules``, ``sedd.processes``, ``sedd.objectives``, ``sedd.samplers``,
+``sedd.tokenizers`` and ``sedd.networks``:
 
     [project.entry-points."sedd.samplers"]
     my-sampler = "my_package.samplers:MySampler"
@@ -172,6 +172,8 @@ PARAMETERIZATIONS = Registry(
         "causal": "sedd.diffusion.parameterization:CausalModel",
     },
 )
+NETWORKS = Registry("network", {}, "sedd.networks")
+"""Networks of other packages, by name; `sedd.networks` finds those that are named by an import path."""
 ARCHITECTURES = Registry(
     "network",
     {
