@@ -352,6 +352,9 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    network: dict[str, Any] = field(default_factory=dict)
+    """A network of your own: `class`, its import path (my_package:MyNet) or the name of an entry point, and options of
+    its constructor. Of the section model, seq_len, parameterization and time_conditioning still apply."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -367,6 +370,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; it must lie in 0..2^63 − 1")
+        if self.network and not isinstance(self.network.get("class"), str):
+            raise ValueError(
+                f"network is {self.network}, without the class that has these options; add --network my_package:MyNet"
+            )
 
     @property
     def time_conditioning(self) -> str:
@@ -380,14 +387,20 @@ class RunConfig:
             return self.train.eval_every
         return min(250, math.ceil((self.budget.steps or 1000) / 4))
 
+    def describe_network(self) -> str:
+        """Return the network's size; of a network of the user's own, its class and options."""
+        if self.network:
+            return ", ".join(str(value) if key == "class" else f"{key} {value}" for key, value in self.network.items())
+        return f"{self.model.depth} block{'s' * (self.model.depth > 1)} of width {self.model.width}"
+
     def describe_sizes(self) -> str:
         """Return the size of the network and of a step, the tokenizer, the loss weighting and the precision."""
         return (
-            f"{self.model.depth} block{'s' * (self.model.depth > 1)} of width {self.model.width}, "
+            f"{self.describe_network()}, "
             f"{self.train.batch_size} sequence{'s' * (self.train.batch_size > 1)} of "
             f"{self.model.seq_len} tokens per step, tokenizer {self.data.tokenizer}"
             f"{f' fitted to the first {self.data.fitted_fraction:.0%} of the data' * (self.data.fitted_fraction < 1)}, "
-            f"{f'n-grams up to {self.model.ngrams}, ' if self.model.ngrams else ''}"
+            f"{f'n-grams up to {self.model.ngrams}, ' if self.model.ngrams and not self.network else ''}"
             f"{f'loss weighting {self.train.loss_weighting:g}, ' if self.train.loss_weighting else ''}"
             f"{self.train.precision}"
         )
@@ -416,9 +429,26 @@ class RunConfig:
                 f"model.ngrams is {self.model.ngrams}, and the network of objective {self.objective} does not see the "
                 "token itself at its position, which the n-grams of its neighbours contain; leave it out"
             )
+        if self.network:
+            self._check_own_network()
         if self.budget.steps is self.budget.tokens is self.budget.minutes is None:
             self.budget.steps = 1000
         return self
+
+    def _check_own_network(self) -> None:
+        """Reject options that only sedd's own transformer has."""
+        own = {
+            "objective ratio-matching": self.model.parameterization == "conditional",
+            "train.precision float8": self.train.precision == "float8",
+            "train.compile": self.train.compile,
+            f"train.activation_checkpointing {self.train.activation_checkpointing}": (
+                self.train.activation_checkpointing != "none"
+            ),
+        }
+        for option in (option for option, is_set in own.items() if is_set):
+            raise ValueError(
+                f"{option} needs sedd's own transformer, and network is {self.network['class']}; leave it out"
+            )
 
     def check_trainable(self) -> "RunConfig":
         """Refuse an objective that is unknown or that no run can have, and return this."""

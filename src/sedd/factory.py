@@ -9,13 +9,14 @@ import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from sedd import checkpoint, likelihood, registry, sampling, stored_weights
+from sedd import checkpoint, likelihood, networks, registry, sampling, stored_weights
 from sedd.config import PRECISIONS, RunConfig, check_choice, check_label
 from sedd.diffusion import parameterization as parameterizations
 from sedd.diffusion.objective import Objective
@@ -23,6 +24,7 @@ from sedd.diffusion.process import Absorbing, Process
 from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.likelihood import BoundTerms, Estimator
 from sedd.likelihood.orders import Orders, check_mixture, check_orders
+from sedd.nn.adapter import AdaptedNetwork, adapt
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import Transformer
 from sedd.runtime.cuda_graphs import GraphedBackbone
@@ -223,11 +225,15 @@ def build_setup(config: RunConfig, vocab_size: int) -> DiffusionSetup:
     return DiffusionSetup(process, schedule, build_objective(config.objective, process, schedule, **options))
 
 
-def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> Transformer:
+def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> nn.Module:
     """Build the network of a run with freshly initialised weights, for data with ``labels`` labels."""
     m = config.model
     causal, hollow = config.objective == "autoregressive", m.parameterization == "conditional"
     states = setup.process.vocab_size + 1 if causal else setup.process.num_states
+    if config.network:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            return networks.build(config.network, states, m.seq_len, labels)
     if torch.get_default_device().type != "meta":
         least = 4 * m.width * (states + 8 * m.depth * m.width)
         what = f"a network of width {m.width} and depth {m.depth} for {states} states has weights of"
@@ -268,7 +274,9 @@ def build_model(
         setup: Its process, schedule and objective.
         cuda_graphs: Compute hidden states by CUDA graphs where the network is on a GPU; not for training.
     """
-    graphed = GraphedBackbone(network) if cuda_graphs and next(network.parameters()).is_cuda else None
+    network = adapt(network)
+    can_use_graphs = cuda_graphs and not isinstance(network, AdaptedNetwork) and next(network.parameters()).is_cuda
+    graphed = GraphedBackbone(network) if can_use_graphs else None
     return build_parameterization(
         config.model.parameterization or "score",
         network,
@@ -306,20 +314,43 @@ class LoadedModel(NamedTuple):
         return self.tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
 
     @property
+    def precision(self) -> str:
+        """The precision of matrix products."""
+        if isinstance(self.network, _AutocastNetwork):
+            return "bfloat16"
+        dtypes = (part.weight.dtype for part in self.network.modules() if isinstance(part, Linear))
+        return str(next(dtypes, torch.float32)).removeprefix("torch.")
+
+    @property
     def device(self) -> torch.device:
         """The device of tokens: that of the weights, or the CPU for an offloaded network."""
         offloaded = isinstance(self.network, OffloadedNetwork)
         return torch.device("cpu") if offloaded else next(self.network.parameters()).device
 
 
-def prepare_for_inference(network: Transformer, device: str, precision: str) -> Transformer | OffloadedNetwork:
+class _AutocastNetwork(nn.Module):
+    """A network whose matrix products are in bfloat16, while its weights are as they were."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        with torch.autocast(arguments[0].device.type, torch.bfloat16):
+            return self.module(*arguments, **options)
+
+
+def prepare_for_inference(network: nn.Module, device: str, precision: str) -> nn.Module:
     """Move a network to a device for inference, its linear layers in ``float32`` or ``bfloat16``.
 
-    To a device without float64 the network alone is moved: see `runtime.offload`.
+    A network of the user's own computes in bfloat16 by autocast. To a device without float64 the network alone is
+    moved: see `runtime.offload`.
     """
     check_choice("precision", precision, PRECISIONS)
     offloaded = torch.device(device).type in WITHOUT_FLOAT64
     network = network.to("cpu" if offloaded else device).eval().requires_grad_(False)
+    if precision == "bfloat16" and not isinstance(network, Transformer):
+        network = _AutocastNetwork(network)
     for part in network.modules():
         if precision == "bfloat16" and isinstance(part, Linear):
             part.to(torch.bfloat16)
@@ -328,7 +359,11 @@ def prepare_for_inference(network: Transformer, device: str, precision: str) -> 
 
 @checkpoint.retry_if_pruned
 def load_model(
-    folder: Path | str, weights: str = "ema", device: str = "cpu", precision: str | None = "float32"
+    folder: Path | str,
+    weights: str = "ema",
+    device: str = "cpu",
+    precision: str | None = "float32",
+    network: type[nn.Module] | str | None = None,
 ) -> LoadedModel:
     """Load a model from disk.
 
@@ -338,17 +373,19 @@ def load_model(
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
         device: cpu, cuda …
         precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
+        network: The class of a network of the user's own, or its name, instead of the name in its configuration.
     """
     path, config, vocab_size, labels, data_sha256 = checkpoint.find_model(folder, weights)
+    config = _with_network(config, path, network)
     setup = build_setup(config, vocab_size)
     stored, tokenizer = stored_weights.load_weights(path, weights), load_tokenizer(path)
     if difference := _difference(config, setup, len(labels), stored.tensors):
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {difference}")
-    network = build_network(config, setup, len(labels))
-    network.load_state_dict(stored.tensors)
+    built = build_network(config, setup, len(labels))
+    built.load_state_dict(stored.tensors)
     half_precision = config.train.precision != "float32"  # float8 is for training alone
     default_precision = "bfloat16" if half_precision and device.startswith("cuda") else "float32"
-    prepared = prepare_for_inference(network, device, precision or default_precision)
+    prepared = prepare_for_inference(built, device, precision or default_precision)
     model = build_model(config, prepared, setup, cuda_graphs=True)
     return LoadedModel(
         model, prepared, *setup, tokenizer, config, path, labels, sha256=stored.sha256, data_sha256=data_sha256
@@ -357,7 +394,7 @@ def load_model(
 
 def _difference(config: RunConfig, setup: DiffusionSetup, labels: int, weights: Mapping[str, torch.Tensor]) -> str:
     """Return how weights differ from the network of a configuration, which takes no memory here; empty: they fit."""
-    with torch.device("meta"):
+    with torch.device("cpu" if config.network else "meta"):  # a network of the user's own may need values
         expected = build_network(config, setup, labels).state_dict()
     for name, value in expected.items():
         if name not in weights:
@@ -366,6 +403,17 @@ def _difference(config: RunConfig, setup: DiffusionSetup, labels: int, weights: 
             return f"{name} has shape {tuple(weights[name].shape)} instead of {tuple(value.shape)}"
     unknown = next((name for name in weights if name not in expected), None)
     return f"{unknown} is not part of it" if unknown else ""
+
+
+def _with_network(config: RunConfig, path: Path, network: type[nn.Module] | str | None) -> RunConfig:
+    """Return the configuration of a model with the network that the user named, which alone may be imported."""
+    if network is None:
+        networks.allow_own(checkpoint.run_folder(path), config.network)
+        return config
+    name = networks.allow(network)
+    if not config.network:
+        raise ValueError(f"network is {name}, and {path} has sedd's own transformer; leave network out")
+    return replace(config, network={**config.network, "class": name})
 
 
 def convert_precision(loaded: LoadedModel, precision: str, device: str | None = None) -> LoadedModel:
@@ -379,8 +427,10 @@ def convert_precision(loaded: LoadedModel, precision: str, device: str | None = 
         device: Where the copy is; None: where the model is.
     """
     device = device or str(next(loaded.network.parameters()).device)
-    copied = copy.deepcopy(loaded.network.network if isinstance(loaded.network, OffloadedNetwork) else loaded.network)
-    assert isinstance(copied, Transformer)
+    original: Any = loaded.network
+    while isinstance(original, OffloadedNetwork | _AutocastNetwork):
+        original = original.module
+    copied = copy.deepcopy(original)
     network = prepare_for_inference(copied, device, precision)
     setup = DiffusionSetup(loaded.process, loaded.schedule, loaded.objective)
     model = build_model(loaded.config, network, setup, cuda_graphs=True)

@@ -16,13 +16,14 @@ MAX_SAMPLES = 2**24
 """The largest number of samples, or of tokens in a sequence."""
 MAX_VOCABULARY = 2**31 - 1
 """The largest vocabulary."""
-NAMES: Mapping[type, str] = {
+NAMES: Mapping[Any, str] = {
     int: "an integer",
     float: "a number",
     bool: "true or false",
     str: "text, in quotes if it looks like a number",
     list: "a list, as in [a, b]",
     dict: "a mapping, as in {name: 0.5}",
+    Any: "a number, text, true or false, a list or a mapping",
 }
 """What a value of each type is called in messages."""
 TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -142,6 +143,17 @@ def _convert(key: str, value: Any, kind: Any, root: type) -> Any:
                     pass
         case builtins.str if isinstance(value, str):
             return value
+        case typing.Any if _is_plain(value):
+            return value
         case section if is_dataclass(section):
             return _build(section, value, key, root)  # type: ignore[arg-type]
     raise ValueError(f"{key} is {_shown.repr(value)}; it must be {NAMES[get_origin(kind) or kind]}")
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value can be stored as JSON."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
+    return value is None or isinstance(value, str | int | float)

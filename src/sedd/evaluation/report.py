@@ -207,9 +207,11 @@ def render_report(history: RunHistory, samples: ReportSamples) -> str:
 def _summary(run: RunConfig) -> str:
     """Describe the run in one sentence."""
     model, noise = run.model, run.noise
+    network = f"{model.architecture} network of {model.depth} blocks, width {model.width}"
+    network = f"network {run.describe_network()}" if run.network else network
     return (
         f"A run of sedd: {run.objective} on {', '.join(run.data.sources)}; {noise.process} noise, {noise.schedule}; "
-        f"{model.architecture} network of {model.depth} blocks, width {model.width}, length {model.seq_len}."
+        f"{network}, length {model.seq_len}."
     )
 
 

@@ -15,35 +15,35 @@ class OffloadedNetwork(nn.Module):
 
     def __init__(self, network: nn.Module, device: str) -> None:
         super().__init__()
-        self.network: Any = network.to(device)
+        self.module: Any = network.to(device)
 
     @property
     def depends_on_sigma(self) -> bool:
         """Whether the output depends on the noise level."""
-        return bool(self.network.depends_on_sigma)
+        return bool(self.module.depends_on_sigma)
 
     @property
     def head(self) -> nn.Module:
         """The output projection."""
-        return OffloadedNetwork(self.network.head, str(self._device))
+        return OffloadedNetwork(self.module.head, str(self._device))
 
     @property
     def weight(self) -> Tensor:
         """The weights of a head."""
-        weight: Tensor = self.network.weight
+        weight: Tensor = self.module.weight
         return weight
 
     def hidden(self, *arguments: Any, **options: Any) -> Tensor:
         """Return the hidden states before the head."""
-        return self._call(self.network.hidden, arguments, options)
+        return self._call(self.module.hidden, arguments, options)
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
         """Return the output."""
-        return self._call(self.network, arguments, options)
+        return self._call(self.module, arguments, options)
 
     @property
     def _device(self) -> torch.device:
-        return next(self.network.parameters()).device  # type: ignore[no-any-return]
+        return next(self.module.parameters()).device  # type: ignore[no-any-return]
 
     def _call(self, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         device = self._device
@@ -53,5 +53,6 @@ class OffloadedNetwork(nn.Module):
                 return value
             return (value.float() if value.dtype == torch.float64 else value).to(device)
 
-        output: Tensor = function(*map(move, arguments), **{name: move(value) for name, value in options.items()})
-        return output.cpu()
+        output = function(*map(move, arguments), **{name: move(value) for name, value in options.items()})
+        logits: Tensor = getattr(output, "logits", output)
+        return logits.cpu()

@@ -80,7 +80,9 @@ def _reduce_batch(config: RunConfig, ranks: Ranks) -> RunConfig:
     """Return the configuration with as many sequences per step as `STEP_SECONDS` are enough for, at least one each."""
     model, train = config.model, config.train
     flops = sizing.measure_flops(ranks.device.type) / 3  # reached by a network
-    per_sequence = 6 * sizing.block_weights((model.width, model.depth)) * model.seq_len / flops
+    own = config.network
+    weights = sizing.count_weights(config, model.seq_len) if own else sizing.block_weights((model.width, model.depth))
+    per_sequence = 6 * weights * model.seq_len / flops
     fitting = max(1, int(STEP_SECONDS / per_sequence / ranks.world_size)) * ranks.world_size
     if fitting >= train.batch_size:
         return config

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sedd import checkpoint, files
+from sedd import checkpoint, files, networks
 from sedd.config import RunConfig
 from sedd.runtime import distributed, run_log
 from sedd.runtime.distributed import Ranks
@@ -361,6 +361,7 @@ def _open_log(trainer: Trainer, out: Path, on_event: OnEvent) -> Iterator[Callab
         return
     checkpoint.write_json(out / "config.json", trainer.config.as_dict())
     checkpoint.write_json(out / "environment.json", run_log.environment())
+    networks.remember(out, trainer.config.network)
     with checkpoint.explain_write_errors(out / run_log.LOG):
         log = run_log.RunLog(out, after=trainer.state.step)
     if log.torn:

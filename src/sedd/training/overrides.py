@@ -1,11 +1,13 @@
 """Merge defaults, a recipe, a file and flags into the configuration of a run."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from sedd import checkpoint, data
-from sedd.config import BudgetConfig, RunConfig
+from sedd import checkpoint, data, networks
+from sedd.config import BudgetConfig, ModelConfig, RunConfig
 from sedd.recipes import RECIPES
 from sedd.runtime import run_log
 from sedd.runtime.launch import find_launch, is_restart
@@ -13,6 +15,7 @@ from sedd.training.sources import check_data, find_sources, require_sources
 from sedd.yaml_file import parse_yaml, read_settings
 
 PATHS = {
+    "network": "network",
     "process": "noise.process",
     "parameterization": "model.parameterization",
     "objective": "objective",
@@ -97,7 +100,10 @@ def merge_config(
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
     stored = _stored_config(resume) if resume else None
-    flag_layers = [_nested(PATHS.get(name, name), value) for name, value in flags.items() if value is not None]
+    given_flags = {name: value for name, value in flags.items() if value is not None}
+    if "network" in given_flags:
+        given_flags["network"] = networks.named(given_flags["network"])
+    flag_layers = [_nested(PATHS.get(name, name), value) for name, value in given_flags.items()]
     layers: list[Mapping[str, Any]] = [
         stored.as_dict() if stored else {},
         RECIPES[recipe] if recipe else {},
@@ -111,6 +117,9 @@ def merge_config(
     if _section(given, "data").get("label") is not None:
         given = _merge({"data": {"packing": "lines"}}, given)  # packed text has no records to label
     config = RunConfig.from_dict(given).check_trainable()
+    _allow_network(layers, resume, file)
+    if config.network:
+        networks.load(config.network)  # an error comes before any work
     if resume and stored and config.data.sources == stored.data.sources:
         require_sources(config, resume, f"sedd train DATA --out {resume} --resume")
     if config.data.sources:
@@ -146,6 +155,27 @@ def merge_config(
         )
         on_sizing(f"{origin}: {config.describe_sizes()}, {config.budget.describe()}")
     return config
+
+
+def _allow_network(layers: Sequence[Mapping[str, Any]], resume: Path | None, file: Path | None) -> None:
+    """Allow the network of a run that is resumed, of a settings file and of flags.
+
+    A config.json is no settings file that the user wrote: its network must be that of a run of the user's own.
+    """
+    stored, _, in_file, given = (_section(layer, "network") for layer in layers)
+    if resume and stored:
+        networks.allow_own(resume, stored)
+    if file and in_file.get("class") and file.name == checkpoint.CONFIG:
+        networks.allow_own(checkpoint.run_folder(file.absolute().parent), in_file)
+    elif in_file:
+        networks.named(in_file)
+    networks.named(given)
+    sizes = {f.name for f in fields(ModelConfig)} - {"seq_len", "parameterization", "time_conditioning"}
+    if (stored or in_file or given) and (unused := sorted(sizes & _section(layers[-1], "model").keys())):
+        raise ValueError(
+            f"model.{unused[0]} is an option of sedd's own transformer, and you train a network of your own; set "
+            "options of its constructor as in --set network.width=64"
+        )
 
 
 def _check_budget_left(budget: BudgetConfig, run: Path) -> None:
@@ -194,7 +224,17 @@ def _assignment(text: str) -> dict[str, Any]:
     value = value.strip()
     if value.startswith(("[", "{", '"', "'")):
         return _nested(key, parse_yaml(f"the value of {key}", value))
+    if key.startswith("network."):  # whose types no schema states
+        return _nested(key, _number(value))
     return _nested(key, None if value.lower() in ("", "null", "~") else value)
+
+
+def _number(text: str) -> Any:
+    """Return the number, truth value or null that a text is in JSON, or the text."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except ValueError:
+        return text
 
 
 def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:

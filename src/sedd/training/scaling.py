@@ -124,7 +124,7 @@ def formula_of(config: RunConfig) -> Formula | None:
     """
     tokenizer = config.data.tokenizer.partition(":")[0]
     is_text = config.data.packing == "packed" and tokenizer in ("bytes", "chars", "bpe")
-    if not is_text or config.noise.process != "absorbing" or config.objective not in OBJECTIVES:
+    if config.network or not is_text or config.noise.process != "absorbing" or config.objective not in OBJECTIVES:
         return None
     is_sized = tokenizer == "bpe" and config.model.ngrams and config.train.loss_weighting
     return SIZED if is_sized else GENERAL

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sedd import data
+from sedd import data, networks
 from sedd.config import DataConfig, RunConfig
 from sedd.data.readers import read_chunks
 from sedd.data.text_file import Found
@@ -30,6 +30,8 @@ MAX_LOSS = 2
 """Errors of the formula in `scaling` by which the best size may be expected to be better than the one chosen."""
 BPE_CHARACTERS = 3.0
 """About how many characters a token of byte-pair encoding has, before the tokenizer is fitted."""
+OWN_SPEED = 0.2
+"""Fraction of the speed of a matrix product that a network of the user's own is taken to reach; a guess."""
 STEPS = 4000
 """Steps that the budget should last for, as far as batches of 1024 to 65,536 tokens allow."""
 MAX_NGRAMS, MAX_NGRAM_ROWS = 3, 4096
@@ -51,7 +53,8 @@ def choose_features(config: RunConfig, device_name: str | None = None) -> dict[s
     """Return n-grams, norm and loss weighting of a run without a recipe; the expected bits depend on them."""
     values: dict[str, dict[str, Any]] = {}
     is_cpu = _device(device_name) == "cpu"
-    if is_cpu and config.model.architecture == "modern" and config.objective != "ratio-matching":
+    is_modern = config.model.architecture == "modern" and not config.network
+    if is_cpu and is_modern and config.objective != "ratio-matching":
         values["model"] = {"ngrams": choose_ngrams(config.data), "embedding_norm": True}
     if config.noise.process == "absorbing" and config.objective in WEIGHTED_OBJECTIVES:
         values["train"] = {"loss_weighting": LOSS_WEIGHTING}
@@ -69,28 +72,36 @@ def choose_sizing(
         device_name: The device that was given; None: the default.
     """
     device = _device(device_name)
-    width, depth = choose_size(config, device)
-    width, depth = config.model.width if "width" in given else width, config.model.depth if "depth" in given else depth
-    heads = next((n for n in range(max(2, width // 64), 0, -1) if width % (2 * n) == 0), 1)
+    flops = _budget_flops(config, device)
     is_fixed = "seq_len" in given or config.data.packing == "lines"
     seq_len = config.model.seq_len if is_fixed else 64 if device == "cpu" else 256
-    tokens_per_step = affordable_tokens((width, depth), _budget_flops(config, device), device) / STEPS
-    sequences = 2 ** round(math.log2(max(1024, min(tokens_per_step, 65_536)) / seq_len))
     values: dict[str, dict[str, Any]] = {
-        "model": {"width": width, "depth": depth, "heads": heads, "seq_len": seq_len},
-        "optim": {
-            "name": "muon",
-            "lr": 1e-2 if width <= 128 else 5e-3,
-            "warmup_steps": 50,
-            "lr_schedule": "linear",
-            "final_lr_fraction": 0.0,
-            "ema_decay": 0.99,
-        },
-        "train": {"batch_size": max(4, sequences), "precision": "float32" if device == "cpu" else "bfloat16"},
+        "model": {"seq_len": seq_len},
+        "optim": {"warmup_steps": 50, "lr_schedule": "linear", "final_lr_fraction": 0.0, "ema_decay": 0.99},
     }
+    if config.network:  # its size is given, and AdamW's learning rate fits more networks than Muon's
+        affordable = OWN_SPEED * flops / 6 / count_weights(config, seq_len)
+    else:
+        width, depth = choose_size(config, device)
+        width = config.model.width if "width" in given else width
+        depth = config.model.depth if "depth" in given else depth
+        heads = next((n for n in range(max(2, width // 64), 0, -1) if width % (2 * n) == 0), 1)
+        values["model"] |= {"width": width, "depth": depth, "heads": heads}
+        values["optim"] |= {"name": "muon", "lr": 1e-2 if width <= 128 else 5e-3}
+        affordable = affordable_tokens((width, depth), flops, device)
+    sequences = 2 ** round(math.log2(max(1024, min(affordable / STEPS, 65_536)) / seq_len))
+    values["train"] = {"batch_size": max(4, sequences), "precision": "float32" if device == "cpu" else "bfloat16"}
     if config.budget.minutes is config.budget.steps is config.budget.tokens is None:
         values["budget"] = {"minutes": DEFAULT_MINUTES}
     return values
+
+
+def count_weights(config: RunConfig, seq_len: int) -> int:
+    """Return about how many weights a network of the user's own has; its vocabulary may not be known yet."""
+    states = (_vocabulary_size(config.data) or 256) + 1
+    with torch.random.fork_rng(devices=[]):
+        network = networks.build(config.network, states, seq_len, labels=int(config.data.label is not None))
+    return max(1, sum(p.numel() for p in network.parameters()))
 
 
 def choose_size(config: RunConfig, device: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from sedd.diffusion.objective import AnyOrder
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.likelihood import LikelihoodEstimate
 from sedd.likelihood.precision_check import is_negligible
+from sedd.nn.adapter import AdaptedNetwork
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.runtime.distributed import Ranks
@@ -35,24 +36,24 @@ from sedd.training.state import NonFiniteError, PendingStep, TrainingState
 class _WholeNetwork(nn.Module):
     """A sharded network for inference that hides `hidden` and `head`: FSDP gathers weights in `forward` alone."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.module = module
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        output: Tensor = self.network(*args, **kwargs)
+        output: Tensor = self.module(*args, **kwargs)
         return output
 
 
 class _Float32Network(nn.Module):
     """A network for inference without the autocast that `Trainer` gives it."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.module = module
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        output: Tensor = type(self.network).forward(self.network, *args, **kwargs)
+        output: Tensor = type(self.module).forward(self.module, *args, **kwargs)
         return output
 
 
@@ -89,6 +90,9 @@ class Trainer:
             self.ddp_model = nn.parallel.DistributedDataParallel(self.network)
         self._enable_optimizations()
         self.model = factory.build_model(config, self.ddp_model, self.setup)
+        if isinstance(adapted := self.model.network, AdaptedNetwork):
+            for name in ("valid",) * self.ignores_padding + ("label",) * bool(blocks.labels):
+                adapted.require(name)
         self.ema_model = factory.build_model(
             config, _WholeNetwork(ema_network) if config.train.fsdp else ema_network, self.setup
         )
@@ -100,7 +104,7 @@ class Trainer:
         self.pending_step: PendingStep | None = None
         self.writer = BackgroundWriter(in_background=ranks.device.type == "cuda")
 
-    def _build_network(self, reshard_after_forward: bool) -> Transformer:
+    def _build_network(self, reshard_after_forward: bool) -> nn.Module:
         """Build a network on the device, sharded by FSDP and with mixed precision as configured."""
         network = factory.build_network(self.config, self.setup, len(self.blocks.labels)).to(self.ranks.device)
         if self.config.train.fsdp:
@@ -108,17 +112,19 @@ class Trainer:
                 raise ValueError("train.fsdp shards the model over processes, and there is one; start it with torchrun")
             from torch.distributed.fsdp import fully_shard
 
-            for block in network.blocks:
+            for block in network.blocks if isinstance(network, Transformer) else ():
                 fully_shard(block)
             fully_shard(network, reshard_after_forward=reshard_after_forward)
         if self.config.train.precision != "float32":
             autocast = torch.autocast(self.ranks.device.type, torch.bfloat16)
-            network.forward = autocast(network.forward)  # type: ignore[method-assign]
+            network.forward = autocast(network.forward)
         return network
 
     def _enable_optimizations(self) -> None:
         """Apply fp8, activation checkpointing, compilation and CUDA graphs to the trained network, not to the EMA."""
         options = self.config.train
+        if not isinstance(self.network, Transformer):
+            return
         if options.precision == "float8":  # the EMA, which is evaluated, stays in bfloat16
             self.network.enable_fp8()
         self.network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(options.activation_checkpointing)
@@ -332,6 +338,6 @@ class Trainer:
                 f"{folder} holds the state of the optimizer {name}, and optim.name is {self.config.optim.name}; resume "
                 f"with --set optim.name={name}"
             )
-        for part in ("model", "noise", "objective"):
+        for part in ("model", "network", "noise", "objective"):
             if trained[part] != current[part]:
                 raise ValueError(f"{folder} was trained with {part} {trained[part]}; resume with the same {part}")

@@ -30,7 +30,7 @@ class SeddJudge(Judge):
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self._device = loaded.device
         self.name, self.skips_first_token = name, skips_first_token
-        self.precision = str(loaded.network.head.weight.dtype).removeprefix("torch.")  # type: ignore[union-attr]
+        self.precision = loaded.precision
         self.vocab_size, self._length = loaded.tokenizer.vocab_size, loaded.config.model.seq_len
         self.context_length = self._length
         weights, tokens = loaded.sha256, loaded.tokenizer.fingerprint()
