@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from torch import nn
 
 from sedd import checkpoint, evaluation, factory, generate, hub
 from sedd.diffusion.rng import derive_seed
@@ -31,7 +32,13 @@ from sedd.training.datasets import prepare_data
 from sedd.training.sources import check_data, find_sources, require_sources
 
 
-def load(source: str | Path, *, device: str | None = None, weights: str = "ema") -> "Model":
+def load(
+    source: str | Path,
+    *,
+    device: str | None = None,
+    weights: str = "ema",
+    network: type[nn.Module] | str | None = None,
+) -> "Model":
     """Load a model.
 
     Args:
@@ -40,8 +47,10 @@ def load(source: str | Path, *, device: str | None = None, weights: str = "ema")
             checkpoints are read directly where they are safetensors; convert pickles with ``sedd import`` first.
         device: cpu, cuda, cuda:N or mps; by default the GPU of CUDA if there is one.
         weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
+        network: The class of the model's network, or its import path, where it is not sedd's own. It is needed unless
+            you trained the model here or its package has an entry point.
     """
-    return Model(hub.from_pretrained(source, weights=weights, device=str(resolve_device(device))))
+    return Model(hub.from_pretrained(source, weights=weights, device=str(resolve_device(device)), network=network))
 
 
 def train(
@@ -66,7 +75,8 @@ def train(
         track: Send the log to a tracker too: wandb or trackio.
         device: cpu, cuda or cuda:N; by default the GPU if there is one.
         **options: Options of ``sedd train`` (steps, minutes, tokenizer, objective, process, seed …), or sections of
-            `config.RunConfig` as mappings: ``model={"width": 64}``.
+            `config.RunConfig` as mappings: ``model={"width": 64}``. ``network`` is a network of your own: the class,
+            its import path, or a mapping of ``class`` and the options of its constructor.
     """
     from sedd.training import loop  # a loaded model needs none of these
     from sedd.training.overrides import decide_resume, merge_config
@@ -372,7 +382,7 @@ class Model:
             results: Records of `evaluate` for the card.
             dtype: How the weights are stored: ``int8``, ``bfloat16`` or ``float32``; by default as they are.
         """
-        return hub.save_pretrained(self.loaded.folder, Path(folder), name, results, dtype)
+        return hub.save_pretrained(self.loaded.folder, Path(folder), name, results, dtype, self._network)
 
     def push(self, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()) -> str:
         """Upload the model, with its card, to the Hugging Face Hub as ``name`` (owner/name); return its address.
@@ -382,7 +392,12 @@ class Model:
             private: Whether a new repository is private.
             results: Records of `evaluate` for the card.
         """
-        return hub.push_to_hub(self.loaded.folder, name, private=private, results=results)
+        return hub.push_to_hub(self.loaded.folder, name, private=private, results=results, network=self._network)
+
+    @property
+    def _network(self) -> str | None:
+        """The name of a network of the user's own."""
+        return self.loaded.config.network.get("class")
 
     def _encode(self, texts: Sequence[str], given: str) -> list[tuple[Ids, Ids]]:
         """Encode the context of each text, and the text."""

@@ -8,7 +8,7 @@ import typer
 
 from sedd.cli.evaluate import Batch, Draws, ProtocolName, Seed, describe_draws
 from sedd.cli.evaluation_data import check_data, corpora
-from sedd.cli.root import AsJson, Device, announce, app, check_out, show, stderr_progress
+from sedd.cli.root import AsJson, Device, Networks, announce, app, check_out, show, stderr_progress
 from sedd.terminal import warn
 
 
@@ -23,6 +23,7 @@ def compare(
     draws: Draws = None,
     batch: Batch = None,
     device: Device = None,
+    network: Networks = None,
     seed: Seed = 0,
     plot: Annotated[Path, typer.Option(help="Plot to write: .png, or .html for a page.")] = Path("compare.png"),
     as_json: AsJson = False,

@@ -9,7 +9,18 @@ from rich.console import Console
 
 from sedd import checkpoint, stored_weights
 from sedd.cli.evaluation_data import check_source, describe_source
-from sedd.cli.root import AsJson, Device, ModelFolder, announce, app, model_name, print_record, show, stderr_progress
+from sedd.cli.root import (
+    AsJson,
+    Device,
+    ModelFolder,
+    Networks,
+    announce,
+    app,
+    model_name,
+    print_record,
+    show,
+    stderr_progress,
+)
 from sedd.config import check_choice
 from sedd.models import is_repo_id
 from sedd.terminal import warn
@@ -89,6 +100,7 @@ def export(
         typer.Option(help="Write a published format, sedd, radd or mdlm; by default, without --dtype, what fits."),
     ] = None,
     device: Device = None,
+    network: Networks = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a model in another form: small, for sharing, or in a published format.

@@ -19,6 +19,7 @@ from sedd.cli.root import (
     Device,
     Encoding,
     FirstModel,
+    Networks,
     announce,
     app,
     check_batch,
@@ -128,6 +129,7 @@ def evaluate_dataset(
     batch: Batch = None,
     precision: Precision = None,
     device: Device = None,
+    network: Networks = None,
     seed: Seed = 0,
     label: LabelName = None,
     samples: Annotated[
@@ -332,6 +334,7 @@ def score_texts(
     batch: Batch = None,
     precision: Precision = None,
     device: Device = None,
+    network: Networks = None,
     seed: Seed = 0,
     label: LabelName = None,
     shared_noise: Annotated[

@@ -52,7 +52,7 @@ def _describe(model: Path | str, as_json: bool) -> None:
         "schedule": " ".join([str(config.noise.schedule), *(f"{name}={value}" for name, value in options.items())]),
         "objective": config.objective,
         "parameterization": config.model.parameterization,
-        "architecture": config.model.architecture,
+        "architecture": config.describe_network() if config.network else config.model.architecture,
         "tokenizer": load_tokenizer(folder).kind,
         **({"labels": ", ".join(labels)} if labels else {}),
         "step": state["step"],

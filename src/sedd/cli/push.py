@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sedd.cli.root import AsJson, ModelFolder, announce, app, count_of, model_name, print_record
+from sedd.cli.root import AsJson, ModelFolder, Networks, announce, app, count_of, model_name, print_record
 from sedd.files import parse_json, read_text
 from sedd.models import is_repo_id
 from sedd.schema import check_fields
@@ -21,6 +21,7 @@ def push(
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder to write the files to instead of uploading them.")] = None,
+    network: Networks = None,
     as_json: AsJson = False,
 ) -> None:
     """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results."""

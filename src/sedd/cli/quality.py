@@ -13,6 +13,7 @@ from sedd.cli.root import (
     DEFAULT_HELP,
     AsJson,
     Device,
+    Networks,
     announce,
     app,
     check_file_name,
@@ -125,6 +126,7 @@ def quality(
     ] = None,
     as_json: AsJson = False,
     device: Device = None,
+    network: Networks = None,
     **settings: Any,
 ) -> None:
     """Measure sample quality: generative perplexity under a judge model, entropy, diversity, MAUVE; valid molecules.

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from sedd import files
-from sedd.cli.root import AsJson, Device, announce, app, check_out, count_of, print_record, writing_to
+from sedd.cli.root import AsJson, Device, Networks, announce, app, check_out, count_of, print_record, writing_to
 
 
 @app.command()
@@ -17,6 +17,7 @@ def report(
     samples: Annotated[int, typer.Option(help="Number of samples to show.")] = 4,
     seed: Annotated[int, typer.Option(help="Random seed of the samples, if they are generated now.")] = 0,
     device: Device = None,
+    network: Networks = None,
     as_json: AsJson = False,
 ) -> None:
     """Write an HTML page about a run: training curves, loss by noise level, samples, bound, configuration.

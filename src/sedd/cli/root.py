@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
-from sedd import __version__, models, registry
+from sedd import __version__, models, networks, registry
 from sedd.config import PRECISIONS, check_choice
 from sedd.runtime.launch import find_launch
 from sedd.schema import MAX_COUNT, MAX_SAMPLES, MAX_VOCABULARY, check_count
@@ -180,6 +180,23 @@ OptionalModel = Annotated[
     Path | None,
     typer.Argument(
         help=MODEL_HELP + DEFAULT_HELP, show_default=False, callback=_find_model, autocompletion=models.built_in_names
+    ),
+]
+
+
+def _allow_networks(names: list[str] | None) -> list[str] | None:
+    """Allow the networks that the user named to be imported."""
+    for name in names or ():
+        networks.allow(name)
+    return names
+
+
+Networks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--network",
+        callback=_allow_networks,
+        help="Import this network, which a model names that you did not train here: my_package:MyNet. Repeatable.",
     ),
 ]
 FirstModel = Annotated[

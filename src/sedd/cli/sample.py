@@ -16,6 +16,7 @@ from sedd.cli.root import (
     AsJson,
     FirstModel,
     ModelDevice,
+    Networks,
     OptionalModel,
     announce,
     app,
@@ -72,6 +73,7 @@ def sample(
     out: Out = None,
     batch: Batch = 16,
     device: ModelDevice = None,
+    network: Networks = None,
     precision: Precision = None,
     **settings: Any,
 ) -> None:
@@ -104,6 +106,7 @@ def infill(
     out: Out = None,
     batch: Batch = 16,
     device: ModelDevice = None,
+    network: Networks = None,
     precision: Precision = None,
     **settings: Any,
 ) -> None:
@@ -139,6 +142,7 @@ def trace(
     count: Annotated[int, typer.Option("-n", "--count", help="Number of samples, without a template.")] = 1,
     length: Length = None,
     device: ModelDevice = None,
+    network: Networks = None,
     precision: Precision = None,
     **settings: Any,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sedd.cli.root import ModelDevice, OptionalModel, announce, app, check_precision, count_of, model_name
+from sedd.cli.root import ModelDevice, Networks, OptionalModel, announce, app, check_precision, count_of, model_name
 from sedd.extras import require_server
 from sedd.serve.limits import Limits
 from sedd.terminal import visible, warn
@@ -49,6 +49,7 @@ def serve(
         ),
     ] = False,
     device: ModelDevice = None,
+    network: Networks = None,
     precision: Annotated[
         str | None,
         typer.Option(

@@ -53,6 +53,15 @@ ConfigFile = Annotated[
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Set any configuration key, as in --set optim.lr=3e-4. Repeatable.")
 ]
+Network = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own network: the import path of its class, as in my_package:MyNet"
+        f"{''.join(f', or {name}' for name in registry.NETWORKS.names)}; options of its constructor are set as in "
+        "--set network.width=64. By default sedd's own transformer.",
+        autocompletion=lambda: list(registry.NETWORKS.names),
+    ),
+]
 Process = Annotated[
     str | None,
     typer.Option(
@@ -137,6 +146,7 @@ def train_model(
     sources: Sources = None,
     out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, logs and configuration.")] = Path("run"),
     recipe: Recipe = None,
+    network: Network = None,
     process: Process = None,
     parameterization: Parameterization = None,
     objective: Objective = None,
@@ -226,6 +236,7 @@ def plan_run(
     context: typer.Context,
     sources: Sources = None,
     recipe: Recipe = None,
+    network: Network = None,
     process: Process = None,
     parameterization: Parameterization = None,
     objective: Objective = None,

@@ -90,6 +90,7 @@ def _metadata(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any
 def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
     run, stored = loaded.config, stored_weights.read_header(loaded.folder)
     network = f"{run.model.architecture}, {run.model.depth} blocks, width {run.model.width}"
+    network = run.describe_network() if run.network else network
     lines = [
         "A discrete diffusion model of token sequences, made with `sedd`."
         if origin is None

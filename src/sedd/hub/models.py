@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sedd import checkpoint, factory, files, models, stored_weights
+from torch import nn
+
+from sedd import checkpoint, factory, files, models, networks, stored_weights
 from sedd import tokenizer as tokenizers
 from sedd.cache import cache_folder
 from sedd.card_facts import CardFacts
@@ -132,7 +134,12 @@ def _gpt2_tokenizer() -> Tokenizer:
 
 
 def from_pretrained(
-    name: str | Path, revision: str | None = None, *, weights: str = "ema", device: str = "cpu"
+    name: str | Path,
+    revision: str | None = None,
+    *,
+    weights: str = "ema",
+    device: str = "cpu",
+    network: type[nn.Module] | str | None = None,
 ) -> factory.LoadedModel:
     """Load a model by name: a folder, a model in the box, or a repository on the Hub; ours or a published one.
 
@@ -141,8 +148,9 @@ def from_pretrained(
         revision: A branch, tag or commit on the Hub.
         weights: ``ema`` or ``model``.
         device: Where to compute: cpu, cuda …
+        network: As for `factory.load_model`.
     """
-    return factory.load_model(fetch(name, revision), weights, device)
+    return factory.load_model(fetch(name, revision), weights, device, network=network)
 
 
 def save_pretrained(
@@ -151,6 +159,7 @@ def save_pretrained(
     name: str | None = None,
     results: Sequence[Mapping[str, Any]] = (),
     dtype: str | None = None,
+    network: str | None = None,
 ) -> Path:
     """Write a model folder for sharing: EMA weights, configuration, tokenizer and a model card.
 
@@ -163,20 +172,40 @@ def save_pretrained(
         results: Records of `sedd eval` for the card.
         dtype: How the weights are stored: int8 (matrices, with a scale per row), bfloat16 or float32; by default as
             they are in ``model``.
+        network: As for `factory.load_model`.
     """
+    folder = _save_pretrained(model, out, name, results, dtype, network)
+    networks.remember(folder, checkpoint.find_model(folder).config.network)
+    return folder
+
+
+def _save_pretrained(
+    model: str | Path,
+    out: Path,
+    name: str | None,
+    results: Sequence[Mapping[str, Any]],
+    dtype: str | None,
+    network: str | None,
+) -> Path:
+    """Write a model folder, as `save_pretrained` does, and record it nowhere."""
     if dtype is not None:
         check_choice("dtype", dtype, stored_weights.WEIGHT_DTYPES)
     with files.atomic_folder(out) as folder:
         checkpoint.require_empty(out)
-        _write_pretrained(Path(model), folder, name or out.absolute().name, results, dtype)
+        loaded = factory.load_model(model, network=network)
+        _write_pretrained(loaded, Path(model), folder, name or out.absolute().name, results, dtype)
     return out.absolute()
 
 
 def _write_pretrained(
-    model: Path, out: Path, name: str, results: Sequence[Mapping[str, Any]], dtype: str | None
+    loaded: factory.LoadedModel,
+    model: Path,
+    out: Path,
+    name: str,
+    results: Sequence[Mapping[str, Any]],
+    dtype: str | None,
 ) -> None:
     """Write the files of `save_pretrained` into ``out``."""
-    loaded = factory.load_model(model)
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
     config["data"]["tokenizer"], config["out"] = Path(loaded.config.data.tokenizer).name, None
@@ -219,7 +248,12 @@ def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str,
 
 
 def push_to_hub(
-    model: str | Path, name: str, *, private: bool = False, results: Sequence[Mapping[str, Any]] = ()
+    model: str | Path,
+    name: str,
+    *,
+    private: bool = False,
+    results: Sequence[Mapping[str, Any]] = (),
+    network: str | None = None,
 ) -> str:
     """Upload a model with its card to the Hub as ``name`` and return its address.
 
@@ -228,9 +262,10 @@ def push_to_hub(
         name: owner/name.
         private: Whether a new repository is private.
         results: Records of `sedd eval` for the card.
+        network: As for `factory.load_model`.
     """
     if not is_repo_id(name):
         raise ValueError(f"{name!r} is not the name of a repository; write owner/name")
     with files.temporary_folder(Path(tempfile.gettempdir()), "sedd-push-", mode=0o700) as temporary:
-        folder = save_pretrained(model, temporary / "model", name, results)
+        folder = _save_pretrained(model, temporary / "model", name, results, None, network)
         return client.upload(folder, name, private, f"Model and card of {name}")

@@ -180,13 +180,15 @@ def choose_layout(run: RunConfig, name: str | None) -> CheckpointLayout:
     """Return the layout called ``name``, or by default the first that fits the model."""
     if name is not None and name not in LAYOUTS:
         raise ValueError(f"format is {name!r}; choose one of {', '.join(LAYOUTS)}")
-    fitting = [layout for layout in LAYOUTS.values() if run.model.architecture == "reference" and layout.fits(run)]
+    is_reference = run.model.architecture == "reference" and not run.network
+    fitting = [layout for layout in LAYOUTS.values() if is_reference and layout.fits(run)]
     chosen = [layout for layout in fitting if name in (None, layout.name)]
     if not chosen:
         model, noise = run.model, run.noise
         advice = f"its format is {fitting[0].name}" if fitting else "no published format has such models"
+        network = "network of your own" if run.network else f"{model.architecture} network"
         raise ValueError(
-            f"a {model.architecture} network with parameterization {model.parameterization}, {noise.process} noise, "
+            f"a {network} with parameterization {model.parameterization}, {noise.process} noise, "
             f"schedule {noise.schedule} and time conditioning {run.time_conditioning} cannot be written as a "
             f"{name or 'published'} model; {advice}"
         )
