@@ -294,11 +294,13 @@ def test_the_weights_are_the_classs_own_and_seeded(tmp_path: Path) -> None:
     config = model.loaded.config
     setup = factory.build_setup(config, model.loaded.process.vocab_size)
     torch.manual_seed(5)
-    one, two = (factory.build_network(config, setup) for _ in range(2))
-    assert torch.equal(one.embed.weight, two.embed.weight)
-    before = torch.randn(1)
+    one = factory.build_network(config, setup)
+    state = torch.random.get_rng_state()
     torch.manual_seed(5)
-    assert torch.equal(before, torch.randn(1))  # the global generator is as it was
+    assert torch.equal(state, torch.random.get_rng_state())  # the global generator is as it was
+    torch.manual_seed(6)
+    two = factory.build_network(config, setup)
+    assert torch.equal(one.embed.weight, two.embed.weight)
 
 
 def test_templates_of_different_lengths(timeless: sedd.Model) -> None:
@@ -372,6 +374,20 @@ def test_without_a_recipe_the_batch_fits_the_network(tmp_path: Path) -> None:
     assert (config.optim.name, config.model.seq_len, config.budget.minutes) == ("adamw", 64, 5.0)
     assert config.train.batch_size * 64 >= 1024
     assert "mynets:MyNet, width 24" in lines[-1]
+
+
+def test_options_keep_their_types() -> None:
+    """No schema states them, so a number on the command line is a number, and what JSON cannot store is rejected."""
+    sets = ["width=24", "rate=1e-3", "gated=True", "kind=gelu", "sizes=[1, 2]", "bias=null"]
+    config = training.merge_config({"network": "mynets:MyNet"}, sets=[f"network.{text}" for text in sets])
+    expected = {"width": 24, "rate": 0.001, "gated": True, "kind": "gelu", "sizes": [1, 2], "bias": None}
+    assert config.network == {"class": "mynets:MyNet", **expected}
+    assert RunConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+
+
+def test_options_that_no_file_can_hold_are_rejected(refuses: Callable[..., object]) -> None:
+    section = {"class": "mynets:MyNet", "activation": nn.GELU}
+    refuses(lambda: training.merge_config({"network": section}), "network.activation", "GELU", "a list or a mapping")
 
 
 # Folders of others -----------------------------------------------------------------------------------------
