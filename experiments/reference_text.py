@@ -21,8 +21,8 @@ has them. [Configuration](../guides/configuration.md) shows how to set them and 
 
 DEFAULTS = """
 Defaults are written as in a run's `config.json`; `null` means that the value is chosen when the run starts, or
-that there is none. Names that other packages register are allowed too: [Writing a process, an objective, a sampler
-or a kernel](../guides/extend.md)."""
+that there is none. Names that other packages register are allowed too: [Writing a network, a process, an
+objective, a sampler or a kernel](../guides/extend.md)."""
 
 SAMPLER_OPTIONS = """
 A sampler is chosen when sampling, not in training: `sedd sample run --sampler theta --option theta=0.4`, or

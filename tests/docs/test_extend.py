@@ -34,7 +34,7 @@ def environment(folder: Path) -> dict[str, str]:
     offline = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     own = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHONPATH"))}
-    return {**inherited, **offline, **own, "SEDD_CACHE": str(folder / "cache")}
+    return {**inherited, **offline, **own, "SEDD_CACHE": str(folder / "cache"), "XDG_CONFIG_HOME": str(folder)}
 
 
 @pytest.mark.timeout(900)  # under a minute on an idle machine
@@ -59,7 +59,7 @@ def test_the_guide_does_what_it_says(steps: str, tmp_path: Path) -> None:
             printed = done.stdout
         elif kind == "text":
             assert printed.endswith(text), f"{printed}\nis not\n{text}"
-    assert len(list(folder.glob("my-sedd/tests/test_*.py"))) == 4
+    assert len(list(folder.glob("my-sedd/tests/test_*.py"))) == 5
 
 
 def test_every_file_has_its_path() -> None:
@@ -75,10 +75,10 @@ def test_every_entry_point_of_the_guide_is_written_and_used() -> None:
         for name, target in names.items():
             module, _, cls = target.partition(":")
             assert f"class {cls}(" in written[f"my-sedd/{module.replace('.', '/')}.py"]
-            assert re.search(rf"--(process|objective|sampler) {name}\b", commands), name
+            assert re.search(rf"--(network|process|objective|sampler) {name}\b", commands), name
 
 
 def test_the_groups_of_the_table_are_those_of_the_registry() -> None:
     table = re.findall(r"^\| `(sedd\.\w+)` \|", GUIDE.read_text(), re.MULTILINE)
     kinds = (registry.SCHEDULES, registry.PROCESSES, registry.OBJECTIVES, registry.SAMPLERS, registry.TOKENIZERS)
-    assert table == [kind.group for kind in kinds]
+    assert table == [kind.group for kind in (*kinds, registry.NETWORKS)]

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import sedd
-from sedd import checkpoint, factory, networks, training
+from sedd import checkpoint, factory, networks
 from sedd.config import RunConfig
+from sedd.training.overrides import merge_config
 
 MODULE = '''
 from pathlib import Path
@@ -364,7 +365,7 @@ def test_bfloat16_is_autocast(tmp_path: Path) -> None:
 def test_without_a_recipe_the_batch_fits_the_network(tmp_path: Path) -> None:
     """Length, batch, tokenizer, learning rate and budget are chosen; the network's options stay as they were given."""
     path, lines = text(tmp_path), []
-    config = training.merge_config(
+    config = merge_config(
         {"sources": [str(path)], "network": "mynets:MyNet"},
         sets=["network.width=24"],
         on_sizing=lines.append,
@@ -379,7 +380,7 @@ def test_without_a_recipe_the_batch_fits_the_network(tmp_path: Path) -> None:
 def test_options_keep_their_types() -> None:
     """No schema states them, so a number on the command line is a number, and what JSON cannot store is rejected."""
     sets = ["width=24", "rate=1e-3", "gated=True", "kind=gelu", "sizes=[1, 2]", "bias=null"]
-    config = training.merge_config({"network": "mynets:MyNet"}, sets=[f"network.{text}" for text in sets])
+    config = merge_config({"network": "mynets:MyNet"}, sets=[f"network.{text}" for text in sets])
     expected = {"width": 24, "rate": 0.001, "gated": True, "kind": "gelu", "sizes": [1, 2], "bias": None}
     assert config.network == {"class": "mynets:MyNet", **expected}
     assert RunConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
@@ -387,7 +388,7 @@ def test_options_keep_their_types() -> None:
 
 def test_options_that_no_file_can_hold_are_rejected(refuses: Callable[..., object]) -> None:
     section = {"class": "mynets:MyNet", "activation": nn.GELU}
-    refuses(lambda: training.merge_config({"network": section}), "network.activation", "GELU", "a list or a mapping")
+    refuses(lambda: merge_config({"network": section}), "network.activation", "GELU", "a list or a mapping")
 
 
 # Folders of others -----------------------------------------------------------------------------------------
@@ -421,8 +422,8 @@ def test_a_downloaded_folder_imports_nothing(name: Any, downloaded: Path, refuse
     claim(downloaded, network={"class": name})
     modules = set(sys.modules)
     refuses(lambda: sedd.load(downloaded))
-    refuses(lambda: training.merge_config({}, file=downloaded / "config.json"))
-    refuses(lambda: training.merge_config({}, resume=downloaded))
+    refuses(lambda: merge_config({}, file=downloaded / "config.json"))
+    refuses(lambda: merge_config({}, resume=downloaded))
     assert not {"hostile", "mynets"} & (set(sys.modules) - modules)
     assert not was_imported(downloaded / "hostile.py")
 
@@ -456,7 +457,7 @@ def test_a_network_for_a_model_without_one(refuses: Callable[..., object]) -> No
 def test_a_settings_file_of_ones_own_names_a_network(tmp_path: Path) -> None:
     """Under any name but config.json, which sedd writes: that is a folder's, and may be someone else's."""
     (tmp_path / "mine.yaml").write_text("network:\n  class: mynets:MyNet\n  width: 12\n")
-    config = training.merge_config({}, file=tmp_path / "mine.yaml")
+    config = merge_config({}, file=tmp_path / "mine.yaml")
     assert config.network == {"class": "mynets:MyNet", "width": 12}
 
 
