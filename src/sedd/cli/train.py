@@ -258,7 +258,7 @@ def plan_run(
     """Estimate a run on this machine within 20 seconds: its steps, characters, memory, time and expected result.
 
     A few steps are measured on the beginning of the data. For text, the bits per character are those expected from
-    runs that were measured, and another size of the network is named if it is expected to do better in the same time.
+    runs that were measured.
     """
     run_config = _configure(context.params)
     from sedd.training.dry_run import estimate_cost

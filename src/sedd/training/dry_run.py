@@ -72,7 +72,7 @@ def estimate_cost(
             "training_minutes": steps * seconds / 60,
             "evaluation_minutes": validation_seconds / 60,
             "minutes_to_finish": (steps * seconds + validation_seconds) / 60,
-            **_expectation(config, blocks, sample.fraction, steps * tokens, ranks.device.type),
+            **_expectation(config, blocks, sample.fraction, steps * tokens),
         }
 
 
@@ -240,31 +240,14 @@ def _validation_seconds(trainer: Trainer, sequences: int, steps: int) -> float:
 # Expectation -----------------------------------------------------------------------------------------------
 
 
-def _expectation(
-    config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float, device: str
-) -> dict[str, Any]:
-    """Return the expected bits per character and, if `sizing.choose_size` is expected to be better, how to choose it.
-
-    Better is by more than the error of the formula.
-    """
+def _expectation(config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float) -> dict[str, float]:
+    """Return the expected bits per character and their error, for text in words."""
     (per_token, _), formula = blocks.text_per_token(), scaling.formula_of(config)
     if per_token is None or formula is None or not scaling.is_prose(_first_text(blocks)):
         return {}
-    characters, size = tokens * per_token, (config.model.width, config.model.depth)
-    available = blocks.index.characters / fraction
-    expected = formula.expected_bits(sizing.block_weights(size), characters, available)
-    if expected is None:
-        return {}
-    found: dict[str, Any] = {"expected_bits_per_char": round(expected, 2), "expected_bits_error": formula.error}
-    best = sizing.choose_size(config, device)  # a network that sedd train has chosen is this one
-    speed = sizing.affordable_tokens(best, 1.0, device) / sizing.affordable_tokens(size, 1.0, device)
-    bits = formula.expected_bits(sizing.block_weights(best), characters * speed, available)
-    if best != size and bits is not None and bits < expected - formula.error:
-        width, depth = best
-        found["better_choice"] = (
-            f"--set model.width={width} --set model.depth={depth}: {bits:.2f} expected in the same time"
-        )
-    return found
+    weights = sizing.block_weights((config.model.width, config.model.depth))
+    bits = formula.expected_bits(weights, tokens * per_token, blocks.index.characters / fraction)
+    return {} if bits is None else {"expected_bits_per_char": round(bits, 2), "expected_bits_error": formula.error}
 
 
 def _first_text(blocks: data.TokenBlocks) -> str:

@@ -23,7 +23,7 @@ OBJECTIVES = ("score-entropy", "lambda-dce", "t-dce", "any-order")
 
 
 class Formula(NamedTuple):
-    """E + A N^−α + B C^−β, fitted to runs of one kind."""
+    """E + A N^−α + B C^−β, fitted to runs of one kind, and the least and the most that they had."""
 
     e: float
     a: float
@@ -32,8 +32,9 @@ class Formula(NamedTuple):
     beta: float
     error: float
     """Root mean square of the errors for runs that were left out of the fit."""
-    measured: tuple[tuple[int, int, float], ...]
-    """Weights of the blocks, characters of training, bits per character."""
+    weights: tuple[float, float]
+    characters: tuple[float, float]
+    characters_per_weight: tuple[float, float]
 
     def expected_bits(self, weights: int | float, characters: int | float, available: int | float) -> float | None:
         """Return the expected bits per character, or None where nothing comparable was measured.
@@ -43,12 +44,9 @@ class Formula(NamedTuple):
             characters: Characters of training.
             available: Characters of the data, NaN if unknown; many passes over it are not comparable.
         """
-        ranges = (
-            (weights, [size for size, _, _ in self.measured]),
-            (characters, [count for _, count, _ in self.measured]),
-            (characters / weights, [count / size for size, count, _ in self.measured]),
-        )
-        is_near = all(min(measured) / RANGE <= value <= max(measured) * RANGE for value, measured in ranges)
+        values = weights, characters, characters / weights
+        ranges = self.weights, self.characters, self.characters_per_weight
+        is_near = all(low / RANGE <= value <= high * RANGE for value, (low, high) in zip(values, ranges, strict=True))
         if not is_near or characters > MAX_PASSES * available:
             return None
         return self.e + self.a * math.pow(weights, -self.alpha) + self.b * math.pow(characters, -self.beta)
@@ -57,63 +55,16 @@ class Formula(NamedTuple):
 GENERAL = Formula(
     *(1.1008, 2.6752, 0.25, 35.065, 0.20),
     error=0.13,
-    measured=(
-        (98_304, 256_000, 4.0678),
-        (98_304, 256_000, 4.1419),
-        (98_304, 1_024_000, 3.3825),
-        (98_304, 1_024_000, 3.4549),
-        (98_304, 1_242_044, 3.3661),
-        (98_304, 2_484_087, 2.9738),
-        (98_304, 4_096_000, 3.0683),
-        (147_456, 1_560_000, 3.2840),
-        (147_456, 1_570_000, 3.2820),
-        (147_456, 1_600_000, 3.3640),
-        (147_456, 2_821_410, 2.9680),
-        (147_456, 3_183_310, 3.0410),
-        (147_456, 3_453_975, 2.9090),
-        (331_776, 950_000, 3.4540),
-        (393_216, 512_000, 3.6147),
-        (393_216, 512_000, 4.1518),
-        (393_216, 1_242_044, 3.2333),
-        (393_216, 1_536_000, 3.2728),
-        (393_216, 1_536_000, 3.5900),
-        (393_216, 2_228_317, 2.9350),
-        (589_824, 1_518_194, 3.0600),
-        (786_432, 490_000, 3.6310),
-        (786_432, 992_358, 3.4390),
-        (786_432, 4_848_426, 2.8290),
-        (1_327_104, 3_281_258, 2.7710),
-        (1_327_104, 4_527_900, 2.7720),
-        (25_165_824, 16_252_928, 2.4076),
-        (25_165_824, 18_710_528, 2.4310),
-        (25_165_824, 19_988_480, 2.3410),
-        (25_165_824, 32_702_464, 2.2709),
-        (25_165_824, 38_338_560, 2.1940),
-        (25_165_824, 82_247_680, 2.0789),
-        (25_165_824, 91_422_720, 2.0344),
-        (25_165_824, 92_602_368, 2.0512),
-        (25_165_824, 474_873_856, 1.7332),
-        (56_623_104, 16_449_536, 2.3406),
-        (56_623_104, 35_782_656, 2.2553),
-        (56_623_104, 51_642_368, 2.1456),
-    ),
+    weights=(98_304, 56_623_104),
+    characters=(256_000, 474_873_856),
+    characters_per_weight=(16_449_536 / 56_623_104, 4_096_000 / 98_304),
 )
 SIZED = Formula(
     *(1.3981, 2.9896, 0.25, 16.155, 0.20),
     error=0.14,
-    measured=(
-        (98_304, 1_176_003, 2.6982),
-        (98_304, 1_427_497, 2.4050),
-        (98_304, 4_704_010, 2.4467),
-        (98_304, 5_709_988, 2.1271),
-        (589_824, 1_176_003, 2.6209),
-        (589_824, 3_528_008, 2.4310),
-        (589_824, 3_528_008, 2.4340),
-        (589_824, 4_282_491, 2.1242),
-        (1_327_104, 2_352_005, 2.4682),
-        (1_327_104, 5_709_988, 2.0656),
-        (1_327_104, 8_376_078, 2.3263),
-    ),
+    weights=(98_304, 1_327_104),
+    characters=(1_176_003, 8_376_078),
+    characters_per_weight=(2_352_005 / 1_327_104, 5_709_988 / 98_304),
 )
 
 

@@ -105,7 +105,7 @@ def count_weights(config: RunConfig, seq_len: int) -> int:
 
 
 def choose_size(config: RunConfig, device: str) -> tuple[int, int]:
-    """Return the width and depth of the network that ``sedd train`` chooses, and ``sedd plan`` compares others with.
+    """Return the width and depth of the network that ``sedd train`` chooses.
 
     The budget's seconds, times the measured speed of matrix products, give the arithmetic that can be spent: 6
     operations per weight and token. Of the sizes that can then be trained on enough tokens, and have not too many
