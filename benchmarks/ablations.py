@@ -307,7 +307,7 @@ class ComplementaryMasks(TrainingDataLoader):
     def __getitem__(self, step: int) -> Batch:
         """Build the batch of a step under λ-DCE."""
         half = TrainingDataLoader(**{**vars(self), "batch_size": self.batch_size // 2})[step]
-        other = torch.where(half.x_t == self.process.vocab_size, half.x_0, self.process.vocab_size)
+        other = torch.where(half.x_t == self.setup.process.vocab_size, half.x_0, self.setup.process.vocab_size)
         columns = (half.x_0, other, 1 - half.t, half.weight, half.valid, half.label)
         joined = (torch.cat(pair) for pair in zip(half[:-2], columns, strict=True))
         counts = torch.cat([half.loss_count, half.x_0.shape[1] - half.loss_count])

@@ -83,13 +83,13 @@ def measure_loss(setting: LossSetting, machine: Machine) -> Iterator[Measurement
     """Measure output layer and loss with all gradients: fused, and the PyTorch reference."""
     generator = torch.Generator().manual_seed(0)
     process, schedule = factory.build_process(setting.process, setting.vocab_size), factory.build_schedule("log-linear")
-    objective = factory.build_objective("score-entropy", process, schedule)
+    objective = factory.build_objective("score-entropy")
     t = schedule.t(-torch.log1p(-torch.tensor([setting.masked])))
     x_0 = torch.randint(setting.vocab_size, (1, setting.rows), generator=generator)
-    x_t = objective.corrupt(x_0, t, generator)
+    x_t = process.corrupt(x_0, schedule.sigma(t), generator)
     count = int(process.is_noisy(x_t).sum())
     head = _Head(setting, process.num_states, generator).to(setting.device)
-    model = factory.build_parameterization(setting.parameterization, head, process)
+    model = factory.build_parameterization(setting.parameterization, head, process, schedule)
     x_0, x_t, t = (a.to(setting.device) for a in (x_0, x_t, t))
     weight, leaves = torch.ones_like(t), list(head.parameters())
 

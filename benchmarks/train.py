@@ -123,7 +123,7 @@ def random_batch(
     """Return a batch of random tokens with noise."""
     times = parts.objective.times(stratified(setting.batch, generator))
     x_0 = torch.randint(setting.vocab_size, (setting.batch, length), generator=generator)
-    return NoisyBatch(parts.objective.corrupt(x_0, times.t, generator), x_0, *times)
+    return NoisyBatch(parts.objective.corrupt(parts, x_0, times.t, generator), x_0, *times)
 
 
 @final

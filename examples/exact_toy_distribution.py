@@ -16,7 +16,7 @@ from sedd.diffusion import categorical
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import LogLinear, stratified
+from sedd.diffusion.schedule import LogLinear
 from sedd.sampling import Tweedie
 
 WORDS = ["I", "You", "love", "hate", "AI", "NLP"]
@@ -45,7 +45,7 @@ def main() -> None:
     p_data, process, schedule = sentence_distribution(), Absorbing(len(WORDS)), LogLinear()
     generator = torch.Generator().manual_seed(0)
     model = MeanModel(exact.Table(process.num_states, p_data.length), process, schedule)
-    objective = DenoisingScoreEntropy(process, schedule)
+    objective = DenoisingScoreEntropy()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
     print(f"entropy of the sentences          {p_data.entropy():.4f} nats, below which no bound can be")
@@ -55,7 +55,7 @@ def main() -> None:
                 bound = exact.bound(model, p_data, process, schedule, nodes=12)
             print(f"bound of the model, step {step:4d}     {bound.total:.4f} nats")
         x_0 = p_data.draw(BATCH, generator)
-        loss = objective(model, x_0, stratified(BATCH, generator), generator).sum(-1).mean()
+        loss = objective(model, x_0, generator=generator).sum(-1).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -187,7 +187,7 @@ def draw_sweep() -> Figure:
 
 def record_demos() -> dict[str, Any]:
     """Compute the errors of samplers; train the networks of the demonstrations that have one, and evaluate them."""
-    one = sentences.build_denoiser(one_step.PROCESS, seed=0)
+    one = sentences.build_denoiser(one_step.PROCESS, 0, one_step.SCHEDULE)
     consume(sentences.train_denoiser(one, one_step.OBJECTIVE, 600, seed=0))
     masked = sentences.build_denoiser(all_masked.PROCESS, 0, all_masked.SCHEDULE)
     consume(sentences.train_denoiser(masked, all_masked.OBJECTIVE, 600, seed=0))

@@ -19,7 +19,7 @@ from sedd.generate import SamplingSettings
 
 PROCESS = factory.build_process("absorbing", len(sentences.WORDS))
 SCHEDULE = factory.build_schedule("log-linear", eps=1e-6)
-OBJECTIVE = factory.build_objective("score-entropy", PROCESS, SCHEDULE)
+OBJECTIVE = factory.build_objective("score-entropy")
 METHODS = {  # colour and hatch
     "many steps": (plot.BLUE, ""),
     "one step": (plot.GREEN, "//"),

@@ -21,7 +21,8 @@ from sedd.diffusion.process import at_token
 NOISE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 """Noise levels: the fraction of words that are replaced by random ones, 1 − e^−σ."""
 PROCESS = factory.build_process("uniform", len(sentences.WORDS))
-OBJECTIVE = factory.build_objective("score-entropy", PROCESS, factory.build_schedule("geometric"))
+SCHEDULE = factory.build_schedule("geometric")
+OBJECTIVE = factory.build_objective("score-entropy")
 METHODS = {  # colour, line and marker
     "noisy input": (plot.GREY, "-", "."),
     "model, argmax": (plot.ORANGE, "-", "o"),

@@ -52,8 +52,8 @@ def learn_ratios(states: int, steps: int, seed: int) -> Iterator[RatioEstimate]:
     t = torch.tensor(TIME, dtype=torch.float64)
     sigma = schedule.sigma(t)
     for name in OBJECTIVES:
-        objective = factory.build_objective(name, process, schedule)
-        model = ScoreModel(exact.Table(states, length=1), process)
+        objective = factory.build_objective(name)
+        model = ScoreModel(exact.Table(states, length=1), process, schedule)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
         def loss_of(x_t: Tensor, x_0: Tensor) -> Tensor:

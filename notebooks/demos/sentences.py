@@ -13,7 +13,7 @@ from sedd.diffusion import categorical
 from sedd.diffusion.objective import Objective
 from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Process
-from sedd.diffusion.schedule import LogLinear, Schedule, stratified
+from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.training import optimizer as optim
 
 WORDS = ("<pad>", "I", "You", "We", "love", "NLP", "AI", ".")
@@ -86,7 +86,7 @@ def train_denoiser(model: MeanModel, objective: Objective[Any], steps: int, seed
     optimizers = optim.build_optimizers(model, _OPTIM)
     for step in range(steps):
         x_0 = draw_sentences(BATCH, generator)
-        loss = objective(model, x_0, stratified(BATCH, generator), generator).sum(-1).mean()
+        loss = objective(model, x_0, generator=generator).sum(-1).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), _OPTIM.grad_clip)
         optim.set_learning_rate(optimizers, _OPTIM.lr * optim.lr_multiplier(_OPTIM, step, step / steps))

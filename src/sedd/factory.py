@@ -76,20 +76,9 @@ def build_parameterization(
     return model
 
 
-def build_objective(name: str, process: Process, schedule: Schedule, **options: Any) -> Objective[Any]:
-    """Build a training objective.
-
-    Args:
-        name: Its name.
-        process: The noise process.
-        schedule: The noise schedule.
-        **options: Its own options: ``t_min``, ``time_sampler``, ``steps`` of d3pm …
-    """
-    objective_class = _load(registry.OBJECTIVES, name, Objective)
-    available = {"process": process, "schedule": schedule, "vocab_size": process.vocab_size}
-    parameters = inspect.signature(objective_class).parameters
-    options = {k: v for k, v in available.items() if k in parameters} | options
-    objective: Objective[Any] = _instantiate("objective", name, objective_class, options)
+def build_objective(name: str, **options: Any) -> Objective[Any]:
+    """Build a training objective; ``options`` are its own: ``t_min``, ``time_sampler``, ``steps`` of d3pm …"""
+    objective: Objective[Any] = _instantiate("objective", name, _load(registry.OBJECTIVES, name, Objective), options)
     return objective
 
 
@@ -222,7 +211,9 @@ def build_setup(config: RunConfig, vocab_size: int) -> DiffusionSetup:
                 f"train.time_sampling is {name!r}; objective {config.objective} has uniform times only: leave it out"
             )
         options["time_sampler"] = registry.TIME_SAMPLERS.load(name)()
-    return DiffusionSetup(process, schedule, build_objective(config.objective, process, schedule, **options))
+    objective = build_objective(config.objective, **options)
+    objective.check_process(process)
+    return DiffusionSetup(process, schedule, objective)
 
 
 def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> nn.Module:

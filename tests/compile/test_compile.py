@@ -30,12 +30,11 @@ def test_compiled_losses_are_the_same(process: Process, wrapper: type) -> None:
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(7, (6, 3), generator=generator)
     t = torch.linspace(0.1, 1, 6)
-    objective = DenoisingScoreEntropy(process, Geometric())
-    x_t = objective.corrupt(x_0, t, generator)
-    table = exact.Table(process.num_states, 3)
+    table, schedule, objective = exact.Table(process.num_states, 3), Geometric(), DenoisingScoreEntropy()
+    x_t = process.corrupt(x_0, schedule.sigma(t), generator)
     with torch.no_grad():
         table.weight.normal_(generator=generator)
-    model = wrapper(table, process)
+    model = wrapper(table, process, schedule)
 
     def run(loss: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         value = loss(model, x_t, x_0, t)

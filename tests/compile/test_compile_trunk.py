@@ -9,11 +9,10 @@ from sedd import registry
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.fused_loss import fused_loss
 
-OBJECTIVE = DenoisingScoreEntropy(Absorbing(11), LogLinear())
+OBJECTIVE, PROCESS = DenoisingScoreEntropy(), Absorbing(11)
 
 
 def build_network(architecture: type[Transformer]) -> Transformer:
@@ -28,8 +27,9 @@ def build_network(architecture: type[Transformer]) -> Transformer:
 def losses_and_gradients(network: Transformer, t: float) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     x_0, times = torch.randint(11, (4, 6), generator=generator), torch.full((4,), t)
-    x_t = OBJECTIVE.corrupt(x_0, times, generator)
-    loss = fused_loss(OBJECTIVE, ScoreModel(network, OBJECTIVE.process), x_t, x_0, times, torch.ones(4))
+    model = ScoreModel(network, PROCESS)
+    x_t = OBJECTIVE.corrupt(model, x_0, times, generator)
+    loss = fused_loss(OBJECTIVE, model, x_t, x_0, times, torch.ones(4))
     return loss.positions, *torch.autograd.grad(loss.total, list(network.parameters()))
 
 

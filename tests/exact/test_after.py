@@ -34,7 +34,7 @@ def loaded(model: torch.nn.Module, process: Process, schedule: Schedule) -> Load
     """A model of four of the tokens a, b, c, as if it came from a folder."""
     config = RunConfig(model=ModelConfig(seq_len=4)).resolved()
     letters = Characters(alphabet="abc")
-    objective = DenoisingScoreEntropy(process, schedule)
+    objective = DenoisingScoreEntropy()
     return LoadedModel(model, exact.Table(2, 1), process, schedule, objective, letters, config, Path())
 
 

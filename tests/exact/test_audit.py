@@ -10,7 +10,7 @@ from test_bound import NoConstant
 from toys import random_distribution, random_model
 
 from sedd import exact, registry
-from sedd.diffusion.objective import score_matching
+from sedd.diffusion.objective import coefficients
 from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Absorbing, Process, Uniform
 from sedd.diffusion.schedule import LogLinear, Schedule
@@ -198,8 +198,8 @@ def without_reconstruction(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_a_smaller_weight(patch: pytest.MonkeyPatch) -> None:
-    weighted = score_matching.weighted
-    patch.setattr(score_matching, "weighted", lambda weight, loss: 0.95 * weighted(weight, loss))
+    weighted = coefficients.weighted
+    patch.setattr(coefficients, "weighted", lambda weight, loss: 0.95 * weighted(weight, loss))
 
 
 def without_constant(patch: pytest.MonkeyPatch) -> None:

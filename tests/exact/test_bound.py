@@ -21,7 +21,7 @@ def bound_of_training_code(
     distribution: Distribution, process: Process, schedule: Schedule, nodes: int
 ) -> torch.Tensor:
     """The bound at the exact score, its integral made of the loss that trains models."""
-    score, objective = exact.Score(distribution, process), DenoisingScoreEntropy(process, schedule)
+    score, objective = exact.Score(distribution, process), DenoisingScoreEntropy()
     diffusion = exact.integrate(lambda t: expected_loss(objective, score, distribution, schedule, t), nodes=nodes)
     terms = exact.bound(score, distribution, process, schedule, true_base=True, nodes=1)
     return diffusion + terms.prior + terms.reconstruction

@@ -122,7 +122,7 @@ def test_nothing_recovers_more_than_the_most_probable_sentence(level: float) -> 
 
 
 def test_training_makes_reconstructions_grammatical() -> None:
-    model = sentences.build_denoiser(one_step.PROCESS, 0)
+    model = sentences.build_denoiser(one_step.PROCESS, 0, one_step.SCHEDULE)
     before = {row.method: row for row in one_step.evaluate_reconstructions(model, [0.25])}
     losses = list(sentences.train_denoiser(model, one_step.OBJECTIVE, 100, 0))
     after = [row for row in one_step.evaluate_reconstructions(model, [0.25]) if row.method.startswith("model")]

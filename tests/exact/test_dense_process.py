@@ -179,7 +179,7 @@ def test_the_bound_is_the_closed_form(process: Process, schedule: Schedule) -> N
 
 def gap_to_entropy(process: Process, p_data: Distribution, schedule: Schedule) -> float:
     """The bound at the exact score, its integral made of the loss that trains models, less the entropy."""
-    score, objective = exact.Score(p_data, process), DenoisingScoreEntropy(process, schedule)
+    score, objective = exact.Score(p_data, process), DenoisingScoreEntropy()
 
     def integrand(u: torch.Tensor) -> torch.Tensor:
         return 3 * u**2 * expected_loss(objective, score, p_data, schedule, u**3)  # t = u³, as in `exact.bound`

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from toys import random_distribution, random_model
+from toys import random_distribution, random_model, with_schedule
 
 from sedd import exact, likelihood
 from sedd.diffusion.objective import DenoisingScoreEntropy
@@ -47,7 +47,7 @@ def found(
 def bound_of_each(model: object, process: Process, schedule: Schedule, length: int = 3, nodes: int = 40) -> np.ndarray:
     """The bound on every sequence of 3 tokens, in nats: all that noise can do to it, at Gauss–Legendre times."""
     all_alike = exact.Distribution(torch.full((3,) * length, 3.0**-length, dtype=torch.float64))
-    losses = DenoisingScoreEntropy(process, schedule)
+    losses, trained = DenoisingScoreEntropy(), with_schedule(model, schedule)
     ends = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64))
     total = torch.full((3**length,), length, dtype=torch.float64) * process.prior_kl(ends[1])
 
@@ -58,7 +58,9 @@ def bound_of_each(model: object, process: Process, schedule: Schedule, length: i
     for point, share in zip(*np.polynomial.legendre.leggauss(nodes), strict=True):
         u = torch.tensor((point + 1) / 2, dtype=torch.float64)
         t = u**3
-        add(lambda x, y, t=t: losses.loss(model, x, y, t.expand(len(x))), schedule.sigma(t), float(share * 1.5 * u**2))
+        add(
+            lambda x, y, t=t: losses.loss(trained, x, y, t.expand(len(x))), schedule.sigma(t), float(share * 1.5 * u**2)
+        )
     if ends[0] > 0:
         add(lambda x, y: -at_token(denoising_table(model, process, x, ends[0].expand(len(x))), y).log(), ends[0], 1.0)
     return total.numpy()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import expected_loss, random_distribution, random_model, tensor
+from toys import expected_loss, random_distribution, random_model, tensor, with_schedule
 
 from sedd import exact
 from sedd.diffusion import objective as objectives
@@ -18,6 +18,7 @@ from sedd.diffusion.schedule import (
     Geometric,
     ImportanceTimes,
     LogLinear,
+    LowNoiseTimes,
     Polynomial,
     Schedule,
     corruption_probability,
@@ -41,14 +42,8 @@ AT_NOISE = {  # objective, definition, what it is tested on, whether the schedul
 }
 
 
-def make(
-    kind: type, process: Process, schedule: Schedule, distribution: exact.Distribution = P_DATA
-) -> objectives.Objective:
-    return (
-        kind(process, schedule, distribution)
-        if issubclass(kind, explicit_objectives.ExplicitObjective)
-        else kind(process, schedule)
-    )
+def make(kind: type) -> objectives.Objective:
+    return kind(P_DATA) if issubclass(kind, explicit_objectives.ExplicitObjective) else kind()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -59,7 +54,7 @@ def test_losses_are_their_definitions(kind: type, process: Process, schedule: Sc
     model = random_model(wrapper, process, P_DATA.length)
     for t in map(tensor, (0.02, 0.5, 1.0)):
         sigma, rate = schedule(t)
-        found = expected_loss(make(kind, process, schedule), model, P_DATA, schedule, t)
+        found = expected_loss(make(kind), model, P_DATA, schedule, t)
         expected = define(model, P_DATA, process, sigma) * (rate if weighed else 1)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
@@ -67,7 +62,7 @@ def test_losses_are_their_definitions(kind: type, process: Process, schedule: Sc
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
 def test_d3pm_is_its_definition(process: Process, schedule: Schedule) -> None:
-    model, objective = random_model(MeanModel, process, 3), objectives.D3PM(process, schedule, steps=5)
+    model, objective = random_model(MeanModel, process, 3), objectives.D3PM(steps=5)
     times = objective.times(torch.linspace(0.1, 0.9, 5).double())
     assert times.weight.tolist() == [5.0] * 5
     for t in times.t:
@@ -81,7 +76,7 @@ def test_d3pm_is_its_definition(process: Process, schedule: Schedule) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_time_dce_is_its_definition(schedule: Schedule) -> None:
     process = Absorbing(3)
-    model, objective = random_model(MeanModel, process, 3), objectives.TimeDCE(process, schedule)
+    model, objective = random_model(MeanModel, process, 3), objectives.TimeDCE()
     for t in map(tensor, (0.02, 0.5, 1.0)):
         sigma, rate = schedule(t)
         found = expected_loss(objective, model, P_DATA, schedule, t)
@@ -93,17 +88,17 @@ def test_lambda_dce_is_its_definition(masked: float) -> None:
     process, at = Absorbing(3), tensor(masked)
     model = random_model(MeanModel, process, 3)
     linear = LogLinear(1e-12)  # σ(t) = −log(1 − t) but for the last digit
-    found = expected_loss(objectives.LambdaDCE(process), model, P_DATA, linear, at)
+    found = expected_loss(objectives.LambdaDCE(), model, P_DATA, linear, at)
     torch.testing.assert_close(found, definition.lambda_dce(model, P_DATA, process, at), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_any_order_is_its_definition(k: int) -> None:
     process = Absorbing(3)
-    model, objective = random_model(MeanModel, process, 3), objectives.AnyOrder(process)
+    model, objective = random_model(MeanModel, process, 3), objectives.AnyOrder()
     x_0, generator = P_DATA.sequences.repeat(4000, 1), torch.Generator().manual_seed(0)
     t = tensor((k - 0.5) / 3).expand(len(x_0))
-    x_t = objective.corrupt(x_0, t, generator)
+    x_t = objective.corrupt(model, x_0, t, generator)
     assert ((x_t == process.mask).sum(-1) == k).all()
     shown, how_often = torch.unique(x_t == process.mask, dim=0, return_counts=True)
     assert len(shown) == math.comb(3, k)  # every choice of k positions, equally often: within 5 standard errors
@@ -119,7 +114,7 @@ def test_any_order_is_its_definition(k: int) -> None:
 
 
 def test_autoregressive_is_its_definition_and_the_entropy_at_the_truth() -> None:
-    objective = objectives.Autoregressive(3)
+    objective = objectives.Autoregressive()
     causal = CausalModel(CausalTable(), Absorbing(3))
     for model in (causal, exact.Score(P_DATA, Absorbing(3))):
         t = torch.zeros(len(P_DATA.sequences)).double()
@@ -148,7 +143,7 @@ def test_no_masked_token_and_no_time_give_no_nan() -> None:
     process = Absorbing(3)
     model = random_model(MeanModel, process, 3)
     x_0 = P_DATA.sequences[:4]
-    loss = objectives.LambdaDCE(process)(model, x_0, torch.zeros(4).double(), torch.Generator().manual_seed(0))
+    loss = objectives.LambdaDCE().loss(model, x_0, x_0, torch.zeros(4).double())
     loss.sum().backward()
     assert (loss == 0).all()
     assert model.network.weight.grad.isfinite().all()
@@ -207,7 +202,7 @@ def test_gradients_of_the_training_code_are_those_of_the_definitions(kind: type,
     define, _, _ = AT_NOISE[kind]
     model, schedule, t = random_model(ScoreModel, process, 3), LogLinear(), tensor(0.3)
     sigma, rate = schedule(t)
-    found = gradient(expected_loss(make(kind, process, schedule), model, P_DATA, schedule, t), model)
+    found = gradient(expected_loss(make(kind), model, P_DATA, schedule, t), model)
     torch.testing.assert_close(
         found, gradient(rate * define(model, P_DATA, process, sigma), model), rtol=1e-9, atol=1e-11
     )
@@ -219,8 +214,8 @@ def test_score_entropy_of_a_mask_is_cross_entropy_and_an_excess(n: int, t: float
     process, schedule = Absorbing(n), LogLinear(eps)
     z = torch.randn(1, 1, n + 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True)
     x_0, x_t = torch.tensor([[seed % n]]), torch.tensor([[n]])
-    model = ScoreModel(ConstantOutput(z), process)
-    loss = objectives.DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, tensor(t).view(1)).sum()
+    model = ScoreModel(ConstantOutput(z), process, schedule)
+    loss = objectives.DenoisingScoreEntropy().loss(model, x_t, x_0, tensor(t).view(1)).sum()
     tokens = z[0, 0, :n]
     S = torch.exp(tokens - math.log(n)).sum()
     expected = (torch.nn.functional.cross_entropy(tokens, x_0[0, 0]) + S - 1 - S.log()) / t
@@ -243,12 +238,12 @@ class ConstantOutput(torch.nn.Module):
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_score_entropy_of_a_denoiser_is_time_dce_point_by_point(schedule: Schedule) -> None:
     """§7.4, first half."""
-    process, model = Absorbing(3), random_model(MeanModel, Absorbing(3), 3)
+    model = with_schedule(random_model(MeanModel, Absorbing(3), 3), schedule)
     x_t, x_0 = exact.all_sequences(4, 3).repeat_interleave(27, 0), exact.all_sequences(3, 3).repeat(64, 1)
     for at in (1e-3, 0.5, 1.0):
         t = tensor(at).expand(len(x_t))
-        entropy = objectives.DenoisingScoreEntropy(process, schedule).loss(model, x_t, x_0, t)
-        dce = objectives.TimeDCE(process, schedule).loss(model, x_t, x_0, t)
+        entropy = objectives.DenoisingScoreEntropy().loss(model, x_t, x_0, t)
+        dce = objectives.TimeDCE().loss(model, x_t, x_0, t)
         torch.testing.assert_close(entropy, dce, rtol=1e-10, atol=1e-10)
 
 
@@ -259,8 +254,9 @@ def test_time_lambda_and_any_order_are_one_number() -> None:
     by_order = torch.stack([definition.any_order(model, P_DATA, process, k) for k in (1, 2, 3)]).mean()
     torch.testing.assert_close(by_lambda, by_order, rtol=1e-12, atol=0)
     for schedule in (LogLinear(1e-12), Polynomial(2.0, 1e-12)):
-        objective = objectives.TimeDCE(process, schedule)
-        by_time = exact.integrate(lambda t, o=objective: expected_loss(o, model, P_DATA, o.schedule, t), nodes=16)
+        by_time = exact.integrate(
+            lambda t, s=schedule: expected_loss(objectives.TimeDCE(), model, P_DATA, s, t), nodes=16
+        )
         torch.testing.assert_close(by_time, by_order, rtol=1e-10, atol=0)
 
 
@@ -270,11 +266,11 @@ def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Sc
 
     def distance(model: object, steps: int) -> float:
         t = torch.arange(1, steps + 1).double() / steps
-        objective = objectives.D3PM(process, schedule, steps=steps)
+        objective = objectives.D3PM(steps=steps)
         return sum(expected_loss(objective, model, P_DATA, schedule, x) for x in t).item() - integral(model)
 
     def integral(model: object) -> float:
-        objective = objectives.DenoisingScoreEntropy(process, schedule)
+        objective = objectives.DenoisingScoreEntropy()
         return exact.integrate(lambda t: expected_loss(objective, model, P_DATA, schedule, t), nodes=80).item()
 
     truth, wrong = exact.Score(P_DATA, process), random_model(MeanModel, process, 3, seed=2)
@@ -294,13 +290,13 @@ def test_the_constant_by_which_other_code_differs_in_t_dce(schedule: Schedule, t
         """The denoiser p/e: the score."""
 
         def __init__(self, model: MeanModel) -> None:
-            self.model = model
+            self.model, self.process = model, model.process
 
         def log_mean(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
             return self.model.log_mean(x_t, sigma) - log_odds(sigma)[..., None, None]
 
     for seed in (1, 2):
-        model, objective = random_model(MeanModel, process, 3, seed), objectives.TimeDCE(process, schedule)
+        model, objective = random_model(MeanModel, process, 3, seed), objectives.TimeDCE()
 
         def difference(
             t: torch.Tensor, model: MeanModel = model, objective: objectives.TimeDCE = objective
@@ -338,19 +334,41 @@ def test_softmax_linear_is_not_least_at_the_truth() -> None:
 def test_losses_of_sampled_noise_average_to_the_expected_loss(process: Process) -> None:
     """The whole call: times, weights, noise. 5 standard errors; false alarm below 1e-5 over its 4 comparisons."""
     schedule, generator = Geometric(1e-3, 10.0), torch.Generator().manual_seed(0)
-    model = random_model(ScoreModel, process, 3).requires_grad_(False)
-    even = objectives.DenoisingScoreEntropy(process, schedule)
+    model = with_schedule(random_model(ScoreModel, process, 3).requires_grad_(False), schedule)
+    even = objectives.DenoisingScoreEntropy()
     expected = exact.integrate(lambda t: expected_loss(even, model, P_DATA, schedule, t), nodes=80)
-    x_0, u = P_DATA.draw(20_000, generator), stratified(20_000, generator)
-    losses = even(model, x_0, u, generator).sum(-1)
-    time_sampler = ImportanceTimes.fit(even.times(u).t, losses)
+    x_0, t = P_DATA.draw(20_000, generator), even.times(stratified(20_000, generator)).t
+    losses = even.loss(model, even.corrupt(model, x_0, t, generator), x_0, t).sum(-1)
+    time_sampler = ImportanceTimes.fit(t, losses)
     variance = []
-    for objective in (even, objectives.DenoisingScoreEntropy(process, schedule, time_sampler=time_sampler)):
-        rows = [(P_DATA.draw(400, generator), stratified(400, generator)) for _ in range(100)]
-        means = torch.stack([objective(model, x_0, u, generator).sum(-1).mean() for x_0, u in rows])
+    for objective in (even, objectives.DenoisingScoreEntropy(time_sampler=time_sampler)):
+        rows = [P_DATA.draw(400, generator) for _ in range(2000)]
+        means = torch.stack([objective(model, x_0, generator=generator).sum(-1).mean() for x_0 in rows])
         assert (means.mean() - expected).abs() <= 5 * means.std() / math.sqrt(len(means))
         variance.append(means.var())
     assert variance[1] < 0.8 * variance[0]  # what importance sampling is for
+
+
+@pytest.mark.parametrize("kind", [objectives.DenoisingScoreEntropy, objectives.LambdaDCE, objectives.AnyOrder])
+def test_a_call_is_its_three_steps(kind: type) -> None:
+    """Times, noise and loss, with one weight per sequence, for any number of batch dimensions."""
+    model = random_model(MeanModel, Absorbing(3), 3).requires_grad_(False)
+    objective, x_0 = kind(time_sampler=LowNoiseTimes()), P_DATA.sequences[:6].view(2, 3, 3)
+    generator = torch.Generator().manual_seed(1)
+    times = objective.times(stratified(6, generator).view(2, 3))
+    x_t = objective.corrupt(model, x_0, times.t, generator)
+    expected = times.weight[..., None] * objective.loss(model, x_t, x_0, times.t)
+    assert torch.equal(objective(model, x_0, generator=torch.Generator().manual_seed(1)), expected)
+
+
+def test_without_a_generator_the_global_seed_decides() -> None:
+    model = random_model(MeanModel, Absorbing(3), 3).requires_grad_(False)
+    losses = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        losses.append(objectives.LambdaDCE()(model, P_DATA.sequences))
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[0], losses[2])
 
 
 def test_at_token_and_log_odds() -> None:
@@ -362,7 +380,7 @@ def test_at_token_and_log_odds() -> None:
 def test_concrete_score_matching_of_scores_of_any_sign(process: Process) -> None:
     """Its gradient is that of ½(s − p_t(y)/p_t(x))²; of positive scores it is the loss of a score model."""
     schedule, t = LogLinear(), tensor(0.3)
-    (sigma, rate), objective = schedule(t), objectives.DenoisingConcreteScore(process, schedule)
+    (sigma, rate), objective = schedule(t), objectives.DenoisingConcreteScore()
     signed, positive = (random_model(kind, process, 3) for kind in (SignedScoreModel, ScoreModel))
     truth = exact.Score(P_DATA, process)
 
@@ -387,10 +405,18 @@ def test_concrete_score_matching_of_scores_of_any_sign(process: Process) -> None
 def test_a_signed_score_trained_through_its_logarithm_would_stay_negative() -> None:
     """The mutant: the gradient of the floor is 0, so squared error of exp(log-score) cannot raise a negative score."""
     process, schedule, t = Uniform(3), LogLinear(), tensor(0.3)
-    objective, model = objectives.DenoisingConcreteScore(process, schedule), random_model(SignedScoreModel, process, 1)
+    objective, model = objectives.DenoisingConcreteScore(), random_model(SignedScoreModel, process, 1)
     with torch.no_grad():
         model.network.weight.fill_(-2)
     data = random_distribution(3, 1, seed=0)
     assert gradient(expected_loss(objective, model, data, schedule, t), model).abs().max() > 0.1
-    through_log = expected_loss(objective, lambda x_t, sigma: model(x_t, sigma), data, schedule, t)
+
+    class ThroughLog:
+        def __init__(self) -> None:
+            self.process = process
+
+        def __call__(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            return model(x_t, sigma)
+
+    through_log = expected_loss(objective, ThroughLog(), data, schedule, t)
     assert gradient(through_log, model).abs().max() == 0

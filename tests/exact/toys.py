@@ -1,5 +1,8 @@
 """Distributions and models that are small enough to enumerate."""
 
+import copy
+from typing import Any
+
 import torch
 
 from sedd import exact
@@ -28,11 +31,20 @@ def random_model(
 
 
 def expected_loss(
-    objective: Objective, model: object, distribution: exact.Distribution, schedule: Schedule, t: torch.Tensor
+    objective: Objective, model: Any, distribution: exact.Distribution, schedule: Schedule, t: torch.Tensor
 ) -> torch.Tensor:
     """Return the expected loss of the training code at time t, over all that noise can do."""
+
+    model = with_schedule(model, schedule)
 
     def loss(x_t: torch.Tensor, x_0: torch.Tensor) -> torch.Tensor:
         return objective.loss(model, x_t, x_0, t.expand(len(x_t))).sum(-1)
 
-    return exact.expect(loss, distribution, objective.process, schedule.sigma(t))
+    return exact.expect(loss, distribution, model.process, schedule.sigma(t))
+
+
+def with_schedule(model: Any, schedule: Schedule) -> Any:
+    """Return the model with a different schedule."""
+    model = copy.copy(model)
+    model.schedule = schedule
+    return model

@@ -560,6 +560,34 @@ MISTAKES = [
         "loss",
         f"{OBJECTIVES}::test_time_dce_is_its_definition",
     ),
+    Mistake(
+        "an objective at another noise level than the schedule's",
+        "diffusion/objective/base.py",
+        "return noise.schedule.sigma(t)",
+        "return noise.schedule.sigma(t / 2)",
+        f"{OBJECTIVES}::test_d3pm_is_its_definition",
+    ),
+    Mistake(
+        "the fused score entropy of a denoiser without 1/ω",
+        "diffusion/objective/coefficients.py",
+        "self.weight * torch.exp(-log_odds(self.sigma))",
+        "self.weight",
+        "unit/test_fused_loss.py::test_fused_loss_equals_the_definition",
+    ),
+    Mistake(
+        "the fused autoregressive loss leaves out the positions that noise left alone",
+        "diffusion/objective/x0_prediction.py",
+        "torch.ones_like(t), None)",
+        "torch.ones_like(t), noise.process.is_noisy(x_t))",
+        f"{OBJECTIVES}::test_autoregressive_is_its_definition_and_the_entropy_at_the_truth",
+    ),
+    Mistake(
+        "every logit is taken for a log-probability, under any noise",
+        "diffusion/parameterization.py",
+        "return isinstance(self.process, Absorbing)",
+        "return True",
+        "unit/test_fused_loss.py::test_no_other_loss_is_fused",
+    ),
     # Likelihood and evaluation -----------------------------------------------------------------------------
     Mistake(
         "bits_per_char of a run inverted",

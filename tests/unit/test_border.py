@@ -43,9 +43,8 @@ def test_tokens_out_of_range(process: Process, refuses: object, generator: torch
 def test_masks_in_clean_data(refuses: object, generator: torch.Generator) -> None:
     masked = torch.tensor([[0, 4]])
     refuses(lambda: Absorbing(4).corrupt(masked, SIGMA, generator), "token 4", "mask", "0..3")
-    dse = objective.DenoisingScoreEntropy(Absorbing(4), LogLinear())
     model = parameterization.ScoreModel(exact.Table(5, 2), Absorbing(4))
-    refuses(lambda: dse(model, masked, SIGMA.double(), generator), "token 4", "mask", "0..3")
+    refuses(lambda: objective.DenoisingScoreEntropy()(model, masked), "token 4", "mask", "0..3")
 
 
 @pytest.mark.parametrize("process", [Uniform(4), Absorbing(4)], ids=str)
@@ -106,16 +105,14 @@ def test_other_settings_of_schedules(refuses: object) -> None:
     refuses(lambda: Geometric(0.0, 1.0), "lo is 0.0")
     refuses(lambda: Polynomial(0.5), "power is 0.5", "1 or more")
     refuses(lambda: ImportanceTimes(torch.tensor([1.0, 0.0])), "[1.0, 0.0]", "above 0")
-    dse = objective.DenoisingScoreEntropy
-    refuses(lambda: dse(Uniform(4), LogLinear(), t_min=1.0), "t_min is 1.0", "[0, 1)")
-    refuses(lambda: objective.D3PM(Uniform(4), LogLinear(), steps=0), "steps is 0", "at least 1")
+    refuses(lambda: objective.DenoisingScoreEntropy(t_min=1.0), "t_min is 1.0", "[0, 1)")
+    refuses(lambda: objective.D3PM(steps=0), "steps is 0", "at least 1")
 
 
 @pytest.mark.parametrize("name", ["t-dce", "lambda-dce", "any-order"])
 def test_objectives_that_mask_need_a_mask(name: str, refuses: object) -> None:
-    refuses(
-        lambda: factory.build_objective(name, Uniform(4), LogLinear()), "Absorbing", "Uniform(vocab_size=4)", "no mask"
-    )
+    loss, model = factory.build_objective(name), parameterization.MeanModel(exact.Table(4, 2), Uniform(4))
+    refuses(lambda: loss(model, X), "Absorbing", "Uniform(vocab_size=4)", "no mask")
 
 
 @pytest.mark.parametrize(
@@ -128,13 +125,13 @@ def test_objectives_that_mask_need_a_mask(name: str, refuses: object) -> None:
         ("autoregressive", "log_next"),
     ],
 )
-def test_objectives_refuse_models_that_do_not_predict_what_they_need(
-    name: str, method: str, refuses: object, generator: torch.Generator
-) -> None:
-    process = Absorbing(4)
-    model = parameterization.ScoreModel(exact.Table(5, 2), process)
-    loss = factory.build_objective(name, process, LogLinear())
-    refuses(lambda: loss(model, X, SIGMA.double(), generator), method, "Score", "parameterization")
+def test_objectives_refuse_models_that_do_not_predict_what_they_need(name: str, method: str, refuses: object) -> None:
+    model, loss = parameterization.ScoreModel(exact.Table(5, 2), Absorbing(4)), factory.build_objective(name)
+    refuses(lambda: loss(model, X), method, "Score", "parameterization")
+
+
+def test_a_network_is_not_a_model(refuses: object) -> None:
+    refuses(lambda: objective.LambdaDCE()(exact.Table(5, 2), X), "LambdaDCE", "Table", "ScoreModel(network, process)")
 
 
 def test_networks_of_the_wrong_width(refuses: object) -> None:
@@ -152,7 +149,8 @@ def test_distributions_that_are_none_are_refused(refuses: object) -> None:
     refuses(lambda: distribution.at(Uniform(3), SIGMA), "2 tokens", "Uniform(vocab_size=3)")
     refuses(lambda: distribution.at(Uniform(2), torch.tensor([math.inf])), "inf", "finite")
     explicit = explicit_objectives.ExplicitScoreEntropy
-    refuses(lambda: explicit(Uniform(3), LogLinear(), distribution), "2 tokens", "Uniform(vocab_size=3)")
+    model = parameterization.ScoreModel(exact.Table(3, 2), Uniform(3))
+    refuses(lambda: explicit(distribution)(model, X), "2 tokens", "Uniform(vocab_size=3)")
     refuses(lambda: distribution.given(torch.tensor([0, 1])), "[0, 1]", "probability 0")
     refuses(lambda: distribution.given(torch.tensor([0])), "(1,)", "2 positions")
 
@@ -161,7 +159,7 @@ def test_unknown_names_are_refused(refuses: object) -> None:
     refuses(lambda: factory.build_process("gauss", 4), "'gauss'", "absorbing, uniform")
     refuses(lambda: factory.build_schedule("linear"), "'linear'", "log-linear")
     refuses(lambda: factory.build_schedule("cosine", lo=1.0), "cosine has no option lo", "eps")
-    refuses(lambda: factory.build_objective("dse", Uniform(4), LogLinear()), "'dse'", "score-entropy")
-    refuses(lambda: factory.build_objective("d3pm", Uniform(4), LogLinear(), t_min=0.1), "no option t_min", "steps")
-    refuses(lambda: factory.build_objective("explicit-score-entropy", Uniform(4), LogLinear()), "needs distribution")
+    refuses(lambda: factory.build_objective("dse"), "'dse'", "score-entropy")
+    refuses(lambda: factory.build_objective("d3pm", t_min=0.1), "no option t_min", "steps")
+    refuses(lambda: factory.build_objective("explicit-score-entropy"), "needs distribution")
     refuses(lambda: factory.build_parameterization("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")

@@ -10,16 +10,16 @@ from sedd.config import ModelConfig, RunConfig, TrainConfig
 from sedd.diffusion import objective, parameterization
 from sedd.diffusion.parameterization import CausalModel, ConditionalPredictor, Denoiser, MeanModel, NextTokenPredictor
 from sedd.diffusion.process import Absorbing, Uniform
-from sedd.diffusion.schedule import ImportanceTimes, LogLinear
+from sedd.diffusion.schedule import ImportanceTimes
 from sedd.ops.fused_loss import fused_loss
 
 P_DATA = exact.Distribution.random(4, 3, torch.Generator().manual_seed(0))
 BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregressive"}
 
 
-def make(name: str, process: object) -> objective.Objective:
+def make(name: str) -> objective.Objective:
     options = {"distribution": P_DATA} if name.startswith("explicit") else {}
-    return factory.build_objective(name, process, LogLinear(), **options)
+    return factory.build_objective(name, **options)
 
 
 @pytest.mark.parametrize("process_name", registry.PROCESSES.built_in)
@@ -29,9 +29,9 @@ def test_every_objective_gives_a_finite_loss_per_position(name: str, process_nam
         return  # refused: see test_border
     generator = torch.Generator().manual_seed(0)
     process = factory.build_process(process_name, 4)
-    loss_of = make(name, process)
+    loss_of = make(name)
     x_0 = P_DATA.draw(8, generator)
-    loss = loss_of(exact.Score(P_DATA, process), x_0, torch.linspace(0.01, 0.99, 8).double(), generator)
+    loss = loss_of(exact.Score(P_DATA, process), x_0, generator=generator)
     assert loss.shape == x_0.shape
     assert loss.isfinite().all()
     assert loss_of.is_bound == (name in BOUNDS)
@@ -57,11 +57,11 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
 def test_options_reach_what_is_built() -> None:
     assert factory.build_schedule("geometric", lo=0.1, hi=3.0).hi == 3.0
     time_sampler = ImportanceTimes(torch.tensor([1.0, 3.0]))
-    built = factory.build_objective("score-entropy", Uniform(4), LogLinear(), t_min=0.25, time_sampler=time_sampler)
+    built = factory.build_objective("score-entropy", t_min=0.25, time_sampler=time_sampler)
     times = built.times(torch.tensor([0.2, 0.6], dtype=torch.float64))
     torch.testing.assert_close(times.t, torch.tensor([0.25 + 0.75 * 0.4, 0.25 + 0.75 * (0.5 + 0.35 / 1.5)]).double())
     torch.testing.assert_close(times.weight, torch.tensor([1.5, 0.5]).double())
-    assert factory.build_objective("d3pm", Uniform(4), LogLinear(), steps=7).steps == 7
+    assert factory.build_objective("d3pm", steps=7).steps == 7
 
 
 def test_the_time_sampling_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
@@ -89,9 +89,9 @@ def test_a_zero_network_makes_every_token_equally_likely() -> None:
         x_t = torch.tensor([[4, 4, 0]])
         log_mean = model(x_t, torch.tensor([0.7])) + torch.log(torch.expm1(torch.tensor(0.7)))
         torch.testing.assert_close(log_mean[0, :2, :4].exp(), torch.full((2, 4), 0.25).double())
-    loss = factory.build_objective("any-order", process, LogLinear())
+    loss = factory.build_objective("any-order")
     mean = factory.build_parameterization("mean", exact.Table(5, 3), process)
-    total = loss(mean, P_DATA.draw(6, generator), torch.rand(6), generator).sum(-1)
+    total = loss(mean, P_DATA.draw(6, generator), generator=generator).sum(-1)
     torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
 
 

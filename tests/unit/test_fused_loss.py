@@ -1,6 +1,7 @@
 """The fused loss: the same numbers as the objective's definition, in a small part of the memory."""
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import exact
+from sedd import exact, factory, registry
+from sedd.config import NOT_FOR_TRAINING
 from sedd.diffusion.objective import (
     D3PM,
     AnyOrder,
     Autoregressive,
-    DenoisingConcreteScore,
     DenoisingScoreEntropy,
     LambdaDCE,
     MeanCrossEntropy,
@@ -25,14 +26,12 @@ from sedd.diffusion.objective import (
 )
 from sedd.diffusion.parameterization import (
     CausalModel,
-    ConditionalModel,
     DiscreteModel,
     MeanModel,
     ScoreModel,
-    SignedScoreModel,
 )
 from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Geometric, LogLinear
+from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import linear_loss as linear_loss_module
 from sedd.ops.fused_loss import fused_loss
@@ -50,23 +49,35 @@ from sedd.ops.packed_tokens import gather, pack_tokens
 
 N, B, L = 13, 5, 7
 NOISE = LogLinear()
-CASES: dict[str, tuple[type[nn.Module], Objective]] = {
-    "score, absorbing": (ScoreModel, DenoisingScoreEntropy(Absorbing(N), NOISE)),
-    "score, uniform": (ScoreModel, DenoisingScoreEntropy(Uniform(N), NOISE)),
-    "score, uniform, geometric": (ScoreModel, DenoisingScoreEntropy(Uniform(N), Geometric(), t_min=0.1)),
-    "mean by score entropy": (MeanModel, DenoisingScoreEntropy(Absorbing(N), NOISE)),
-    "t-dce": (MeanModel, TimeDCE(Absorbing(N), Geometric(1e-2, 4.0))),
-    "lambda-dce": (MeanModel, LambdaDCE(Absorbing(N))),
-    "any-order": (MeanModel, AnyOrder(Absorbing(N))),
-    "mean, absorbing": (MeanModel, MeanCrossEntropy(Absorbing(N), NOISE)),
-    "d3pm": (MeanModel, D3PM(Absorbing(N), NOISE, steps=20)),
-    "autoregressive": (CausalModel, Autoregressive(N)),
+TRAINABLE = [name for name in registry.OBJECTIVES.built_in if name not in NOT_FOR_TRAINING]
+
+
+class FusedCase(NamedTuple):
+    """An objective and what it trains."""
+
+    objective: Objective
+    wrapper: type[DiscreteModel]
+    process: Process = Absorbing(N)
+    schedule: Schedule = NOISE
+
+    def model(self, architecture: type[Transformer]) -> DiscreteModel:
+        network = build_network(architecture, self.process.num_states, causal=self.wrapper is CausalModel)
+        return self.wrapper(network, self.process, self.schedule)
+
+
+CASES = {
+    "score, absorbing": FusedCase(DenoisingScoreEntropy(), ScoreModel),
+    "score, uniform": FusedCase(DenoisingScoreEntropy(), ScoreModel, Uniform(N)),
+    "score, uniform, geometric": FusedCase(DenoisingScoreEntropy(t_min=0.1), ScoreModel, Uniform(N), Geometric()),
+    "mean by score entropy": FusedCase(DenoisingScoreEntropy(), MeanModel),
+    "t-dce": FusedCase(TimeDCE(), MeanModel, schedule=Geometric(1e-2, 4.0)),
+    "lambda-dce": FusedCase(LambdaDCE(), MeanModel),
+    "any-order": FusedCase(AnyOrder(), MeanModel),
+    "mean, absorbing": FusedCase(MeanCrossEntropy(), MeanModel),
+    "d3pm": FusedCase(D3PM(steps=20), MeanModel),
+    "autoregressive": FusedCase(Autoregressive(), CausalModel),
 }
-cases = pytest.mark.parametrize("case", CASES)
-
-
-def process_of(objective: Objective) -> Process:
-    return getattr(objective, "process", Absorbing(N))
+cases = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 
 
 def build_network(architecture: type[Transformer], states: int, **options: Any) -> Transformer:
@@ -88,13 +99,12 @@ class NoisyBatch(NamedTuple):
     weight: Tensor
 
 
-def noisy_batch(objective: Objective, t: Tensor | None = None) -> NoisyBatch:
+def noisy_batch(case: FusedCase) -> NoisyBatch:
     generator = torch.Generator().manual_seed(1)
-    u = torch.rand(B, generator=generator, dtype=torch.float64) if t is None else t
-    times = objective.times(u)
+    times = case.objective.times(torch.rand(B, generator=generator, dtype=torch.float64))
     x_0 = torch.randint(N, (B, L), generator=generator)
     weight = times.weight * torch.rand(B, generator=generator, dtype=torch.float64)
-    return NoisyBatch(objective.corrupt(x_0, times.t, generator), x_0, times.t, weight)
+    return NoisyBatch(case.objective.corrupt(case, x_0, times.t, generator), x_0, times.t, weight)
 
 
 def gradients(network: nn.Module, loss: Tensor) -> list[Tensor]:
@@ -111,18 +121,15 @@ def by_definition(objective: Objective, model: Any, batch: NoisyBatch, valid: Te
 @pytest.mark.parametrize("architecture", [Reference, Modern])
 @pytest.mark.parametrize("padded", [False, True])
 @cases
-def test_fused_loss_equals_the_definition(case: str, padded: bool, architecture: type[Transformer]) -> None:
+def test_fused_loss_equals_the_definition(case: FusedCase, padded: bool, architecture: type[Transformer]) -> None:
     """Losses at every position and gradients of every weight, with a bias in the head and without, to rounding."""
-    wrapper, objective = CASES[case]
-    process, batch = process_of(objective), noisy_batch(objective)
-    network = build_network(architecture, process.num_states, causal=wrapper is CausalModel)
-    model = wrapper(network, process)
+    objective, model, batch = case.objective, case.model(architecture), noisy_batch(case)
     valid = torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]]) if padded else None
     expected = by_definition(objective, model, batch, valid)
     loss = fused_loss(objective, model, *batch, valid=valid)
     torch.testing.assert_close(loss.positions, expected.detach(), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(loss.total, expected.sum().detach(), rtol=1e-10, atol=0)
-    pairs = zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True)
+    pairs = zip(gradients(model.network, loss.total), gradients(model.network, expected.sum()), strict=True)
     for got, want in pairs:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
     assert loss.overflow_count == 0
@@ -130,15 +137,13 @@ def test_fused_loss_equals_the_definition(case: str, padded: bool, architecture:
 
 @pytest.mark.parametrize("t", [0.0, 1.0])
 @cases
-def test_no_token_or_every_token_masked(case: str, t: float) -> None:
+def test_no_token_or_every_token_masked(case: FusedCase, t: float) -> None:
     """A batch without a mask has loss and gradient 0; one of masks only is like any other."""
-    wrapper, objective = CASES[case]
-    process = process_of(objective)
-    network = build_network(Reference, process.num_states)
-    model = wrapper(network, process)
+    objective, model = case.objective, case.model(Reference)
+    network = model.network
     generator = torch.Generator().manual_seed(2)
     x_0 = torch.randint(N, (B, L), generator=generator)
-    masked = torch.full_like(x_0, process.num_states - 1)  # under uniform noise an ordinary token
+    masked = torch.full_like(x_0, case.process.num_states - 1)  # under uniform noise an ordinary token
     time = torch.full((B,), 0.4, dtype=torch.float64)
     batch = NoisyBatch(x_0 if t == 0 else masked, x_0, time, torch.ones(B, dtype=torch.float64))
     loss, expected = fused_loss(objective, model, *batch), by_definition(objective, model, batch)
@@ -146,37 +151,55 @@ def test_no_token_or_every_token_masked(case: str, t: float) -> None:
     for got, want in zip(gradients(network, loss.total), gradients(network, expected.sum()), strict=True):
         # entries that should be 0 are rounding of sums of the largest
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14 * want.abs().max().item())
-    if t == 0 and objective.counts(batch.x_t) is not None:
+    if t == 0 and objective.counts(model, batch.x_t) is not None:
         assert loss.total == 0
         assert not any(g.any() for g in gradients(network, fused_loss(objective, model, *batch).total))
 
 
 @cases
-def test_the_number_of_positions_that_count_may_be_given(case: str) -> None:
-    wrapper, objective = CASES[case]
-    process, batch = process_of(objective), noisy_batch(objective)
-    model = wrapper(build_network(Modern, process.num_states), process)
+def test_the_number_of_positions_that_count_may_be_given(case: FusedCase) -> None:
+    objective, model, batch = case.objective, case.model(Modern), noisy_batch(case)
     valid = torch.ones(B, L, dtype=torch.bool)
-    counts = objective.counts(batch.x_t)
+    counts = objective.counts(model, batch.x_t)
     count = int((valid if counts is None else counts).sum())
     counted, given = (fused_loss(objective, model, *batch, valid, number) for number in (None, count))
     assert all(torch.equal(a, b) for a, b in zip(counted, given, strict=True))
 
 
-def test_every_other_loss_is_not_fused(refuses: Callable[..., None]) -> None:
-    """Logits alone do not determine them, or the network has no head."""
-    process, network = Uniform(N), build_network(Modern, N)
-    others: list[tuple[DiscreteModel, Objective]] = [
-        (ScoreModel(network, process), DenoisingConcreteScore(process, NOISE)),
-        (MeanModel(network, process), DenoisingScoreEntropy(process, NOISE)),
-        (MeanModel(network, process), MeanCrossEntropy(process, NOISE)),
-        (MeanModel(network, process), D3PM(process, NOISE)),
-        (SignedScoreModel(network, process), DenoisingScoreEntropy(process, NOISE)),
-        (ConditionalModel(network, process), DenoisingScoreEntropy(process, NOISE)),
-        (ScoreModel(exact.Table(N, 1), process), DenoisingScoreEntropy(process, NOISE)),
-    ]
-    for model, objective in others:
-        assert fused_loss(objective, model, *noisy_batch(objective)) is None
+DENOISERS = {"mean", "d3pm", "t-dce", "lambda-dce", "any-order", "score-entropy"}
+FUSED = {
+    *(("absorbing", "mean", objective) for objective in DENOISERS),
+    *((process, "score", "score-entropy") for process in ("absorbing", "uniform")),
+    ("absorbing", "causal", "autoregressive"),
+    ("uniform", "causal", "autoregressive"),
+}
+"""Process, parameterization and objective of every fused loss; `CASES` has each pair of the last two."""
+
+
+@pytest.mark.parametrize("process_name", registry.PROCESSES.built_in)
+def test_no_other_loss_is_fused(process_name: str) -> None:
+    """Of all objectives that a model fits; logits alone do not determine the others."""
+    process, found = factory.build_process(process_name, N), set()
+    for parameterization, objective_name in itertools.product(registry.PARAMETERIZATIONS.names, TRAINABLE):
+        states = N + 1 if parameterization == "causal" else process.num_states
+        model = factory.build_parameterization(parameterization, build_network(Modern, states), process)
+        objective = factory.build_objective(objective_name)
+        try:
+            objective.check(model)
+        except ValueError:
+            continue
+        case = FusedCase(objective, type(model), process)
+        if fused_loss(objective, model, *noisy_batch(case)) is not None:
+            found.add((process_name, parameterization, objective_name))
+    assert found == {loss for loss in FUSED if loss[0] == process_name}
+
+
+def test_a_network_without_a_head_has_no_fused_loss() -> None:
+    case = CASES["score, absorbing"]
+    assert fused_loss(case.objective, ScoreModel(exact.Table(N + 1, 1), case.process), *noisy_batch(case)) is None
+
+
+def test_a_head_with_too_few_entries_is_refused(refuses: Callable[..., None]) -> None:
     loss = CrossEntropyLoss(5, torch.zeros(1, dtype=torch.long), torch.ones(1))
     refuses(lambda: linear_loss(torch.ones(1, 2), torch.ones(4, 2), None, loss), "4", "5")
 
@@ -310,13 +333,12 @@ def test_the_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of rows × vocabulary is made in the forward or backward pass; the plain path makes one."""
     monkeypatch.setitem(linear_loss_module.MAX_LOGITS, "cpu", 2**15)
     process = Absorbing(400)
-    objective = DenoisingScoreEntropy(process, NOISE)
-    network = build_network(Reference, 401).float()
+    objective, network = DenoisingScoreEntropy(), build_network(Reference, 401).float()
     model = ScoreModel(network, process)
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(400, (60, 40), generator=generator)
     t = torch.rand(60, generator=generator)
-    batch = NoisyBatch(objective.corrupt(x_0, t, generator), x_0, t, torch.ones(60))
+    batch = NoisyBatch(objective.corrupt(model, x_0, t, generator), x_0, t, torch.ones(60))
     largest = {}
     variants: dict[str, Callable[[], Tensor]] = {
         "fused": lambda: fused_loss(objective, model, *batch).total,

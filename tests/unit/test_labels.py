@@ -174,7 +174,7 @@ def build_loader(
 ) -> TrainingDataLoader:
     parts = factory.build_setup(RunConfig(), 3)
     blocks = data.TokenBlocks.open(folder, 2, "all")
-    return TrainingDataLoader(blocks, parts.objective, parts.process, size, seed, ranks, dropout)
+    return TrainingDataLoader(blocks, parts, size, seed, ranks, dropout)
 
 
 def test_hidden_labels_are_a_function_of_seed_and_step(folder: Path) -> None:

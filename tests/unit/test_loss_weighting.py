@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from sedd import exact
 from sedd.config import RunConfig, TrainConfig
 from sedd.diffusion.objective import LambdaDCE, MeanCrossEntropy, TimeDCE
+from sedd.diffusion.parameterization import MeanModel
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import Cosine, LogLinear
+from sedd.diffusion.schedule import Cosine
 from sedd.runtime.distributed import Ranks
 from sedd.training.batches import use_one_core
 from sedd.training.datasets import open_datasets, prepare_data
@@ -60,9 +62,10 @@ def test_the_corruption_probability_of_an_objective_is_that_of_its_noise() -> No
     """Of 200,000 positions a fraction within five standard errors is masked."""
     process, t, generator = Absorbing(5), torch.tensor([0.1, 0.5, 0.9]), torch.Generator().manual_seed(0)
     x_0 = torch.zeros(3, 200_000, dtype=torch.long)
-    for objective in (LambdaDCE(process), TimeDCE(process, Cosine()), MeanCrossEntropy(process, LogLinear())):
-        p = objective.corruption_probability(t)
-        masked = (objective.corrupt(x_0, t, generator) == 5).double().mean(-1)
+    for objective in (LambdaDCE(), TimeDCE(), MeanCrossEntropy()):
+        model = MeanModel(exact.Table(6, 1), process, Cosine())
+        p = objective.corruption_probability(model, t)
+        masked = (objective.corrupt(model, x_0, t, generator) == 5).double().mean(-1)
         assert bool(((masked - p).abs() < 5 * (p * (1 - p) / 200_000).sqrt()).all())
 
 

@@ -14,14 +14,13 @@ from sedd import registry
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import ScoreModel
 from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import LogLinear
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.packed_tokens import PackedTokens, gather, pack_tokens
 
 N, B, L, H = 11, 5, 7, 12
 PROCESS = Absorbing(N)
-OBJECTIVE = DenoisingScoreEntropy(PROCESS, LogLinear())
+OBJECTIVE = DenoisingScoreEntropy()
 MASKED = {
     "none": torch.zeros(B, L, dtype=torch.bool),
     "some": torch.arange(B * L).view(B, L) % 7 % torch.tensor([[2], [3], [1], [4], [5]]) > 0,  # none of the third

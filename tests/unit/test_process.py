@@ -145,7 +145,7 @@ def test_times_come_back_inside_the_unit_interval(schedule: Schedule, dtype: tor
 def test_objectives_draw_times_from_t_min_on(time_sampler: TimeSampler) -> None:
     """∫ f dt from t_min to 1 by the times and weights of an objective, not of the sampler alone."""
     u = (torch.arange(20_000).double() + 0.5) / 20_000
-    t, weight = DenoisingScoreEntropy(Absorbing(3), LogLinear(), t_min=0.3, time_sampler=time_sampler).times(u)
+    t, weight = DenoisingScoreEntropy(t_min=0.3, time_sampler=time_sampler).times(u)
     assert 0.3 <= t.min() < 0.3001
     for power in (0, 1, 4):
         expected = (1 - 0.3 ** (power + 1)) / (power + 1)

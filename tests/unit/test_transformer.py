@@ -393,13 +393,11 @@ def test_the_first_loss_is_known(architecture: type[Transformer], conditioned: b
     assert (network(x_0, t) == 0).all()
     masked = torch.full_like(x_0, N)
     sigma, rate = schedule(t)
-    score_entropy = DenoisingScoreEntropy(process, schedule)
-    expected = (
-        corruption_probability(sigma)[:, None] * score_entropy.loss(ScoreModel(network, process), masked, x_0, t)
-    ).mean(-1)
+    score_entropy, model = DenoisingScoreEntropy(), ScoreModel(network, process, schedule)
+    expected = (corruption_probability(sigma)[:, None] * score_entropy.loss(model, masked, x_0, t)).mean(-1)
     torch.testing.assert_close(expected, rate * torch.exp(-sigma) * math.log(N), rtol=1e-4, atol=0)
-    assert (score_entropy.loss(ScoreModel(network, process), x_0, x_0, t) == 0).all()
-    expected = (t[:, None] * LambdaDCE(process).loss(MeanModel(network, process), masked, x_0, t)).mean(-1)
+    assert (score_entropy.loss(model, x_0, x_0, t) == 0).all()
+    expected = (t[:, None] * LambdaDCE().loss(MeanModel(network, process), masked, x_0, t)).mean(-1)
     torch.testing.assert_close(expected, torch.full((6,), math.log(N)))
 
 
@@ -465,10 +463,10 @@ def test_every_weight_is_trained(architecture: type[Transformer]) -> None:
     network = architecture(states=8, width=24, depth=2, heads=3, generator=torch.Generator().manual_seed(0))
     first = {name: value.clone() for name, value in network.named_parameters()}
     model, x_0 = MeanModel(network, Absorbing(7)), ids(1, 6).expand(4, 6)
-    optimizer, loss_of, t = torch.optim.Adam(network.parameters(), 1e-2), LambdaDCE(Absorbing(7)), torch.full((4,), 0.5)
+    optimizer, loss_of, t = torch.optim.Adam(network.parameters(), 1e-2), LambdaDCE(), torch.full((4,), 0.5)
     losses = []
     for _ in range(4):
-        x_t = loss_of.corrupt(x_0, t, torch.Generator().manual_seed(0))
+        x_t = loss_of.corrupt(model, x_0, t, torch.Generator().manual_seed(0))
         loss = loss_of.loss(model, x_t, x_0, t).mean()
         optimizer.zero_grad()
         loss.backward()

@@ -29,7 +29,22 @@ TimeConditioning = Literal["sigma", "zero", "none"]
 
 
 @runtime_checkable
-class LogScoreModel(Protocol):
+class HasNoise(Protocol):
+    """What has a process and a schedule: a model, or the setup of a run."""
+
+    @property
+    def process(self) -> Process:
+        """The noise process."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule:
+        """The noise schedule."""
+        ...
+
+
+@runtime_checkable
+class LogScoreModel(HasNoise, Protocol):
     """A model of log-scores: a parameterized network, or `exact.Score`."""
 
     def __call__(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
@@ -38,7 +53,7 @@ class LogScoreModel(Protocol):
 
 
 @runtime_checkable
-class Denoiser(Protocol):
+class Denoiser(HasNoise, Protocol):
     """A model of the clean token."""
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L vocab_size"]:
@@ -47,7 +62,7 @@ class Denoiser(Protocol):
 
 
 @runtime_checkable
-class ConditionalPredictor(Protocol):
+class ConditionalPredictor(HasNoise, Protocol):
     """A model of each noisy token given the others."""
 
     def log_conditional(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
@@ -56,7 +71,7 @@ class ConditionalPredictor(Protocol):
 
 
 @runtime_checkable
-class NextTokenPredictor(Protocol):
+class NextTokenPredictor(HasNoise, Protocol):
     """A model of each clean token given those before it."""
 
     def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L vocab_size"]:
@@ -67,11 +82,6 @@ class NextTokenPredictor(Protocol):
 @runtime_checkable
 class HiddenStateModel(LogScoreModel, Protocol):
     """A log-score model in two parts, so that its head runs only at the positions that are needed."""
-
-    @property
-    def process(self) -> Process:
-        """The noise process."""
-        ...
 
     @property
     def depends_on_sigma(self) -> bool:

@@ -11,6 +11,7 @@ from sedd.diffusion import divergence
 from sedd.diffusion.objective.base import Integral
 from sedd.diffusion.objective.coefficients import weighted
 from sedd.diffusion.parameterization import LogScoreModel
+from sedd.diffusion.process import Process
 from sedd.exact.distribution import Distribution, Score
 
 
@@ -21,12 +22,12 @@ class ExplicitObjective(Integral[LogScoreModel], ABC):
     is_bound: ClassVar[bool] = False
     distribution: Distribution
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Score(self.distribution, self.process)  # raises ValueError for a distribution over another vocabulary
+    def check_process(self, process: Process) -> None:
+        """Raise ValueError for a distribution over another vocabulary."""
+        Score(self.distribution, process)
 
-    def _log_ratio(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        ratio: Tensor = Score(self.distribution, self.process)(x_t, sigma)
+    def _log_ratio(self, process: Process, x_t: Tensor, sigma: Tensor) -> Tensor:
+        ratio: Tensor = Score(self.distribution, process)(x_t, sigma)
         return ratio
 
 
@@ -39,9 +40,9 @@ class ExplicitScoreEntropy(ExplicitObjective):
         self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a the true ratios."""
-        sigma, rate = self.schedule(t)
-        log_ratio = self._log_ratio(x_t, sigma)
-        loss = self.process.explicit(divergence.score_entropy, model(x_t, sigma), log_ratio, x_t)
+        sigma, rate = model.schedule(t)
+        log_ratio = self._log_ratio(model.process, x_t, sigma)
+        loss = model.process.explicit(divergence.score_entropy, model(x_t, sigma), log_ratio, x_t)
         return weighted(rate, loss)
 
 
@@ -54,7 +55,7 @@ class ExplicitConcreteScore(ExplicitObjective):
         self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)², a the true ratios."""
-        sigma, rate = self.schedule(t)
-        log_ratio = self._log_ratio(x_t, sigma)
-        loss = self.process.explicit(divergence.square, model(x_t, sigma), log_ratio, x_t)
+        sigma, rate = model.schedule(t)
+        log_ratio = self._log_ratio(model.process, x_t, sigma)
+        loss = model.process.explicit(divergence.square, model(x_t, sigma), log_ratio, x_t)
         return weighted(rate, loss)

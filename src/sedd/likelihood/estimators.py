@@ -14,12 +14,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.diffusion import validate
-from sedd.diffusion.objective import AnyOrder, DenoisingScoreEntropy
+from sedd.diffusion.objective import AnyOrder
 from sedd.diffusion.parameterization import CausalModel
 from sedd.diffusion.process import Absorbing, Process, at_token
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
-from sedd.likelihood.terms import BoundTerms, bound_terms, times_by_noise
+from sedd.likelihood.terms import BoundTerms, bound_terms, diffusion_nats, times_by_noise
 
 
 class Estimator(ABC):
@@ -189,7 +189,7 @@ class DiffusionTermEstimator(MonteCarloEstimator):
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """Denoising score entropy."""
         x_t, t, weight = inputs
-        loss = DenoisingScoreEntropy(self.process, self.schedule).loss(model, x_t, x_0, t).sum(-1)
+        loss = diffusion_nats(model, self.process, self.schedule, x_0, x_t, t).sum(-1)
         return diffusion_only(weight.to(loss.dtype) * loss)
 
 
@@ -221,7 +221,7 @@ class AnyOrderEstimator(MonteCarloEstimator):
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """L/k · −log p of the k masked tokens."""
         x_t, t, weight = inputs
-        loss = AnyOrder(self.process).loss(model, x_t, x_0, t).sum(-1)
+        loss = AnyOrder().loss(model, x_t, x_0, t).sum(-1)
         return diffusion_only(weight.to(loss.dtype) * loss)
 
 

@@ -56,7 +56,7 @@ def fused_loss(
     Returns:
         The losses; None if the objective has no fused loss with this model: use ``objective.loss``.
     """
-    head, coefficients = _head(model.network), objective.coefficients(x_t, x_0, t)
+    head, coefficients = _head(model.network), objective.coefficients(model, x_t, x_0, t)
     coefficients = None if coefficients is None else coefficients.of_logits(model)
     if head is None or coefficients is None:
         return None

@@ -7,16 +7,15 @@ processes together train on those of a single one.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sedd import data
-from sedd.diffusion.objective import Objective
-from sedd.diffusion.process import Process
 from sedd.diffusion.schedule import stratified
+from sedd.factory import DiffusionSetup
 from sedd.runtime.distributed import Ranks
 
 NOISE_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, LABEL_STREAM = 1, 2, 3, 4
@@ -57,8 +56,8 @@ class TrainingDataLoader:
     """Dataloader of a run: ``loader[step]`` is a function of the seed and ``step``."""
 
     blocks: data.TokenBlocks
-    objective: Objective[Any]
-    process: Process
+    setup: DiffusionSetup
+    """The process, schedule and objective of the run."""
     batch_size: int
     """Sequences per step, over all processes."""
     seed: int
@@ -71,9 +70,10 @@ class TrainingDataLoader:
         ids = data.block_order(self.seed, step * self.batch_size, self.batch_size, len(self.blocks))
         x_0, valid = (torch.from_numpy(a) for a in self.blocks.read(ids))
         generator = seeded_generator(self.seed, step, NOISE_STREAM)
-        times = self.objective.times(stratified(self.batch_size, generator))
-        x_t = torch.where(valid, self.objective.corrupt(x_0, times.t, generator), x_0)
-        counts = self.objective.counts(x_t)
+        objective = self.setup.objective
+        times = objective.times(stratified(self.batch_size, generator))
+        x_t = torch.where(valid, objective.corrupt(self.setup, x_0, times.t, generator), x_0)
+        counts = objective.counts(self.setup, x_t)
         loss_count = (valid if counts is None else counts & valid).sum(-1)
         columns = (x_0, x_t, *times, valid, self._labels(ids, step))
         local = self.ranks.local_slice(self.batch_size)

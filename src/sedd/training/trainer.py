@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from sedd import checkpoint, data, factory, generate, registry, sampling, tokenizer
 from sedd.config import RunConfig
-from sedd.diffusion.objective import AnyOrder
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.likelihood import LikelihoodEstimate
 from sedd.likelihood.precision_check import is_negligible
@@ -67,14 +66,14 @@ class Trainer:
         self.config, self.blocks, self.validation_blocks, self.ranks = config, blocks, validation_blocks, ranks
         self.setup = factory.build_setup(config, blocks.vocab_size)
         self.ignores_padding = blocks.index.pad == "ignore"  # decided by the data, so a compiled graph has one case
-        if self.ignores_padding and isinstance(self.setup.objective, AnyOrder):
+        if self.ignores_padding and not self.setup.objective.allows_padding:
             raise ValueError(
-                "objective any-order counts positions, so padding to be ignored does not go with it; use lambda-dce"
+                f"objective {config.objective} counts positions, so padding to be ignored does not go with it; use "
+                "lambda-dce"
             )
         self.dataloader = TrainingDataLoader(
             blocks,
-            self.setup.objective,
-            self.setup.process,
+            self.setup,
             config.train.batch_size,
             config.seed,
             ranks,
@@ -158,7 +157,7 @@ class Trainer:
         """Return (1 + p)(1 − e^−σ)^p, whose mean is 1 where 1 − e^−σ is uniform."""
         if not (p := self.config.train.loss_weighting):
             return torch.ones_like(t)
-        return (1 + p) * self.setup.objective.corruption_probability(t).clamp_min(1e-9) ** p
+        return (1 + p) * self.setup.objective.corruption_probability(self.setup, t).clamp_min(1e-9) ** p
 
     def position_losses(self, model: DiscreteModel, batch: Batch) -> Tensor:
         """Return the weighted loss at each position, (b, L), 0 at padding."""

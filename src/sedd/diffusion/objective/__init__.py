@@ -1,15 +1,15 @@
 """Training objectives.  [§4, §6]
 
 An objective samples times (`times`), corrupts the data (`corrupt`) and computes the loss of the model (`loss`);
-calling it does the three in turn:
+calling it does the three in turn, with the process and the schedule of the model:
 
-    loss = objective(model, x_0, stratified(len(x_0), generator), generator)    # nats, (*b, L)
+    loss = LambdaDCE()(model, x_0, generator=generator)    # nats, (*b, L)
 
 Sum it over positions and average it over the batch. Where ``is_bound`` is true, that sum is in expectation the
 diffusion term of an upper bound on −log p(x_0), with any schedule.  [§8]
 """
 
-from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective
+from sedd.diffusion.objective.base import Integral, Masked, Objective
 from sedd.diffusion.objective.coefficients import Coefficients, CrossEntropyTerms, ScoreEntropyTerms
 from sedd.diffusion.objective.score_matching import (
     DenoisingConcreteScore,
@@ -33,7 +33,6 @@ __all__ = [
     "LambdaDCE",
     "Masked",
     "MeanCrossEntropy",
-    "Noised",
     "Objective",
     "RatioMatching",
     "ScoreEntropyTerms",

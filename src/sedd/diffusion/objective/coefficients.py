@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion.parameterization import DiscreteModel
+from sedd.diffusion.parameterization import Denoiser, DiscreteModel
 from sedd.diffusion.process import Process, at_token, log_odds
 
 
@@ -87,7 +87,7 @@ class ScoreEntropyTerms(Coefficients):
 
     def of_logits(self, model: DiscreteModel) -> Coefficients | None:
         """For a denoiser of masks, return a cross entropy: score entropy is then −log p(x_0)/(e^σ − 1).  [§7]"""
-        if model.logits_are_log_p:
+        if isinstance(model, Denoiser) and model.logits_are_log_p:
             weight = self.weight * torch.exp(-log_odds(self.sigma))
             return CrossEntropyTerms(self.x_t, self.x_0, self.sigma, weight, self.counts)
         return self if model.logits_are_scores and self.process.has_closed_forms else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from sedd.diffusion import divergence
 from sedd.diffusion.objective.base import Integral
 from sedd.diffusion.objective.coefficients import ScoreEntropyTerms, weighted
-from sedd.diffusion.parameterization import ConditionalPredictor, LogScoreModel, SignedScoreModel
+from sedd.diffusion.parameterization import ConditionalPredictor, HasNoise, LogScoreModel, SignedScoreModel
 from sedd.diffusion.process import at_token
 
 
@@ -27,11 +27,11 @@ class DenoisingScoreEntropy(Integral[LogScoreModel]):
     is_bound: ClassVar[bool] = True
 
     def coefficients(
-        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> ScoreEntropyTerms:
         """σ'·(score entropy against the denoising ratios)."""
-        sigma, rate = self.schedule(t)
-        return ScoreEntropyTerms(x_t, x_0, sigma, rate, self.counts(x_t), self.process)
+        sigma, rate = noise.schedule(t)
+        return ScoreEntropyTerms(x_t, x_0, sigma, rate, self.counts(noise, x_t), noise.process)
 
 
 @final
@@ -49,11 +49,11 @@ class DenoisingConcreteScore(Integral[LogScoreModel]):
         self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²; s may be negative if the model is a `SignedScoreModel`."""
-        sigma, rate = self.schedule(t)
+        sigma, rate = model.schedule(t)
         if isinstance(model, SignedScoreModel):
-            loss = self.process.denoising(divergence.signed_square, model.score(x_t, sigma), x_t, x_0, sigma)
+            loss = model.process.denoising(divergence.signed_square, model.score(x_t, sigma), x_t, x_0, sigma)
         else:
-            loss = self.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
+            loss = model.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
         return weighted(rate, loss)
 
 
@@ -72,9 +72,9 @@ class SoftmaxLinear(Integral[LogScoreModel]):
         self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y s_y + K(a_y)]."""
-        sigma, rate = self.schedule(t)
+        sigma, rate = model.schedule(t)
         log_s = model(x_t, sigma).log_softmax(-1)
-        loss = self.process.denoising(divergence.linear, log_s, x_t, x_0, sigma)
+        loss = model.process.denoising(divergence.linear, log_s, x_t, x_0, sigma)
         return weighted(rate, loss)
 
 
@@ -95,9 +95,9 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
         self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]."""
-        sigma, rate = self.schedule(t)
+        sigma, rate = model.schedule(t)
         log_score = model(x_t, sigma)
-        states, length = self.process.num_states, x_t.shape[-1]
+        states, length = model.process.num_states, x_t.shape[-1]
         y = torch.arange(states, device=x_t.device)
         position = torch.eye(length, dtype=torch.bool, device=x_t.device)[:, None]  # i, 1, L
         neighbours = torch.where(position, y[:, None], x_t[..., None, None, :])  # *b, i, y, L
@@ -107,7 +107,7 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
         is_x_t = y == x_t[..., None]
         into, out = (
             torch.where(is_x_t, 0, rates(x_t, log_score.dtype))
-            for rates in (self.process.rates_into, self.process.rates_out_of)
+            for rates in (model.process.rates_into, model.process.rates_out_of)
         )
         loss = torch.where(into > 0, into * log_score.exp(), 0) - torch.where(out > 0, out * back, 0)
         return weighted(rate, loss.sum(-1))
@@ -129,4 +129,4 @@ class RatioMatching(Integral[ConditionalPredictor]):
         self, model: ConditionalPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """−log p(x_i | x_−i) at every position of x_t."""
-        return -at_token(model.log_conditional(x_t, self.schedule.sigma(t)), x_t)
+        return -at_token(model.log_conditional(x_t, model.schedule.sigma(t)), x_t)

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical, validate
-from sedd.diffusion.objective.base import Integral, Masked, Noised, Objective, check_absorbing_process
+from sedd.diffusion.objective.base import Integral, Masked, Objective
 from sedd.diffusion.objective.coefficients import CrossEntropyTerms
-from sedd.diffusion.parameterization import Denoiser, NextTokenPredictor
+from sedd.diffusion.parameterization import Denoiser, HasNoise, NextTokenPredictor
 from sedd.diffusion.process import Absorbing, log_odds
 from sedd.diffusion.schedule import Times, UniformTimes
 
@@ -24,15 +24,15 @@ class MeanCrossEntropy(Integral[Denoiser]):
     needs: ClassVar[type | None] = Denoiser
 
     def coefficients(
-        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> CrossEntropyTerms:
         """−log p(x_0 | x_t); under absorbing noise at masked positions only, since the others are known."""
-        return CrossEntropyTerms(x_t, x_0, self.schedule.sigma(t), torch.ones_like(t), self.counts(x_t))
+        return CrossEntropyTerms(x_t, x_0, self.sigma(noise, t), torch.ones_like(t), self.counts(noise, x_t))
 
 
 @final
 @dataclass(frozen=True)
-class D3PM(Noised[Denoiser]):
+class D3PM(Objective[Denoiser]):
     """The variational bound of a chain of ``steps`` discrete steps, for a denoiser: D3PM.  [§6]
 
     Step k of T goes from t = k/T to (k−1)/T, and p(x_s | x_t) = Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t). As T grows
@@ -57,27 +57,27 @@ class D3PM(Noised[Denoiser]):
         return Times(t=k / self.steps, weight=torch.full_like(u, self.steps))
 
     def coefficients(
-        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> CrossEntropyTerms | None:
         """P(the step reveals a mask) · −log p_{x_0} at masked positions; None under other noise."""
-        if not isinstance(self.process, Absorbing):
+        if not isinstance(noise.process, Absorbing):
             return None
-        sigma_s, sigma_t = self._step(t)
-        return CrossEntropyTerms(x_t, x_0, sigma_t, self.process.reveal(sigma_s, sigma_t), self.counts(x_t))
+        sigma_s, sigma_t = self._step(noise, t)
+        return CrossEntropyTerms(x_t, x_0, sigma_t, noise.process.reveal(sigma_s, sigma_t), self.counts(noise, x_t))
 
     def loss(
         self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), s = t − 1/T."""
-        if isinstance(self.process, Absorbing):
+        if isinstance(model.process, Absorbing):
             return super().loss(model, x_t, x_0, t)
-        sigma_s, sigma_t = self._step(t)
-        return self.process.posterior_kl(model.log_mean(x_t, sigma_t), x_t, x_0, sigma_s, sigma_t)
+        sigma_s, sigma_t = self._step(model, t)
+        return model.process.posterior_kl(model.log_mean(x_t, sigma_t), x_t, x_0, sigma_s, sigma_t)
 
-    def _step(self, t: Tensor) -> tuple[Tensor, Tensor]:
+    def _step(self, noise: HasNoise, t: Tensor) -> tuple[Tensor, Tensor]:
         """Return σ_s and σ_t."""
         s = (t - 1 / self.steps).clamp_min(0)  # 1/T − 1/T may round below 0
-        return self.schedule.sigma(s), self.schedule.sigma(t)
+        return self.sigma(noise, s), self.sigma(noise, t)
 
 
 @final
@@ -93,17 +93,14 @@ class TimeDCE(Integral[Denoiser]):
 
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = Denoiser
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_absorbing_process(self, self.process)
+    needs_mask: ClassVar[bool] = True
 
     def coefficients(
-        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> CrossEntropyTerms:
         """σ'/(e^σ − 1) · −log p_{x_0} at masked positions."""
-        sigma, rate = self.schedule(t)
-        return CrossEntropyTerms(x_t, x_0, sigma, rate * torch.exp(-log_odds(sigma)), self.counts(x_t))
+        sigma, rate = noise.schedule(t)
+        return CrossEntropyTerms(x_t, x_0, sigma, rate * torch.exp(-log_odds(sigma)), self.counts(noise, x_t))
 
 
 @final
@@ -117,21 +114,16 @@ class LambdaDCE(Masked[Denoiser]):
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = Denoiser
 
-    def corrupt(
-        self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
-    ) -> Int[Tensor, "*b L"]:
-        """Mask each position with probability λ = t."""
-        return self.process.corrupt(x_0, self._sigma(t), generator)
+    def sigma(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the noise that masks each position with probability λ = t."""
+        return -torch.log1p(-t)
 
     def coefficients(
-        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> CrossEntropyTerms:
         """1/λ · −log p_{x_0} at masked positions."""
         weight = 1 / t.clamp_min(1e-30)  # λ = 0 masks nothing: avoid 0·∞
-        return CrossEntropyTerms(x_t, x_0, self._sigma(t), weight, self.counts(x_t))
-
-    def _sigma(self, masked: Tensor) -> Tensor:
-        return -torch.log1p(-masked)
+        return CrossEntropyTerms(x_t, x_0, self.sigma(noise, t), weight, self.counts(noise, x_t))
 
 
 @final
@@ -145,21 +137,22 @@ class AnyOrder(Masked[Denoiser]):
 
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = Denoiser
+    allows_padding: ClassVar[bool] = False
 
     def corrupt(
-        self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
+        self, noise: HasNoise, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
         """Mask k random positions, k = 1 + ⌊tL⌋."""
         order = categorical.uniforms(tuple(x_0.shape), generator).argsort(-1).argsort(-1)
-        return torch.where(order < self._count(t, x_0)[..., None], self.process.num_states - 1, x_0)
+        return torch.where(order < self._count(t, x_0)[..., None], noise.process.num_states - 1, x_0)
 
     def coefficients(
-        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> CrossEntropyTerms:
         """L/k · −log p_{x_0} at masked positions."""
         length, k = x_0.shape[-1], self._count(t, x_0)
         sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
-        return CrossEntropyTerms(x_t, x_0, sigma, length / k, self.counts(x_t))
+        return CrossEntropyTerms(x_t, x_0, sigma, length / k, self.counts(noise, x_t))
 
     def _count(self, t: Tensor, x_0: Tensor) -> Tensor:
         length = x_0.shape[-1]
@@ -173,32 +166,33 @@ class Autoregressive(Objective[NextTokenPredictor]):
 
     is_bound: ClassVar[bool] = True
     needs: ClassVar[type | None] = NextTokenPredictor
-    vocab_size: int
-
-    def __post_init__(self) -> None:
-        validate.vocab_size(self.vocab_size)
+    has_schedule: ClassVar[bool] = False
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """Return uniform times, which are not used."""
         return UniformTimes()(u)
 
+    def sigma(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return 0: there is no noise."""
+        return torch.zeros_like(t)
+
     def corrupt(
-        self, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
+        self, noise: HasNoise, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
     ) -> Int[Tensor, "*b L"]:
-        """Return x_0: there is no noise."""
+        """Return x_0."""
         return x_0
 
+    def counts(self, noise: HasNoise, x_t: Int[Tensor, "*b L"]) -> None:
+        """Return None: every token counts."""
+
     def coefficients(
-        self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> CrossEntropyTerms:
-        """−log p of every token, without noise."""
-        return CrossEntropyTerms(x_0, x_0, torch.zeros_like(t), torch.ones_like(t), self.counts(x_t))
+        """−log p of every token."""
+        return CrossEntropyTerms(x_0, x_0, self.sigma(noise, t), torch.ones_like(t), None)
 
     def loss(
         self, model: NextTokenPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """−log p(x_i | x_1 … x_{i−1})."""
-        return self.coefficients(x_t, x_0, t).loss(model.log_next(x_0))
-
-    def _vocab_size(self) -> int:
-        return self.vocab_size
+        return self.coefficients(model, x_t, x_0, t).loss(model.log_next(x_0))

@@ -159,36 +159,33 @@ class ObjectiveLoss(AuditedLoss):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        built = self._build(factory.build_process(process_name, 2), FULL_NOISE)
-        if not isinstance(built, _ENUMERABLE):
+        options = {"steps": 4} if name == "d3pm" else {}  # few, so that the chain is far from continuous time
+        self.objective: objectives.Objective[Any] = factory.build_objective(name, **options)
+        self.objective.check_process(factory.build_process(process_name, 2))
+        if not isinstance(self.objective, _ENUMERABLE):
             raise ValueError(f"objective {name} has noise of its own; audit it as a function, FILE.py:FUNCTION")
-        self.is_claimed, self.needs = built.is_bound, built.needs
-        self.has_schedule = isinstance(built, objectives.Noised)
+        self.is_claimed, self.has_schedule = self.objective.is_bound, self.objective.has_schedule
         self.schedules = SCHEDULES if self.has_schedule else SCHEDULES[:1]
-
-    def _build(self, process: Process, schedule: Schedule) -> objectives.Objective[Any]:
-        options = {"steps": 4} if self.name == "d3pm" else {}  # few, so that the chain is far from continuous time
-        return factory.build_objective(self.name, process, schedule, **options)
 
     def accepts(self, audited: AuditModel) -> bool:
         """Return whether the model has what the objective needs; one without a schedule needs a time-free model."""
-        fits = self.needs is None or isinstance(audited.model, self.needs)
+        needs = self.objective.needs
+        fits = needs is None or isinstance(audited.model, needs)
         return fits and (self.has_schedule or audited.is_time_free or self.name == "autoregressive")
 
     def expected(self, audited: AuditModel, schedule: Schedule) -> Expected:
         """Return the mean of the loss over its times and noise, plus prior and reconstruction."""
-        process, count = audited.process, audited.process.vocab_size**audited.length
-        built = self._build(process, schedule)
+        count, model = audited.process.vocab_size**audited.length, audited.with_schedule(schedule)
 
         def loss(noise: _Noise) -> Tensor:
-            return built.loss(audited.model, noise.x_t, noise.x_0, noise.t).sum(-1)
+            return self.objective.loss(model, noise.x_t, noise.x_0, noise.t).sum(-1)
 
-        diffusion = _integrate(lambda nodes: self._noise(built, audited, schedule, nodes), loss, count)
+        diffusion = _integrate(lambda nodes: self._noise(audited, schedule, nodes), loss, count)
         return diffusion._replace(nats=diffusion.nats + self._other_terms(audited, schedule))
 
-    def _noise(self, built: objectives.Objective[Any], audited: AuditModel, schedule: Schedule, nodes: int) -> _Noise:
+    def _noise(self, audited: AuditModel, schedule: Schedule, nodes: int) -> _Noise:
         """Enumerate the times and the noise of the objective; λ-DCE has those of the schedule with full noise."""
-        process, length = audited.process, audited.length
+        built, process, length = self.objective, audited.process, audited.length
         if isinstance(built, objectives.Autoregressive):
             x_0 = all_sequences(process.vocab_size, length)
             return _Noise(x_0, x_0, torch.zeros(len(x_0)), torch.ones(len(x_0)).double(), torch.arange(len(x_0)))
@@ -218,9 +215,8 @@ class ObjectiveLoss(AuditedLoss):
 
     def log_p(self, audited: AuditModel) -> Float[Tensor, " sequences"]:
         """Return log p of what the objective trains: a chain of steps, left to right, or the reverse process."""
-        process, length = audited.process, audited.length
+        built, process, length = self.objective, audited.process, audited.length
         blank = torch.full((length,), -1)
-        built = self._build(process, FULL_NOISE)
         if isinstance(built, objectives.Autoregressive):
             return sample_distribution(LeftToRight(), audited.model, blank, None).log()
         if isinstance(built, objectives.D3PM):
