@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sedd import registry
-from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_count, from_dict
+from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_count, check_seed, from_dict
 
 REQUIRED_PARAMETERIZATION = {
     "ratio-matching": "conditional",
@@ -368,8 +368,7 @@ class RunConfig:
     """Folder of the run, set by --out; data that was moved together with the run is found relative to it."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}; it must lie in 0..2^63 − 1")
+        check_seed(self.seed)
         if self.network and not isinstance(self.network.get("class"), str):
             raise ValueError(
                 f"network is {self.network}, without the class that has these options; add --network my_package:MyNet"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, final
 
 from sedd import registry
-from sedd.schema import check_count
+from sedd.schema import check_count, check_seed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,8 +78,7 @@ class SamplingSettings:
             check_count("steps", self.steps)
         if "," not in self.grid:
             registry.GRIDS.check(self.grid)
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}; it must lie in 0..2^63 − 1")
+        check_seed(self.seed)
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")
         if not 0 < self.top_p <= 1:

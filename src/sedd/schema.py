@@ -39,6 +39,13 @@ def check_count(name: str, value: int | float, least: float = 1, most: int = MAX
         raise ValueError(f"{name} is {value}; it must be {most:,} or less")
 
 
+def check_seed(seed: int) -> int:
+    """Reject a seed that no generator takes, and return it."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}; it must lie in 0..2^63 − 1")
+    return seed
+
+
 def check_fields(
     where: str,
     record: Any,

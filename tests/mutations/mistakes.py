@@ -391,6 +391,13 @@ MISTAKES = [
         RATES_OF_A_RUN,
     ),
     Mistake(
+        "an option that counts has no limit",
+        "cli/root.py",
+        "LIMITS.get(name, MAX_COUNT)",
+        "LIMITS.get(name, 2**62)",
+        "unit/test_hostile_input.py::test_every_count_of_every_command_has_a_limit",
+    ),
+    Mistake(
         "a key that counts takes a fraction",
         "schema.py",
         "if isinstance(value, str | int | number):",

@@ -25,7 +25,6 @@ from sedd.cli.root import (
     check_batch,
     check_out,
     check_precision,
-    check_seed,
     count_of,
     find_model,
     model_name,
@@ -37,6 +36,7 @@ from sedd.cli.root import (
 from sedd.config import RunConfig, check_choice, check_label
 from sedd.files import read_text
 from sedd.models import built_in_folder
+from sedd.schema import check_seed
 from sedd.terminal import visible, warn
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")

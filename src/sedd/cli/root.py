@@ -274,13 +274,6 @@ def announce(work: str) -> None:
         warn(work)
 
 
-def check_seed(value: int) -> int:
-    """Refuse a seed that no generator takes."""
-    if not 0 <= value < 2**63:
-        raise ValueError(f"seed is {value}; it must lie in 0..2^63 − 1")
-    return value
-
-
 def check_batch(value: int | None) -> int | None:
     """Refuse a batch without a sequence; None: as many as suit the device."""
     if value is not None:

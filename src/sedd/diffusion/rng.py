@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sedd.schema import check_seed
+
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -55,8 +57,8 @@ class CounterRNG:
     rows: Int[Tensor, " b"]
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, int) and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}; it must lie in 0..2^63 − 1")
+        if isinstance(self.seed, int):
+            check_seed(self.seed)
 
     def __call__(self, length: int, step: int | Int[Tensor, " b"] = 0, event: int = 0) -> Float[Tensor, "b length 2"]:
         """Return two uniforms per position for the decision ``event`` of step ``step``, of all rows or of each."""

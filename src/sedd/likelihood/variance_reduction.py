@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from jaxtyping import Float, Int, UInt
 
-from sedd.schema import check_count
+from sedd.schema import check_count, check_seed
 
 SEGMENTS = 32
 """Most segments of the piecewise linear function; each needs 16 pairs."""
@@ -55,8 +55,7 @@ class StratifiedTimes:
 
     def __post_init__(self) -> None:
         check_draws(self.draws)
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed is {self.seed}; it must lie in 0..2⁶³ − 1")
+        check_seed(self.seed)
 
     @cached_property
     def strata(self) -> Int[np.ndarray, "sequences draws"]:
