@@ -288,8 +288,7 @@ def test_corrections_at_a_fixed_noise_level_do_not_reach_the_tilted_distribution
     assert found[512] < 2e-3
     if (weight, label) == (2.0, 2):
         stated = (Path(__file__).parents[2] / "docs/mathematics.md").read_text()
-        shown = [f"{value:.3f}" for value in found.values()]
-        assert f"{', '.join(shown[:-1])} and {shown[-1]} for" in " ".join(stated.split())
+        assert [value for value in found.values() if f"{value:.3f}" not in stated] == []
 
 
 SAMPLERS: dict[str, tuple[str, Sampler]] = {

@@ -157,8 +157,6 @@ def test_a_formula_and_its_ranges_are_those_of_the_results(name: str) -> None:
     page = (RESULTS.parents[1] / "docs" / "guides" / "training.md").read_text()
     e, a, alpha, b, beta = formula[:5]
     assert rf"{e:.2f} + {a:.2f}\, N^{{-{alpha:.2g}}} + {b:.1f}\, C^{{-{beta:.2g}}}" in page
-    assert f"{len(runs)} measured runs" in page
-    assert f"{formula.error:g} bits" in page
 
 
 def test_runs_with_ngrams_and_weighted_losses_have_a_formula_of_their_own(tmp_path: Path) -> None:
