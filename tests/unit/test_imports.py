@@ -115,7 +115,6 @@ EARLY_REFUSALS = [
     ("sample model --batch 0", "batch is 0"),
     ("infill model --file none.txt", "none.txt could not be read"),
     ("trace model --out x.gif", "it must end in .html or .png"),
-    ("audit mean --process foggy", "process is 'foggy'; choose one of"),
     ("info nowhere", "nowhere holds no model: it does not exist"),
     ("push model name", "'name' is not the name of a repository"),
     ("export model --out model", "model exists and is not an empty folder"),
@@ -159,7 +158,6 @@ REFUSALS = [
     ("quality model model --judge ar --save new.jsonl", "save takes the samples of one run"),
     ("quality model --molecules --out new.png", "the plot shows generative perplexity, which needs --judge"),
     ("audit entropy", "loss is 'entropy'; name a function as FILE.py:FUNCTION"),
-    ("audit none.py:loss", "none.py does not exist"),
 ]
 """Mistakes that are rejected before the weights of a model are read."""
 
