@@ -120,7 +120,6 @@ def save(
     Its manifest states these files, all of which must be there, or it is not saved.
 
     Args:
-        root: The folder of the checkpoints.
         name: As from `step_name`.
         tensors: Contents of the .safetensors files by their stem.
         records: Contents of the .json files by their stem.
@@ -218,12 +217,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def corruption(folder: Path, required: Sequence[str] = ()) -> str | None:
-    """Return what is wrong with a checkpoint compared with its manifest, or None if it is intact.
-
-    Args:
-        folder: The checkpoint.
-        required: Names that its manifest must state.
-    """
+    """Return what is wrong with a checkpoint compared with its manifest, or None if it is intact."""
     try:
         manifest = read_json(folder / MANIFEST)
         expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}

@@ -247,7 +247,6 @@ def locked_folder(folder: Path, shown: Path | str | None = None, wait: bool = Fa
     Folders that were created here are removed again if they are empty at the end.
 
     Args:
-        folder: The folder.
         shown: What messages call it; by default ``folder``.
         wait: Wait for another process that holds the lock, instead of raising the error.
     """

@@ -165,7 +165,6 @@ def build(network: Settings, states: int, length: int, labels: int) -> "nn.Modul
     """Build a network: its class is called with the number of states and the options.
 
     Args:
-        network: The class and its options.
         states: States of a token, and logits for each of them.
         length: Tokens per sequence; passed as ``length`` if the constructor has such an argument.
         labels: Number of labels; passed as ``labels`` likewise.

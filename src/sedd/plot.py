@@ -134,9 +134,7 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
     """Return a figure as an SVG element for a page, drawn in the page's text colour.
 
     Args:
-        figure: The figure.
         name: Prefix of all ids, so that several figures fit on one page.
-        description: Alternative text for screen readers.
     """
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))

@@ -58,10 +58,7 @@ def check_fields(
 
     Args:
         where: What it is or where it is from, for the message.
-        record: The record.
         kinds: The types of its fields, as in annotations.
-        required: The fields that it must have.
-        closed: Whether it may have no others.
     """
     if not isinstance(record, dict):
         raise ValueError(f"{where} is a {type(record).__name__}; it must be an object with fields")

@@ -32,7 +32,6 @@ def pack_weights(weights: "Mapping[str, Tensor]", dtype: str) -> "dict[str, Tens
     """Return weights in the form in which they are stored for sharing; `load_weights` reads it.
 
     Args:
-        weights: Those of a network.
         dtype: ``int8``: matrices in int8 with float32 scales, everything else, which is little, in float32;
             ``bfloat16`` or ``float32``: every parameter in that dtype.
     """

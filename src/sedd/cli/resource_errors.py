@@ -27,7 +27,6 @@ def explain(error: BaseException, words: Sequence[str]) -> str | None:
     """Return the sentence for an error of the machine, or None for any other, which is a mistake in the code.
 
     Args:
-        error: The error.
         words: The command line, whose largest number is named where memory is short.
     """
     if isinstance(error, RuntimeError) and type(error).__name__ == "OutOfMemoryError":  # of torch

@@ -372,9 +372,6 @@ def split_model(
     Hub. If not, it is one of the others, and the model is the default.
 
     Args:
-        first: The first argument.
-        others: Those after it.
-        kind: What the others are.
         fits: Whether a text can be one of the others; if not, it was meant as a model.
     """
     from sedd import checkpoint

@@ -24,7 +24,6 @@ def fit_tokenizer(
         sources: Files, folders or ``hf:NAME``.
         column: The column of a table that holds the text.
         packing: ``packed``, or ``lines`` for records.
-        encoding: The encoding of text files.
         fraction: The first part of the characters, or of the records, that the tokenizer sees.
     """
 

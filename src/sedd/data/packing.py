@@ -25,12 +25,9 @@ class TokenBlocks:
 
     Args:
         folder: A prepared folder; `open` reads what follows from it.
-        index: Its index.
-        tokenizer: Its tokenizer.
         length: Tokens per block; None: that of the records.
         split: One of `SPLITS`.
         val_fraction: The fraction of the blocks that is the validation split.
-        name: What messages call the data.
     """
 
     @staticmethod
@@ -45,11 +42,9 @@ class TokenBlocks:
         """Open a prepared folder.
 
         Args:
-            folder: The folder.
             length: Tokens per block; None: that of the records.
             split: One of `SPLITS`.
             val_fraction: The fraction of the blocks that is the validation split.
-            check: Compare every file with its SHA-256.
             name: What messages call the data, where the folder is one of the cache; by default the folder.
         """
         folder = Path(folder)
@@ -275,12 +270,6 @@ def block_order(seed: int, start: int, count: int, size: int) -> Int[np.ndarray,
     """Return the block indices of the training samples ``start`` … ``start + count − 1``.
 
     Every epoch visits each of the ``size`` blocks once, in an order that depends on (seed, epoch) alone.
-
-    Args:
-        seed: The seed of the run.
-        start: The number of the first sample.
-        count: Number of samples.
-        size: Number of blocks of the split.
     """
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed is {seed}; it must lie in 0..2⁶⁴ − 1")

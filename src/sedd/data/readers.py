@@ -85,7 +85,6 @@ def read_documents(
         sources: Files, folders or ``hf:NAME``.
         column: The column of a table that holds the text; None: recognised by its name.
         packing: ``packed``, or ``lines`` for one text per line or row.
-        encoding: The encoding of text files.
     """
     for chunk in read_chunks(expand_sources(sources), column, packing, encoding=encoding):
         for text in chunk.texts:
@@ -123,7 +122,6 @@ def read_chunks(
         packing: Text files are read line by line (``lines``) or as one document in pieces (``packed``).
         label: The column of a table that holds the labels.
         encoding: The encoding of text files, JSON lines and CSV.
-        found: Counts what is not plain text.
     """
     done, is_first, found = 0, True, found or Found()
     for source in sources:

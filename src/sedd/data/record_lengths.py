@@ -58,7 +58,6 @@ def scan_record_lengths(
         sources: Files, folders, ``hf:NAME``, or one prepared folder, whose index has the length.
         tokenizer: As for `fit_tokenizer`; one that must be fitted, other than to characters, is fitted.
         column: The column of a table that holds the text.
-        encoding: The encoding of text files.
         fraction: The part of the records that the tokenizer is fitted to.
     """
     if len(sources) == 1 and is_prepared(sources[0]):

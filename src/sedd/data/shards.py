@@ -138,16 +138,10 @@ def prepare_cached(
     Args:
         sources: Files, folders or ``hf:NAME``.
         spec: The tokenizer, as in ``data.tokenizer``.
-        make: Builds the tokenizer.
-        cache: The folder of all prepared data.
         packing: As for `prepare`, and so are the following.
-        length: Tokens of a record.
-        pad: Padding of records.
         column: The column of a table that holds the text.
         label: The column of a table that holds the label.
-        encoding: The encoding of text files.
         fraction: The part of the data that ``make`` fits the tokenizer to.
-        workers: Chunks encoded in parallel.
         on_progress: Called with the bytes read so far and in total.
     """
     _check(packing, length, pad, label, workers)

@@ -83,13 +83,7 @@ def column_of_rows(source: str, rows: Iterable[Any], column: str | None, label: 
 
 
 def check_record(value: Any, where: str, first: Any) -> TextOrIds:
-    """Return a text, or a list of integers as ids; raise ValueError if it is neither, or not of the kind of the first.
-
-    Args:
-        value: From JSON or a table.
-        where: Names it in the message.
-        first: The first record.
-    """
+    """Return a text, or a list of integers as ids; reject any other value, and another kind than the first has."""
     if isinstance(value, str) and isinstance(first, str):
         return value
     found = _integers(value) if isinstance(value, list) and not isinstance(first, str) else None

@@ -135,13 +135,7 @@ class TextFile(NamedTuple):
                 yield text
 
     def _count_odd(self, text: str, offset: int, lines: int) -> None:
-        """Count the bytes that are not UTF-8.
-
-        Args:
-            text: Decoded text.
-            offset: Its offset in the file.
-            lines: Line ends before it.
-        """
+        """Count the bytes that are not UTF-8."""
         runs = list(_ODD_BYTES.finditer(text))
         if runs and not self.found.first_odd:
             before = text[: runs[0].start()]
@@ -153,9 +147,7 @@ class TextFile(NamedTuple):
         """Return the error of a file that has another encoding.
 
         Args:
-            error: The decoder's error.
             offset: Offset in the file of the bytes that were decoded.
-            lines: Line ends before them.
         """
         name = self.encoding.name
         where = str(error)

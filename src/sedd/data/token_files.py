@@ -78,8 +78,6 @@ def read_token_file(path: Path, stream: BufferedIOBase, packing: str, piece: int
     """Yield the ids of a file: as one stream if ``packed``, else a row for each document.
 
     Args:
-        path: The file.
-        stream: Its open content.
         packing: ``packed`` or ``lines``.
         piece: About how many ids to yield at a time.
     """

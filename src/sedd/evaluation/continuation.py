@@ -60,16 +60,10 @@ def score_continuation(
     and ``noise_seed`` are as for `results.evaluate`.
 
     Args:
-        context: Tokens that are given.
-        continuation: Tokens whose probability is estimated.
-        loaded: The model.
         estimator: Its name; None: the first that fits the model.
         orders: The number of orders of a mixture.
-        draws: Monte Carlo draws.
         seed: Decides times and noise, and the order named ``random``.
-        noise_seed: Decides times and noise instead.
         batch: How many draws are evaluated at once.
-        on_progress: Called after each batch.
     """
     length = loaded.config.model.seq_len
     if len(context) + len(continuation) > length:

@@ -60,12 +60,9 @@ def read_corpus(
     """Read a file, a folder or prepared data as ``protocol`` prescribes.
 
     Args:
-        source: The path.
-        protocol: How text becomes sequences.
         loaded: The model, whose tokenizer and sequence length are used.
         dataset: The benchmark the source belongs to; by default it is identified by the file name.
         column: The column of a table that holds the text.
-        encoding: The encoding of the text.
     """
     if is_prepared(source):
         return _prepared_corpus(Path(source), protocol, loaded)

@@ -58,13 +58,9 @@ class SeddLM(LM):
 
         Args:
             pretrained: Folder of a run or a model, its name on the Hub, or a loaded model.
-            draws: Monte Carlo draws per sequence.
-            seed: Seed of times, noise and samples.
             steps: Sampling steps, for tasks that request samples.
             estimator: Likelihood estimator, as for ``sedd eval``.
             batch_size: Windows of a document that are scored at a time, each with all its draws.
-            max_batch_size: Ignored; the harness passes it.
-            device: Device of the model.
         """
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:

@@ -110,7 +110,6 @@ def measure_molecules(
     """Count valid, unique and novel molecules; by RDKit, different spellings of one molecule count once.
 
     Args:
-        texts: Generated SMILES.
         known: SMILES of the training data; None: novelty is not measured.
         on_progress: Called with the number of molecules done and their total.
     """

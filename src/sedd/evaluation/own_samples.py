@@ -37,11 +37,7 @@ def evaluate_own_samples(
     orders.
 
     Args:
-        loaded: A time-free denoiser under absorbing noise.
-        ranks: The processes that share the work.
-        samples: Number of samples, 2 or more.
         orders: Orders in each mean; more bring the bounds closer together.
-        seed: Decides samples and orders.
         batch: Samples at a time; it affects speed only. None: chosen for the device.
         on_progress: Called with the number of samples done on this process and their total.
 

@@ -44,10 +44,7 @@ def evaluate(
     """Estimate the likelihood of ``corpus`` under ``protocol``.
 
     Args:
-        loaded: The model.
-        corpus: The sequences.
         protocol: Which terms of the bound are reported, and from which time.
-        ranks: The processes that share the work.
         estimator: Name of the estimator; by default the first that fits the model.
         orders: For a time-free denoiser of masks: the number of orders of the importance-weighted bound, or ``all`` for
             the exact likelihood of short sequences; None: ``estimator`` decides.
@@ -127,14 +124,7 @@ def evaluate_difference(
     Both are evaluated on the same times and noise, so the difference has a far smaller error than either value.
 
     Args:
-        loaded: The model.
-        other: The same model with other weights.
-        corpus: The texts.
-        protocol: How they are evaluated.
-        ranks: The processes that share the work.
         draws: Monte Carlo draws per sequence; None: the protocol's.
-        seed: Decides times and noise.
-        on_progress: Called after each batch.
     """
     by = factory.build_estimator(None, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws

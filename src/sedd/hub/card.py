@@ -48,9 +48,7 @@ def model_card(loaded: LoadedModel, name: str, facts: CardFacts, origin: Mapping
     """Return the README.md of a model, with the Hub's metadata.
 
     Args:
-        loaded: The model.
         name: Its name on the Hub or in the box.
-        facts: What to state beside its configuration.
         origin: The published checkpoint it was converted from, if any.
     """
     parts = [

@@ -18,8 +18,6 @@ def download(name: str, revision: str | None = None, pickles: bool = False) -> P
     """Return the folder of a model's files in the Hub's cache, downloading what is missing.
 
     Args:
-        name: The repository.
-        revision: Branch, tag or commit.
         pickles: Download pickled weights too if there are no safetensors.
     """
     folder = _snapshot(name, revision, DATA_FILES)

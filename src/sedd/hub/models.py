@@ -89,7 +89,6 @@ def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None
     """Return the tokenizer of a published checkpoint.
 
     Args:
-        imported: The checkpoint.
         name: ``gpt2``, or a path; by default the tokenizer in the checkpoint's folder, or GPT-2's if the vocabulary has
             its size.
 
@@ -147,7 +146,6 @@ def from_pretrained(
         name: A folder, the name of a model in the box, or owner/name.
         revision: A branch, tag or commit on the Hub.
         weights: ``ema`` or ``model``.
-        device: Where to compute: cpu, cuda …
         network: As for `factory.load_model`.
     """
     return factory.load_model(fetch(name, revision), weights, device, network=network)
@@ -167,7 +165,6 @@ def save_pretrained(
 
     Args:
         model: The folder of a run or of a model.
-        out: The folder to write.
         name: The model's name in its card; by default that of ``out``.
         results: Records of `sedd eval` for the card.
         dtype: How the weights are stored: int8 (matrices, with a scale per row), bfloat16 or float32; by default as
@@ -259,8 +256,6 @@ def push_to_hub(
 
     Args:
         model: The folder of a run or of a model.
-        name: owner/name.
-        private: Whether a new repository is private.
         results: Records of `sedd eval` for the card.
         network: As for `factory.load_model`.
     """

@@ -74,9 +74,7 @@ def open_datasets(
     """Open the training and validation sequences; one process per machine prepares and checks them first.
 
     Args:
-        config: The run.
         prepare: Prepares the data and returns its folder.
-        ranks: The processes of the run.
     """
 
     def open_blocks(folder: Path, split: str) -> data.TokenBlocks:

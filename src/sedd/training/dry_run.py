@@ -40,7 +40,6 @@ def estimate_cost(
     """Measure memory and time of a few training steps, and extrapolate to the end of the budget.
 
     Args:
-        config: The run.
         on_progress: Called with the number of measurements done, and how many there are.
         device: The device that was given; None: the default.
     """

@@ -15,11 +15,6 @@ class EMA:
 
     Reference: averaging of iterates, Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging",
     doi:10.1137/0330046; here with exponential weights.
-
-    Args:
-        network: The network that is trained.
-        ema_network: The network that holds the average.
-        decay: The decay d of late steps.
     """
 
     def __init__(self, network: nn.Module, ema_network: nn.Module, decay: float) -> None:

@@ -62,9 +62,7 @@ def run(
     Args:
         config: The run, as `overrides.merge_config` returns it.
         prepare: Returns the folder of the run's shards; called by one process per machine.
-        out: The folder of the run.
         resume: Whether to continue the run in ``out``.
-        on_event: Progress callback.
         device: cpu or cuda; by default the GPU if there is one.
     """
     with (

@@ -46,9 +46,7 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         matrices: The matrices, or groups of them with options of their own.
-        lr: The learning rate.
         weight_decay: Weights are multiplied by 1 − lr·weight_decay in each step.
-        momentum: Decay of the average of gradients.
         beta2: Decay of the average of squares by which rows are normalized, see `row_factors`; None: they are not.
         parts: Into how many equal parts the rows of a matrix are divided that are orthogonalized apart: 3 for stacked
             queries, keys and values, which are matrices of their own.

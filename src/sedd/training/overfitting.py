@@ -30,12 +30,7 @@ class OverfittingCheck:
             self._bounds.append(_Bound(record["step"], record["bound"], record["bound_stderr"]))
 
     def describe(self, record: dict[str, Any], saved_step: int | None) -> str | None:
-        """Add a record; return what to say where it is the first that shows overfitting.
-
-        Args:
-            record: A record of the log.
-            saved_step: The step of the best checkpoint.
-        """
+        """Add a record; return what to say where it is the first that shows overfitting."""
         self._add(record)
         if "bound" not in record or self._is_reported or not self._bounds:
             return None

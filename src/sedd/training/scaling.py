@@ -40,8 +40,6 @@ class Formula(NamedTuple):
         """Return the expected bits per character, or None where nothing comparable was measured.
 
         Args:
-            weights: Weights of the blocks.
-            characters: Characters of training.
             available: Characters of the data, NaN if unknown; many passes over it are not comparable.
         """
         values = weights, characters, characters / weights

@@ -114,7 +114,6 @@ def choose_size(config: RunConfig, device: str) -> tuple[int, int]:
 
     Args:
         config: The run, with `choose_features`.
-        device: cpu or cuda.
     """
     flops, available = _budget_flops(config, device), source_bytes(config.data)
     tokens = {size: affordable_tokens(size, flops, device) for size in SIZES}

@@ -45,7 +45,6 @@ def find_sources(config: RunConfig, folder: Path) -> RunConfig:
     either is read from the checkpoint.
 
     Args:
-        config: As it was stored.
         folder: The run, or one of its checkpoints.
     """
     run = checkpoint.run_folder(folder)

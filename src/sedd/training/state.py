@@ -40,7 +40,6 @@ class TrainingState:
         """Store ``bound`` if it is the lowest of a checkpoint so far, and return whether it is stored.
 
         Args:
-            bound: The validation bound at this step.
             is_saved: Whether this step is saved if its bound is the lowest.
         """
         is_lowest = math.isfinite(bound) and (self.best is None or bound < self.best)

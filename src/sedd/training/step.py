@@ -55,8 +55,6 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
 
     Args:
         trainer: Network, EMA and optimizers; its counters advance by one step.
-        batch: The sequences of this process.
-        lr: The learning rate of this step.
         on_nonfinite: Called if the loss or gradient of the previous step, on a CPU of this one, was not finite.
     """
     config, state, ranks = trainer.config, trainer.state, trainer.ranks

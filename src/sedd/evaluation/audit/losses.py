@@ -234,10 +234,8 @@ class FunctionLoss(AuditedLoss):
     """A function of a user: see `function.PARAMETERS` for what it may take.
 
     Args:
-        function: Returns nats per sequence, (b,).
         draws: Random draws per sequence, for a function that takes ``generator``.
         entropy_only: Compare with the entropy alone, and not with the probabilities of the reverse process.
-        seed: Decides the draws.
     """
 
     def __init__(

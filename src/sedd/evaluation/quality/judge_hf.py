@@ -28,9 +28,6 @@ class HuggingFaceJudge(Judge):
     """A causal language model and its tokenizer, as loaded by transformers.
 
     Args:
-        model: A causal language model of transformers.
-        tokenizer: Its tokenizer.
-        name: What results call it.
         skips_first_token: Whether the first token of a text is not counted; else the text begins after a start token.
     """
 
@@ -90,7 +87,6 @@ def load_hf_judge(source: str, *, skips_first_token: bool, precision: str, devic
         source: A folder, a ``.gguf`` file, or a name on the Hub.
         skips_first_token: As for `HuggingFaceJudge`.
         precision: The dtype of the weights, such as float32.
-        device: Where to compute.
     """
     transformers, path = _import_transformers(), Path(source)
     location, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (source, {})

@@ -23,7 +23,6 @@ def load_judge(
             it and sedd runs score it.
         precision: Of its matrix products: float32, bfloat16 or, for a Hugging Face model, float64. None: float32 and,
             on a GPU, bfloat16 as its ``low_precision``.
-        device: Device of the judge.
     """
     if first_token is not None and first_token not in SKIPS_FIRST_TOKEN:
         raise ValueError(f"first-token is {first_token!r}; choose one of {', '.join(SKIPS_FIRST_TOKEN)}")

@@ -40,11 +40,8 @@ def evaluate_samples(
     """Compute the metrics of ``samples`` under ``judge``.
 
     Args:
-        samples: The samples.
-        judge: The language model that scores them.
         by_ids: Score the samples' own token ids instead of encoding their text.
         truncate: Cut samples longer than the judge's context instead of refusing them.
-        reference: Human texts to compute MAUVE against.
         batch: Samples per forward pass of the judge.
         on_progress: Called with the number of samples done and their total.
 

@@ -79,11 +79,8 @@ def generate_samples(
     """Generate one sample for each row of the prompt.
 
     Args:
-        loaded: The model.
         sampling_run: The model with its sampler and seed.
         prompt: What is given, and what is to be filled.
-        batch: Rows at a time.
-        source: What results call the samples.
         on_progress: Called with the row steps done and their total.
     """
     samples: list[Sample] = []
@@ -209,8 +206,6 @@ def encode_for_judge(
     """Return the judge's tokens of samples.
 
     Args:
-        samples: The samples.
-        judge: The judge.
         by_ids: Use the samples' own ids, which must decode to the same text under the judge's tokenizer.
         truncate: Cut samples longer than the judge's context instead of refusing them.
     """

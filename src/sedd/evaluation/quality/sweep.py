@@ -23,7 +23,6 @@ def sweep_points(base: SweepPoint, sweeps: Sequence[str]) -> list[SweepPoint]:
     """Return ``base`` with every combination of the values in ``sweeps``; the first name varies slowest.
 
     Args:
-        base: The settings that are not swept.
         sweeps: Specifications of the form ``name=value,value``.
     """
     axes = [_parse_axis(spec) for spec in sweeps]

@@ -96,8 +96,6 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
     """Write the model in ``folder`` in the layout called ``format``, or the one that fits it.
 
     Args:
-        folder: A run or a model.
-        out: The folder to write.
         format: The name of a published layout; None: the one that fits.
     """
     with atomic_folder(out) as new:
