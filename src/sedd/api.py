@@ -403,7 +403,7 @@ class Model:
         """Encode the context of each text, and the text."""
         if given:
             return [evaluation.encode_continuation(given, text, self.loaded) for text in texts]
-        return [(np.zeros(0, np.int64), corpus.sequences[0]) for corpus in evaluation.text_corpora(texts, self.loaded)]
+        return [(np.zeros(0, np.int64), ids) for ids in evaluation.encode_texts(texts, self.loaded)]
 
     def _generate(
         self, prompt: Prompt, templates: Sequence[str | None], settings: SamplingSettings, batch: int

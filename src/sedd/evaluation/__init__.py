@@ -6,7 +6,7 @@ by side; `score_continuation` scores a continuation given its context. Sample qu
 """
 
 from sedd.evaluation.continuation import encode_continuation, require_packed_text, score_continuation
-from sedd.evaluation.corpus import Corpus, read_corpus, text_corpora, validation_corpus
+from sedd.evaluation.corpus import Corpus, encode_texts, read_corpus, text_corpora, validation_corpus
 from sedd.evaluation.own_samples import evaluate_own_samples
 from sedd.evaluation.protocols import (
     DATASETS,
@@ -34,6 +34,7 @@ __all__ = [
     "Protocol",
     "default_draws",
     "encode_continuation",
+    "encode_texts",
     "evaluate",
     "evaluate_difference",
     "evaluate_own_samples",

@@ -115,8 +115,8 @@ def _line_corpus(
     return Corpus(rows, *sizes, source, protocol.split, _hash(texts), by_record=True)
 
 
-def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
-    """Return a corpus for each text; a text longer than the model's sequence length is refused."""
+def encode_texts(texts: Sequence[str], loaded: LoadedModel) -> list[Ids]:
+    """Encode each text as one sequence; reject one that is longer than the model's sequence length."""
     if not texts or not all(texts):
         raise ValueError("a text is empty; there is nothing to score in it")
     rows = _encode("the text", texts, loaded.tokenizer)
@@ -127,8 +127,12 @@ def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
                 f"the text {text[:40]!r} … has {len(row)} tokens and the model was trained on {length}; shorten it, or "
                 "put it into a file for sedd eval, whose protocol strict cuts it into windows"
             )
-    if loaded.config.data.packing == "lines":
-        rows = _pad_records(rows, loaded)
+    return _pad_records(rows, loaded) if loaded.config.data.packing == "lines" else rows
+
+
+def text_corpora(texts: Sequence[str], loaded: LoadedModel) -> list[Corpus]:
+    """Return a corpus for each text; see `encode_texts`."""
+    rows = encode_texts(texts, loaded)
     return [
         Corpus([row], *sizes, "text", "this text", _hash([text]), by_record=True)
         for text, row in zip(texts, rows, strict=True)
