@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,12 +11,11 @@ from matplotlib.lines import Line2D
 
 from sedd import files, plot
 from sedd.config import RunConfig
+from sedd.evaluation.corpus import Corpus
+from sedd.evaluation.results import likelihood_table
+from sedd.factory import LoadedModel
 from sedd.runtime import run_log
 from sedd.templates import render
-
-if TYPE_CHECKING:
-    from sedd.evaluation.corpus import Corpus
-    from sedd.factory import LoadedModel
 
 COLUMNS = (
     *("run", "objective", "process", "parameterization", "parameters", "step", "trained_tokens", "seconds"),
@@ -60,7 +59,7 @@ def read_curve(run: Path) -> ValidationCurve:
     return ValidationCurve(tokens, seconds, bits, stderr * bits / nats)
 
 
-def require_same_data(names: Sequence[str], corpora: "Sequence[Corpus]") -> None:
+def require_same_data(names: Sequence[str], corpora: Sequence[Corpus]) -> None:
     """Raise an error if the runs would be scored on different text."""
     for name, corpus in zip(names, corpora, strict=True):
         if corpus.sha256 != corpora[0].sha256:
@@ -70,7 +69,7 @@ def require_same_data(names: Sequence[str], corpora: "Sequence[Corpus]") -> None
             )
 
 
-def run_record(run: Path, loaded: "LoadedModel", state: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+def run_record(run: Path, loaded: LoadedModel, state: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """Add to a result what the run is and how far it was trained.
 
     ``bits`` are per character, or per token where the tokens are not text.
@@ -150,8 +149,6 @@ def seed_means(records: Sequence[dict[str, Any]], configs: Sequence[RunConfig]) 
 
 def table_cells(records: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Format the `COLUMNS` of the records as text; records of different protocols are refused."""
-    from sedd.evaluation.results import likelihood_table
-
     return [["" if value is None else str(value) for value in row] for row in likelihood_table(records, COLUMNS)]
 
 

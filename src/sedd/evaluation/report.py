@@ -6,19 +6,17 @@ All text, samples included, is escaped, and the page's Content-Security-Policy f
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sedd import checkpoint, plot
+from sedd import checkpoint, factory, generate, plot, sampling
 from sedd.config import RunConfig
 from sedd.runtime import run_log
+from sedd.runtime.device import resolve_device
 from sedd.templates import render
-
-if TYPE_CHECKING:
-    from sedd.factory import LoadedModel
 
 MAX_POINTS = 300
 """Longer curves are shown as means over neighbouring records."""
@@ -78,18 +76,13 @@ def report_samples(history: RunHistory, count: int, seed: int, device: str | Non
         return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")
     if count == 0 or not checkpoint.list_checkpoints(history.folder / checkpoint.CHECKPOINTS):
         return ReportSamples([], "None were requested." if count == 0 else "There is no checkpoint yet to sample from.")
-    from sedd import factory
-    from sedd.runtime.device import resolve_device
-
     loaded = factory.load_model(history.folder, device=str(resolve_device(device)))
     return ReportSamples(
         _generate_texts(loaded, count, seed), f"Drawn from {loaded.folder.name} with the EMA weights, seed {seed}."
     )
 
 
-def _generate_texts(loaded: "LoadedModel", count: int, seed: int, steps: int = 64) -> list[str]:
-    from sedd import generate, sampling
-
+def _generate_texts(loaded: factory.LoadedModel, count: int, seed: int, steps: int = 64) -> list[str]:
     sampling_run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps, seed=seed))
     rows = sampling_run.sample(sampling.empty(count, loaded.config.model.seq_len, loaded.device))
     return [loaded.tokenizer.decode(row.ids) for row in rows]
