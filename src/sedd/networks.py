@@ -78,7 +78,7 @@ def remember(folder: Path, network: Settings) -> None:
     """Record in the user's own settings that the model in ``folder`` was made here, so that it is found again."""
     if not network or network["class"] in registry.NETWORKS.plugins:
         return
-    record = {"folder": os.path.realpath(folder), "network": dict(network), "code": _code_folder(load(network))}
+    record = {"folder": os.path.realpath(folder), "network": dict(network), "code": _code_folder(import_class(network))}
     path = _record_path(folder)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -104,7 +104,7 @@ def _code_folder(found: type) -> str | None:
 # Classes ---------------------------------------------------------------------------------------------------
 
 
-def load(network: Settings) -> "type[nn.Module]":
+def import_class(network: Settings) -> "type[nn.Module]":
     """Import the class of a network; raise ValueError if it is not allowed, cannot be imported or is no module."""
     name: str = network["class"]
     if name in registry.NETWORKS.plugins:
@@ -169,7 +169,7 @@ def build(network: Settings, states: int, length: int, labels: int) -> "nn.Modul
         length: Tokens per sequence; passed as ``length`` if the constructor has such an argument.
         labels: Number of labels; passed as ``labels`` likewise.
     """
-    found, name = load(network), network["class"]
+    found, name = import_class(network), network["class"]
     options = {option: value for option, value in network.items() if option != "class"}
     parameters = inspect.signature(found).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

@@ -195,3 +195,14 @@ def test_the_number_of_outputs_is_checked(refuses: Callable[..., object]) -> Non
     refuses(lambda: model.hidden(x, SIGMA), "5 entries", "needs 6")
     causal = CausalModel(adapt(Few()), Absorbing(STATES - 1))
     refuses(lambda: causal.log_next(X[:, :2] % 4), "2 entries", "needs 4")
+
+
+def test_an_encoder_of_hugging_face_is_a_network() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    encoder = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=STATES, **sizes)).eval()
+    model = MeanModel(adapt(encoder), Absorbing(STATES - 1))
+    assert not model.depends_on_sigma
+    expected = encoder(X).logits[..., : STATES - 1].log_softmax(-1)
+    masked = X == STATES - 1
+    torch.testing.assert_close(model.log_mean(X, SIGMA)[masked], expected[masked])

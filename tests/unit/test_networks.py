@@ -128,7 +128,7 @@ def test_a_class_is_its_own_name() -> None:
         pass
 
     name = networks.allow(Local)
-    assert networks.load({"class": name}) is Local
+    assert networks.import_class({"class": name}) is Local
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_class_is_its_own_name() -> None:
 def test_names_that_lead_nowhere(name: str, words: list[str], code: Path, refuses: Callable[..., object]) -> None:
     (code / "broken.py").write_text("1 / 0")
     (code / "missing.py").write_text("import no_such_package")
-    refuses(lambda: networks.load(networks.named(name)), *words)
+    refuses(lambda: networks.import_class(networks.named(name)), *words)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,12 @@ def test_constructors_that_do_not_fit(
 
 def test_nothing_is_imported_that_was_not_named(code: Path, refuses: Callable[..., object]) -> None:
     networks.allow("mynets:Timeless")
-    refuses(lambda: networks.load({"class": "mynets:MyNet"}), "mynets:MyNet", "--network mynets:MyNet", "network=MyNet")
+    refuses(
+        lambda: networks.import_class({"class": "mynets:MyNet"}),
+        "mynets:MyNet",
+        "--network mynets:MyNet",
+        "network=MyNet",
+    )
     assert not was_imported(code / "mynets.py")
 
 
@@ -200,9 +205,9 @@ def test_a_run_of_ones_own_is_found_again(
         (tmp_path / "link").symlink_to(run)
         networks.allow_own(folder, claimed)
         if is_own:
-            assert networks.load(claimed).__name__ == "MyNet"
+            assert networks.import_class(claimed).__name__ == "MyNet"
         else:
-            refuses(lambda claimed=claimed: networks.load(claimed), "--network")
+            refuses(lambda claimed=claimed: networks.import_class(claimed), "--network")
 
 
 def test_a_record_that_cannot_be_written_is_a_warning(

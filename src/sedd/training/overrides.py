@@ -119,7 +119,7 @@ def merge_config(
     config = RunConfig.from_dict(given).check_trainable()
     _allow_network(layers, resume, file)
     if config.network:
-        networks.load(config.network)  # an error comes before any work
+        networks.import_class(config.network)  # an error comes before any work
     if resume and stored and config.data.sources == stored.data.sources:
         require_sources(config, resume, f"sedd train DATA --out {resume} --resume")
     if config.data.sources:
