@@ -20,7 +20,7 @@ def score_entropy(
     """Return the denoising score entropy and the prior term: a bound."""
     sigma, rate = schedule(t)
     diffusion = rate * process.score_entropy(model(x_t, sigma), x_t, x_0, sigma).sum(-1)
-    prior = x_0.shape[-1] * process.prior_kl(schedule.sigma(torch.ones_like(t)))
+    prior = process.prior_kl(x_0, schedule.sigma(torch.ones_like(t))).sum(-1)
     return diffusion + prior
 
 
@@ -32,7 +32,7 @@ def softmax_formula(
     s, masked = model(x_t, sigma).softmax(-1), process.is_noisy(x_t)
     a = 1 / torch.expm1(sigma)[:, None]  # the ratio of the clean token; that of all others is 0
     loss = 1 - s[..., -1] - a * at_token(s, x_0) + a * (a.log() - 1)  # s sums to 1 over tokens and mask
-    prior = x_0.shape[-1] * process.prior_kl(schedule.sigma(torch.ones_like(t)))
+    prior = process.prior_kl(x_0, schedule.sigma(torch.ones_like(t))).sum(-1)
     return rate * torch.where(masked, loss, 0).sum(-1) + prior
 
 

@@ -9,7 +9,7 @@ import torch
 from commands import Commands, start_server
 from hypothesis import settings
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("benchmarks", "notebooks")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("benchmarks", "notebooks", "tests/plugin")]
 
 # The same examples every time: a failure is a fact about the code, never about the day.
 settings.register_profile("sedd", deadline=None, derandomize=True, max_examples=40)

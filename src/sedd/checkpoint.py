@@ -270,6 +270,8 @@ class StoredModel(NamedTuple):
     labels: tuple[str, ...]
     data_sha256: str | None
     """Hash of the data it was trained on, if it was recorded."""
+    token_counts: tuple[int, ...] | None = None
+    """How often each token occurs in its training data, where its noise has their frequencies."""
 
 
 def holds_model(path: Path | str) -> bool:
@@ -367,7 +369,7 @@ def _no_model(folder: Path) -> str:
     )
 
 
-DERIVED = ("vocab_size", "labels", "data_sha256")
+DERIVED = ("vocab_size", "labels", "data_sha256", "token_counts")
 """Keys of a model's config.json that are no settings of its run, but follow from its data."""
 
 
@@ -383,7 +385,22 @@ def read_stored_model(path: Path) -> StoredModel:
         raise ValueError(f"{path / 'config.json'} has labels {repr(labels)[:80]}; they must be a list of names")
     check_count("the number of labels", len(labels), 0, 2**16 - 1)
     data_sha256 = stored.pop("data_sha256", None)
-    return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels), data_sha256)
+    counts = stored.pop("token_counts", None)
+    if counts is not None and not _are_counts(counts, vocab_size):
+        raise ValueError(
+            f"{path / 'config.json'} has token_counts {repr(counts)[:80]}; they must be a whole number, 0 or more, for "
+            f"each of {vocab_size} tokens"
+        )
+    token_counts = None if counts is None else tuple(counts)
+    return StoredModel(path, _parse_config(path, stored), vocab_size, tuple(labels), data_sha256, token_counts)
+
+
+def _are_counts(counts: Any, vocab_size: int) -> bool:
+    return (
+        isinstance(counts, list)
+        and len(counts) == vocab_size
+        and all(isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53 for count in counts)
+    )
 
 
 def read_run_config(run: Path) -> RunConfig:

@@ -129,14 +129,26 @@ class NoiseConfig:
     """The noise process and its schedule."""
 
     process: str = "absorbing"
-    """Noise process: absorbing (tokens become masks) or uniform (tokens become random tokens)."""
+    """Noise process. Tokens become absorbing: masks; uniform: random tokens; hybrid: masks or random tokens; frequency:
+    random tokens, drawn as often as they occur in the training data."""
     schedule: str | None = None
     """Noise schedule; log-linear by default."""
     options: dict[str, float] = field(default_factory=dict)
     """Options of the schedule: see the table below."""
+    mask_share: float | None = None
+    """Probability that hybrid noise replaces a token by the mask rather than by a random token; by default 0.9."""
 
     def __post_init__(self) -> None:
         registry.PROCESSES.check(self.process, "noise.process")
+        if self.mask_share is not None and self.process != "hybrid":
+            raise ValueError(
+                f"noise.mask_share is {self.mask_share}, and {self.process} noise has no such share; set "
+                "noise.process=hybrid, or leave it out"
+            )
+        if self.mask_share is not None and not 0 < self.mask_share < 1:
+            raise ValueError(
+                f"noise.mask_share is {self.mask_share}; it must lie between 0 (uniform noise) and 1 (absorbing noise)"
+            )
         if self.schedule is not None:
             registry.SCHEDULES.check(self.schedule, "noise.schedule")
 

@@ -20,7 +20,7 @@ from sedd import checkpoint, likelihood, networks, registry, sampling, stored_we
 from sedd.config import PRECISIONS, RunConfig, check_choice, check_label
 from sedd.diffusion import parameterization as parameterizations
 from sedd.diffusion.objective import Objective
-from sedd.diffusion.process import Absorbing, Process
+from sedd.diffusion.process import Process
 from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.likelihood import BoundTerms, Estimator
 from sedd.likelihood.orders import Orders, check_mixture, check_orders
@@ -37,9 +37,10 @@ WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
 
 
-def build_process(name: str, vocab_size: int) -> Process:
-    """Build a noise process on ``vocab_size`` tokens."""
-    process: Process = _load(registry.PROCESSES, name, Process)(vocab_size)
+def build_process(name: str, vocab_size: int, **options: Any) -> Process:
+    """Build a noise process on ``vocab_size`` tokens; ``options`` are its own: ``mask_share``, ``frequencies``."""
+    kind = _load(registry.PROCESSES, name, Process)
+    process: Process = _instantiate("process", name, kind, {"vocab_size": vocab_size, **options})
     return process
 
 
@@ -115,7 +116,6 @@ def _mixture_estimator(name: str | None, loaded: "LoadedModel", orders: Orders) 
     """Return the estimator of a mixture over orders."""
     check_orders(orders, name)
     check_mixture(loaded.config)
-    assert isinstance(loaded.process, Absorbing)
     if orders == "all":
         return likelihood.AllOrdersEstimator(loaded.process)
     return likelihood.ImportanceWeightedEstimator(loaded.process, int(orders))
@@ -127,7 +127,7 @@ def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int)
     if default.is_exact:
         return {"forward": default}
     bound = default if all_terms else likelihood.DiffusionTermEstimator(process, loaded.schedule, t_min)
-    if not (isinstance(loaded.model, parameterizations.MeanModel) and isinstance(process, Absorbing)):
+    if not (isinstance(loaded.model, parameterizations.MeanModel) and process.only_masks):
         return {"bound": bound}
     in_order = functools.partial(likelihood.FixedOrderEstimator, process)
     return {
@@ -171,7 +171,7 @@ def default_sampler(model: Any) -> str:
         return "left-to-right"
     if not isinstance(model, parameterizations.HiddenStateDenoiser):
         return "tweedie"
-    return "first-hitting" if isinstance(model.process, Absorbing) else "ancestral"
+    return "first-hitting" if model.process.only_masks else "ancestral"
 
 
 def build_grid(spec: str, steps: int | None) -> torch.Tensor:
@@ -200,9 +200,20 @@ class DiffusionSetup(NamedTuple):
     objective: Objective[Any]
 
 
-def build_setup(config: RunConfig, vocab_size: int) -> DiffusionSetup:
-    """Build the process, schedule and objective of a run."""
-    process = build_process(config.noise.process, vocab_size)
+def build_setup(config: RunConfig, vocab_size: int, token_counts: Sequence[int] | None = None) -> DiffusionSetup:
+    """Build the process, schedule and objective of a run.
+
+    Args:
+        config: The run.
+        vocab_size: Number of tokens.
+        token_counts: How often each token occurs in the training data, for process ``frequency``.
+    """
+    noise: dict[str, Any] = {}
+    if config.noise.mask_share is not None:
+        noise["mask_share"] = config.noise.mask_share
+    if token_counts is not None:
+        noise["frequencies"] = [count + 1 for count in token_counts]  # a token that never occurs may be noise too
+    process = build_process(config.noise.process, vocab_size, **noise)
     schedule = build_schedule(config.noise.schedule or "log-linear", **config.noise.options)
     options: dict[str, Any] = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
     if (name := config.train.time_sampling) != "uniform":  # every objective's default; not all have another
@@ -366,9 +377,9 @@ def load_model(
         precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
         network: The class of a network of the user's own, or its name, instead of the name in its configuration.
     """
-    path, config, vocab_size, labels, data_sha256 = checkpoint.find_model(folder, weights)
+    path, config, vocab_size, labels, data_sha256, token_counts = checkpoint.find_model(folder, weights)
     config = _with_network(config, path, network)
-    setup = build_setup(config, vocab_size)
+    setup = build_setup(config, vocab_size, token_counts)
     stored, tokenizer = stored_weights.load_weights(path, weights), load_tokenizer(path)
     if difference := _difference(config, setup, len(labels), stored.tensors):
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {difference}")

@@ -93,8 +93,10 @@ SCHEDULES = Registry(
 PROCESSES = Registry(
     "process",
     {
-        "absorbing": "sedd.diffusion.process.absorbing:Absorbing",
-        "uniform": "sedd.diffusion.process.uniform:Uniform",
+        "absorbing": "sedd.diffusion.process:Absorbing",
+        "uniform": "sedd.diffusion.process:Uniform",
+        "hybrid": "sedd.diffusion.process:Hybrid",
+        "frequency": "sedd.diffusion.process:Frequency",
     },
     "sedd.processes",
 )

@@ -18,6 +18,7 @@ import pytest
 from sedd import registry
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/extend.md"
+PLUGIN = Path(__file__).parents[1] / "plugin"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
 FILES = [re.fullmatch(r"# (\S+)\n(.*)", text, re.DOTALL) for kind, text in BLOCKS if kind in ("py", "toml")]
 
@@ -60,6 +61,11 @@ def test_the_guide_does_what_it_says(steps: str, tmp_path: Path) -> None:
         elif kind == "text":
             assert printed.endswith(text), f"{printed}\nis not\n{text}"
     assert len(list(folder.glob("my-sedd/tests/test_*.py"))) == 5
+
+
+def test_the_dense_process_is_the_one_that_the_other_tests_use() -> None:
+    written = {match[1]: match[2] for match in FILES if match}
+    assert written["my-sedd/my_sedd/dense_process.py"] == (PLUGIN / "dense_process.py").read_text()
 
 
 def test_every_file_has_its_path() -> None:

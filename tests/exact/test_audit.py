@@ -147,7 +147,7 @@ def test_a_function_that_takes_the_schedule_must_have_the_prior_term(
     ) -> torch.Tensor:
         sigma, rate = schedule(t)
         diffusion = rate * process.score_entropy(model(x_t, sigma), x_t, x_0, sigma).sum(-1)
-        prior = x_0.shape[-1] * process.prior_kl(schedule.sigma(torch.ones_like(t)))
+        prior = process.prior_kl(x_0, schedule.sigma(torch.ones_like(t))).sum(-1)
         return diffusion + prior if has_prior else diffusion
 
     result = audit.audit_function(loss)
@@ -189,7 +189,7 @@ def test_random_draws_refute_what_is_no_bound(monkeypatch: pytest.MonkeyPatch) -
 
 
 def without_prior(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Absorbing, "prior_kl", lambda self, sigma: torch.zeros_like(sigma))
+    patch.setattr(Absorbing, "prior_kl", lambda self, x_0, sigma: torch.zeros_like(x_0 * sigma[:, None]))
 
 
 def without_reconstruction(patch: pytest.MonkeyPatch) -> None:

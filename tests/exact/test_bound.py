@@ -4,13 +4,23 @@ import math
 
 import pytest
 import torch
-from toys import expected_loss, random_distribution, random_model, tensor
+from toys import (
+    KINDS,
+    Kind,
+    expected_loss,
+    frequency,
+    hybrid,
+    masks_and_frequency,
+    random_distribution,
+    random_model,
+    tensor,
+)
 
 from sedd import exact
 from sedd.diffusion.divergence import Divergence, score_entropy
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import ConditionalModel, MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Process, Ratio, Uniform
+from sedd.diffusion.parameterization import ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
+from sedd.diffusion.process import Absorbing, Process, Ratio, Replacement, Uniform
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 from sedd.exact import Distribution, objectives
 
@@ -48,6 +58,14 @@ def test_uniform_bound_is_the_entropy(schedule: Schedule, length: int, seed: int
     assert abs(bound_of_training_code(distribution, process, schedule, nodes=200) - distribution.entropy()) <= 1e-4
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("schedule", [Geometric(), LogLinear()], ids=str)
+@pytest.mark.parametrize("kind", [hybrid, frequency, masks_and_frequency])
+def test_the_bound_under_mixed_noise_is_the_entropy(kind: Kind, schedule: Schedule, seed: int) -> None:
+    distribution, process = random_distribution(3, 2, seed), kind(3)
+    assert abs(bound_of_training_code(distribution, process, schedule, nodes=200) - distribution.entropy()) <= 1e-4
+
+
 def test_reconstruction_is_needed() -> None:
     """Geometric starts at noise 1e-4, where a token in ten thousand is unknown: 0.002 nats of 3."""
     distribution, process = random_distribution(3, 3, 0), Uniform(3)
@@ -59,8 +77,8 @@ def test_reconstruction_is_needed() -> None:
 
 
 @pytest.mark.parametrize("t_min", [0.01, 0.1])
-@pytest.mark.parametrize("kind", [Uniform, Absorbing])
-def test_starting_late_costs_what_one_factorised_step_costs(kind: type[Process], t_min: float) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_starting_late_costs_what_one_factorised_step_costs(kind: Kind, t_min: float) -> None:
     """From t_min > 0 the bound stays a bound; its excess is the dependence that one step to 0 ignores."""
     distribution, process = random_distribution(3, 3, 0), kind(3)
     terms = exact.bound(
@@ -71,10 +89,11 @@ def test_starting_late_costs_what_one_factorised_step_costs(kind: type[Process],
 
 
 @pytest.mark.parametrize(("length", "seed"), DISTRIBUTIONS)
-@pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear(0.01)), (Uniform, Geometric(1e-4, 2.0))])
-def test_the_practical_base_costs_its_divergence(
-    kind: type[Process], schedule: Schedule, length: int, seed: int
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [(Absorbing, LogLinear(0.01)), *((kind, Geometric(1e-4, 2.0)) for kind in (Uniform, hybrid, frequency))],
+)
+def test_the_practical_base_costs_its_divergence(kind: Kind, schedule: Schedule, length: int, seed: int) -> None:
     distribution, process = random_distribution(3, length, seed), kind(3)
     true, base = (
         exact.bound(exact.Score(distribution, process), distribution, process, schedule, true_base=wanted, nodes=4)
@@ -86,28 +105,38 @@ def test_the_practical_base_costs_its_divergence(
     assert abs(log_base.exp().sum() - 1) < 1e-12
     excess = (p_1 * (p_1.log() - log_base)).sum()
     torch.testing.assert_close(base.total - true.total, excess, rtol=0, atol=1e-12)
-    torch.testing.assert_close(base.prior, length * process.prior_kl(sigma), rtol=0, atol=1e-12)
+    of_token = process.prior_kl(distribution.sequences, sigma.expand(3**length))
+    torch.testing.assert_close(base.prior, (distribution.probabilities * of_token.sum(-1)).sum(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])
 @pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear()), (Uniform, Geometric())])
-def test_a_wrong_model_has_a_worse_bound(kind: type[Process], schedule: Schedule, wrapper: type) -> None:
+def test_a_wrong_model_has_a_worse_bound(kind: Kind, schedule: Schedule, wrapper: type) -> None:
     distribution, process = random_distribution(3, 3, 0), kind(3)
     terms = exact.bound(random_model(wrapper, process, 3), distribution, process, schedule, nodes=60)
     assert terms.total > distribution.entropy() + 0.1
 
 
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric()], ids=str)
-@pytest.mark.parametrize("kind", [Absorbing, Uniform])
+@pytest.mark.parametrize("kind", [Absorbing, Uniform, hybrid])
 @pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel, ConditionalModel])
-def test_a_network_of_zeros_has_the_bound_of_uniform_tokens(
-    wrapper: type, kind: type[Process], schedule: Schedule
-) -> None:
+def test_a_network_of_zeros_has_the_bound_of_uniform_tokens(wrapper: type, kind: Kind, schedule: Schedule) -> None:
     """log N per token, whatever the data: an untrained network is never worse than a guess."""
     distribution, process = random_distribution(3, 2, 0), kind(3)
     zeros = wrapper(exact.Table(process.num_states, 2).requires_grad_(False), process)
     total = exact.bound(zeros, distribution, process, schedule, nodes=150).total
     torch.testing.assert_close(total, tensor(2 * math.log(3)), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("wrapper", [ScoreModel, SignedScoreModel])
+@pytest.mark.parametrize("kind", [frequency, masks_and_frequency])
+def test_a_score_network_of_zeros_under_noise_by_frequency_is_a_unigram_model(kind: Kind, wrapper: type) -> None:
+    """Its bound is the cross-entropy of the data and the frequencies of the noise."""
+    distribution, process = random_distribution(3, 2, 0), kind(3)
+    zeros = wrapper(exact.Table(process.num_states, 2).requires_grad_(False), process)
+    total = exact.bound(zeros, distribution, process, LogLinear(), nodes=150).total
+    unigram = torch.tensor(process.frequencies).double().log()[distribution.sequences].sum(-1)
+    torch.testing.assert_close(total, -(distribution.probabilities * unigram).sum(), rtol=0, atol=1e-3)
 
 
 def test_a_denoiser_without_the_likelihood_of_its_token_is_far_worse_than_a_guess() -> None:
@@ -117,8 +146,8 @@ def test_a_denoiser_without_the_likelihood_of_its_token_is_far_worse_than_a_gues
     assert exact.bound(model, distribution, process, Geometric(), nodes=150).total > 2 * math.log(3) + 5
 
 
-@pytest.mark.parametrize("kind", [Absorbing, Uniform])
-def test_distributions_with_sequences_that_never_happen(kind: type[Process]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_distributions_with_sequences_that_never_happen(kind: Kind) -> None:
     distribution, process, schedule = Distribution(torch.eye(2).double() / 2), kind(2), LogLinear()
     score = exact.Score(distribution, process)
     true = exact.bound(score, distribution, process, schedule, true_base=True, nodes=150)
@@ -154,20 +183,24 @@ def inverted(ratios: object) -> object:
     return mutant
 
 
-@pytest.mark.parametrize(("kind", "schedule"), [(Absorbing, LogLinear()), (Uniform, Geometric())])
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [(Absorbing, LogLinear()), *((kind, Geometric()) for kind in (Uniform, hybrid, frequency))],
+)
 @pytest.mark.parametrize("mutant", ["none", "constant dropped", "ratio inverted", "Q transposed", "sigma for rate"])
-def test_mutants_are_caught(
-    kind: type[Process], schedule: Schedule, mutant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutants_are_caught(kind: Kind, schedule: Schedule, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant == "constant dropped":
         monkeypatch.setattr("sedd.diffusion.process.base.score_entropy", NoConstant())
     if mutant == "ratio inverted":
-        monkeypatch.setattr(kind, "ratios", inverted(kind.ratios))
+        monkeypatch.setattr(Replacement, "ratios", inverted(Replacement.ratios))
     if mutant == "Q transposed" and kind is Uniform:
         return  # Q is symmetric: not a mistake there
-    if mutant == "Q transposed":  # tokens, not masks, would move backwards
+    if mutant == "Q transposed" and kind is Absorbing:  # tokens, not masks, would move backwards
         is_noisy = kind.is_noisy
         monkeypatch.setattr(kind, "is_noisy", lambda self, x_t: ~is_noisy(self, x_t))
+    elif mutant == "Q transposed":  # the rate into x_t would not be the share of x_t, but of the others together
+        pi = Replacement._pi
+        monkeypatch.setattr(Replacement, "_pi", lambda self, y: (1 - pi(self, y)) / (self.num_states - 1))
     if mutant == "sigma for rate":
         monkeypatch.setattr(type(schedule), "rate", type(schedule).sigma)
     distribution = random_distribution(3, 3, 0)

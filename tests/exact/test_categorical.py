@@ -7,7 +7,7 @@ import scipy.stats
 import torch
 
 from sedd.diffusion import categorical
-from sedd.diffusion.process import Absorbing
+from sedd.diffusion.process import reveal_probability
 from sedd.diffusion.schedule import LogLinear
 
 N = 50_257
@@ -134,7 +134,7 @@ def test_steps_have_the_given_weights(generator: torch.Generator) -> None:
 def test_steps_that_reveal_something(n: int, length: int) -> None:
     """A mask is revealed at each of n equal steps equally often, so n(1 − (1−1/n)^L) steps reveal something."""
     sigma = LogLinear(1e-9).sigma(torch.linspace(0, 1, n + 1, dtype=torch.float64))
-    rho = Absorbing(3).reveal(sigma[:-1], sigma[1:]).flip(0)  # from t = 1 down
+    rho = reveal_probability(sigma[:-1], sigma[1:]).flip(0)  # from t = 1 down
     at = rho * torch.cat([torch.ones(1), (1 - rho)[:-1]]).cumprod(0)
     torch.testing.assert_close(at, torch.full((n,), 1 / n).double(), rtol=1e-6, atol=0)
     assert math.isclose((1 - (1 - at) ** length).sum(), n * (1 - (1 - 1 / n) ** length), rel_tol=1e-6)

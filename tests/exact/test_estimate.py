@@ -49,7 +49,7 @@ def bound_of_each(model: object, process: Process, schedule: Schedule, length: i
     all_alike = exact.Distribution(torch.full((3,) * length, 3.0**-length, dtype=torch.float64))
     losses, trained = DenoisingScoreEntropy(), with_schedule(model, schedule)
     ends = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64))
-    total = torch.full((3**length,), length, dtype=torch.float64) * process.prior_kl(ends[1])
+    total = process.prior_kl(exact.all_sequences(3, length), ends[1].expand(3**length)).sum(-1)
 
     def add(cost: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], sigma: torch.Tensor, share: float) -> None:
         x_t, x_0, weight = pairs(all_alike, process, sigma)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import expected_loss, random_distribution, random_model, tensor, with_schedule
+from toys import KINDS, Kind, expected_loss, frequency, hybrid, random_distribution, random_model, tensor, with_schedule
 
 from sedd import exact
 from sedd.diffusion import objective as objectives
@@ -27,7 +27,7 @@ from sedd.diffusion.schedule import (
 from sedd.exact import explicit_objectives
 from sedd.exact import objectives as definition
 
-PROCESSES = [Uniform, Absorbing]
+PROCESSES = [kind(3) for kind in KINDS]
 SCHEDULES: list[Schedule] = [LogLinear(), Geometric(), Cosine(), Polynomial()]
 P_DATA = random_distribution(3, 3, seed=0)
 AT_NOISE = {  # objective, definition, what it is tested on, whether the schedule's rate weighs it
@@ -47,7 +47,7 @@ def make(kind: type) -> objectives.Objective:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
 @pytest.mark.parametrize("kind", AT_NOISE)
 def test_losses_are_their_definitions(kind: type, process: Process, schedule: Schedule) -> None:
     define, wrapper, weighed = AT_NOISE[kind]
@@ -60,7 +60,7 @@ def test_losses_are_their_definitions(kind: type, process: Process, schedule: Sc
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_d3pm_is_its_definition(process: Process, schedule: Schedule) -> None:
     model, objective = random_model(MeanModel, process, 3), objectives.D3PM(steps=5)
     times = objective.times(torch.linspace(0.1, 0.9, 5).double())
@@ -157,9 +157,9 @@ class CausalTable(torch.nn.Module):
         return weight[x]
 
 
-@given(st.sampled_from(PROCESSES), st.integers(2, 4), st.integers(1, 3), st.floats(1e-3, 8.0), st.integers(0, 99))
+@given(st.sampled_from(KINDS), st.integers(2, 4), st.integers(1, 3), st.floats(1e-3, 8.0), st.integers(0, 99))
 def test_explicit_score_entropy_is_zero_at_the_truth_alone(
-    kind: type[Process], n: int, length: int, sigma: float, seed: int
+    kind: Kind, n: int, length: int, sigma: float, seed: int
 ) -> None:
     distribution, process = random_distribution(n, length, seed), kind(n)
     truth = definition.explicit_score_entropy(exact.Score(distribution, process), distribution, process, tensor(sigma))
@@ -175,9 +175,9 @@ def gradient(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
     return grad
 
 
-@given(st.sampled_from(PROCESSES), st.integers(2, 3), st.integers(1, 3), st.floats(1e-2, 5.0), st.integers(0, 99))
+@given(st.sampled_from(KINDS), st.integers(2, 3), st.integers(1, 3), st.floats(1e-2, 5.0), st.integers(0, 99))
 def test_three_forms_of_score_entropy_have_one_gradient(
-    kind: type[Process], n: int, length: int, sigma: float, seed: int
+    kind: Kind, n: int, length: int, sigma: float, seed: int
 ) -> None:
     """§7.1, and two forms of concrete score matching likewise."""
     distribution, process, model = (
@@ -196,7 +196,7 @@ def test_three_forms_of_score_entropy_have_one_gradient(
     torch.testing.assert_close(denoising, truth, rtol=1e-9, atol=1e-9 * truth.abs().max().item())
 
 
-@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
 @pytest.mark.parametrize("kind", [k for k, (_, wrapper, _) in AT_NOISE.items() if wrapper is ScoreModel])
 def test_gradients_of_the_training_code_are_those_of_the_definitions(kind: type, process: Process) -> None:
     define, _, _ = AT_NOISE[kind]
@@ -260,8 +260,14 @@ def test_time_lambda_and_any_order_are_one_number() -> None:
         torch.testing.assert_close(by_time, by_order, rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize(("process", "schedule"), [(Absorbing(3), LogLinear()), (Uniform(3), Geometric(1e-2, 8.0))])
-def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Schedule) -> None:
+@pytest.mark.parametrize(
+    ("process", "schedule", "steps"),
+    [
+        (Absorbing(3), LogLinear(), 64),
+        *((kind(3), Geometric(1e-2, 8.0), steps) for kind, steps in ((Uniform, 64), (frequency, 64), (hybrid, 256))),
+    ],
+)
+def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Schedule, steps: int) -> None:
     """The distance halves as T doubles, and from above at the truth; the reconstruction from σ(0) is in neither."""
 
     def distance(model: object, steps: int) -> float:
@@ -274,9 +280,9 @@ def test_d3pm_goes_to_score_entropy_as_steps_grow(process: Process, schedule: Sc
         return exact.integrate(lambda t: expected_loss(objective, model, P_DATA, schedule, t), nodes=80).item()
 
     truth, wrong = exact.Score(P_DATA, process), random_model(MeanModel, process, 3, seed=2)
-    assert distance(truth, 64) > 0
+    assert distance(truth, steps) > 0
     for model in (truth, wrong):
-        assert 1.9 < distance(model, 64) / distance(model, 128) < 2.1
+        assert 1.9 < distance(model, steps) / distance(model, 2 * steps) < 2.1
 
 
 @pytest.mark.parametrize(("schedule", "t_min"), [(LogLinear(), 0.0), (LogLinear(), 1e-3), (Geometric(0.1, 4.0), 0.2)])
@@ -311,7 +317,7 @@ def test_the_constant_by_which_other_code_differs_in_t_dce(schedule: Schedule, t
 
 
 def test_the_truth_is_where_ratio_matching_and_cross_entropy_are_least() -> None:
-    for process in (Uniform(3), Absorbing(3)):
+    for process in PROCESSES:
         truth, sigma = exact.Score(P_DATA, process), tensor(0.6)
         for define, wrapper in (
             (definition.ratio_matching, ConditionalModel),
@@ -330,7 +336,7 @@ def test_softmax_linear_is_not_least_at_the_truth() -> None:
     assert peaked < definition.softmax_linear(truth, distribution, process, sigma) - 0.05
 
 
-@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_losses_of_sampled_noise_average_to_the_expected_loss(process: Process) -> None:
     """The whole call: times, weights, noise. 5 standard errors; false alarm below 1e-5 over its 4 comparisons."""
     schedule, generator = Geometric(1e-3, 10.0), torch.Generator().manual_seed(0)
@@ -376,7 +382,7 @@ def test_at_token_and_log_odds() -> None:
     assert torch.isfinite(log_odds(torch.tensor([0.0, 1e-30, 500.0]))).all()
 
 
-@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_concrete_score_matching_of_scores_of_any_sign(process: Process) -> None:
     """Its gradient is that of ½(s − p_t(y)/p_t(x))²; of positive scores it is the loss of a score model."""
     schedule, t = LogLinear(), tensor(0.3)

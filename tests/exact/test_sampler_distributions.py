@@ -14,7 +14,7 @@ from toys import random_distribution, random_model, tensor
 from sedd import exact, sampling
 from sedd.diffusion import reverse
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Uniform
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.exact import sampler_distribution
@@ -48,7 +48,11 @@ SETTINGS: list[tuple[Process, Schedule]] = [
     (Absorbing(3), LogLinear()),
     (Uniform(3), LogLinear(1e-2)),
     (Uniform(3), Geometric(1e-3, 8.0)),
+    (Hybrid(3, 0.6), LogLinear(1e-2)),
+    (Frequency(3, (1, 2, 3)), LogLinear(1e-2)),
 ]
+TOKEN_NOISES = range(1, len(SETTINGS))
+"""Numbers of the settings in which tokens are noise, not masks alone."""
 EVERYWHERE: dict[str, Any] = {
     "tweedie": Tweedie(),
     "euler": Euler(),
@@ -92,7 +96,7 @@ def cases() -> list[tuple[str, str, int]]:
     found = []
     for at, (process, _) in enumerate(SETTINGS):
         names = [name for name in EVERYWHERE if name != "theta-early"]  # its order is tested below
-        names += MASKS if isinstance(process, Absorbing) else TOKENS
+        names += MASKS if process.only_masks else TOKENS
         found += [(n, m, at) for n in names for m in ("true", "score", "mean") if (n, m) != ("ancestral", "score")]
     return found
 
@@ -219,7 +223,7 @@ def error(chosen: GridSampler, model: exact.Score, steps: int) -> float:
     return total_variation(p, p_data.at(process, tensor(0.0)))
 
 
-ORDERS = [(name, at) for name in EVERYWHERE for at in range(3) if not (name.startswith("theta") and at)]
+ORDERS = [(name, at) for name in EVERYWHERE for at in range(len(SETTINGS)) if not (name.startswith("theta") and at)]
 
 
 def gain(chosen: GridSampler, model: exact.Score, steps: int) -> float:
@@ -234,8 +238,8 @@ def test_the_error_falls_at_the_declared_order(name: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("theta", [0.3, 0.5])
-@pytest.mark.parametrize("at", [1, 2])
-def test_under_uniform_noise_only_clamps_keep_theta_from_the_second_order(
+@pytest.mark.parametrize("at", TOKEN_NOISES)
+def test_where_tokens_are_noise_only_clamps_keep_theta_from_the_second_order(
     at: int, theta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen, model = Theta(theta), exact.Score(mild_distribution(), *SETTINGS[at])
@@ -280,8 +284,8 @@ def test_first_hitting_has_the_distribution_of_tweedie(steps: int, given: torch.
     assert total_variation(*differ) > 1e-3
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_ancestral_has_the_distribution_of_tweedie_under_uniform_noise(at: int) -> None:
+@pytest.mark.parametrize("at", TOKEN_NOISES)
+def test_ancestral_has_the_distribution_of_tweedie_where_tokens_are_noise(at: int) -> None:
     model = models(*SETTINGS[at])["mean"]
     distributions = [exact.sample_distribution(chosen, model, BLANK, 6) for chosen in (Ancestral(), Tweedie())]
     assert total_variation(*distributions) <= 1e-12
@@ -301,7 +305,7 @@ def test_one_position_per_call_samples_the_data(direction: str) -> None:
 
 def test_infilling_is_the_conditional_under_absorbing_noise_and_nearly_so_under_uniform() -> None:
     distribution = random_distribution(3, 3, 0)
-    for at, worst in ((0, 1e-12), (1, 0.1), (2, 0.1)):
+    for at, worst in ((0, 1e-12), *((at, 0.1) for at in TOKEN_NOISES)):
         score = exact.Score(distribution, *SETTINGS[at])
         truth = distribution.given(MIDDLE).at(score.process, tensor(0.0))
         if at == 0:
@@ -336,11 +340,11 @@ def test_remasking_approaches_the_data_as_it_fades() -> None:
     assert fixed[0] / fixed[1] < 1.7
 
 
-@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("at", TOKEN_NOISES)
 def test_gibbs_corrections_keep_the_distribution_and_reduce_errors(at: int) -> None:
     process, schedule = SETTINGS[at]
     distribution = random_distribution(3, 3, 0)
-    score, x = exact.Score(distribution, process, schedule), exact.all_sequences(3, 3)
+    score, x = exact.Score(distribution, process, schedule), exact.all_sequences(process.num_states, 3)
     sigma = schedule.sigma(tensor(0.3))
     right = distribution.at(process, sigma)
     table = reverse.normalize_probs(score(x, sigma.expand(len(x))).exp())
@@ -581,7 +585,7 @@ def test_a_sampler_is_written_by_its_step_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["true", "score", "mean"])
-@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("at", range(len(SETTINGS)))
 def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     """p(x_0 | x) is p^(1/T) of what it was; masks are revealed at the same rate as before."""
     process, schedule = SETTINGS[at]
@@ -593,7 +597,7 @@ def test_temperature_acts_on_the_clean_token_alone(kind: str, at: int) -> None:
     found = reverse.denoised_probs(process, sharp(x, sigma), x, sigma)
     free = process.is_noisy(x)
     torch.testing.assert_close(found[free], reverse.normalize_probs(plain**2)[free], rtol=1e-7, atol=1e-9)
-    if isinstance(process, Absorbing):
+    if process.only_masks:
         paces = (m(x, sigma)[..., :3].exp().sum(-1)[free] for m in (model, sharp))
         torch.testing.assert_close(*paces, rtol=1e-9, atol=0)
 
@@ -632,9 +636,9 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
 def test_bad_settings_are_refused(refuses: Callable[..., None]) -> None:
     masks, tokens = models(Absorbing(3))["true"], models(Uniform(3))["true"]
     for chosen, model, *words in (
-        (FirstHitting(), tokens, "uniform", "tweedie"),
-        (Gibbs(), masks, "absorbing", "remask"),
-        (Remask(), tokens, "uniform", "gibbs"),
+        (FirstHitting(), tokens, "tokens change", "tweedie"),
+        (Gibbs(), masks, "only masks", "remask"),
+        (Remask(), tokens, "tokens change", "gibbs"),
     ):
         refuses(lambda chosen=chosen, model=model: chosen.sample(model, 1, 3), *words)
         refuses(lambda chosen=chosen, model=model: exact.sample_distribution(chosen, model, BLANK, 5), *words)

@@ -1,6 +1,7 @@
-"""Distributions and models that are small enough to enumerate."""
+"""Distributions and models that are small enough to enumerate, and every kind of noise."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,12 +9,32 @@ import torch
 from sedd import exact
 from sedd.diffusion.objective import Objective
 from sedd.diffusion.parameterization import ConditionalModel, MeanModel, ScoreModel
-from sedd.diffusion.process import Process
+from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
 from sedd.diffusion.schedule import LogLinear, Schedule
 
 
 def tensor(x: float) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.float64)
+
+
+def hybrid(vocab_size: int) -> Process:
+    """Masks and random tokens."""
+    return Hybrid(vocab_size, 0.6)
+
+
+def frequency(vocab_size: int) -> Process:
+    """Random tokens of different frequencies."""
+    return Frequency(vocab_size, range(1, vocab_size + 1))
+
+
+def masks_and_frequency(vocab_size: int) -> Process:
+    """Masks, and random tokens of different frequencies."""
+    return Replacement(vocab_size, 0.3, range(vocab_size, 0, -1))
+
+
+Kind = Callable[[int], Process]
+KINDS: list[Kind] = [Uniform, Absorbing, hybrid, frequency, masks_and_frequency]
+"""Every kind of noise, by the number of tokens."""
 
 
 def random_distribution(vocab_size: int, length: int, seed: int) -> exact.Distribution:

@@ -16,7 +16,7 @@ import test_sampler_distributions as distributions
 from sedd import exact, factory, sampling
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing
+from sedd.diffusion.process import Absorbing, fused
 from sedd.diffusion.rng import CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.categorical import HeadLogits, sample_categorical
@@ -77,7 +77,7 @@ class ExactOnCpu(torch.nn.Module):
             logits = log_mean - process.add_log_likelihood(torch.zeros_like(log_mean), x_cpu, sigma_cpu)
             output = torch.nn.functional.pad(logits, (0, process.num_states - 3))
         else:
-            output = self.truth(x_cpu, sigma_cpu) - process.log_score_shift(sigma_cpu)[:, None, None]
+            output = self.truth(x_cpu, sigma_cpu) - fused.log_score_shift(process, sigma_cpu)[:, None, None]
         return output.float().to(x.device)
 
 

@@ -5,9 +5,9 @@ from math import pi
 from typing import ClassVar, final
 
 import torch
+from dense_process import DenseProcess
 from torch import Tensor
 
-from sedd.diffusion.process import DenseProcess
 from sedd.sampling.base import GridSampler, StepContext, draw_clean_tokens
 
 

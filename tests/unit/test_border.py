@@ -55,7 +55,7 @@ def test_impossible_noise(process: Process, sigma: float, refuses: object, gener
     for call in (
         lambda: process.corrupt(X, bad, generator),
         lambda: process.transition_matrix(bad),
-        lambda: process.prior_kl(bad),
+        lambda: process.prior_kl(X, bad),
         lambda: process.score_entropy(log_score, X, X, bad),
         lambda: process.staggered_score(log_score, bad),
         lambda: process.transition(X, X, bad[:, None]),
@@ -112,7 +112,7 @@ def test_other_settings_of_schedules(refuses: object) -> None:
 @pytest.mark.parametrize("name", ["t-dce", "lambda-dce", "any-order"])
 def test_objectives_that_mask_need_a_mask(name: str, refuses: object) -> None:
     loss, model = factory.build_objective(name), parameterization.MeanModel(exact.Table(4, 2), Uniform(4))
-    refuses(lambda: loss(model, X), "Absorbing", "Uniform(vocab_size=4)", "no mask")
+    refuses(lambda: loss(model, X), "Absorbing", "Uniform(vocab_size=4)", "tokens too")
 
 
 @pytest.mark.parametrize(

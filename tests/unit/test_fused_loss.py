@@ -30,7 +30,7 @@ from sedd.diffusion.parameterization import (
     MeanModel,
     ScoreModel,
 )
-from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.process import Absorbing, Process, Uniform, fused
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import linear_loss as linear_loss_module
@@ -238,16 +238,16 @@ def head_case(
         loss: HeadLoss = CrossEntropyLoss(states, x_0, weights.float())
         return Case(hidden, weight, bias, loss, lambda z: -weights.to(z.dtype) * _log_softmax(z[:, :states], x_0))
     log_data, log_rest = (
-        None if a is None else a.squeeze(-1).float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
+        None if a is None else a.flatten().float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
     )
     assert log_data is not None
-    scale = process.log_score_shift(noise).float()
+    scale = fused.log_score_shift(process, noise).float()
     loss = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, weights.float())
 
     def plain(z: Tensor) -> Tensor:
-        log_s = (z + process.log_score_shift(noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
+        log_s = (z + fused.log_score_shift(process, noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
         loss = process.score_entropy(log_s[:, None], x_t[:, None], x_0[:, None], noise)
-        return weights.to(z.dtype) * loss[:, 0] / process.incoming_rate
+        return weights.to(z.dtype) * loss[:, 0] / fused.incoming_rate(process)
 
     return Case(hidden, weight, bias, loss, plain)
 
@@ -391,7 +391,7 @@ def test_float32_near_the_minimum() -> None:
     hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
     weight = 1e-4 * torch.randn(states, width, generator=generator, dtype=torch.float64)
     log_s = (hidden @ weight.T)[:, None].scatter(-1, x[..., None], 0)
-    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / process.incoming_rate
+    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / fused.incoming_rate(process)
     ratio = process.ratios(x, x_0, noise[:, 0])
     assert ratio.log_rest is not None
     one = torch.ones(n)
@@ -401,14 +401,14 @@ def test_float32_near_the_minimum() -> None:
         x_0[:, 0],
         0 * one,
         ratio.log_data[:, 0].float(),
-        ratio.log_rest[:, 0].float(),
+        ratio.log_rest.flatten().float(),
         one,
     )
     output = linear_loss(hidden.float(), weight.float(), None, loss)
     assert ((truth - output.rows).abs() / truth).max() < 1e-4
 
     z = hidden.float() @ weight.float().T
-    a = ratio.log_rest[:, 0].float().exp()
+    a = ratio.log_rest.flatten().float().exp()
     by_columns = z.exp().sum(-1) - a * (hidden.float() @ weight.float().sum(0)) + states * (torch.xlogy(a, a) - a)
     assert ((by_columns - truth).abs() / truth).max() > 1e-2  # the mutant: the same sum, term by term in float32
 

@@ -53,7 +53,7 @@ def test_closed_forms_need_no_matrix(process: Process) -> None:
     assert process.transition(y, x, sigma[:, None]).shape == x.shape
     assert process.rate(y, x).shape == x.shape
     ratios = [part for part in process.ratios(y, x, sigma) if part is not None]  # None stands for 0
-    assert all(part.broadcast_to(x.shape).shape == x.shape for part in ratios)
+    assert all(part.numel() <= x.numel() for part in ratios)
 
 
 def test_stratified_times_are_spread_and_each_is_uniform() -> None:

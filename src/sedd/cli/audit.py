@@ -26,7 +26,7 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Audit all objectives, under both noise processes.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Audit all objectives, under every noise process.")] = False,
     process: Annotated[str, typer.Option(help=f"Noise process: {list_names(registry.PROCESSES)}.")] = "absorbing",
     draws: Annotated[
         int, typer.Option(help="Random draws per sequence, for a function that takes generator; at least 100.")

@@ -39,14 +39,15 @@ def _describe(model: Path | str, as_json: bool) -> None:
     from sedd.card_facts import CardFacts
     from sedd.tokenizer import load_tokenizer
 
-    folder, config, vocab_size, labels, _ = checkpoint.find_model(model)
+    found = checkpoint.find_model(model)
+    folder, config = found.folder, found.config
     state, options, stored = checkpoint.read_state(folder), config.noise.options, stored_weights.read_header(folder)
     record: dict[str, Any] = {
         "folder": str(folder),
         "parameters": stored.parameters,
         "weights": stored.dtype,
         "bytes": stored.bytes,
-        "vocab_size": vocab_size,
+        "vocab_size": found.vocab_size,
         "seq_len": config.model.seq_len,
         "process": config.noise.process,
         "schedule": " ".join([str(config.noise.schedule), *(f"{name}={value}" for name, value in options.items())]),
@@ -54,7 +55,7 @@ def _describe(model: Path | str, as_json: bool) -> None:
         "parameterization": config.model.parameterization,
         "architecture": config.describe_network() if config.network else config.model.architecture,
         "tokenizer": load_tokenizer(folder).kind,
-        **({"labels": ", ".join(labels)} if labels else {}),
+        **({"labels": ", ".join(found.labels)} if found.labels else {}),
         "step": state["step"],
         "tokens": state["tokens"],
     }

@@ -96,7 +96,7 @@ OBJECTIVES = {
     "autoregressive": "the next token from left to right, a baseline",
 }
 """What each objective of ``--objective`` learns, in one line."""
-OBJECTIVES_HELP = "Objectives and what they learn, under both processes unless one is named:\n\n" + "\n".join(
+OBJECTIVES_HELP = "Objectives and what they learn, under every process unless one is named:\n\n" + "\n".join(
     f"- `{name}`: {OBJECTIVES.get(name, 'from another package')}"
     for name in registry.OBJECTIVES.names
     if name not in NOT_FOR_TRAINING

@@ -173,6 +173,15 @@ class TokenBlocks:
         valid = inside if self.index.pad == "ignore" else np.ones(rows.shape, bool)
         return self._check_ids(rows), valid
 
+    def token_counts(self) -> list[int]:
+        """Count how often each token of the vocabulary occurs in the split, ignored padding left out."""
+        counts = np.zeros(self.vocab_size, np.int64)
+        for part in np.array_split(np.arange(len(self)), 1 + len(self) * self.length // 2**22):
+            rows, valid = self.read(part)
+            counts += np.bincount(rows[valid], minlength=self.vocab_size)
+        found: list[int] = counts.tolist()
+        return found
+
     def _check_ids(self, rows: Int[np.ndarray, "n length"]) -> Int[np.ndarray, "n length"]:
         """Return rows of ids, which must be in the vocabulary: the network's embedding does not check it."""
         if (top := rows.max(initial=0)) >= self.vocab_size:

@@ -44,11 +44,11 @@ class Divergence(ABC):
         self,
         excluded: Int[Tensor, "*b L k"],
         log_s: Float[Tensor, "*b L n"],
-        log_a: Float[Tensor, "*b L"] | None,
+        log_a: Float[Tensor, "*b L #n"] | None,
     ) -> Float[Tensor, "*b L"]:
-        """Σ_y D(s_y, a) over the states y of a position that are not ``excluded``, with one a for all of them."""
+        """Σ_y D(s_y, a_y) over the states y of a position that are not ``excluded``."""
         if log_a is not None:
-            log_a = log_a.clamp_min(_ZERO)[..., None]
+            log_a = log_a.clamp_min(_ZERO)
         total: Tensor = _Sum.apply(self, excluded, log_s, log_a)  # type: ignore[no-untyped-call]
         return total
 

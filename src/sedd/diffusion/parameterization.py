@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sedd.diffusion import validate
 from sedd.diffusion.precision import upcast
-from sedd.diffusion.process import Absorbing, Process
+from sedd.diffusion.process import Process, fused
 from sedd.diffusion.schedule import LogLinear, Schedule
 
 M = TypeVar("M", bound="DiscreteModel")
@@ -114,9 +114,9 @@ class HiddenStateDenoiser(HiddenStateModel, Protocol):
 
 @runtime_checkable
 class LogitsModel(HiddenStateModel, Protocol):
-    """A model whose logits are log-scores, or log p(x_0 | x_t) but for `Process.own_log_likelihood`, up to a constant.
+    """A model whose logits are log-scores, or log p(x_0 | x_t) but for the likelihood of x_t, up to a constant.
 
-    Fused draws work on them directly.
+    Fused draws work on them directly: see `process.fused`.
     """
 
     @property
@@ -351,11 +351,11 @@ class ScoreModel(DiffusionModel):
 
     def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
         """Return the process's shift: 0 (uniform) or −log(e^σ − 1) − log N (absorbing)."""
-        return self.process.log_score_shift(sigma)
+        return fused.log_score_shift(self.process, sigma)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing).  [§5]"""
-        shift = self.process.log_score_shift(sigma.to(output.dtype))[..., None, None]
+        shift = self.process.base_log_score(x_t, sigma.to(output.dtype))
         return (output + shift).scatter(-1, x_t[..., None], 0)
 
 
@@ -375,12 +375,12 @@ class SignedScoreModel(DiffusionModel):
     def score(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L num_states"]:
         """Return the score, of any sign."""
         output = self._output(x_t, sigma)
-        scale = self.process.log_score_shift(sigma.to(output.dtype)).exp()[..., None, None]
+        scale = self.process.base_log_score(x_t, sigma.to(output.dtype)).exp()
         return ((1 + output) * scale).scatter(-1, x_t[..., None], 1)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """log max(1 + z_y, FLOOR) + shift."""
-        shift = self.process.log_score_shift(sigma.to(output.dtype))[..., None, None]
+        shift = self.process.base_log_score(x_t, sigma.to(output.dtype))
         return ((1 + output).clamp_min(self.FLOOR).log() + shift).scatter(-1, x_t[..., None], 0)
 
 
@@ -396,7 +396,7 @@ class MeanModel(DiffusionModel):
     @property
     def logits_are_log_p(self) -> bool:
         """Under noise by the mask alone; other noise adds the likelihood of the noisy token."""
-        return isinstance(self.process, Absorbing)
+        return self.process.only_masks
 
     def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
         """Return 0."""

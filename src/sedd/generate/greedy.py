@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from sedd.diffusion.parameterization import CausalModel
-from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.run import SamplingRun
 from sedd.sampling import Prompt, SamplingModel, sigma_of_masked_fraction
@@ -29,7 +28,7 @@ def decode_greedy(loaded: LoadedModel, context: Ids, length: int) -> Iterator[tu
     given = torch.from_numpy(context).to(loaded.device)
     if isinstance(loaded.model, CausalModel):
         return _left_to_right(loaded, given, length)
-    return (_most_probable_first if isinstance(loaded.process, Absorbing) else _by_sampler)(loaded, given, length)
+    return (_most_probable_first if loaded.process.only_masks else _by_sampler)(loaded, given, length)
 
 
 @torch.no_grad()

@@ -95,11 +95,10 @@ def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> "Prompt":
     not read what follows. For other models it is drawn, too, and left out.
     """
     from sedd.diffusion.parameterization import CausalModel
-    from sedd.diffusion.process import Absorbing
 
     process, model, length = loaded.process, loaded.model, loaded.config.model.seq_len
     pad = None if isinstance(model, CausalModel) else loaded.learned_pad
-    sums = isinstance(process, Absorbing) and not model.depends_on_sigma
+    sums = process.only_masks and not model.depends_on_sigma
     return prompt_from_ids(rows, length, process.vocab_size, pad, process.vocab_size if sums else -1)
 
 

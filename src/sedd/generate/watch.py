@@ -7,7 +7,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.display import separator
 from sedd.sampling import Prompt, State
@@ -47,7 +46,7 @@ def _texts(state: State, lengths: list[int]) -> list[list[int]]:
 
 
 def _render(row: list[int], loaded: LoadedModel) -> Text:
-    mask = loaded.process.mask if isinstance(loaded.process, Absorbing) else None
+    mask = loaded.process.mask if loaded.process.has_mask else None
     text = Text()
     for masked, run in groupby(row, lambda token: token == mask):
         ids = list(run)

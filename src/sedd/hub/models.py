@@ -204,6 +204,8 @@ def _write_pretrained(
 ) -> None:
     """Write the files of `save_pretrained` into ``out``."""
     config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
+    if (counts := checkpoint.read_stored_model(loaded.folder).token_counts) is not None:
+        config["token_counts"] = counts
     config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
     config["data"]["tokenizer"], config["out"] = Path(loaded.config.data.tokenizer).name, None
     imported = (loaded.folder / f"{ORIGIN}.json").is_file()

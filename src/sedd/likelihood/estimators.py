@@ -16,7 +16,7 @@ from torch import Tensor
 from sedd.diffusion import validate
 from sedd.diffusion.objective import AnyOrder
 from sedd.diffusion.parameterization import CausalModel
-from sedd.diffusion.process import Absorbing, Process, at_token
+from sedd.diffusion.process import Process, at_token
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
 from sedd.likelihood.terms import BoundTerms, bound_terms, diffusion_nats, times_by_noise
@@ -96,15 +96,17 @@ def _excess_changes(
     """changed/m − count, and −log m times it, both scaled by `_change_rate`; m is the probability that a token changes.
 
     A changed token costs about 1/m under absorbing noise and about −log m/m under uniform noise, whose ratios are that
-    large. Both have expectation 0 for every model. They are 0 where tokens change with different probabilities.
+    large. Both have expectation 0 for every model. Where m differs between tokens, the first is a sum over
+    positions, and the second has the mean of m.
     """
-    if not process.has_closed_forms:
-        return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
-    token = torch.zeros_like(times.t, dtype=torch.long)
-    m = 1 - process.transition(token, token, schedule.sigma(times.t))  # the same for every token
+    sigma, changed = schedule.sigma(times.t)[:, None], x_t != x_0
+    token = x_0[:, :1] if process.has_fused_forms else x_0  # m is the same for every token
+    m = 1 - process.transition(token, token, sigma)
     m = m.clamp_min(torch.finfo(m.dtype).tiny)  # without noise no token changes, and the rate is 0
-    excess = _change_rate(times, schedule) * ((x_t != x_0).sum(-1) / m - count)
-    return torch.stack([excess, -m.log() * excess], -1)
+    if process.has_fused_forms:
+        changed = changed.sum(-1, keepdim=True)
+    excess = _change_rate(times, schedule) * ((changed / m).sum(-1) - count)
+    return torch.stack([excess, -m.mean(-1).log() * excess], -1)
 
 
 def diffusion_only(nats: Float[Tensor, " b"]) -> BoundTerms:
@@ -203,7 +205,7 @@ class AnyOrderEstimator(MonteCarloEstimator):
     """
 
     included: ClassVar[tuple[str, ...]] = BoundEstimator.included
-    process: Absorbing
+    process: Process
 
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """dt/du."""
@@ -235,7 +237,7 @@ class FixedOrderEstimator(Estimator):
 
     is_exact: ClassVar[bool] = True
     included: ClassVar[tuple[str, ...]] = BoundEstimator.included
-    process: Absorbing
+    process: Process
     order: Callable[[int], Int[Tensor, " L"]]
     """The positions of a sequence of this length, in the order in which they are revealed."""
 

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.config import RunConfig
-from sedd.diffusion.process import Absorbing, at_token
+from sedd.diffusion.process import Process, at_token
 from sedd.diffusion.rng import CounterRNG
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, diffusion_only
 from sedd.likelihood.terms import BoundTerms
@@ -87,7 +87,7 @@ def random_orders(rng: CounterRNG, length: int, count: int) -> Int[Tensor, "b co
 
 
 def log_p_in_order(
-    model: Any, process: Absorbing, x_0: Int[Tensor, "b L"], order: Int[Tensor, "b L"]
+    model: Any, process: Process, x_0: Int[Tensor, "b L"], order: Int[Tensor, "b L"]
 ) -> Float[Tensor, " b"]:
     """Return Σ_j log p(x at o_j | x at o_1 … o_{j−1}), by one network call per token; the head runs at o_j only.
 
@@ -110,7 +110,7 @@ def log_p_in_order(
 
 
 def log_p_in_orders(
-    model: Any, process: Absorbing, x_0: Int[Tensor, "b L"], orders: Int[Tensor, "b K L"]
+    model: Any, process: Process, x_0: Int[Tensor, "b L"], orders: Int[Tensor, "b K L"]
 ) -> Float[Tensor, "b K"]:
     """Return log p(x | o) in several orders."""
     return torch.stack([log_p_in_order(model, process, x_0, order) for order in orders.unbind(1)], -1)
@@ -130,7 +130,7 @@ class ImportanceWeightedEstimator(MonteCarloEstimator):
     """
 
     included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
-    process: Absorbing
+    process: Process
     orders: int
 
     def calls_per_draw(self, length: int) -> int:
@@ -162,7 +162,7 @@ class AllOrdersEstimator(Estimator):
 
     is_exact: ClassVar[bool] = True
     included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
-    process: Absorbing
+    process: Process
 
     def draws_of(self, length: int, draws: int) -> int:
         """Return the number of draws: one."""
@@ -214,7 +214,7 @@ class OwnSampleBounds(NamedTuple):
 
 
 def own_sample_bounds(
-    model: Any, process: Absorbing, x_0: Int[Tensor, "b L"], order: Int[Tensor, "b L"], orders: int, rng: CounterRNG
+    model: Any, process: Process, x_0: Int[Tensor, "b L"], order: Int[Tensor, "b L"], orders: int, rng: CounterRNG
 ) -> OwnSampleBounds:
     """Bound −log p of the model's own samples from both sides, by (orders + 1)·L network calls per sequence.
 

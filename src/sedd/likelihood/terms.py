@@ -89,7 +89,6 @@ def bound_terms(
         times: One time per sequence, weighted by 1/density.
         valid: False where a position is padding, which is not counted.
     """
-    count = valid.sum(-1)
     ends = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64, device=x_0.device))
     diffusion = diffusion_nats(model, process, schedule, x_0, x_t, times.t)
     diffusion = times.weight.to(diffusion.dtype)[..., None] * diffusion
@@ -99,6 +98,6 @@ def bound_terms(
         reconstruction = -at_token(denoising_table(model, process, x_first, first), x_0).clamp_min(1e-30).log()
     return BoundTerms(
         diffusion=torch.where(valid, diffusion, 0).sum(-1),
-        prior=(count * process.prior_kl(ends[1])).to(diffusion.dtype),
+        prior=torch.where(valid, process.prior_kl(x_0, ends[1].expand(x_0.shape[:-1])), 0).sum(-1).to(diffusion.dtype),
         reconstruction=torch.where(valid, reconstruction, 0).sum(-1),
     )

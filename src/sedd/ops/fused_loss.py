@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sedd.diffusion.objective import Coefficients, CrossEntropyTerms, Objective, ScoreEntropyTerms
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.diffusion.precision import upcast_dtype
+from sedd.diffusion.process import fused
 from sedd.ops.linear_loss import CrossEntropyLoss, HeadLoss, ScoreEntropyLoss, linear_loss
 from sedd.ops.packed_tokens import PackedTokens, pack_tokens
 
@@ -108,8 +109,8 @@ def _head_loss(
         states=process.vocab_size,
         x_t=gather(c.x_t) if c.counts is None else None,  # the mask's own entry is not in the loss
         x_0=gather(c.x_0),
-        scale=gather(process.log_score_shift(sigma)[:, None]),
+        scale=gather(fused.log_score_shift(process, sigma)[:, None]),
         log_data=gather(log_data),
-        log_rest=None if log_rest is None else gather(log_rest),
-        weight=gather((process.incoming_rate * rate * weight.to(dtype))[:, None]),
+        log_rest=None if log_rest is None else gather(log_rest[..., 0]),
+        weight=gather((fused.incoming_rate(process) * rate * weight.to(dtype))[:, None]),
     )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.diffusion.process import Absorbing, Process
+from sedd.diffusion.process import Process
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Schedule
 from sedd.ops.categorical import counter_uniforms
@@ -358,10 +358,11 @@ def draw_from_hidden(
 
 
 def check_absorbing(process: Process) -> None:
-    """Raise ValueError for noise without masks."""
-    if not isinstance(process, Absorbing):
+    """Raise ValueError unless only masks are noise."""
+    if not process.only_masks:
         raise ValueError(
-            "this sampler reveals masks, and the model's noise is uniform; use ancestral, tweedie, euler, theta, gibbs"
+            "this sampler reveals masks, and under the model's noise tokens change too; use ancestral, tweedie, euler, "
+            "theta, gibbs"
         )
 
 

@@ -11,6 +11,7 @@ from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
 from sedd.diffusion.parameterization import LogitsModel
 from sedd.diffusion.process import Process
+from sedd.diffusion.process import fused as fused_forms
 from sedd.diffusion.schedule import Schedule
 from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
 from sedd.sampling import wrapper
@@ -148,7 +149,7 @@ class SamplingModel:
     def fused_model(self, device: torch.device) -> LogitsModel | None:
         """Return the model if tokens are drawn from its logits on this device without a table of probabilities."""
         fused = samples_from_logits(device.type) if self.fused is None else self.fused
-        fused = fused and self.process.has_closed_forms
+        fused = fused and self.process.has_fused_forms
         return self.model if fused and isinstance(self.model, LogitsModel) else None
 
     def chunks(self, where: Bool[Tensor, "b L"]) -> Iterator[Int[Tensor, " k"]]:
@@ -167,7 +168,7 @@ class SamplingModel:
         if model is None or (model.logits_are_scores and self.process.amplifies_rounding(sigma)):
             return DrawPlan(x, sigma, u)
         if model.logits_are_scores:
-            return self.plan_fused_draw(x, sigma, u, self.process.denoising_weights(sigma))
+            return self.plan_fused_draw(x, sigma, u, fused_forms.denoising_weights(self.process, sigma))
         weights = AffineWeights(torch.ones_like(sigma), torch.ones_like(sigma), torch.zeros_like(sigma))
         return self.plan_fused_draw(x, sigma, u, weights)
 
@@ -176,7 +177,7 @@ class SamplingModel:
     ) -> DrawPlan:
         """Plan a draw from logits, with weights in terms of the scores or of p(x_0 | x)."""
         if not self.model.logits_are_scores:  # logits are those of p(x_0 | x) but for the likelihood of x
-            weights = weights.scale_own(self.process.own_log_likelihood(sigma.double()).exp())
+            weights = weights.scale_own(fused_forms.own_log_likelihood(self.process, sigma.double()).exp())
         return DrawPlan(x, sigma, u, weights, self.model.logit_shift(sigma).float())
 
     def draw_clean(self, hidden: Float[Tensor, "k h"], plan: DrawPlan) -> Int[Tensor, " k"]:

@@ -1,4 +1,4 @@
-"""The predictor–corrector sampler for uniform noise: Tweedie steps with Gibbs corrections.  [§9]"""
+"""The predictor–corrector sampler for noise of tokens: Tweedie steps with Gibbs corrections.  [§9]"""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical
-from sedd.diffusion.process import Uniform
 from sedd.sampling.base import POSITION, GridSampler, Noise, StepContext
 from sedd.sampling.grid import Tweedie
 
@@ -18,13 +17,13 @@ from sedd.sampling.grid import Tweedie
 class Gibbs(GridSampler):
     """A Tweedie step, then ``sites`` corrections: a random position is drawn again given all others.
 
-    Under uniform noise the score at a position is its conditional up to a factor, whatever token is there:
+    Where every state may be noise the score at a position is its conditional up to a factor, whatever is there:
     p_s(y | x_−i) = s_y / Σ s. Drawing from it leaves p_s unchanged, so corrections only remove error. Updating all
     positions at once would change p_s.
     """
 
     order: ClassVar[float] = 1.0  # of the step that is corrected
-    assumes: ClassVar[str] = "uniform noise"
+    assumes: ClassVar[str] = "uniform or hybrid noise, or noise by frequency"
     sites: int = 1
     """Positions that are drawn again after each step."""
 
@@ -37,8 +36,8 @@ class Gibbs(GridSampler):
 
     def check(self, model: Noise) -> None:
         """Require noise under which every token may be wrong."""
-        if not isinstance(model.process, Uniform):
-            raise ValueError("sampler gibbs corrects under uniform noise; the model's noise is absorbing: use remask")
+        if model.process.only_masks:
+            raise ValueError("sampler gibbs corrects tokens; under the model's noise only masks change: use remask")
 
     def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return 1 + ``sites`` calls in each step and one in the last."""

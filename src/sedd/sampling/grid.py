@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
+from sedd.diffusion.process import fused as fused_forms
 from sedd.diffusion.reverse import analytic_weights
 from sedd.ops.categorical import counter_uniforms
 from sedd.sampling.base import STEP, GridSampler, Noise, StepContext
@@ -101,7 +102,7 @@ class Tweedie(FactorizedSampler):
 
     def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
-        return model.process.tweedie_weights(model.schedule.sigma(t) - model.schedule.sigma(s))
+        return fused_forms.tweedie_weights(model.process, model.schedule.sigma(t) - model.schedule.sigma(s))
 
 
 @final
@@ -124,15 +125,13 @@ class Euler(FactorizedSampler):
         s: Float[Tensor, " k"],
     ) -> Float[Tensor, "k n"]:
         """P(x → y) = (t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and the rest for y = x."""
-        rate = ((t - s) * model.schedule.rate(t) * model.process.incoming_rate).to(output.dtype)
-        score = output[:, : model.process.vocab_size].exp()  # the reverse process never jumps to the mask
-        jump = torch.nn.functional.pad(rate[:, None] * score, (0, model.process.num_states - model.process.vocab_size))
-        jump = jump.scatter(-1, x[:, None], 0)
+        rates = ((t - s) * model.schedule.rate(t))[:, None] * model.process.incoming_rates(x)
+        jump = (rates.to(output.dtype) * output.exp()).scatter(-1, x[:, None], 0)
         return jump.scatter(-1, x[:, None], 1 - jump.sum(-1, keepdim=True))
 
     def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """(t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and 1 minus their sum for y = x."""
-        rate = (t - s) * model.schedule.rate(t) * model.process.incoming_rate
+        rate = (t - s) * model.schedule.rate(t) * fused_forms.incoming_rate(model.process)
         return AffineWeights(rate, torch.ones_like(rate), -rate)
 
 
@@ -164,4 +163,4 @@ class Ancestral(FactorizedSampler):
 
     def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
-        return model.process.posterior_weights(model.schedule.sigma(s), model.schedule.sigma(t))
+        return fused_forms.posterior_weights(model.process, model.schedule.sigma(s), model.schedule.sigma(t))

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion.process import Process, interpolate_log
+from sedd.diffusion.process import Process
 from sedd.sampling.wrapper import Wrapper, implied_probs_at, is_denoiser, log_score_at, networks_per_call
 
 
@@ -32,15 +32,30 @@ def guide_log_score(
     conditional: Float[Tensor, "k n"],
     guidance: float,
 ) -> Float[Tensor, "k n"]:
-    """Return (1 − γ)·log s(x) + γ·log s(x | label), normalised as the process requires."""
-    return process.mix_log_scores(unconditional, conditional, guidance)
+    """Return (1 − γ)·log s(x) + γ·log s(x | label), the score of p_t(x)^(1−γ)·p_t(x | label)^γ up to its normaliser.
+
+    Ratios of probabilities need no normaliser. Where only masks are noise, the score of a mask is S·p_y with p_y
+    normalised, and S is the same mixture of the two Σ_y s_y. Not normalised, Σ_y would exceed 1/ω for γ > 1: masks
+    would be revealed faster than noise makes them.
+    """
+    if not process.only_masks:
+        return _interpolate(unconditional, conditional, guidance)
+    N = process.vocab_size
+    free, given = unconditional[..., :N], conditional[..., :N]
+    log_sum = _interpolate(free.logsumexp(-1, keepdim=True), given.logsumexp(-1, keepdim=True), guidance)
+    return torch.cat([_interpolate(free, given, guidance).log_softmax(-1) + log_sum, conditional[..., N:]], -1)
 
 
 def guide_log_mean(
     unconditional: Float[Tensor, "k N"], conditional: Float[Tensor, "k N"], guidance: float
 ) -> Float[Tensor, "k N"]:
     """Return log p(x_0 | x)^(1−γ)·p(x_0 | x, label)^γ, normalised."""
-    return interpolate_log(unconditional, conditional, guidance).log_softmax(-1)
+    return _interpolate(unconditional, conditional, guidance).log_softmax(-1)
+
+
+def _interpolate(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
+    """Return (1 − γ)·a + γ·b of log-probabilities, γ > 0; −∞ where b is −∞."""
+    return torch.where(b.isneginf(), b, torch.lerp(a, b, weight))
 
 
 @final

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion.process import Absorbing
 from sedd.diffusion.schedule import corruption_probability
 from sedd.sampling.base import STEP, GridSampler, Noise, StepContext, draw_clean_tokens
 
@@ -45,8 +44,8 @@ class Remask(GridSampler):
 
     def check(self, model: Noise) -> None:
         """Require masks."""
-        if not isinstance(model.process, Absorbing):
-            raise ValueError("sampler remask masks tokens again; the model's noise is uniform: use gibbs")
+        if not model.process.only_masks:
+            raise ValueError("sampler remask masks tokens again; under the model's noise tokens change too: use gibbs")
 
     def grid(self, times: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the times at which the noise level is read: constant from t_on to t_off with ``loop``."""

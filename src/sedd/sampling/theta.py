@@ -1,4 +1,4 @@
-"""The θ-trapezoidal sampler: two stages per step, of second order under absorbing noise.  [§9]"""
+"""The θ-trapezoidal sampler: two stages per step, of second order where only masks are noise.  [§9]"""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -20,9 +20,9 @@ class Theta(GridSampler):
     The first stage is a Tweedie step to ρ. The second draws from α₁·(the step by the score at ρ) − α₂·(the step by the
     score at t), with α₁ = 1/(2θ(1−θ)) and α₂ = α₁ − 1: pairs of positions that change in one step then have their joint
     distribution, which a single stage replaces by a product. Where the difference is below 0, because a conditional
-    changed by more than a factor of about two, it is clamped and counted, and the second order is lost. Under uniform
-    noise that happens near the data for any distribution: of two implausible tokens, the second becomes plausible once
-    the first is corrected.
+    changed by more than a factor of about two, it is clamped and counted, and the second order is lost. Where tokens
+    are noise that happens near the data for any distribution: of two implausible tokens, the second becomes plausible
+    once the first is corrected.
 
     Reference: Ren et al. 2025, "Fast Solvers for Discrete Diffusion Models: Theory and Applications of High-Order
     Algorithms", arXiv 2502.00234: the θ-trapezoidal method, with Tweedie's steps where it has τ-leaping.

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sedd.diffusion.process import Process
 from sedd.sampling.wrapper import Wrapper, implied_probs_at, is_denoiser, log_score_at
 
 COLDEST = 1e-30
@@ -54,6 +55,24 @@ class Warping:
         return log_p
 
 
+def rescore(
+    process: Process,
+    log_score: Float[Tensor, "*b L n"],
+    log_mean: Float[Tensor, "*b L N"],
+    x_t: Int[Tensor, "*b L"],
+    sigma: Float[Tensor, "*b"],
+) -> Float[Tensor, "*b L n"]:
+    """Return the log-score of the warped denoiser ``log_mean``.
+
+    Where only masks are noise it is s_y = S·p_y with the sum S = Σ_y s_y of ``log_score``, which a score model is free
+    to choose: masks are revealed at the same rate as before. Under other noise the denoiser determines its score.
+    """
+    if not process.only_masks:
+        return process.mean_score(log_mean, x_t, sigma)
+    total = log_score[..., : process.vocab_size].logsumexp(-1, keepdim=True)
+    return torch.cat([log_mean + total, log_score[..., process.vocab_size :]], -1)
+
+
 @final
 class Warped(Wrapper):
     """A model with a temperature, top-p or top-k: ``Warped(model, temperature=0.8)``.
@@ -91,7 +110,7 @@ class Warped(Wrapper):
         """Return the log-score that follows from the warped p(x_0 | x_t)."""
         log_score = log_score_at(self.model, hidden, x_t, sigma)
         log_mean = self.log_mean_at(hidden, x_t, sigma)
-        return self.process.rescore(log_score[:, None], log_mean[:, None], x_t[:, None], sigma)[:, 0]
+        return rescore(self.process, log_score[:, None], log_mean[:, None], x_t[:, None], sigma)[:, 0]
 
     def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
         """Return the log-probabilities of the next token of an autoregressive model, warped."""

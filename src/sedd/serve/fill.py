@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, NamedTuple, final
 
 from sedd import generate
-from sedd.diffusion.process import Absorbing
 from sedd.factory import LoadedModel
 from sedd.generate.display import without_stop
 from sedd.generate.template import build_prompt, template_ids
@@ -76,7 +75,7 @@ class TextConverter:
         self._check_caps(request)
         if request.max_tokens > (longest := self.loaded.config.model.seq_len):
             raise ValueError(f"max_tokens is {request.max_tokens}; this model generates up to {longest} tokens")
-        if request.logprobs is not None and not isinstance(self.loaded.process, Absorbing):
+        if request.logprobs is not None and not self.loaded.process.only_masks:
             raise ValueError("logprobs need absorbing noise, under which every token is drawn once; leave them out")
         if request.best_of not in (None, 1, request.n):
             raise ValueError(
@@ -226,7 +225,7 @@ class TextConverter:
 
     def is_final(self, row: Row) -> bool:
         """Return whether a token that has been drawn stays."""
-        return isinstance(self.loaded.process, Absorbing) and not isinstance(row.run.sampler, Remask)
+        return self.loaded.process.only_masks and not isinstance(row.run.sampler, Remask)
 
     def describe_edit(self, edit: Edit, details: bool) -> dict[str, Any]:
         """Return an edit as plain data."""

@@ -64,7 +64,8 @@ class Trainer:
     ) -> None:
         ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)  # raises if it cannot be divided
         self.config, self.blocks, self.validation_blocks, self.ranks = config, blocks, validation_blocks, ranks
-        self.setup = factory.build_setup(config, blocks.vocab_size)
+        self.token_counts = blocks.token_counts() if config.noise.process == "frequency" else None
+        self.setup = factory.build_setup(config, blocks.vocab_size, self.token_counts)
         self.ignores_padding = blocks.index.pad == "ignore"  # decided by the data, so a compiled graph has one case
         if self.ignores_padding and not self.setup.objective.allows_padding:
             raise ValueError(
@@ -229,6 +230,7 @@ class Trainer:
         if self.ranks.is_main:
             index = self.blocks.index
             dataset = {"vocab_size": index.vocab_size, "labels": self.blocks.labels, "data_sha256": index.sha256}
+            dataset |= {} if self.token_counts is None else {"token_counts": self.token_counts}
             records = {"config": {**self.config.as_dict(), **dataset}, "state": dict(vars(self.state))}
             self.writer.wait()  # before the copies: there is room for those of one checkpoint
             self.writer.submit(partial(self._write, root, replace(self.state), copy_to_host(tensors), records))

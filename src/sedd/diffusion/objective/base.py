@@ -11,7 +11,7 @@ from torch import Tensor
 from sedd.diffusion import validate
 from sedd.diffusion.objective.coefficients import Coefficients, weighted
 from sedd.diffusion.parameterization import HasNoise
-from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.process import Process
 from sedd.diffusion.schedule import Times, TimeSampler, UniformTimes, corruption_probability, stratified
 
 M = TypeVar("M", bound=HasNoise)
@@ -82,7 +82,7 @@ class Objective(ABC, Generic[M]):
 
     def counts(self, noise: HasNoise, x_t: Int[Tensor, "*b L"]) -> Bool[Tensor, "*b L"] | None:
         """Return where noise may have changed a token; elsewhere the loss is 0. None: everywhere."""
-        return None if isinstance(noise.process, Uniform) else noise.process.is_noisy(x_t)
+        return noise.process.is_noisy(x_t) if noise.process.only_masks else None
 
     def coefficients(
         self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
@@ -101,8 +101,10 @@ class Objective(ABC, Generic[M]):
 
     def check_process(self, process: Process) -> None:
         """Raise ValueError for noise under which the objective is not defined."""
-        if self.needs_mask and not isinstance(process, Absorbing):
-            raise ValueError(f"{type(self).__name__} masks tokens, so it needs Absorbing; {process} has no mask")
+        if self.needs_mask and not process.only_masks:
+            raise ValueError(
+                f"{type(self).__name__} masks tokens, so it needs Absorbing; {process} makes noise of tokens too"
+            )
 
     def check(self, model: Any) -> None:
         """Raise ValueError for a model that the objective cannot train."""

@@ -90,4 +90,4 @@ class ScoreEntropyTerms(Coefficients):
         if isinstance(model, Denoiser) and model.logits_are_log_p:
             weight = self.weight * torch.exp(-log_odds(self.sigma))
             return CrossEntropyTerms(self.x_t, self.x_0, self.sigma, weight, self.counts)
-        return self if model.logits_are_scores and self.process.has_closed_forms else None
+        return self if model.logits_are_scores and self.process.has_fused_forms else None

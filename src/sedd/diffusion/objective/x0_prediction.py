@@ -11,7 +11,7 @@ from sedd.diffusion import categorical, validate
 from sedd.diffusion.objective.base import Integral, Masked, Objective
 from sedd.diffusion.objective.coefficients import CrossEntropyTerms
 from sedd.diffusion.parameterization import Denoiser, HasNoise, NextTokenPredictor
-from sedd.diffusion.process import Absorbing, log_odds
+from sedd.diffusion.process import log_odds, reveal_probability
 from sedd.diffusion.schedule import Times, UniformTimes
 
 
@@ -60,16 +60,16 @@ class D3PM(Objective[Denoiser]):
         self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> CrossEntropyTerms | None:
         """P(the step reveals a mask) · −log p_{x_0} at masked positions; None under other noise."""
-        if not isinstance(noise.process, Absorbing):
+        if not noise.process.only_masks:
             return None
         sigma_s, sigma_t = self._step(noise, t)
-        return CrossEntropyTerms(x_t, x_0, sigma_t, noise.process.reveal(sigma_s, sigma_t), self.counts(noise, x_t))
+        return CrossEntropyTerms(x_t, x_0, sigma_t, reveal_probability(sigma_s, sigma_t), self.counts(noise, x_t))
 
     def loss(
         self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), s = t − 1/T."""
-        if isinstance(model.process, Absorbing):
+        if model.process.only_masks:
             return super().loss(model, x_t, x_0, t)
         sigma_s, sigma_t = self._step(model, t)
         return model.process.posterior_kl(model.log_mean(x_t, sigma_t), x_t, x_0, sigma_s, sigma_t)

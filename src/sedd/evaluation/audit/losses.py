@@ -22,7 +22,7 @@ from sedd.diffusion.process import Process, at_token
 from sedd.diffusion.reverse import denoising_table
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.evaluation.audit.function import describe_error, taken_parameters
-from sedd.evaluation.audit.models import AuditModel
+from sedd.evaluation.audit.models import AuditModel, build_audited_process
 from sedd.exact import all_sequences, reverse_distribution, sample_distribution, transition_matrix
 from sedd.likelihood import times_by_noise
 from sedd.sampling import Ancestral, LeftToRight
@@ -161,7 +161,7 @@ class ObjectiveLoss(AuditedLoss):
         self.name = name
         options = {"steps": 4} if name == "d3pm" else {}  # few, so that the chain is far from continuous time
         self.objective: objectives.Objective[Any] = factory.build_objective(name, **options)
-        self.objective.check_process(factory.build_process(process_name, 2))
+        self.objective.check_process(build_audited_process(process_name, 2))
         if not isinstance(self.objective, _ENUMERABLE):
             raise ValueError(f"objective {name} has noise of its own; audit it as a function, FILE.py:FUNCTION")
         self.is_claimed, self.has_schedule = self.objective.is_bound, self.objective.has_schedule
@@ -201,11 +201,13 @@ class ObjectiveLoss(AuditedLoss):
 
     def _other_terms(self, audited: AuditModel, schedule: Schedule) -> Tensor:
         """Return the prior and reconstruction terms of every sequence.  [§8]"""
-        process, count = audited.process, audited.process.vocab_size**audited.length
+        process, length = audited.process, audited.length
+        count = process.vocab_size**length
         if not self.has_schedule:
             return torch.zeros(count, dtype=torch.float64)
         first, last = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64))
-        prior = (audited.length * process.prior_kl(last)).expand(count)
+        x_0 = all_sequences(process.vocab_size, length)
+        prior = process.prior_kl(x_0, last.expand(count)).sum(-1)
         if not first > 0:
             return prior
         once = torch.ones(1, dtype=torch.float64)

@@ -89,20 +89,26 @@ def audit_distributions() -> dict[str, Distribution]:
     }
 
 
+def build_audited_process(name: str, vocab_size: int) -> Process:
+    """Build a noise process; tokens have the frequencies 1, 2, 3 … where it needs some."""
+    options = {"frequencies": range(1, vocab_size + 1)} if name == "frequency" else {}
+    return build_process(name, vocab_size, **options)
+
+
 def audit_models(process_name: str) -> Iterator[AuditModel]:
     """Yield exact scores, perturbed and random denoisers, and random scores, which imply no normalised denoiser."""
     distributions = audit_distributions()
     for name, p in distributions.items():
-        process = build_process(process_name, p.vocab_size)
+        process = build_audited_process(process_name, p.vocab_size)
         is_time_free = process_name == "absorbing"
         yield AuditModel(f"the exact score of {name}", Score(p, process), process, p.length, is_time_free, p)
     for (name, p), seed in zip(distributions.items(), range(2), strict=False):
-        process = build_process(process_name, p.vocab_size)
+        process = build_audited_process(process_name, p.vocab_size)
         errors = _randomize(Table(process.num_states, p.length), 0.5, seed)
         perturbed = PerturbedDenoiser(Score(p, process), errors)  # type: ignore[arg-type]
         yield AuditModel(f"the denoiser of {name}, perturbed", perturbed, process, p.length, is_time_free)
     for seed, (vocab_size, length) in enumerate([(3, 2), (2, 3)]):
-        process = build_process(process_name, vocab_size)
+        process = build_audited_process(process_name, vocab_size)
         for wrapper, name in ((MeanModel, "denoiser"), (ScoreModel, "score")):
             free, dependent = (
                 _randomize(network(process.num_states, length), 1.5, seed) for network in (Table, TimeDependentTable)

@@ -61,8 +61,9 @@ class SeddLayout(CheckpointLayout):
     name = "sedd"
 
     def fits(self, run: RunConfig) -> bool:
-        """Return whether the model is a score conditioned on σ."""
-        return run.model.parameterization == "score" and run.time_conditioning == "sigma"
+        """Return whether the model is a score conditioned on σ, under absorbing or uniform noise."""
+        known = run.noise.process in PROCESSES.values()
+        return known and run.model.parameterization == "score" and run.time_conditioning == "sigma"
 
     def parse_config(self, config: Config, sizes: WeightSizes) -> tuple[RunConfig, int]:
         """Parse ``tokens``, ``graph``, ``noise`` and ``model``."""
