@@ -435,6 +435,8 @@ class RunConfig:
                 f"objective {self.objective} has no noise level to condition on; leave model.time_conditioning out"
             )
         self.noise.schedule = self.noise.schedule or "log-linear"
+        if self.noise.process == "hybrid":
+            self.noise.mask_share = self.noise.mask_share or 0.9
         if self.model.ngrams and self.model.parameterization == "conditional":
             raise ValueError(
                 f"model.ngrams is {self.model.ngrams}, and the network of objective {self.objective} does not see the "

@@ -28,6 +28,8 @@ def test_every_objective_is_described_or_refused() -> None:
     [
         *((name, "absorbing") for name in OBJECTIVES),
         *((name, "uniform") for name in ("score-entropy", "ratio-matching", "mean", "d3pm")),
+        *((name, noise) for name in ("score-entropy", "mean") for noise in ("hybrid", "frequency")),
+        *(("ratio-matching", "hybrid"), ("d3pm", "hybrid"), ("concrete-score", "frequency")),
     ],
 )
 def test_an_objective_trains(sedd: Sedd, corpus: Path, tmp_path: Path, objective: str, process: str) -> None:

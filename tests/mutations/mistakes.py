@@ -267,8 +267,8 @@ MISTAKES = [
     Mistake(
         "batch.weight dropped in the fused score entropy",
         "ops/fused_loss.py",
-        "process.incoming_rate * rate * weight.to(dtype)",
-        "process.incoming_rate * rate",
+        "fused.incoming_rate(process) * rate * weight.to(dtype)",
+        "fused.incoming_rate(process) * rate",
         ONE_STEP,
     ),
     Mistake(
@@ -662,8 +662,8 @@ MISTAKES = [
     Mistake(
         "the prior term is dropped",
         "likelihood/terms.py",
-        "prior=(count * process.prior_kl(ends[1]))",
-        "prior=(0 * count * process.prior_kl(ends[1]))",
+        "prior=torch.where(valid, process.prior_kl(",
+        "prior=0 * torch.where(valid, process.prior_kl(",
         TERMS,
     ),
     Mistake(
@@ -824,16 +824,44 @@ MISTAKES = [
     Mistake(
         "Euler's rate is that of the next time",
         "sampling/grid.py",
-        "((t - s) * model.schedule.rate(t) * model.process.incoming_rate).to(output.dtype)",
-        "((t - s) * model.schedule.rate(s) * model.process.incoming_rate).to(output.dtype)",
+        "((t - s) * model.schedule.rate(t))[:, None]",
+        "((t - s) * model.schedule.rate(s))[:, None]",
         f"{DRAWS}::test_fused_draws_are_those_of_the_table",
     ),
     Mistake(
         "a mask is revealed at the rate of the wrong time",
-        "diffusion/process/absorbing.py",
+        "diffusion/process/replacement.py",
         "torch.exp(-sigma_s) * corruption_probability(sigma_t - sigma_s)",
         "torch.exp(-sigma_t) * corruption_probability(sigma_t - sigma_s)",
         "exact/test_algebra.py::test_posterior_is_bayes_rule",
+    ),
+    Mistake(
+        "hybrid noise draws too few masks",
+        "diffusion/process/replacement.py",
+        "torch.where(u < self.mask_share,",
+        "torch.where(u < self.mask_share**2,",
+        "unit/test_process.py::test_corrupt_draws_from_the_transition",
+    ),
+    Mistake(
+        "ratios under mixed noise forget how often the present token is drawn",
+        "diffusion/process/replacement.py",
+        " - self._log_pi(x_t, dtype)[..., None]\n",
+        "\n",
+        "exact/test_bound.py::test_the_bound_under_mixed_noise_is_the_entropy",
+    ),
+    Mistake(
+        "the prior under hybrid noise has no masks",
+        "diffusion/process/replacement.py",
+        "torch.where(x == self.mask, log_m + _log(self.mask_share), token)",
+        "token",
+        "exact/test_algebra.py::test_prior_kl_is_the_sum_it_stands_for",
+    ),
+    Mistake(
+        "the frequencies of a run are forgotten by its checkpoint",
+        "training/trainer.py",
+        '{"token_counts": self.token_counts}',
+        "{}",
+        "integration/test_noise.py::test_a_run_under_noise_by_frequency_finds_its_frequencies_again",
     ),
     Mistake(
         "samplers keep the graph of the network's output",
@@ -866,8 +894,8 @@ MISTAKES = [
     Mistake(
         "guidance towards the model without a label",
         "sampling/guidance.py",
-        "interpolate_log(unconditional, conditional, guidance)",
-        "interpolate_log(conditional, unconditional, guidance)",
+        "_interpolate(unconditional, conditional, guidance).log_softmax",
+        "_interpolate(conditional, unconditional, guidance).log_softmax",
         "exact/test_guidance.py::test_a_mask_is_revealed_at_its_pace_to_a_normalised_mixture",
     ),
     Mistake(
@@ -965,8 +993,8 @@ MISTAKES = [
     Mistake(
         "masks after the limit stay for models of other noise levels",
         "generate/template.py",
-        "sums = isinstance(process, Absorbing) and not model.depends_on_sigma",
-        "sums = isinstance(process, Absorbing)",
+        "sums = process.only_masks and not model.depends_on_sigma",
+        "sums = process.only_masks",
         "exact/test_completions.py::test_positions_after_the_limit_cost_a_time_free_denoiser_nothing",
     ),
     Mistake(

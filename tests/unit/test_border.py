@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from sedd import exact, factory
+from sedd.config import NoiseConfig
 from sedd.diffusion import objective, parameterization
-from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
 from sedd.diffusion.schedule import (
     Cosine,
     Geometric,
@@ -28,6 +29,20 @@ X = torch.tensor([[0, 1]])
 @pytest.mark.parametrize("size", [1, 0, -3])
 def test_vocabulary_too_small(kind: type[Process], size: int, refuses: object) -> None:
     refuses(lambda: kind(size), f"vocab_size is {size}", "at least 2")
+
+
+def test_distributions_that_noise_cannot_have(refuses: object) -> None:
+    for share in (-0.1, 1.5, math.nan):
+        refuses(lambda share=share: Replacement(4, share), f"mask_share is {share}", "[0, 1]")
+    for share in (0.0, 1.0):
+        refuses(lambda share=share: Hybrid(4, share), f"mask_share is {share}", "uniform", "absorbing")
+    for frequencies in ((1, 2, 3), (1, 2, 0, 3), (1, 2, -1, 3), (1, 2, 3, math.inf), (1, 2, 3, math.nan), ()):
+        refuses(lambda frequencies=frequencies: Frequency(4, frequencies), "frequencies", "4 tokens")
+    refuses(lambda: Frequency(4), "frequencies", "each token")
+    refuses(lambda: NoiseConfig("uniform", mask_share=0.5), "mask_share", "noise.process=hybrid")
+    refuses(lambda: NoiseConfig("hybrid", mask_share=1.0), "mask_share is 1.0", "between 0")
+    refuses(lambda: factory.build_process("frequency", 4), "frequencies are missing")
+    refuses(lambda: factory.build_process("absorbing", 4, mask_share=0.5), "mask_share")
 
 
 @pytest.mark.parametrize("process", [Uniform(4), Absorbing(4)], ids=str)

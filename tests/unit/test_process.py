@@ -8,7 +8,7 @@ import torch
 
 from sedd import exact
 from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.process import Absorbing, Process, Uniform, log_odds
+from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform, log_odds
 from sedd.diffusion.schedule import (
     Cosine,
     Geometric,
@@ -23,9 +23,17 @@ from sedd.diffusion.schedule import (
     stratified,
 )
 
+EVERY = [
+    Uniform(5),
+    Absorbing(5),
+    Hybrid(5, 0.6),
+    Frequency(5, (1, 2, 0.5, 4, 3)),
+    Replacement(5, mask_share=0.3, frequencies=(1, 2, 0.5, 4, 3)),
+]
+
 
 @pytest.mark.parametrize("sigma", [0.05, 1.0, 4.0])
-@pytest.mark.parametrize("process", [Uniform(5), Absorbing(5)], ids=str)
+@pytest.mark.parametrize("process", EVERY, ids=str)
 def test_corrupt_draws_from_the_transition(process: Process, sigma: float, generator: torch.Generator) -> None:
     """Chi-square, 300,000 tokens, false alarm 1e-6."""
     x_0 = torch.full((3, 100_000), 2)
@@ -36,7 +44,19 @@ def test_corrupt_draws_from_the_transition(process: Process, sigma: float, gener
     assert scipy.stats.chisquare(counts[distribution > 0], distribution[distribution > 0] * counts.sum()).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("process", [Uniform(5), Absorbing(5)], ids=str)
+@pytest.mark.parametrize("process", EVERY, ids=str)
+def test_uniforms_are_mapped_to_the_transition_and_to_its_limit(process: Process) -> None:
+    """Equally spaced uniforms: each state has its share to within one of them."""
+    count, p = 50_000, process.transition_matrix(torch.tensor(80.0, dtype=torch.float64))[:, 2]
+    u = (torch.arange(count).double() + 0.5) / count
+    found = process.prior_sample(u).bincount(minlength=process.num_states) / count
+    torch.testing.assert_close(found.double(), p, rtol=0, atol=2 / count)
+    x_0, replaced = torch.full((1, count), 2), torch.stack([torch.zeros(count).double(), u], -1)[None]
+    assert torch.equal(process.corrupt_by(x_0, torch.tensor([0.7]), replaced)[0], process.prior_sample(u))
+    assert torch.equal(process.corrupt_by(x_0, torch.tensor([0.7]), 1 - 1e-9 * replaced - 1e-9), x_0)
+
+
+@pytest.mark.parametrize("process", EVERY, ids=str)
 def test_each_row_has_its_own_noise_level(process: Process, generator: torch.Generator) -> None:
     x_0 = torch.randint(5, (2, 500), generator=generator)
     x_t = process.corrupt(x_0, torch.tensor([0.0, 30.0]), generator)
@@ -44,7 +64,7 @@ def test_each_row_has_its_own_noise_level(process: Process, generator: torch.Gen
     assert not torch.equal(x_t[1], x_0[1])
 
 
-@pytest.mark.parametrize("process", [Uniform(50_257), Absorbing(50_257)], ids=str)
+@pytest.mark.parametrize("process", [Uniform(50_257), Absorbing(50_257), Hybrid(50_257)], ids=str)
 def test_closed_forms_need_no_matrix(process: Process) -> None:
     """Transition, rates, ratios and corruption of 4096 tokens at 50,257 states, each a vector of 4096."""
     x = torch.arange(4096).view(4, 1024)
@@ -53,7 +73,8 @@ def test_closed_forms_need_no_matrix(process: Process) -> None:
     assert process.transition(y, x, sigma[:, None]).shape == x.shape
     assert process.rate(y, x).shape == x.shape
     ratios = [part for part in process.ratios(y, x, sigma) if part is not None]  # None stands for 0
-    assert all(part.numel() <= x.numel() for part in ratios)
+    if process.has_fused_forms:
+        assert all(part.numel() <= x.numel() for part in ratios)
 
 
 def test_stratified_times_are_spread_and_each_is_uniform() -> None:
@@ -74,7 +95,7 @@ def test_the_same_seed_gives_the_same_noise() -> None:
     assert torch.equal(noise(), noise())
 
 
-@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3)], ids=str)
+@pytest.mark.parametrize("process", [Uniform(3), Absorbing(3), Hybrid(3), Frequency(3, (1, 2, 3))], ids=str)
 def test_positions_that_cannot_change_are_never_read(process: Process) -> None:
     """Entries at x_t, and under absorbing noise whole unmasked positions, do not enter the loss or its gradient."""
     x_0 = exact.all_sequences(3, 2)

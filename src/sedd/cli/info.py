@@ -50,6 +50,7 @@ def _describe(model: Path | str, as_json: bool) -> None:
         "vocab_size": found.vocab_size,
         "seq_len": config.model.seq_len,
         "process": config.noise.process,
+        **({} if (share := config.noise.mask_share) is None else {"mask_share": share}),
         "schedule": " ".join([str(config.noise.schedule), *(f"{name}={value}" for name, value in options.items())]),
         "objective": config.objective,
         "parameterization": config.model.parameterization,
