@@ -301,7 +301,7 @@ def sampler_rows() -> Iterator[tuple[str, ...]]:
 
     for noise in (process.Absorbing(2), process.Uniform(2)):
         given = {"model": None, "process": noise, "schedule": schedule.LogLinear()}
-        other = [name for name in registry.SAMPLERS.built_in if (name == "gibbs") != isinstance(noise, process.Uniform)]
+        other = [name for name in registry.SAMPLERS.built_in if (name == "gibbs") == noise.only_masks]
         yield from option_rows(registry.SAMPLERS, "{}", other, given)
 
 

@@ -42,7 +42,7 @@ def flip(path: Path, at: int = -1) -> None:
         (["CORPUS", "--set", "optim.lr=fast"], "optim.lr is 'fast'; it must be a number"),
         (["CORPUS", "--set", "seed"], "write KEY=VALUE"),
         (["CORPUS", "--process", "gauss"], "'gauss'"),
-        (["CORPUS", "--objective", "lambda-dce", "--process", "uniform"], "no mask"),
+        (["CORPUS", "--objective", "lambda-dce", "--process", "uniform"], "tokens too"),
         (["CORPUS", "--objective", "lambda-dce", "--parameterization", "score"], "trains parameterization mean"),
         (["CORPUS", "--parameterization", "signed-score"], "choose objective concrete-score, or leave it out"),
         (["CORPUS", "--set", "model.width=30", "--set", "model.heads=4"], "30"),
