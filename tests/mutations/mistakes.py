@@ -591,7 +591,7 @@ MISTAKES = [
     Mistake(
         "every logit is taken for a log-probability, under any noise",
         "diffusion/parameterization.py",
-        "return isinstance(self.process, Absorbing)",
+        "return self.process.only_masks",
         "return True",
         "unit/test_fused_loss.py::test_no_other_loss_is_fused",
     ),

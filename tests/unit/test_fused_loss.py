@@ -32,6 +32,7 @@ from sedd.diffusion.parameterization import (
 )
 from sedd.diffusion.process import Absorbing, Process, Uniform, fused
 from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
+from sedd.evaluation.audit.models import build_audited_process
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import linear_loss as linear_loss_module
 from sedd.ops.fused_loss import fused_loss
@@ -170,8 +171,7 @@ DENOISERS = {"mean", "d3pm", "t-dce", "lambda-dce", "any-order", "score-entropy"
 FUSED = {
     *(("absorbing", "mean", objective) for objective in DENOISERS),
     *((process, "score", "score-entropy") for process in ("absorbing", "uniform")),
-    ("absorbing", "causal", "autoregressive"),
-    ("uniform", "causal", "autoregressive"),
+    *((process, "causal", "autoregressive") for process in registry.PROCESSES.built_in),
 }
 """Process, parameterization and objective of every fused loss; `CASES` has each pair of the last two."""
 
@@ -179,7 +179,7 @@ FUSED = {
 @pytest.mark.parametrize("process_name", registry.PROCESSES.built_in)
 def test_no_other_loss_is_fused(process_name: str) -> None:
     """Of all objectives that a model fits; logits alone do not determine the others."""
-    process, found = factory.build_process(process_name, N), set()
+    process, found = build_audited_process(process_name, N), set()
     for parameterization, objective_name in itertools.product(registry.PARAMETERIZATIONS.names, TRAINABLE):
         states = N + 1 if parameterization == "causal" else process.num_states
         model = factory.build_parameterization(parameterization, build_network(Modern, states), process)
