@@ -20,7 +20,7 @@ from measure import describe_machine, free_memory, time_calls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
-from train import NoisyBatch, TrainingSteps, TrainSetting, random_batch
+from train import NoisyBatch, TrainingSteps, TrainSetting, count_in_loss, random_batch
 
 from sedd import factory
 from sedd.ops import linear_loss, linear_loss_triton
@@ -130,7 +130,7 @@ def training(setting: TrainSetting, dropout: float | None = None, piecewise: boo
     parts = factory.build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
     cpu_batches = [random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
-    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in cpu_batches]
+    counts = [count_in_loss(parts, b.x_t) for b in cpu_batches]
     steps = TrainingSteps(run, parts, setting, True, [NoisyBatch(*(a.cuda() for a in b)) for b in cpu_batches], counts)
     if piecewise:
         network = steps.network

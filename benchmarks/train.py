@@ -103,7 +103,7 @@ def measure_training(setting: TrainSetting, machine: Machine) -> Iterator[Measur
     parts = factory.build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
     cpu_batches = [random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
-    counts = [int(parts.process.is_noisy(b.x_t).sum()) for b in cpu_batches]
+    counts = [count_in_loss(parts, b.x_t) for b in cpu_batches]
     batches = [NoisyBatch(*(a.to(setting.device) for a in b)) for b in cpu_batches]
     tokens = setting.batch * run.model.seq_len
     m, fraction = run.model, sum(counts) / len(counts) / tokens
@@ -124,6 +124,12 @@ def random_batch(
     times = parts.objective.times(stratified(setting.batch, generator))
     x_0 = torch.randint(setting.vocab_size, (setting.batch, length), generator=generator)
     return NoisyBatch(parts.objective.corrupt(parts, x_0, times.t, generator), x_0, *times)
+
+
+def count_in_loss(parts: factory.DiffusionSetup, x_t: Tensor) -> int:
+    """Return the number of positions that count in the loss."""
+    counts = parts.objective.counts(parts, x_t)
+    return x_t.numel() if counts is None else int(counts.sum())
 
 
 @final
