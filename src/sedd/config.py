@@ -479,6 +479,18 @@ class RunConfig:
         """Return plain data, as stored beside the weights."""
         return asdict(self)
 
+    def by_key(self) -> dict[str, Any]:
+        """Return every value by its dotted key, as ``--set`` takes it."""
+
+        def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for name, value in values.items():
+                is_section = isinstance(value, dict) and value
+                found |= flatten(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
+            return found
+
+        return flatten(self.as_dict())
+
     @classmethod
     def from_dict(cls, data: Any) -> "RunConfig":
         """Return the configuration with these values, such as `as_dict` returns; defaults for the rest."""

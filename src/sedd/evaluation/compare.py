@@ -1,7 +1,7 @@
 """Comparison of runs: one validation likelihood each, under one protocol, and the validation curves of training."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,15 +96,7 @@ def run_record(run: Path, loaded: LoadedModel, state: Mapping[str, Any], record:
 
 def _settings(config: RunConfig) -> dict[str, str]:
     """Return what weights depend on, but for the seed, by configuration key."""
-
-    def flatten(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        for name, value in values.items():
-            if isinstance(value, dict) and value:
-                yield from flatten(f"{prefix}{name}.", value)
-            else:
-                yield f"{prefix}{name}", value
-
-    found = {**dict(flatten("", config.as_dict())), "model.time_conditioning": config.time_conditioning}
+    found = {**config.by_key(), "model.time_conditioning": config.time_conditioning}
     return {key: str(value) for key, value in found.items() if key not in ("seed", *WITHOUT_EFFECT)}
 
 

@@ -189,7 +189,7 @@ def render_report(history: RunHistory, samples: ReportSamples) -> str:
         lowest=None if lowest is None else {"nats": f"{lowest['bound']:.4f}", "step": f"{lowest['step']:,}"},
         loss_by_time=_loss_by_time_picture(history),
         samples=samples,
-        options=_flatten(history.config.as_dict()),
+        options=[(key, json.dumps(value, ensure_ascii=False)) for key, value in history.config.by_key().items()],
         environment=history.environment or run_log.environment(),
         environment_origin="At the start of the run."
         if history.environment
@@ -206,17 +206,6 @@ def _summary(run: RunConfig) -> str:
         f"A run of sedd: {run.objective} on {', '.join(run.data.sources)}; {noise.process} noise, {noise.schedule}; "
         f"{network}, length {model.seq_len}."
     )
-
-
-def _flatten(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """List every option by its dotted path, as ``--set`` takes it."""
-    rows: list[tuple[str, str]] = []
-    for name, value in config.items():
-        nested = isinstance(value, dict) and value
-        rows += (
-            _flatten(value, f"{prefix}{name}.") if nested else [(prefix + name, json.dumps(value, ensure_ascii=False))]
-        )
-    return rows
 
 
 def _interval(record: dict[str, Any]) -> str:

@@ -69,9 +69,7 @@ def evaluate(
         corpus.sequences,
         draws=draws,
         seed=seed if noise_seed is None else noise_seed,
-        batch=default_batch(loaded.device, loaded.process.num_states, max(map(len, corpus.sequences)))
-        if batch is None
-        else batch,
+        batch=_batch(loaded, corpus) if batch is None else batch,
         ranks=ranks,
         low_precision_model=models.low_precision_model,
         on_progress=on_progress,
@@ -128,8 +126,7 @@ def evaluate_difference(
     """
     by = factory.build_estimator(None, loaded, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
-    batch = _batch(loaded, corpus)
-    models = (loaded.model, other.model)
+    models, batch = (loaded.model, other.model), _batch(loaded, corpus)
     found = estimate_difference(
         models, by, corpus.sequences, draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
     )
