@@ -212,7 +212,9 @@ def build_parser(description: str | None, kind: Any, without: tuple[str, ...] = 
 def read_setting(parser: argparse.ArgumentParser, args: argparse.Namespace, kind: Any) -> Any:
     """Return the setting with the options that were given and the defaults of the device for the others."""
     names = {field.name for field in dataclasses.fields(kind)}
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in vars(args).items() if name in names}
+    given: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in vars(args).items() if name in names
+    }
     try:
         device = choose_device(given.get("device"))
         return kind(**{**(kind.CPU if device == "cpu" else {}), **given, "device": device})

@@ -28,6 +28,7 @@ from sedd import factory, registry
 from sedd.config import RunConfig
 from sedd.diffusion.parameterization import DiscreteModel
 from sedd.diffusion.schedule import stratified
+from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.training import optimizer
 from sedd.training.ema import EMA
@@ -146,7 +147,8 @@ class TrainingSteps:
         counts: list[int],
     ) -> None:
         self.batches, self.counts, self.step = batches, counts, 0
-        self.network, ema_network = (factory.build_network(run, parts).to(setting.device) for _ in range(2))
+        networks = [factory.build_network(run, parts).to(setting.device) for _ in range(2)]
+        self.network, ema_network = (network for network in networks if isinstance(network, Transformer))
         self.ema = EMA(self.network, ema_network, run.optim.ema_decay)
         self.optimizers, self.grad_clip = optimizer.build_optimizers(self.network, run.optim), run.optim.grad_clip
         if setting.precision != "float32":
