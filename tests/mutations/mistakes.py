@@ -677,7 +677,7 @@ MISTAKES = [
         "the bound without the weights of its times",
         "likelihood/terms.py",
         "diffusion = times.weight.to(diffusion.dtype)[..., None] * diffusion\n",
-        "",
+        "pass\n",
         TERMS,
     ),
     Mistake(
@@ -732,8 +732,8 @@ MISTAKES = [
     Mistake(
         "validation without the weights of its times",
         "training/validation.py",
-        "inputs = [a[rows] for a in (x_0, x_t, x_first, *times)]",
-        "inputs = [a[rows] for a in (x_0, x_t, x_first, times.t, torch.ones_like(times.weight))]",
+        ".nats(bound, x_0, *inputs)",
+        ".nats(bound, x_0, *inputs[:3], torch.ones_like(inputs[3]), valid)",
         "unit/test_padding.py::test_the_validation_bound_is_that_of_single_sequences",
     ),
     Mistake(
