@@ -22,6 +22,7 @@ from sedd.factory import LoadedModel
 from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
 from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.orders import Orders
+from sedd.module import Diffusion
 from sedd.runtime.device import resolve_device
 from sedd.runtime.distributed import Ranks
 from sedd.sampling import Prompt
@@ -198,6 +199,11 @@ class Model:
     def labels(self) -> tuple[str, ...]:
         """The labels that texts can be conditioned on, where it was trained with labels."""
         return self.loaded.labels
+
+    @property
+    def diffusion(self) -> Diffusion:
+        """The same model of token ids: it samples, infills and bounds tensors."""
+        return Diffusion.of(self.loaded.model, self.loaded.objective, self.length)
 
     @property
     def parameters(self) -> int:

@@ -94,7 +94,13 @@ class AdaptedNetwork(nn.Module):
         given: dict[str, Tensor | None] = {"valid": valid, "label": label}
         if self._sigma is not None:
             given[self._sigma] = sigma
-        output = self.module(x, **{name: value for name, value in given.items() if self._is_passed(name, value)})
+        try:
+            output = self.module(x, **{name: value for name, value in given.items() if self._is_passed(name, value)})
+        except IndexError as error:
+            raise ValueError(
+                f"{self.name} raised {error!r} on token ids up to {int(x.max())}; give its embedding a row for every "
+                "state of the process, the mask included"
+            ) from error
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
             raise ValueError(
