@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sedd.Model]:
 
 
 def public_interface() -> str:
-    """Return every public name with its signature, and the members of classes."""
+    """Return every public name with its signature, and the members of `Diffusion` and of the classes of texts."""
     lines = []
     for name in sedd.__all__:
         value = getattr(sedd, name)
@@ -45,7 +45,7 @@ def public_interface() -> str:
             continue
         is_tuple = inspect.isclass(value) and issubclass(value, tuple)
         lines.append(name if is_tuple else f"{name}{inspect.signature(value)}")
-        if inspect.isclass(value):
+        if inspect.isclass(value) and value.__module__ in ("sedd.api", "sedd.module"):
             members = {**getattr(value, "__annotations__", {}), **vars(value)}
             for member in sorted(member for member in members if not member.startswith("_")):
                 attribute = vars(value).get(member)

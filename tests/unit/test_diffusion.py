@@ -1,4 +1,4 @@
-"""`sedd.Diffusion`: any network trains, samples, infills and bounds under every process, parameterization and sampler."""
+"""`sedd.Diffusion`: any network, under every process and parameterization, trains, samples, infills and bounds."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from sedd.diffusion.parameterization import MeanModel
 
 ROOT = Path(__file__).parents[2]
 TOKENS, LENGTH = 3, 3
-PROCESSES = {"absorbing": sedd.Absorbing(TOKENS), "uniform": sedd.Uniform(TOKENS), "hybrid": sedd.Hybrid(TOKENS, 0.3)}
+PROCESSES = {"absorbing": sedd.Absorbing(TOKENS), "uniform": sedd.Uniform(TOKENS)}
 
 
 class MyNet(nn.Module):
@@ -52,7 +52,7 @@ def readme_block() -> str:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[0]
 
 
-@pytest.mark.parametrize("process", ["sedd.Absorbing(3)", "sedd.Uniform(3)", "sedd.Hybrid(3, 0.3)"])
+@pytest.mark.parametrize("process", ["sedd.Absorbing(3)", "sedd.Uniform(3)"])
 def test_the_block_of_the_readme_learns_a_distribution(process: str) -> None:
     """Its program, on 27 sequences and with a larger learning rate: the bound ends within 0.1 nats of the entropy."""
     distribution = exact.Distribution.random(TOKENS, LENGTH, torch.Generator().manual_seed(1))
