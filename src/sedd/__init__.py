@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sedd.diffusion.parameterization import MeanModel as MeanModel
     from sedd.diffusion.parameterization import ScoreModel as ScoreModel
     from sedd.diffusion.process import Absorbing as Absorbing
+    from sedd.diffusion.process import Frequency as Frequency
+    from sedd.diffusion.process import Hybrid as Hybrid
     from sedd.diffusion.process import Process as Process
     from sedd.diffusion.process import Uniform as Uniform
     from sedd.diffusion.schedule import Cosine as Cosine
@@ -51,7 +53,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "sedd.api": ("Bound", "Bounds", "Model", "Text", "Texts", "load", "train"),
     "sedd.module": ("Diffusion",),
-    "sedd.diffusion.process": ("Absorbing", "Process", "Uniform"),
+    "sedd.diffusion.process": ("Absorbing", "Frequency", "Hybrid", "Process", "Uniform"),
     "sedd.diffusion.schedule": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),
     "sedd.diffusion.objective": (
         "AnyOrder",

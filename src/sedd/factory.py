@@ -166,12 +166,9 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
 
 def default_sampler(model: Any) -> str:
     """Return the name of the default sampler of a model."""
-    model = sampling.base_model(model)
-    if isinstance(model, parameterizations.CausalModel):
-        return "left-to-right"
-    if not isinstance(model, parameterizations.HiddenStateDenoiser):
-        return "tweedie"
-    return "first-hitting" if model.process.only_masks else "ancestral"
+    kind = type(sampling.default_sampler(model))
+    names = (name for name in registry.SAMPLERS.built_in if registry.SAMPLERS.load(name) is kind)
+    return next(names, "left-to-right")
 
 
 def build_grid(spec: str, steps: int | None) -> torch.Tensor:

@@ -23,16 +23,15 @@ from sedd.diffusion.parameterization import (
     CausalModel,
     ConditionalModel,
     DiscreteModel,
-    HiddenStateDenoiser,
     MeanModel,
     ScoreModel,
     SignedScoreModel,
 )
-from sedd.diffusion.process import Absorbing, Process
+from sedd.diffusion.process import Process
 from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.likelihood import BoundEstimate
 from sedd.nn.adapter import AdaptedNetwork, adapt
-from sedd.sampling import Ancestral, FirstHitting, Guided, LeftToRight, Prompt, Sampler, State, Steps, Tweedie, Warped
+from sedd.sampling import Guided, Prompt, Sampler, State, Steps, Warped, default_sampler
 
 PARAMETERIZATIONS: dict[str, type[DiscreteModel]] = {
     "score": ScoreModel,
@@ -72,7 +71,7 @@ class Diffusion(nn.Module):
         super().__init__()
         _check_type("process", process, Process, "Absorbing(26) for 26 tokens")
         _check_type("schedule", schedule, Schedule, "LogLinear()")
-        name = parameterization or ("mean" if isinstance(process, Absorbing) else "score")
+        name = parameterization or ("mean" if process.only_masks else "score")
         if name not in PARAMETERIZATIONS:
             raise ValueError(f"parameterization is {name!r}; choose one of {', '.join(PARAMETERIZATIONS)}")
         self._set(PARAMETERIZATIONS[name](adapt(network), process, schedule), objective, length)
@@ -258,18 +257,9 @@ def default_objective(model: DiscreteModel) -> Objective[Any]:
     """Return λ-DCE for a denoiser of masks, cross entropy for an autoregressive model, else score entropy."""
     if isinstance(model, CausalModel):
         return Autoregressive()
-    if isinstance(model, MeanModel) and isinstance(model.process, Absorbing):
+    if isinstance(model, MeanModel) and model.process.only_masks:
         return LambdaDCE()
     return DenoisingScoreEntropy()
-
-
-def default_sampler(model: DiscreteModel) -> Sampler:
-    """Return the sampler that suits a model: first-hitting for a denoiser of masks, ancestral or Tweedie for others."""
-    if isinstance(model, CausalModel):
-        return LeftToRight()
-    if not isinstance(model, HiddenStateDenoiser):
-        return Tweedie()
-    return FirstHitting() if isinstance(model.process, Absorbing) else Ancestral()
 
 
 def _check_type(name: str, given: object, kind: type, example: str) -> None:

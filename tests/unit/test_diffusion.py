@@ -15,7 +15,7 @@ from sedd.diffusion.parameterization import MeanModel
 
 ROOT = Path(__file__).parents[2]
 TOKENS, LENGTH = 3, 3
-PROCESSES = {"absorbing": sedd.Absorbing(TOKENS), "uniform": sedd.Uniform(TOKENS)}
+PROCESSES = {"absorbing": sedd.Absorbing(TOKENS), "uniform": sedd.Uniform(TOKENS), "hybrid": sedd.Hybrid(TOKENS, 0.3)}
 
 
 class MyNet(nn.Module):
@@ -52,7 +52,7 @@ def readme_block() -> str:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[0]
 
 
-@pytest.mark.parametrize("process", ["sedd.Absorbing(3)", "sedd.Uniform(3)"])
+@pytest.mark.parametrize("process", ["sedd.Absorbing(3)", "sedd.Uniform(3)", "sedd.Hybrid(3, 0.3)"])
 def test_the_block_of_the_readme_learns_a_distribution(process: str) -> None:
     """Its program, on 27 sequences and with a larger learning rate: the bound ends within 0.1 nats of the entropy."""
     distribution = exact.Distribution.random(TOKENS, LENGTH, torch.Generator().manual_seed(1))
@@ -225,7 +225,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "open position in clean data": (lambda: GOOD.bound(X - 1), "-1"),
     "token out of range": (lambda: GOOD.infill(X + 7), "7.*0..2.*−1"),
     "class of a sampler": (lambda: GOOD.sample(1, sampler=sedd.Tweedie), r"Tweedie\(\)"),
-    "sampler of other noise": (lambda: GOOD.sample(1, sampler=sedd.Gibbs()), "uniform"),
+    "sampler of other noise": (lambda: GOOD.sample(1, sampler=sedd.Gibbs()), "remask"),
     "guidance without a label": (lambda: GOOD.sample(1, guidance=2.0), "label"),
     "label without an argument": (lambda: GOOD.sample(1, label=1), "label"),
     "no samples": (lambda: GOOD.sample(0), "count is 0"),

@@ -24,6 +24,7 @@ from sedd.sampling.base import (
 )
 from sedd.sampling.caching import SamplingModel
 from sedd.sampling.confidence import Confident, EntropyBounded
+from sedd.sampling.default import default_sampler
 from sedd.sampling.first_hitting import FirstHitting, Ordered
 from sedd.sampling.gibbs import Gibbs
 from sedd.sampling.grid import Ancestral, Euler, FactorizedSampler, Tweedie
@@ -60,6 +61,7 @@ __all__ = [
     "Wrapper",
     "base_model",
     "cosine_grid",
+    "default_sampler",
     "draw_clean_tokens",
     "empty",
     "given_grid",
