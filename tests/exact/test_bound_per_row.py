@@ -10,7 +10,7 @@ from toys import random_distribution, random_model
 
 from sedd import exact
 from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Process
+from sedd.diffusion.process import Absorbing, Hybrid, Process
 from sedd.diffusion.rng import derive_seed
 from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.likelihood import BoundEstimator, bound, estimate_likelihood
@@ -48,7 +48,7 @@ def test_the_mean_of_the_exact_score_is_the_entropy() -> None:
     assert abs(found.nats.mean() - distribution.entropy()) <= 4 * found.nats.std() / math.sqrt(2000)
 
 
-@pytest.mark.parametrize(("process", "schedule"), NOISES, ids=str)
+@pytest.mark.parametrize(("process", "schedule"), [*NOISES, (Hybrid(3), LogLinear())], ids=str)
 def test_the_error_of_a_row_is_calibrated(process: Process, schedule: Schedule) -> None:
     """27 sequences, 12 seeds: 90 to 99 % of the 95 % intervals contain the bound, 4 standard errors of a coverage.
 
