@@ -12,7 +12,7 @@ from toys import random_distribution, random_model, with_schedule
 from sedd import exact, likelihood
 from sedd.diffusion.objective import DenoisingScoreEntropy
 from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Process, Uniform, at_token
+from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Uniform, at_token
 from sedd.diffusion.reverse import denoising_table
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Schedule
@@ -34,7 +34,13 @@ from sedd.nn.transformer import Modern
 from sedd.runtime.distributed import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-NOISES = [(Absorbing(3), LogLinear()), (Absorbing(3), Geometric(1e-3, 8.0)), (Uniform(3), Geometric(1e-3, 8.0))]
+NOISES = [
+    (Absorbing(3), LogLinear()),
+    (Absorbing(3), Geometric(1e-3, 8.0)),
+    (Uniform(3), Geometric(1e-3, 8.0)),
+    (Hybrid(3, 0.6), LogLinear(1e-2)),
+    (Frequency(3, (1, 2, 3)), Geometric(1e-3, 8.0)),
+]
 
 
 def found(

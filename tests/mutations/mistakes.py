@@ -833,7 +833,7 @@ MISTAKES = [
         "diffusion/process/replacement.py",
         "torch.exp(-sigma_s) * corruption_probability(sigma_t - sigma_s)",
         "torch.exp(-sigma_t) * corruption_probability(sigma_t - sigma_s)",
-        "exact/test_algebra.py::test_posterior_is_bayes_rule",
+        "exact/test_objectives.py::test_d3pm_is_its_definition",
     ),
     Mistake(
         "hybrid noise draws too few masks",
