@@ -152,7 +152,7 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
         return sampling.LeftToRight()
-    name = name or default_sampler(model)
+    name = name or default_sampler_name(model)
     if name == "ancestral" and not isinstance(base, parameterizations.HiddenStateDenoiser):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
@@ -164,7 +164,7 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
     return sampler
 
 
-def default_sampler(model: Any) -> str:
+def default_sampler_name(model: Any) -> str:
     """Return the name of the default sampler of a model."""
     kind = type(sampling.default_sampler(model))
     names = (name for name in registry.SAMPLERS.built_in if registry.SAMPLERS.load(name) is kind)

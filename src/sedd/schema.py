@@ -31,7 +31,7 @@ _shown = Repr()
 _shown.maxstring = _shown.maxother = _shown.maxlong = 80
 
 
-def check_count(name: str, value: int | float, least: float = 1, most: int = MAX_COUNT) -> None:
+def check_count(name: str, value: int | float, least: int | float = 1, most: int = MAX_COUNT) -> None:
     """Reject a count below ``least`` or above ``most``; ``name`` is the option, for the message."""
     if not value >= least:
         raise ValueError(f"{name} is {value}; it must be {least} or more")

@@ -37,7 +37,7 @@ def name(page: Path) -> str:
 def test_snippets_print_the_output_shown(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The snippets of a page are one program; a text block after a snippet is its exact output.
 
-    The block of the README has a network of the test's own: see `tests/unit/test_diffusion.py`.
+    The block of the README has a network of the test's own: see `tests/integration/test_diffusion.py`.
     """
     monkeypatch.chdir(tmp_path)  # snippets may write files
     monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))

@@ -145,10 +145,6 @@ def test_objectives_refuse_models_that_do_not_predict_what_they_need(name: str, 
     refuses(lambda: loss(model, X), method, "Score", "parameterization")
 
 
-def test_a_network_is_not_a_model(refuses: object) -> None:
-    refuses(lambda: objective.LambdaDCE()(exact.Table(5, 2), X), "LambdaDCE", "Table", "ScoreModel(network, process)")
-
-
 def test_networks_of_the_wrong_width(refuses: object) -> None:
     model = parameterization.ScoreModel(exact.Table(4, 2), Absorbing(4))
     refuses(lambda: model(X, SIGMA), "4 entries", "needs 5")

@@ -78,6 +78,7 @@ class Shifted(torch.nn.Module):
     def __init__(self, shift: float) -> None:
         super().__init__()
         self.model, self.shift = ScoreModel(network(), Absorbing(5)), shift
+        self.process, self.schedule = self.model.process, self.model.schedule
 
     def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         log_score: torch.Tensor = self.model(x, sigma)

@@ -58,7 +58,7 @@ class SamplingRun:
         """Whether hidden states that are not finite raise FloatingPointError."""
         warping = settings.temperature, settings.top_p, settings.top_k
         self.model = model if warping == (1, 1, None) else Warped(model, *warping)
-        self.name = settings.sampler or factory.default_sampler(model)
+        self.name = settings.sampler or factory.default_sampler_name(model)
         self.sampler = factory.build_sampler(settings.sampler, model, **settings.options)
         self.times = self.sampler.times(factory.build_grid(settings.grid, settings.steps))
         CounterRNG(settings.seed, torch.zeros(0, dtype=torch.long))  # refuse a bad seed before any work

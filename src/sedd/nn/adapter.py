@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sedd.nn.transformer import Transformer
 
 
-def adapt(network: nn.Module) -> nn.Module:
+def adapt(network: object) -> nn.Module:
     """Return a module that takes ``(x, sigma, valid, label=label)``; `Transformer` already does and is returned as is.
 
     Args:

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sedd.diffusion import categorical
+from sedd.diffusion.parameterization import HasNoise
 from sedd.diffusion.rng import CounterRNG
-from sedd.sampling.base import Noise, Prompt, Sampler, State
+from sedd.sampling.base import Prompt, Sampler, State
 from sedd.sampling.caching import SamplingModel
 
 
@@ -45,6 +46,6 @@ class LeftToRight(Sampler):
             reveal_step[:, i] = torch.where(is_open, i + 1, 0)
             yield State(x, reveal_step, i + 1)
 
-    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return one call per token."""
         return float(blanks)

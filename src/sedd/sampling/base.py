@@ -4,12 +4,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from sedd.diffusion.parameterization import HasNoise
 from sedd.diffusion.process import Process
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import Schedule
@@ -81,20 +82,6 @@ class State(NamedTuple):
     reveal_step: Int[Tensor, "b L"]
     """The step at which each position last changed; 0: at the start."""
     step: int
-
-
-class Noise(Protocol):
-    """A process and its schedule: every model has both."""
-
-    @property
-    def process(self) -> Process:
-        """The noise process."""
-        ...
-
-    @property
-    def schedule(self) -> Schedule:
-        """The noise schedule."""
-        ...
 
 
 class Plan(NamedTuple):
@@ -232,10 +219,10 @@ class Sampler(ABC):
     ) -> Iterator[State]:
         """Yield the states from noise to data."""
 
-    def check(self, model: Noise) -> None:  # noqa: B027  (most samplers take every model)
+    def check(self, model: HasNoise) -> None:  # noqa: B027  (most samplers take every model)
         """Raise ValueError for a model that this sampler cannot sample."""
 
-    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan | None:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan | None:
         """Plan the calls of the model; None: the output of the network decides."""
         return None
 
@@ -250,7 +237,7 @@ class Sampler(ABC):
             )
         return times
 
-    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return the expected calls of the model for a row with so many open positions; NaN: unknown in advance.
 
         By default `calls_per_step` in each step and one in the last. Cached rows need fewer.
@@ -279,7 +266,7 @@ class GridSampler(Sampler, ABC):
         """
 
     @final
-    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Call the model in every step of the grid."""
         grid, rows = self.grid(times), len(prompt.given)
         step = torch.arange(1, len(grid), device=grid.device)
@@ -314,7 +301,7 @@ class GridSampler(Sampler, ABC):
             yield state
 
 
-def initial_state(model: Noise, prompt: Prompt, rng: CounterRNG) -> State:
+def initial_state(model: HasNoise, prompt: Prompt, rng: CounterRNG) -> State:
     """Return the given tokens with noise at all other positions."""
     noise = model.process.prior_sample(rng(prompt.given.shape[-1], event=START)[..., 0])
     x = torch.where(prompt.blank, noise, prompt.given)

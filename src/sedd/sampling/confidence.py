@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sedd.diffusion.parameterization import HasNoise
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import corruption_probability
 from sedd.sampling.base import (
     GridSampler,
-    Noise,
     Prompt,
     Sampler,
     State,
@@ -51,7 +51,7 @@ class ConfidenceSampler(Sampler, ABC):
     pad: int
     """Token id of padding, which is revealed last; −1: none."""
 
-    def check(self, model: Noise) -> None:
+    def check(self, model: HasNoise) -> None:
         """Require masks, and padding that is a token."""
         check_absorbing(model.process)
         if not -1 <= self.pad < (size := model.process.vocab_size):
@@ -101,7 +101,7 @@ class Confident(ConfidenceSampler, GridSampler):
         """1 − max p."""
         return 1 - p.amax(-1)
 
-    def masks_left(self, model: Noise, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
+    def masks_left(self, model: HasNoise, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
         """Return how many masks are left at time s: the share that the schedule leaves."""
         ends = corruption_probability(model.schedule.sigma(torch.stack([s, torch.ones_like(s)])))
         return (blanks * ends[0] / ends[1] + 1e-9).long()
@@ -180,6 +180,6 @@ class EntropyBounded(ConfidenceSampler):
             state = State(x, torch.where(chosen, state.step + 1, state.reveal_step), state.step + 1)
             yield state
 
-    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return NaN: the number depends on the text."""
         return math.nan if blanks else 0.0

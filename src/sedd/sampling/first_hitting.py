@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sedd.diffusion.parameterization import HasNoise
 from sedd.diffusion.rng import CounterRNG
 from sedd.diffusion.schedule import corruption_probability
 from sedd.sampling.base import (
     POSITION,
     STEP,
-    Noise,
     Plan,
     Prompt,
     Sampler,
@@ -61,12 +61,12 @@ class PlannedSampler(Sampler, ABC):
     samplers have a plan in place of a step.
     """
 
-    def check(self, model: Noise) -> None:
+    def check(self, model: HasNoise) -> None:
         """Require masks."""
         check_absorbing(model.process)
 
     @abstractmethod
-    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Draw when each position is revealed."""
 
     @final
@@ -115,13 +115,13 @@ class FirstHitting(PlannedSampler):
     assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised, by definition"
     supports_infinite_steps: ClassVar[bool] = True
 
-    def reveal_probabilities(self, model: Noise, times: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
+    def reveal_probabilities(self, model: HasNoise, times: Float[Tensor, " n"]) -> Float[Tensor, " steps"]:
         """Return the probability that a position is revealed in each step: its share of the noise."""
         masked = corruption_probability(model.schedule.sigma(times))
         masked = torch.cat([masked[:-1], masked.new_zeros(1)])  # the last step reveals all that is left
         return -masked.diff() / masked[0]
 
-    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Draw the step of each position by inversion, then rank the steps of each row."""
         u = rng(prompt.given.shape[-1])[..., 0]
         if not len(times):
@@ -133,7 +133,7 @@ class FirstHitting(PlannedSampler):
         first = first.clamp_max(last)
         return Plan(sigma[first], times[first], torch.zeros_like(times[first]), first + 1, event)
 
-    def _plan_without_grid(self, model: Noise, prompt: Prompt, u: Tensor) -> Plan:
+    def _plan_without_grid(self, model: HasNoise, prompt: Prompt, u: Tensor) -> Plan:
         """Reveal position i when the masked share falls below 1 − u_i."""
         top = corruption_probability(model.schedule.sigma(torch.ones((), dtype=torch.float64, device=u.device)))
         order = torch.where(prompt.blank, u, math.inf).sort(-1)
@@ -143,7 +143,7 @@ class FirstHitting(PlannedSampler):
         left = (count - place) / count
         return Plan(sigma, left, torch.zeros_like(left), (place + 1).expand_as(event), event)
 
-    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return Σ_k 1 − (1 − w_k)^blanks, which for equal steps is n(1 − (1 − 1/n)^blanks)."""
         if not len(times):
             return float(blanks)
@@ -180,7 +180,7 @@ class Ordered(PlannedSampler):
         if self.direction not in ("random", "forward", "backward"):
             raise ValueError(f"direction is {self.direction!r}; choose one of random, forward, backward")
 
-    def plan(self, model: Noise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
+    def plan(self, model: HasNoise, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG) -> Plan:
         """Rank the open positions of each row, and divide them into as many groups as there are steps."""
         length = prompt.given.shape[-1]
         place = torch.arange(length, device=prompt.given.device, dtype=torch.float64).expand(prompt.given.shape)
@@ -197,6 +197,6 @@ class Ordered(PlannedSampler):
         t = times[group].expand_as(sigma) if len(times) else left / count
         return Plan(sigma, t, torch.zeros_like(t), (group + 1).expand_as(sigma), event)
 
-    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return one call per group."""
         return float(min(blanks, len(times) - 1) if len(times) else blanks)

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical
-from sedd.sampling.base import POSITION, GridSampler, Noise, StepContext
+from sedd.diffusion.parameterization import HasNoise
+from sedd.sampling.base import POSITION, GridSampler, StepContext
 from sedd.sampling.grid import Tweedie
 
 
@@ -34,12 +35,12 @@ class Gibbs(GridSampler):
         if self.sites < 1:
             raise ValueError(f"sites is {self.sites}; there must be at least 1 correction per step")
 
-    def check(self, model: Noise) -> None:
+    def check(self, model: HasNoise) -> None:
         """Require noise under which every token may be wrong."""
         if model.process.only_masks:
             raise ValueError("sampler gibbs corrects tokens; under the model's noise only masks change: use remask")
 
-    def expected_calls(self, model: Noise, times: Float[Tensor, " n"], blanks: int) -> float:
+    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
         """Return 1 + ``sites`` calls in each step and one in the last."""
         return float((1 + self.sites) * (len(times) - 2) + 1) if blanks else 0.0
 

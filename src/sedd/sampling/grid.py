@@ -10,10 +10,11 @@ from torch import Tensor
 
 from sedd.diffusion import categorical
 from sedd.diffusion.categorical import AffineWeights
+from sedd.diffusion.parameterization import HasNoise
 from sedd.diffusion.process import fused as fused_forms
 from sedd.diffusion.reverse import analytic_weights
 from sedd.ops.categorical import counter_uniforms
-from sedd.sampling.base import STEP, GridSampler, Noise, StepContext
+from sedd.sampling.base import STEP, GridSampler, StepContext
 from sedd.sampling.caching import gather_rows
 
 
@@ -31,7 +32,7 @@ class FactorizedSampler(GridSampler, ABC):
     @abstractmethod
     def weights(
         self,
-        model: Noise,
+        model: HasNoise,
         output: Float[Tensor, "k _"],
         x: Int[Tensor, " k"],
         t: Float[Tensor, " k"],
@@ -48,7 +49,7 @@ class FactorizedSampler(GridSampler, ABC):
         """
 
     @abstractmethod
-    def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """Return the same weights as an affine function of the scores."""
 
     @final
@@ -90,7 +91,7 @@ class Tweedie(FactorizedSampler):
 
     def weights(
         self,
-        model: Noise,
+        model: HasNoise,
         output: Float[Tensor, "k n"],
         x: Int[Tensor, " k"],
         t: Float[Tensor, " k"],
@@ -100,7 +101,7 @@ class Tweedie(FactorizedSampler):
         sigma_t, sigma_s = model.schedule.sigma(t), model.schedule.sigma(s)
         return analytic_weights(model.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
 
-    def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
         return fused_forms.tweedie_weights(model.process, model.schedule.sigma(t) - model.schedule.sigma(s))
 
@@ -118,7 +119,7 @@ class Euler(FactorizedSampler):
 
     def weights(
         self,
-        model: Noise,
+        model: HasNoise,
         output: Float[Tensor, "k n"],
         x: Int[Tensor, " k"],
         t: Float[Tensor, " k"],
@@ -129,7 +130,7 @@ class Euler(FactorizedSampler):
         jump = (rates.to(output.dtype) * output.exp()).scatter(-1, x[:, None], 0)
         return jump.scatter(-1, x[:, None], 1 - jump.sum(-1, keepdim=True))
 
-    def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """(t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and 1 minus their sum for y = x."""
         rate = (t - s) * model.schedule.rate(t) * fused_forms.incoming_rate(model.process)
         return AffineWeights(rate, torch.ones_like(rate), -rate)
@@ -151,7 +152,7 @@ class Ancestral(FactorizedSampler):
 
     def weights(
         self,
-        model: Noise,
+        model: HasNoise,
         output: Float[Tensor, "k N"],
         x: Int[Tensor, " k"],
         t: Float[Tensor, " k"],
@@ -161,6 +162,6 @@ class Ancestral(FactorizedSampler):
         sigma_s, sigma_t = model.schedule.sigma(s), model.schedule.sigma(t)
         return model.process.log_posterior(output[:, None], x[:, None], sigma_s, sigma_t)[:, 0].exp()
 
-    def affine_weights(self, model: Noise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
         return fused_forms.posterior_weights(model.process, model.schedule.sigma(s), model.schedule.sigma(t))

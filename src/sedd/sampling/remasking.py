@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sedd.diffusion.parameterization import HasNoise
 from sedd.diffusion.schedule import corruption_probability
-from sedd.sampling.base import STEP, GridSampler, Noise, StepContext, draw_clean_tokens
+from sedd.sampling.base import STEP, GridSampler, StepContext, draw_clean_tokens
 
 
 @final
@@ -42,7 +43,7 @@ class Remask(GridSampler):
         if not 0 <= self.t_off < self.t_on <= 1:
             raise ValueError(f"t_on is {self.t_on} and t_off is {self.t_off}; they must satisfy 0 ≤ t_off < t_on ≤ 1")
 
-    def check(self, model: Noise) -> None:
+    def check(self, model: HasNoise) -> None:
         """Require masks."""
         if not model.process.only_masks:
             raise ValueError("sampler remask masks tokens again; under the model's noise tokens change too: use gibbs")
@@ -55,7 +56,7 @@ class Remask(GridSampler):
         return torch.where(times > self.t_on, times, torch.where(times > self.t_off, self.t_on, rest))
 
     def rates(
-        self, model: Noise, t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
+        self, model: HasNoise, t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
     ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
         """Return P(a token is masked) and P(a mask is revealed) in the step from t to s."""
         sigma_t, sigma_s = model.schedule.sigma(t), model.schedule.sigma(s)

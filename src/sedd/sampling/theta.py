@@ -7,8 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.diffusion import categorical
+from sedd.diffusion.parameterization import HasNoise
 from sedd.diffusion.reverse import analytic_weights, forward_likelihood, normalize_probs
-from sedd.sampling.base import MIDPOINT, STEP, GridSampler, Noise, StepContext
+from sedd.sampling.base import MIDPOINT, STEP, GridSampler, StepContext
 from sedd.sampling.caching import gather_rows
 
 
@@ -44,7 +45,7 @@ class Theta(GridSampler):
 
     def first_stage(
         self,
-        model: Noise,
+        model: HasNoise,
         log_score: Float[Tensor, "*b L n"],
         x: Int[Tensor, "*b L"],
         t: Float[Tensor, "*b"],
@@ -56,7 +57,7 @@ class Theta(GridSampler):
 
     def second_stage(
         self,
-        model: Noise,
+        model: HasNoise,
         log_score_t: Float[Tensor, "*b L n"],
         log_score_mid: Float[Tensor, "*b L n"],
         x_mid: Int[Tensor, "*b L"],

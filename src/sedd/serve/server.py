@@ -14,7 +14,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 
 from sedd import api, evaluation, registry
 from sedd.card_facts import CardFacts
-from sedd.factory import LoadedModel, default_sampler
+from sedd.factory import LoadedModel, default_sampler_name
 from sedd.serve import schema
 from sedd.serve.engine import Engine, Overloaded
 from sedd.serve.fill import Choice, Fill, Prefix, TextConverter
@@ -99,7 +99,7 @@ class Server:
             "tokenizer": self.loaded.tokenizer.kind,
             "labels": list(self.loaded.labels),
             "temperature": self.temperature,
-            "sampler": default_sampler(self.loaded.model),
+            "sampler": default_sampler_name(self.loaded.model),
             "samplers": self.samplers,
             "limits": {"texts": self.limits.rows, "steps": self.limits.steps, "seconds": self.limits.timeout},
         }

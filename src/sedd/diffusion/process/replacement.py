@@ -38,7 +38,7 @@ class Replacement(Process):
     """
 
     mask_share: float = 0.0
-    frequencies: Sequence[float] | None = field(default=None, repr=False)
+    frequencies: Sequence[int | float] | None = field(default=None, repr=False)
     """How often noise draws each token, in any unit; None: equally often."""
 
     def __post_init__(self) -> None:
@@ -325,7 +325,7 @@ class Absorbing(Replacement):
     """
 
     mask_share: float = field(default=1.0, init=False, repr=False)
-    frequencies: Sequence[float] | None = field(default=None, init=False, repr=False)
+    frequencies: Sequence[int | float] | None = field(default=None, init=False, repr=False)
 
 
 @final
@@ -338,7 +338,7 @@ class Uniform(Replacement):
     """
 
     mask_share: float = field(default=0.0, init=False, repr=False)
-    frequencies: Sequence[float] | None = field(default=None, init=False, repr=False)
+    frequencies: Sequence[int | float] | None = field(default=None, init=False, repr=False)
 
 
 @final
@@ -353,7 +353,7 @@ class Hybrid(Replacement):
     """
 
     mask_share: float = 0.9
-    frequencies: Sequence[float] | None = field(default=None, init=False, repr=False)
+    frequencies: Sequence[int | float] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -372,7 +372,7 @@ class Frequency(Replacement):
     """
 
     mask_share: float = field(default=0.0, init=False, repr=False)
-    frequencies: Sequence[float] | None = field(default=None, repr=False)
+    frequencies: Sequence[int | float] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.frequencies is None:
