@@ -158,7 +158,7 @@ def test_a_copy_has_its_own_graphs() -> None:
         for p, q in zip(copied.parameters(), ours.network.parameters(), strict=True):
             p.copy_(q)
             q.zero_()
-    ours.fused.model.network = copied
+    ours.model.network = copied
     ours.network = copied
     assert same(ours.gradient(1), theirs.gradient(1))
 

@@ -26,7 +26,10 @@ from sedd.sampling import Prompt, SamplingModel
 
 pytestmark = pytest.mark.gpu
 FUSED = [
-    case for case in distributions.CASES if case[0] in ("first-hitting", "tweedie", "euler", "ancestral", "any-order")
+    (name, kind, at)
+    for name, kind, at in distributions.CASES
+    if name in ("first-hitting", "tweedie", "euler", "ancestral", "any-order")
+    and distributions.SETTINGS[at][0].has_fused_forms
 ]
 COUNT = 100_000
 
