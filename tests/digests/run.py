@@ -4,8 +4,8 @@
     python tests/digests/run.py --write      replace digests.json
     python tests/digests/run.py --only tiny  cases with this in their name
 
-A change that should move no number must leave every digest as it is. Floating-point sums depend on the instruction set
-and on the version of torch, so digests are compared only on the platform that wrote them.
+A change that should move no number must leave every digest as it is. Floating-point sums depend on the processor and
+on the version of torch, so digests are compared only on the platform that wrote them.
 """
 
 import argparse
@@ -193,7 +193,9 @@ def cases(folder: Path) -> dict[str, Callable[[], Iterator[tuple[str, Any]]]]:
 
 def platform() -> str:
     """Return what the bits of a sum depend on."""
-    return f"torch {torch.__version__.partition('+')[0]}, {torch.backends.cpu.get_cpu_capability()}"
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown processor")
+    return f"torch {torch.__version__.partition('+')[0]}, {torch.backends.cpu.get_cpu_capability()}, {processor}"
 
 
 def main() -> int:

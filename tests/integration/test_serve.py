@@ -368,12 +368,10 @@ def test_a_busy_server_refuses_and_a_late_reply_fails() -> None:
     with site(build_app(LOADED, "tiny", Limits(slots=1, queue=1, timeout=60.0))) as server:
         long = {"template": "{40}", "sampler": "remask", "steps": 1000, "options": {"eta": 1.0}}
         with connect(server, "/v1/infill", long) as lost:
-            while not server.engine.running:
-                pass
+            wait_for(lambda: server.engine.running > 0)
             with ThreadPoolExecutor() as pool:
                 waiting = pool.submit(server.send, "/v1/infill", {"template": "a{3}"})
-                while not server.engine.waiting:
-                    pass
+                wait_for(lambda: server.engine.waiting > 0)
                 refused = server.send("/v1/infill", {"template": "a{3}"})
                 assert refused.status == 429
                 assert int(refused.headers["retry-after"]) >= 1
@@ -401,6 +399,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
+        time.sleep(0.001)  # the server's threads need the interpreter
 
 
 def test_a_lost_stream_and_a_lost_score_end_at_once() -> None:
