@@ -252,21 +252,22 @@ def modules() -> dict[str, Any]:
 def draw_modules() -> Figure:
     """One row per layer: a module may import those below its own."""
     data = modules()
-    height = len(data["layers"])
-    figure = plot.figure(WIDTH, 0.44 * height + 0.3)
+    pitch = 1.3  # a line of text above each row of boxes
+    height = pitch * len(data["layers"])
+    figure = plot.figure(WIDTH, 0.46 * height + 0.3)
     (axes,) = plot.axes(figure)
-    blank_axes(axes, 14.8, 0.86 * height)
+    blank_axes(axes, 17.0, height)
     for row, (names, role) in enumerate(zip(data["layers"], data["roles"], strict=True)):
-        y = 0.86 * row
+        y = pitch * row
         x = 0.5
         for name in names:
             width = 0.5 + 0.18 * len(name)
             colour = ORANGE if row < 2 else GREEN if row < 5 else BLUE if row < 8 else PURPLE
-            draw_box(axes, (x, y + 0.08, width, 0.7), name, colour)
+            draw_box(axes, (x, y + 0.45, width, 0.7), name, colour)
             x += width + 0.12
-        axes.text(14.75, y + 0.43, role, ha="right", va="center", fontsize=9, color=MASKED)
-    draw_arrow(axes, (0.15, 0.1), (0.15, 0.86 * height - 0.1))
-    axes.text(-0.12, 0.43 * height, "imports", rotation=90, ha="center", va="center", fontsize=9, color=MASKED)
+        axes.text(0.5, y + 0.2, role, ha="left", va="center", fontsize=9, color=MASKED)
+    draw_arrow(axes, (0.15, 0.1), (0.15, height - 0.1))
+    axes.text(-0.12, height / 2, "imports", rotation=90, ha="center", va="center", fontsize=9, color=MASKED)
     return figure
 
 
