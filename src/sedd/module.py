@@ -136,7 +136,9 @@ class Diffusion(nn.Module):
             generator: The source of times and noise; None: torch's own, which ``torch.manual_seed`` seeds.
         """
         if valid is not None:
-            valid, x_0 = valid.to(self.device), torch.where(valid, x_0, 0)
+            if not self.objective.allows_padding:
+                raise ValueError(f"{type(self.objective).__name__} counts positions; use LambdaDCE() with padding")
+            valid, x_0 = valid.to(self.device), torch.where(valid.to(x_0.device), x_0, 0)
         x_0 = _check_tokens("x_0", x_0, self.process.vocab_size).to(self.device)
         model = self._labelled(label).bind(valid=valid)
         loss = self.objective(model, x_0, generator=generator)

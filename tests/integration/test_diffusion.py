@@ -165,6 +165,9 @@ def test_padding_does_not_count() -> None:
     other = torch.where(valid, x, (x + 1) % TOKENS)
     losses = [diffusion.loss(a, valid=valid, generator=torch.Generator().manual_seed(0)) for a in (x, other)]
     assert losses[0] == losses[1]
+    model, generator = diffusion.model.bind(valid=valid), torch.Generator().manual_seed(0)
+    each = diffusion.objective(model, torch.where(valid, x, 0), generator=generator)
+    assert losses[0] == each[valid].mean() != each.mean()
     bounds = [diffusion.bound(a, draws=8, valid=valid).nats for a in (x, other)]
     assert torch.equal(*bounds)
     padded, short = diffusion.bound(x, draws=512, valid=valid), diffusion.bound(x[:, :2], draws=512)
@@ -228,6 +231,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "sampler of other noise": (lambda: GOOD.sample(1, sampler=sedd.Gibbs()), "remask"),
     "guidance without a label": (lambda: GOOD.sample(1, guidance=2.0), "label"),
     "label without an argument": (lambda: GOOD.sample(1, label=1), "label"),
+    "padding that would count": (
+        lambda: Diffusion(TimeFree(4), sedd.Absorbing(3), objective=sedd.AnyOrder()).loss(X, valid=X == 0),
+        "AnyOrder.*LambdaDCE",
+    ),
     "no samples": (lambda: GOOD.sample(0), "count is 0"),
     "no steps": (lambda: GOOD.sample(1, steps=0), "steps is 0"),
     "network for an objective": (lambda: sedd.LambdaDCE()(MyNet(4), X), r"LambdaDCE.*ScoreModel\(network, process\)"),

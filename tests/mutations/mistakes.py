@@ -1139,4 +1139,25 @@ MISTAKES = [
         "",
         "unit/test_adapter.py::test_padding_in_training_and_labels_are_rejected",
     ),
+    Mistake(
+        "padding counts in the loss of a module",
+        "module.py",
+        "loss.mean() if valid is None else loss[valid].mean()",
+        "loss.mean()",
+        "integration/test_diffusion.py::test_padding_does_not_count",
+    ),
+    Mistake(
+        "samples of a module that is given no seed are all of one seed",
+        "module.py",
+        "int(torch.randint(2**62, ())) if seed is None else seed",
+        "seed or 0",
+        "integration/test_diffusion.py::test_torch_decides_the_seed_that_is_not_given",
+    ),
+    Mistake(
+        "a label does not reach the network of a module",
+        "module.py",
+        "        model: Any = self._labelled(label)\n",
+        "        model: Any = self.model\n",
+        "integration/test_diffusion.py::test_labels_and_guidance_reach_the_network",
+    ),
 ]
