@@ -41,7 +41,6 @@ from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd import factory
 from sedd.config import RunConfig
-from sedd.diffusion.precision import compute_dtype
 from sedd.nn.attention import AttentionContext, attention
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer
 from sedd.nn.conditioning import block_modulations
@@ -52,6 +51,7 @@ from sedd.ops import block_ops
 from sedd.ops.block_ops import ResidualBranch, Rotation
 from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.runtime import distributed
+from sedd.tensors import compute_dtype
 from sedd.training import batches, loop, optimizer, validation
 from sedd.training import trainer as trainer_module
 from sedd.training.batches import Batch, TrainingDataLoader

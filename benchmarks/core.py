@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from sedd.diffusion import categorical, divergence
-from sedd.diffusion.process import Absorbing, Process, Uniform, at_token
+from sedd import divergence, draws
+from sedd.process import Absorbing, Process, Uniform, at_token
 
 N, POSITIONS, ROWS = 50_257, 256, 256
 
@@ -60,11 +60,9 @@ def draw_cases() -> dict[str, Callable[[], object]]:
     x = torch.zeros(ROWS, dtype=torch.long)
     stay = (0.01 * p).index_fill(1, torch.tensor([0]), 0.99)
     return {
-        "draw": lambda: categorical.sample(p, generator),
-        "step, one row in a hundred moves": lambda: categorical.sample_next(
-            x, stay, categorical.uniforms((ROWS, 2), generator)
-        ),
-        "legacy_fp32 (wrong distribution)": lambda: categorical.legacy_fp32(p, generator),
+        "draw": lambda: draws.sample(p, generator),
+        "step, one row in a hundred moves": lambda: draws.sample_next(x, stay, draws.uniforms((ROWS, 2), generator)),
+        "legacy_fp32 (wrong distribution)": lambda: draws.legacy_fp32(p, generator),
         "torch.multinomial": lambda: torch.multinomial(p, 1, generator=generator),
     }
 

@@ -22,10 +22,10 @@ from measure import (
 from torch import Tensor, nn
 
 from sedd import factory
-from sedd.diffusion.precision import compute_dtype, upcast
 from sedd.nn.layers import Linear
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.packed_tokens import PackedTokens, gather
+from sedd.tensors import compute_dtype, upcast
 
 LOSS_FLOPS = "6 · positions in the loss · width · vocabulary"
 

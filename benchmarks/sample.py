@@ -23,7 +23,7 @@ from measure import (
 from train import TrainSetting
 
 from sedd import factory
-from sedd import sampling as sampler
+from sedd import samplers as sampler
 from sedd.tokenizer import Integers
 
 SAMPLE_FLOPS = (

@@ -18,7 +18,7 @@ import subprocess
 
 import torch
 
-from sedd import factory, generate, registry, sampling
+from sedd import factory, generate, registry, samplers
 from sedd.nn import transformer
 
 VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
@@ -35,7 +35,7 @@ def peak(name: str, noise: str, device: str) -> int:
     options = {"bound": 1e9} if name == "entropy" else {}  # reveals all tokens at once
     settings = generate.SamplingSettings(name, steps=2, options=options)
     sampling_run = generate.SamplingRun(model, settings)
-    prompt = sampling.empty(BATCH, LENGTH, device)
+    prompt = samplers.empty(BATCH, LENGTH, device)
     if device == "cpu":
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     else:

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from sedd import factory, registry
 from sedd.config import RunConfig
-from sedd.diffusion.parameterization import DiscreteModel
-from sedd.diffusion.schedule import stratified
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
+from sedd.parameterization import DiscreteModel
+from sedd.schedule import stratified
 from sedd.training import optimizer
 from sedd.training.ema import EMA
 from sedd.training.overrides import merge_config

@@ -8,10 +8,10 @@ for the log-linear one, under which a token is masked with probability t.
 import torch
 from torch import Tensor
 
-from sedd.diffusion.parameterization import Denoiser, LogScoreModel
-from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.schedule import Schedule
 from sedd.evaluation import audit
+from sedd.parameterization import Denoiser, LogScoreModel
+from sedd.process import Process, at_token
+from sedd.schedule import Schedule
 
 
 def score_entropy(

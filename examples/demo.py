@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sedd
-from sedd import data, factory, generate, models, sampling
+from sedd import data, factory, generate, models, samplers
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.generate.watch import watch_states
 from sedd.terminal import visible
@@ -239,10 +239,10 @@ def sample_and_infill(out: Path) -> None:
     loaded = factory.load_model(out / "run")
     sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=64))
 
-    def texts(prompt: sampling.Prompt) -> list[str]:
+    def texts(prompt: samplers.Prompt) -> list[str]:
         return [visible(loaded.tokenizer.decode(row.ids)) for row in sampling_run.sample(prompt)]
 
-    samples = texts(sampling.empty(200, LENGTH))
+    samples = texts(samplers.empty(200, LENGTH))
     good = sum(is_grammatical(text) for text in samples)
     print(f"\nsamples ({good} of {len(samples)} are grammatical):")
     for text in samples[:5]:
@@ -252,7 +252,7 @@ def sample_and_infill(out: Path) -> None:
         print(f"\ninfilling  {template}")
         for text in texts(generate.template.prompt_from_ids([ids] * 3, LENGTH, loaded.process.vocab_size)):
             print(f"  {text}")
-    rows = sampling_run.sample(sampling.empty(12, LENGTH))
+    rows = sampling_run.sample(samplers.empty(12, LENGTH))
     tokens = [generate.trace.trace_tokens(loaded.tokenizer, row) for row in rows]
     page = generate.trace.trace_page(tokens, "Twelve sentences", "Sampler first-hitting, 64 steps.")
     (out / "trace.html").write_text(page, encoding="utf-8")

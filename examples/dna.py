@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import data, factory, generate, sampling
+from sedd import data, factory, generate, samplers
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.training import loop
 
@@ -67,7 +67,7 @@ def main(out: Path, steps: int) -> None:
 
     loaded = factory.load_model(out / "run")
     sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=None))
-    samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(100, LENGTH))]
+    samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(samplers.empty(100, LENGTH))]
     print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {frequency_after_c(samples):.3f} in 100 samples such as")
     print("  ", samples[0])
     given = "TATAAA{28}GGGCGG"

@@ -11,13 +11,12 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from sedd import exact
-from sedd.diffusion import categorical
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import MeanModel
-from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import LogLinear
-from sedd.sampling import Tweedie
+from sedd import draws, exact
+from sedd.objectives import DenoisingScoreEntropy
+from sedd.parameterization import MeanModel
+from sedd.process import Absorbing
+from sedd.samplers import Tweedie
+from sedd.schedule import LogLinear
 
 WORDS = ["I", "You", "love", "hate", "AI", "NLP"]
 SENTENCES = {
@@ -73,7 +72,7 @@ def main() -> None:
     for sentence, probability in zip(SENTENCES, generated.tolist(), strict=True):
         print(f"{sentence:14s}  {SENTENCES[sentence]:11.3f}   {probability:14.3f}")
     print(f"{'other':14s}  {0:11.3f}   {1 - generated.sum():14.3f}")
-    samples = x[categorical.sample(p.expand(5, -1), generator)]
+    samples = x[draws.sample(p.expand(5, -1), generator)]
     print("\nfive samples: " + " · ".join(" ".join(WORDS[i] for i in row) for row in samples.tolist()))
 
 

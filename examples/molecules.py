@@ -9,7 +9,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from sedd import data, factory, generate, sampling
+from sedd import data, factory, generate, samplers
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.evaluation import molecules
 from sedd.training import loop
@@ -53,7 +53,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
 
     loaded = factory.load_model(out / "run")
     sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=None))
-    samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(sampling.empty(SAMPLES, length))]
+    samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(samplers.empty(SAMPLES, length))]
     found = molecules.measure_molecules(samples, known[:20_000])
     print(f"of {found.texts} samples {found.valid} are valid, {found.unique} distinct, {found.novel} new:")
     for text in sorted(set(samples) - set(known), key=samples.index)[:SHOWN]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import data, factory, generate, sampling
+from sedd import data, factory, generate, samplers
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.tokenizer import Integers
 from sedd.training import loop
@@ -57,7 +57,7 @@ def main(out: Path, steps: int) -> None:
     loaded = factory.load_model(out / "run")
     settings = generate.SamplingSettings(steps=None)  # one cell at a time
     sampling_run = generate.SamplingRun(loaded.model, settings)
-    samples = [np.array(row.ids) for row in sampling_run.sample(sampling.empty(100, 16))]
+    samples = [np.array(row.ids) for row in sampling_run.sample(samplers.empty(100, 16))]
     print(f"{sum(map(is_solved, samples))} of 100 sampled grids are valid")
     puzzle = "0 {4} 2 {4} 1 {2} 3 {2}"
     ids = generate.template.template_ids(puzzle, loaded.tokenizer)

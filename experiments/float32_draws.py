@@ -21,10 +21,10 @@ from quality_curves import PRECISIONS, draw_precision
 from study_runs import Results
 from torch import Tensor, nn
 
-from sedd.diffusion.parameterization import MeanModel
-from sedd.diffusion.process import Absorbing
-from sedd.sampling.caching import SamplingModel
-from sedd.sampling.grid import Ancestral
+from sedd.parameterization import MeanModel
+from sedd.process import Absorbing
+from sedd.samplers.caching import SamplingModel
+from sedd.samplers.grid import Ancestral
 
 VOCABULARY = 50_257
 STEPS = (16, 64, 256, 1024, 4096)

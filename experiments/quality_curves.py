@@ -30,8 +30,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from study_runs import Results, TimeLimit, has_gpu, report_skipped, save_figure
 
-from sedd import factory, generate, plot
-from sedd.diffusion import categorical
+from sedd import draws, factory, generate, plot
 from sedd.evaluation.quality import evaluate_samples, judges
 from sedd.evaluation.quality import samples as sample_sets
 from sedd.evaluation.quality.mauve import MauveReference
@@ -95,14 +94,14 @@ def draw_precision(name: str) -> Iterator[None]:
         """Draw as `categorical.sample_next` does, all uniforms but the seed of the race left aside."""
         seed = int((u[:1, 0].double() * 2**53).sum()) if len(u) else 0
         generator = torch.Generator(device=weights.device).manual_seed(seed)
-        return categorical.legacy_fp32(weights / weights.sum(-1, keepdim=True), generator)
+        return draws.legacy_fp32(weights / weights.sum(-1, keepdim=True), generator)
 
-    before = categorical.sample_next
-    categorical.sample_next = race
+    before = draws.sample_next
+    draws.sample_next = race
     try:
         yield
     finally:
-        categorical.sample_next = before
+        draws.sample_next = before
 
 
 class SampleFolder:
@@ -280,9 +279,9 @@ def pivot(
     values = sorted({row[column] for row in rows})
     found = {(row["sampler"], row["draws"], row[column]): row for row in rows}
     lines = [f"| {title} | {' | '.join(f'{value:g}' for value in values)} |", "|---|" + "---|" * len(values)]
-    for sampler, draws in dict.fromkeys(key[:2] for key in found):
-        cells = (found.get((sampler, draws, value)) for value in values)
-        name = sampler if draws == "float64" else f"{sampler}, float32 draws"
+    for sampler, kind in dict.fromkeys(key[:2] for key in found):
+        cells = (found.get((sampler, kind, value)) for value in values)
+        name = sampler if kind == "float64" else f"{sampler}, float32 draws"
         lines.append(f"| {name} | {' | '.join('' if row is None else show(row) for row in cells)} |")
     return [*lines, ""]
 
@@ -316,13 +315,13 @@ def draw_frontier(records: Sequence[Mapping[str, Any]]) -> Figure:
         panels = axes[number * columns : (number + 1) * columns]
         rows = measured_rows(record)
         names = dict.fromkeys((row["sampler"], row["draws"]) for row in rows)
-        for sampler, draws in names:
+        for sampler, kind in names:
             colour, marker = STYLES.get(sampler, (plot.GREY, "*"))
             style: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": "none"}
-            style |= {"linestyle": "-" if draws == "float64" else "--"}
-            points = [row for row in rows if (row["sampler"], row["draws"]) == (sampler, draws)]
+            style |= {"linestyle": "-" if kind == "float64" else "--"}
+            points = [row for row in rows if (row["sampler"], row["draws"]) == (sampler, kind)]
             at_one = sorted((row for row in points if row["temperature"] == 1), key=lambda row: row["steps"])
-            label = sampler if draws == "float64" else f"{sampler}, float32 draws"
+            label = sampler if kind == "float64" else f"{sampler}, float32 draws"
             for panel, key in zip(panels, ("gen_ppl_by_token", "entropy_nats"), strict=False):
                 panel.plot([row["steps"] for row in at_one], [row[key] for row in at_one], **style, label=label)
             if columns > 2:

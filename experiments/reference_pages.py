@@ -257,7 +257,7 @@ def option_rows(
 
 def configuration_page() -> str:
     """Return the page of the configuration keys."""
-    from sedd.diffusion import process, schedule
+    from sedd import process, schedule
 
     head, options_head = (
         ("key", "type, allowed values", "default", "meaning"),
@@ -297,7 +297,7 @@ def configuration_page() -> str:
 
 def sampler_rows() -> Iterator[tuple[str, ...]]:
     """Yield option, sampler, allowed values, default and meaning."""
-    from sedd.diffusion import process, schedule
+    from sedd import process, schedule
 
     for noise in (process.Absorbing(2), process.Uniform(2)):
         given = {"model": None, "process": noise, "schedule": schedule.LogLinear()}

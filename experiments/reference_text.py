@@ -16,8 +16,9 @@ perplexity](../guides/likelihood.md) · [Serving](../guides/serve.md). Keys of `
 keys](configuration.md). From Python: [Python API](../guides/python.md)."""
 
 KEYS = """
-This page lists every key of a training run with its type, allowed values, default and meaning, as `sedd.config`
-has them. [Configuration](../guides/configuration.md) shows how to set them and which source wins."""
+This page lists every key of a training run with its type, allowed values, default and meaning, as
+`sedd.config` has them. [Configuration](../guides/configuration.md) shows how to set them and which source
+wins."""
 
 DEFAULTS = """
 Defaults are written as in a run's `config.json`; `null` means that the value is chosen when the run starts, or

@@ -32,7 +32,7 @@ PRELOADED = (
     "torch.utils.tensorboard",
     "typer._adapters",
     "yaml",
-    "sedd.api",
+    "sedd.model",
     "sedd.evaluation.audit.verdict",
     "sedd.evaluation.compare",
     "sedd.evaluation.continuation",

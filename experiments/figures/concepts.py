@@ -13,8 +13,7 @@ from matplotlib.ticker import StrMethodFormatter
 from scipy.stats import chi2
 
 from figures.canvas import LETTERS, WIDTH, WORDS, Picture, encode, language
-from sedd import exact, factory, plot, registry, sampling
-from sedd.diffusion import process, schedule
+from sedd import exact, factory, plot, process, registry, samplers, schedule
 from sedd.exact import objectives as expected
 
 # Objectives ------------------------------------------------------------------------------------------------
@@ -234,7 +233,7 @@ def verification() -> dict[str, Any]:
     p = exact.Distribution(0.999 * language().probabilities.view(6, 6, 6) + 0.001 / 216)
     noise, times = process.Absorbing(len(LETTERS)), schedule.LogLinear()
     score = exact.Score(p, noise)
-    sampler, grid = sampling.Tweedie(), sampling.uniform_grid(CHECKED_STEPS)
+    sampler, grid = samplers.Tweedie(), samplers.uniform_grid(CHECKED_STEPS)
     q = exact.sample_distribution(sampler, score, torch.full((3,), -1), grid)
     words = list(WORDS)
     index = [int(exact.index_of(encode(word), noise.num_states)) for word in words]

@@ -22,8 +22,7 @@ from figures.canvas import (
     language,
     spell,
 )
-from sedd import exact, plot, sampling
-from sedd.diffusion import process, schedule
+from sedd import exact, plot, process, samplers, schedule
 
 SENTENCE = "the cat sat on the mat"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz "
@@ -273,7 +272,7 @@ def draw_losses() -> Figure:
 def sampling_steps() -> dict[str, Any]:
     """The states of four words as they are generated from masks by the exact score."""
     score = exact.Score(language(), process.Absorbing(len(LETTERS)))
-    states = sampling.Tweedie().trajectory(score, 4, 3, seed=1, steps=8)
+    states = samplers.Tweedie().trajectory(score, 4, 3, seed=1, steps=8)
     return {"states": [[spell(row) for row in state.x] for state in states]}
 
 
@@ -301,7 +300,7 @@ def infilling() -> dict[str, Any]:
     for number, pattern in enumerate(("c_t", "_o_")):
         fixed = torch.tensor([-1 if c == "_" else LETTERS.index(c) for c in pattern])
         conditional = language().given(fixed).probabilities.view(6, 6, 6)
-        x = sampling.FirstHitting().sample(score, fixed.expand(4000, 3), seed=number, steps=None)
+        x = samplers.FirstHitting().sample(score, fixed.expand(4000, 3), seed=number, steps=None)
         words = [spell(row) for row in x]
         found[pattern] = {
             word: [round(float(conditional[tuple(LETTERS.index(c) for c in word)]), 6), words.count(word) / len(words)]

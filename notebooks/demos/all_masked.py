@@ -14,8 +14,8 @@ from torch import Tensor
 
 from demos import sentences
 from sedd import factory, plot
-from sedd.diffusion.parameterization import MeanModel
 from sedd.generate import SamplingSettings
+from sedd.parameterization import MeanModel
 
 PROCESS = factory.build_process("absorbing", len(sentences.WORDS))
 SCHEDULE = factory.build_schedule("log-linear", eps=1e-6)

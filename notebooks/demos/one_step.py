@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from demos import sentences
-from sedd import exact, factory, plot
-from sedd.diffusion import categorical
-from sedd.diffusion.parameterization import Denoiser
-from sedd.diffusion.process import at_token
+from sedd import draws, exact, factory, plot
+from sedd.parameterization import Denoiser
+from sedd.process import at_token
 
 NOISE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 """Noise levels: the fraction of words that are replaced by random ones, 1 − e^−σ."""
@@ -120,7 +119,7 @@ def reconstruct_examples(model: Denoiser, noise_level: float, count: int, seed: 
     sigma = sigma_at(noise_level).expand(count)
     x_t = PROCESS.corrupt(x_0, sigma, generator)
     p = model.log_mean(x_t, sigma).exp()
-    columns = (x_0, x_t, p.argmax(-1), categorical.sample(p, generator))
+    columns = (x_0, x_t, p.argmax(-1), draws.sample(p, generator))
     return [ReconstructionExample(*map(sentences.sentence_text, row)) for row in zip(*columns, strict=True)]
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from sedd import exact, factory, plot
-from sedd.diffusion.parameterization import ScoreModel
+from sedd.parameterization import ScoreModel
 
 OBJECTIVES = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax-linear": plot.ORANGE}
 """Score entropy, ℓ2 concrete score matching and softmax-linear, a formulation in circulation; with their colours."""

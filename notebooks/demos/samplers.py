@@ -9,14 +9,14 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from sedd import exact, factory, plot, sampling
-from sedd.diffusion.reverse import denoising_table
+from sedd import exact, factory, plot, samplers
+from sedd.reverse import denoising_table
 
 PROCESSES = ("absorbing", "uniform")
-SAMPLERS: Mapping[str, type[sampling.GridSampler]] = {
-    "Euler": sampling.Euler,
-    "Tweedie": sampling.Tweedie,
-    "theta": sampling.Theta,
+SAMPLERS: Mapping[str, type[samplers.GridSampler]] = {
+    "Euler": samplers.Euler,
+    "Tweedie": samplers.Tweedie,
+    "theta": samplers.Theta,
 }
 """Sampler classes by the name shown."""
 DEPENDENCE = 0.25
@@ -61,7 +61,7 @@ def _error(p_data: exact.Distribution, process_name: str, schedule_name: str, na
     process, schedule = factory.build_process(process_name, p_data.vocab_size), factory.build_schedule(schedule_name)
     score, x = exact.Score(p_data, process, schedule), exact.all_sequences(process.num_states, p_data.length)
     sampler, blank = SAMPLERS[name](), torch.ones(p_data.length, dtype=torch.bool)
-    times = sampling.uniform_grid(steps)
+    times = samplers.uniform_grid(steps)
     p = p_data.at(process, schedule.sigma(times[0]))
     for t, s in list(pairwise(times.expand(len(x), -1).T))[:-1]:
         p = exact.step_distribution(sampler, score, p, blank, t, s)

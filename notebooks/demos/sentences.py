@@ -7,13 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import exact, factory, generate, sampling
+from sedd import draws, exact, factory, generate, samplers
 from sedd.config import OptimConfig
-from sedd.diffusion import categorical
-from sedd.diffusion.objective import Objective
-from sedd.diffusion.parameterization import MeanModel
-from sedd.diffusion.process import Process
-from sedd.diffusion.schedule import LogLinear, Schedule
+from sedd.objectives import Objective
+from sedd.parameterization import MeanModel
+from sedd.process import Process
+from sedd.schedule import LogLinear, Schedule
 from sedd.training import optimizer as optim
 
 WORDS = ("<pad>", "I", "You", "We", "love", "NLP", "AI", ".")
@@ -63,7 +62,7 @@ def corpus_distribution() -> exact.Distribution:
 
 def draw_sentences(count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
     """Draw ``count`` sentences of the corpus, with replacement."""
-    return corpus_ids()[categorical.sample(corpus_frequencies().expand(count, -1), generator)]
+    return corpus_ids()[draws.sample(corpus_frequencies().expand(count, -1), generator)]
 
 
 def build_denoiser(process: Process, seed: int, schedule: Schedule = LogLinear()) -> MeanModel:
@@ -98,7 +97,7 @@ def train_denoiser(model: MeanModel, objective: Objective[Any], steps: int, seed
 
 def generate_sentences(model: Any, count: int, settings: generate.SamplingSettings) -> Int[Tensor, "count L"]:
     """Sample ``count`` sequences from noise."""
-    rows = generate.SamplingRun(model, settings).sample(sampling.empty(count, LENGTH), count)
+    rows = generate.SamplingRun(model, settings).sample(samplers.empty(count, LENGTH), count)
     return torch.tensor([row.ids for row in rows])
 
 

@@ -7,55 +7,55 @@ samplers and wrappers of models. ``import sedd`` alone loads neither torch nor n
 
 TYPE_CHECKING = False  # as type checkers read it; the module `typing` takes 10 ms, in which Ctrl-C is not handled yet
 if TYPE_CHECKING:
-    from sedd.api import Bound as Bound
-    from sedd.api import Bounds as Bounds
-    from sedd.api import Model as Model
-    from sedd.api import Text as Text
-    from sedd.api import Texts as Texts
-    from sedd.api import load as load
-    from sedd.api import train as train
-    from sedd.diffusion.objective import D3PM as D3PM
-    from sedd.diffusion.objective import AnyOrder as AnyOrder
-    from sedd.diffusion.objective import DenoisingScoreEntropy as DenoisingScoreEntropy
-    from sedd.diffusion.objective import LambdaDCE as LambdaDCE
-    from sedd.diffusion.objective import MeanCrossEntropy as MeanCrossEntropy
-    from sedd.diffusion.objective import Objective as Objective
-    from sedd.diffusion.objective import TimeDCE as TimeDCE
-    from sedd.diffusion.parameterization import MeanModel as MeanModel
-    from sedd.diffusion.parameterization import ScoreModel as ScoreModel
-    from sedd.diffusion.process import Absorbing as Absorbing
-    from sedd.diffusion.process import Frequency as Frequency
-    from sedd.diffusion.process import Hybrid as Hybrid
-    from sedd.diffusion.process import Process as Process
-    from sedd.diffusion.process import Uniform as Uniform
-    from sedd.diffusion.schedule import Cosine as Cosine
-    from sedd.diffusion.schedule import Geometric as Geometric
-    from sedd.diffusion.schedule import LogLinear as LogLinear
-    from sedd.diffusion.schedule import Polynomial as Polynomial
-    from sedd.diffusion.schedule import Schedule as Schedule
+    from sedd.diffusion import Diffusion as Diffusion
     from sedd.likelihood import bound as bound
-    from sedd.module import Diffusion as Diffusion
-    from sedd.sampling import Ancestral as Ancestral
-    from sedd.sampling import Confident as Confident
-    from sedd.sampling import EntropyBounded as EntropyBounded
-    from sedd.sampling import Euler as Euler
-    from sedd.sampling import FirstHitting as FirstHitting
-    from sedd.sampling import Gibbs as Gibbs
-    from sedd.sampling import Guided as Guided
-    from sedd.sampling import Ordered as Ordered
-    from sedd.sampling import Remask as Remask
-    from sedd.sampling import Sampler as Sampler
-    from sedd.sampling import Theta as Theta
-    from sedd.sampling import Tweedie as Tweedie
-    from sedd.sampling import Warped as Warped
+    from sedd.model import Bound as Bound
+    from sedd.model import Bounds as Bounds
+    from sedd.model import Model as Model
+    from sedd.model import Text as Text
+    from sedd.model import Texts as Texts
+    from sedd.model import load as load
+    from sedd.model import train as train
+    from sedd.objectives import D3PM as D3PM
+    from sedd.objectives import AnyOrder as AnyOrder
+    from sedd.objectives import DenoisingScoreEntropy as DenoisingScoreEntropy
+    from sedd.objectives import LambdaDCE as LambdaDCE
+    from sedd.objectives import MeanCrossEntropy as MeanCrossEntropy
+    from sedd.objectives import Objective as Objective
+    from sedd.objectives import TimeDCE as TimeDCE
+    from sedd.parameterization import MeanModel as MeanModel
+    from sedd.parameterization import ScoreModel as ScoreModel
+    from sedd.process import Absorbing as Absorbing
+    from sedd.process import Frequency as Frequency
+    from sedd.process import Hybrid as Hybrid
+    from sedd.process import Process as Process
+    from sedd.process import Uniform as Uniform
+    from sedd.samplers import Ancestral as Ancestral
+    from sedd.samplers import Confident as Confident
+    from sedd.samplers import EntropyBounded as EntropyBounded
+    from sedd.samplers import Euler as Euler
+    from sedd.samplers import FirstHitting as FirstHitting
+    from sedd.samplers import Gibbs as Gibbs
+    from sedd.samplers import Guided as Guided
+    from sedd.samplers import Ordered as Ordered
+    from sedd.samplers import Remask as Remask
+    from sedd.samplers import Sampler as Sampler
+    from sedd.samplers import Theta as Theta
+    from sedd.samplers import Tweedie as Tweedie
+    from sedd.samplers import Warped as Warped
+    from sedd.schedule import Cosine as Cosine
+    from sedd.schedule import Geometric as Geometric
+    from sedd.schedule import LogLinear as LogLinear
+    from sedd.schedule import Polynomial as Polynomial
+    from sedd.schedule import Schedule as Schedule
 
 __version__ = "0.1.0"
 _MODULES = {
-    "sedd.api": ("Bound", "Bounds", "Model", "Text", "Texts", "load", "train"),
-    "sedd.module": ("Diffusion",),
-    "sedd.diffusion.process": ("Absorbing", "Frequency", "Hybrid", "Process", "Uniform"),
-    "sedd.diffusion.schedule": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),
-    "sedd.diffusion.objective": (
+    "sedd.model": ("Bound", "Bounds", "Model", "Text", "Texts", "load", "train"),
+    "sedd.diffusion": ("Diffusion",),
+    "sedd.process": ("Absorbing", "Frequency", "Hybrid", "Process", "Uniform"),
+    "sedd.schedule": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),
+    "sedd.objectives": (
         "AnyOrder",
         "D3PM",
         "DenoisingScoreEntropy",
@@ -64,8 +64,8 @@ _MODULES = {
         "Objective",
         "TimeDCE",
     ),
-    "sedd.diffusion.parameterization": ("MeanModel", "ScoreModel"),
-    "sedd.sampling": (
+    "sedd.parameterization": ("MeanModel", "ScoreModel"),
+    "sedd.samplers": (
         "Ancestral",
         "Confident",
         "EntropyBounded",

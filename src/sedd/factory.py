@@ -16,20 +16,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from sedd import checkpoint, likelihood, networks, registry, sampling, stored_weights
+from sedd import checkpoint, likelihood, networks, registry, samplers, stored_weights
+from sedd import parameterization as parameterizations
 from sedd.config import PRECISIONS, RunConfig, check_choice, check_label
-from sedd.diffusion import parameterization as parameterizations
-from sedd.diffusion.objective import Objective
-from sedd.diffusion.process import Process
-from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.likelihood import BoundTerms, Estimator
 from sedd.likelihood.orders import Orders, check_mixture, check_orders
 from sedd.nn.adapter import AdaptedNetwork, adapt
 from sedd.nn.layers import Linear
 from sedd.nn.transformer import Transformer
+from sedd.objectives import Objective
+from sedd.process import Process
 from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.runtime.offload import OffloadedNetwork
-from sedd.sampling import Guided, Sampler, given_grid
+from sedd.samplers import Guided, Sampler, given_grid
+from sedd.schedule import LogLinear, Schedule
 from sedd.tokenizer import Tokenizer, load_tokenizer
 from sedd.tokenizer import build_tokenizer as build_tokenizer
 
@@ -147,17 +147,17 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
         model: A model, or a wrapper of one.
         **options: Options of the sampler: ``theta``, ``eta``, ``sites`` …
     """
-    base = sampling.base_model(model)
+    base = samplers.base_model(model)
     if isinstance(base, parameterizations.CausalModel):
         if name is not None or options:
             raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
-        return sampling.LeftToRight()
+        return samplers.LeftToRight()
     name = name or default_sampler_name(model)
     if name == "ancestral" and not isinstance(base, parameterizations.HiddenStateDenoiser):
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
-    sampler_class = _load(registry.SAMPLERS, name, sampling.Sampler)
+    sampler_class = _load(registry.SAMPLERS, name, samplers.Sampler)
     registry.check_sampler_options(name, options)
     sampler: Sampler = sampler_class(**options)
     sampler.check(model)
@@ -166,7 +166,7 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
 
 def default_sampler_name(model: Any) -> str:
     """Return the name of the default sampler of a model."""
-    kind = type(sampling.default_sampler(model))
+    kind = type(samplers.default_sampler(model))
     names = (name for name in registry.SAMPLERS.built_in if registry.SAMPLERS.load(name) is kind)
     return next(names, "left-to-right")
 

@@ -83,55 +83,55 @@ def _package(entry: EntryPoint) -> str:
 SCHEDULES = Registry(
     "schedule",
     {
-        "log-linear": "sedd.diffusion.schedule:LogLinear",
-        "geometric": "sedd.diffusion.schedule:Geometric",
-        "cosine": "sedd.diffusion.schedule:Cosine",
-        "polynomial": "sedd.diffusion.schedule:Polynomial",
+        "log-linear": "sedd.schedule:LogLinear",
+        "geometric": "sedd.schedule:Geometric",
+        "cosine": "sedd.schedule:Cosine",
+        "polynomial": "sedd.schedule:Polynomial",
     },
     "sedd.schedules",
 )
 PROCESSES = Registry(
     "process",
     {
-        "absorbing": "sedd.diffusion.process:Absorbing",
-        "uniform": "sedd.diffusion.process:Uniform",
-        "hybrid": "sedd.diffusion.process:Hybrid",
-        "frequency": "sedd.diffusion.process:Frequency",
+        "absorbing": "sedd.process:Absorbing",
+        "uniform": "sedd.process:Uniform",
+        "hybrid": "sedd.process:Hybrid",
+        "frequency": "sedd.process:Frequency",
     },
     "sedd.processes",
 )
 OBJECTIVES = Registry(
     "objective",
     {
-        "score-entropy": "sedd.diffusion.objective.score_matching:DenoisingScoreEntropy",
+        "score-entropy": "sedd.objectives.score_matching:DenoisingScoreEntropy",
         "explicit-score-entropy": "sedd.exact.explicit_objectives:ExplicitScoreEntropy",
-        "implicit-score-entropy": "sedd.diffusion.objective.score_matching:ImplicitScoreEntropy",
-        "concrete-score": "sedd.diffusion.objective.score_matching:DenoisingConcreteScore",
+        "implicit-score-entropy": "sedd.objectives.score_matching:ImplicitScoreEntropy",
+        "concrete-score": "sedd.objectives.score_matching:DenoisingConcreteScore",
         "explicit-concrete-score": "sedd.exact.explicit_objectives:ExplicitConcreteScore",
-        "ratio-matching": "sedd.diffusion.objective.score_matching:RatioMatching",
-        "mean": "sedd.diffusion.objective.x0_prediction:MeanCrossEntropy",
-        "d3pm": "sedd.diffusion.objective.x0_prediction:D3PM",
-        "t-dce": "sedd.diffusion.objective.x0_prediction:TimeDCE",
-        "lambda-dce": "sedd.diffusion.objective.x0_prediction:LambdaDCE",
-        "any-order": "sedd.diffusion.objective.x0_prediction:AnyOrder",
-        "softmax-linear": "sedd.diffusion.objective.score_matching:SoftmaxLinear",
-        "autoregressive": "sedd.diffusion.objective.x0_prediction:Autoregressive",
+        "ratio-matching": "sedd.objectives.score_matching:RatioMatching",
+        "mean": "sedd.objectives.x0_prediction:MeanCrossEntropy",
+        "d3pm": "sedd.objectives.x0_prediction:D3PM",
+        "t-dce": "sedd.objectives.x0_prediction:TimeDCE",
+        "lambda-dce": "sedd.objectives.x0_prediction:LambdaDCE",
+        "any-order": "sedd.objectives.x0_prediction:AnyOrder",
+        "softmax-linear": "sedd.objectives.score_matching:SoftmaxLinear",
+        "autoregressive": "sedd.objectives.x0_prediction:Autoregressive",
     },
     "sedd.objectives",
 )
 SAMPLERS = Registry(
     "sampler",
     {
-        "first-hitting": "sedd.sampling.first_hitting:FirstHitting",
-        "tweedie": "sedd.sampling.grid:Tweedie",
-        "euler": "sedd.sampling.grid:Euler",
-        "ancestral": "sedd.sampling.grid:Ancestral",
-        "theta": "sedd.sampling.theta:Theta",
-        "gibbs": "sedd.sampling.gibbs:Gibbs",
-        "remask": "sedd.sampling.remasking:Remask",
-        "ordered": "sedd.sampling.first_hitting:Ordered",
-        "confidence": "sedd.sampling.confidence:Confident",
-        "entropy": "sedd.sampling.confidence:EntropyBounded",
+        "first-hitting": "sedd.samplers.first_hitting:FirstHitting",
+        "tweedie": "sedd.samplers.grid:Tweedie",
+        "euler": "sedd.samplers.grid:Euler",
+        "ancestral": "sedd.samplers.grid:Ancestral",
+        "theta": "sedd.samplers.theta:Theta",
+        "gibbs": "sedd.samplers.gibbs:Gibbs",
+        "remask": "sedd.samplers.remasking:Remask",
+        "ordered": "sedd.samplers.first_hitting:Ordered",
+        "confidence": "sedd.samplers.confidence:Confident",
+        "entropy": "sedd.samplers.confidence:EntropyBounded",
     },
     "sedd.samplers",
 )
@@ -167,11 +167,11 @@ TOKENIZERS = Registry(
 PARAMETERIZATIONS = Registry(
     "parameterization",
     {
-        "score": "sedd.diffusion.parameterization:ScoreModel",
-        "signed-score": "sedd.diffusion.parameterization:SignedScoreModel",
-        "mean": "sedd.diffusion.parameterization:MeanModel",
-        "conditional": "sedd.diffusion.parameterization:ConditionalModel",
-        "causal": "sedd.diffusion.parameterization:CausalModel",
+        "score": "sedd.parameterization:ScoreModel",
+        "signed-score": "sedd.parameterization:SignedScoreModel",
+        "mean": "sedd.parameterization:MeanModel",
+        "conditional": "sedd.parameterization:ConditionalModel",
+        "causal": "sedd.parameterization:CausalModel",
     },
 )
 NETWORKS = Registry("network", {}, "sedd.networks")
@@ -186,16 +186,16 @@ ARCHITECTURES = Registry(
 TIME_SAMPLERS = Registry(
     "train.time_sampling",
     {
-        "uniform": "sedd.diffusion.schedule:UniformTimes",
-        "low-noise": "sedd.diffusion.schedule:LowNoiseTimes",
-        "bell": "sedd.diffusion.schedule:bell_times",
+        "uniform": "sedd.schedule:UniformTimes",
+        "low-noise": "sedd.schedule:LowNoiseTimes",
+        "bell": "sedd.schedule:bell_times",
     },
 )
 GRIDS = Registry(
     "grid",
     {
-        "uniform": "sedd.sampling.base:uniform_grid",
-        "cosine": "sedd.sampling.base:cosine_grid",
+        "uniform": "sedd.samplers.base:uniform_grid",
+        "cosine": "sedd.samplers.base:cosine_grid",
     },
 )
 ACTIVATION_CHECKPOINTING = Registry(

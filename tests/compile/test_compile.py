@@ -10,12 +10,12 @@ from torch._dynamo.utils import counters
 
 from sedd import data, exact
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Geometric
 from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.objectives import DenoisingScoreEntropy
+from sedd.parameterization import MeanModel, ScoreModel
+from sedd.process import Absorbing, Process, Uniform
 from sedd.runtime.distributed import Ranks
+from sedd.schedule import Geometric
 from sedd.tokenizer import Bytes
 from sedd.training import loop
 from sedd.training.batches import Batch

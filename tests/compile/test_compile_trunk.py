@@ -6,11 +6,11 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from sedd import registry
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import ScoreModel
-from sedd.diffusion.process import Absorbing
 from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.objectives import DenoisingScoreEntropy
 from sedd.ops.fused_loss import fused_loss
+from sedd.parameterization import ScoreModel
+from sedd.process import Absorbing
 
 OBJECTIVE, PROCESS = DenoisingScoreEntropy(), Absorbing(11)
 

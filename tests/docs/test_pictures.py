@@ -12,8 +12,8 @@ import pytest
 import torch
 from demos import samplers, sentences
 
+from sedd import process, schedule
 from sedd.cli import quality as cli_quality
-from sedd.diffusion import process, schedule
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -11,13 +11,13 @@ from toys import random_distribution
 
 from sedd import evaluation, exact, generate
 from sedd.config import ModelConfig, RunConfig
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import CausalModel, DiscreteModel, MeanModel
-from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.evaluation import continuation
 from sedd.factory import LoadedModel
 from sedd.likelihood import LikelihoodEstimate
+from sedd.objectives import DenoisingScoreEntropy
+from sedd.parameterization import CausalModel, DiscreteModel, MeanModel
+from sedd.process import Absorbing, Process, Uniform
+from sedd.schedule import Geometric, LogLinear, Schedule
 from sedd.tokenizer import Characters
 
 P_DATA = random_distribution(3, 4, 0)

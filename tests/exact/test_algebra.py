@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from toys import KINDS, Kind, tensor
 
 from sedd import exact
-from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Replacement, Uniform, at_token, log_odds
-from sedd.diffusion.reverse import denoised_probs
-from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
+from sedd.process import Absorbing, Frequency, Hybrid, Replacement, Uniform, at_token, log_odds
+from sedd.reverse import denoised_probs
+from sedd.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 
 SCHEDULES = [
     LogLinear(),

@@ -10,14 +10,14 @@ from test_bound import NoConstant
 from toys import random_distribution, random_model
 
 from sedd import exact, registry
-from sedd.diffusion.objective import coefficients
-from sedd.diffusion.parameterization import MeanModel
-from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import LogLinear, Schedule
 from sedd.evaluation import audit
 from sedd.evaluation.audit import losses, verdict
 from sedd.evaluation.audit.models import TimeDependentTable, audit_models
-from sedd.sampling import FirstHitting
+from sedd.objectives import coefficients
+from sedd.parameterization import MeanModel
+from sedd.process import Absorbing, Process, Uniform
+from sedd.samplers import FirstHitting
+from sedd.schedule import LogLinear, Schedule
 
 # What a model generates in continuous time -----------------------------------------------------------------
 
@@ -203,7 +203,7 @@ def with_a_smaller_weight(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_constant(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("sedd.diffusion.process.base.score_entropy", NoConstant())
+    patch.setattr("sedd.process.score_entropy", NoConstant())
 
 
 def from_a_later_time(patch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,12 @@ from toys import (
 )
 
 from sedd import exact
-from sedd.diffusion.divergence import Divergence, score_entropy
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
-from sedd.diffusion.process import Absorbing, Process, Ratio, Replacement, Uniform
-from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
+from sedd.divergence import Divergence, score_entropy
 from sedd.exact import Distribution, objectives
+from sedd.objectives import DenoisingScoreEntropy
+from sedd.parameterization import ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
+from sedd.process import Absorbing, Process, Ratio, Replacement, Uniform
+from sedd.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 
 DISTRIBUTIONS = [(length, seed) for length in (3, 4) for seed in range(3)]
 
@@ -190,7 +190,7 @@ def inverted(ratios: object) -> object:
 @pytest.mark.parametrize("mutant", ["none", "constant dropped", "ratio inverted", "Q transposed", "sigma for rate"])
 def test_mutants_are_caught(kind: Kind, schedule: Schedule, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant == "constant dropped":
-        monkeypatch.setattr("sedd.diffusion.process.base.score_entropy", NoConstant())
+        monkeypatch.setattr("sedd.process.score_entropy", NoConstant())
     if mutant == "ratio inverted":
         monkeypatch.setattr(Replacement, "ratios", inverted(Replacement.ratios))
     if mutant == "Q transposed" and kind is Uniform:

@@ -9,12 +9,12 @@ from test_estimate import ALONE, NOISES, bound_of_each, small
 from toys import random_distribution, random_model
 
 from sedd import exact
-from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Hybrid, Process
-from sedd.diffusion.rng import derive_seed
-from sedd.diffusion.schedule import LogLinear, Schedule
+from sedd.draws import derive_seed
 from sedd.likelihood import BoundEstimator, bound, estimate_likelihood
 from sedd.nn.transformer import Modern
+from sedd.parameterization import CausalModel, MeanModel, ScoreModel
+from sedd.process import Absorbing, Hybrid, Process
+from sedd.schedule import LogLinear, Schedule
 
 
 def rows(count: int, length: int = 6) -> torch.Tensor:

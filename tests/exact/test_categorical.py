@@ -6,9 +6,9 @@ import pytest
 import scipy.stats
 import torch
 
-from sedd.diffusion import categorical
-from sedd.diffusion.process import reveal_probability
-from sedd.diffusion.schedule import LogLinear
+from sedd import draws
+from sedd.process import reveal_probability
+from sedd.schedule import LogLinear
 
 N = 50_257
 FALSE_ALARM = 1e-6
@@ -29,9 +29,7 @@ def test_every_token_is_drawn_from_the_middle_of_its_own_interval(dtype: torch.d
     ends = weights.double().cumsum(0)
     middle = (ends - weights.double() / 2) / ends[-1]
     tokens = torch.arange(N)[weights > 0][::7]  # every seventh: prime to the size of a block
-    found = torch.cat(
-        [categorical.sample_inverse_cdf(weights.expand(len(t), -1), middle[t]) for t in tokens.split(500)]
-    )
+    found = torch.cat([draws.sample_inverse_cdf(weights.expand(len(t), -1), middle[t]) for t in tokens.split(500)])
     assert torch.equal(found, tokens)
 
 
@@ -39,10 +37,10 @@ def test_every_token_is_drawn_from_the_middle_of_its_own_interval(dtype: torch.d
 def test_ends_of_the_unit_interval_and_zero_weights(n: int) -> None:
     weights = torch.ones(2, n)
     u = torch.tensor([2.0**-54, 1 - 2.0**-53], dtype=torch.float64)
-    assert categorical.sample_inverse_cdf(weights, u).tolist() == [0, n - 1]
+    assert draws.sample_inverse_cdf(weights, u).tolist() == [0, n - 1]
     weights = torch.zeros(2, n + 2)
     weights[:, n // 2 + 1] = 1e-30  # everything else has weight 0 and is never drawn
-    assert categorical.sample_inverse_cdf(weights, u).tolist() == [n // 2 + 1] * 2
+    assert draws.sample_inverse_cdf(weights, u).tolist() == [n // 2 + 1] * 2
 
 
 def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -54,7 +52,7 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 def test_draws_follow_the_weights(generator: torch.Generator) -> None:
     """Chi-square over 12 outcomes, 200,000 draws; an error of 3 % in each is detected with power > 0.999."""
     count, weights = 200_000, torch.rand(12, generator=generator, dtype=torch.float64) + 0.2
-    counts = torch.bincount(categorical.sample(weights.expand(count, -1), generator), minlength=12)
+    counts = torch.bincount(draws.sample(weights.expand(count, -1), generator), minlength=12)
     assert chi_square(counts, weights) > FALSE_ALARM
     seen = scipy.stats.chi2.isf(FALSE_ALARM, 11)
     assert scipy.stats.ncx2.sf(seen, 11, count * 0.03**2) > 0.999
@@ -63,7 +61,7 @@ def test_draws_follow_the_weights(generator: torch.Generator) -> None:
 def test_rare_events_happen_at_their_rate(generator: torch.Generator) -> None:
     """Step probability 1e-4, 40 million trials; a rate off by 15 % is detected with power > 0.999."""
     trials, rate = 40_000_000, 1e-4
-    count = categorical.bernoulli(torch.tensor(rate, dtype=torch.float64).expand(trials), generator).sum().item()
+    count = draws.bernoulli(torch.tensor(rate, dtype=torch.float64).expand(trials), generator).sum().item()
     assert scipy.stats.binomtest(count, trials, rate).pvalue > FALSE_ALARM
     spread = math.sqrt(trials * rate)
     assert scipy.stats.norm.sf(scipy.stats.norm.isf(FALSE_ALARM / 2) - 0.15 * trials * rate / spread) > 0.999
@@ -97,8 +95,8 @@ def legacy_rate() -> float:
 
 def test_the_step_test_passes_for_sample_next() -> None:
     def step(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        x, u = torch.zeros(len(rows), dtype=torch.long), categorical.uniforms((len(rows), 2), generator)
-        return categorical.sample_next(x, rows, u)
+        x, u = torch.zeros(len(rows), dtype=torch.long), draws.uniforms((len(rows), 2), generator)
+        return draws.sample_next(x, rows, u)
 
     assert p_value(reveals(step, seed=0)) > FALSE_ALARM
 
@@ -110,7 +108,7 @@ def test_the_step_test_catches_legacy_fp32() -> None:
     assert rate < STEP / 4
     alarm = max(k for k in range(ROWS) if k < ROWS * STEP and p_value(k) <= FALSE_ALARM)
     assert scipy.stats.binom.cdf(alarm, ROWS, rate) > 0.999
-    count = reveals(categorical.legacy_fp32, seed=0)
+    count = reveals(draws.legacy_fp32, seed=0)
     assert p_value(count) <= FALSE_ALARM
     assert scipy.stats.binomtest(count, ROWS, rate).pvalue > FALSE_ALARM  # and it is wrong for the reason given
 
@@ -121,9 +119,9 @@ def test_steps_have_the_given_weights(generator: torch.Generator) -> None:
     Chi-square over 4 outcomes; 10 % too many of the rarest are detected with power > 0.9.
     """
     count = 400_000
-    x, u = torch.full((count,), 2), categorical.uniforms((count, 2), generator)
+    x, u = torch.full((count,), 2), draws.uniforms((count, 2), generator)
     weights = 7 * torch.tensor([0.1, 0.02, 0.68, 0.2, 0.0])
-    counts = torch.bincount(categorical.sample_next(x, weights.expand(count, -1), u), minlength=5)
+    counts = torch.bincount(draws.sample_next(x, weights.expand(count, -1), u), minlength=5)
     assert counts[4] == 0
     assert chi_square(counts[:4], torch.tensor([0.1, 0.02, 0.68, 0.2], dtype=torch.float64)) > FALSE_ALARM
     assert scipy.stats.ncx2.sf(scipy.stats.chi2.isf(FALSE_ALARM, 3), 3, count * 0.02 * 0.1**2) > 0.9
@@ -141,13 +139,13 @@ def test_steps_that_reveal_something(n: int, length: int) -> None:
 
 
 def test_bad_weights_are_refused(refuses: object, generator: torch.Generator) -> None:
-    refuses(lambda: categorical.sample(torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
-    refuses(lambda: categorical.sample(torch.tensor([[0.5, math.nan]]), generator), "nan", "finite")
-    refuses(lambda: categorical.sample(torch.tensor([[0.0, 0.0]]), generator), "all 0")
+    refuses(lambda: draws.sample(torch.tensor([[0.5, -0.1]]), generator), "-0.1", "0 or more")
+    refuses(lambda: draws.sample(torch.tensor([[0.5, math.nan]]), generator), "nan", "finite")
+    refuses(lambda: draws.sample(torch.tensor([[0.0, 0.0]]), generator), "all 0")
 
 
 def test_uniforms_have_53_bits_and_stay_inside(generator: torch.Generator) -> None:
-    u = categorical.uniforms((100_000,), generator)
+    u = draws.uniforms((100_000,), generator)
     assert ((u > 0) & (u < 1)).all()
     assert ((u * 2**24) % 1 != 0).float().mean() > 0.99  # not multiples of 2^−24
     assert ((u * 2**52) % 1 != 0).float().mean() > 0.2  # not even of 2^−52
@@ -156,14 +154,14 @@ def test_uniforms_have_53_bits_and_stay_inside(generator: torch.Generator) -> No
 def test_tokens_of_probability_1e_9_can_be_reached(generator: torch.Generator) -> None:
     """One heavy token and 50,256 of weight 1e-9: a 24-bit uniform could reach 843 of them."""
     weights = torch.full((N,), 1e-9).index_fill(0, torch.tensor(0), 1.0)
-    light = 1 - categorical.uniforms((400,), generator) * 5e-5
-    found = categorical.sample_inverse_cdf(weights.expand(400, -1), light)
+    light = 1 - draws.uniforms((400,), generator) * 5e-5
+    found = draws.sample_inverse_cdf(weights.expand(400, -1), light)
     assert len(found.unique()) > 390
 
 
 def test_no_float64_tensor_of_the_size_of_the_input() -> None:
     rows = torch.rand(512, N)
     with torch.profiler.profile(profile_memory=True) as profile:
-        categorical.sample(rows, torch.Generator().manual_seed(0))
+        draws.sample(rows, torch.Generator().manual_seed(0))
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert largest <= 2**22 * 8 + 2**20 < rows.numel() * 8

@@ -10,10 +10,9 @@ import torch
 from demos import all_masked, one_step, ratios, samplers, sentences
 from scipy import stats
 
-from sedd import exact, plot
-from sedd.diffusion import categorical
-from sedd.diffusion.parameterization import MeanModel
-from sedd.sampling import FactorizedSampler, Tweedie
+from sedd import draws, exact, plot
+from sedd.parameterization import MeanModel
+from sedd.samplers import FactorizedSampler, Tweedie
 
 # Ratios ----------------------------------------------------------------------------------------------------
 
@@ -78,7 +77,7 @@ def test_enumerated_probabilities_agree_with_draws(level: float, generator: torc
     table = one_step.posterior(model, sigma)
     x_0 = sentences.draw_sentences(count, generator)
     x_t = one_step.PROCESS.corrupt(x_0, sigma.expand(count), generator)
-    reconstructed = categorical.sample(table[exact.index_of(x_t, len(sentences.WORDS))], generator)
+    reconstructed = draws.sample(table[exact.index_of(x_t, len(sentences.WORDS))], generator)
     grammatical = (reconstructed[:, None] == sentences.corpus_ids()).all(-1).any(-1).double().mean().item()
     recovered = (reconstructed == x_0).all(-1).double().mean().item()
 

@@ -12,15 +12,14 @@ import torch
 from dense_process import DenseProcess
 from toys import KINDS, expected_loss, random_distribution, random_model, tensor
 
-from sedd import exact
-from sedd.diffusion import divergence
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import MeanModel
-from sedd.diffusion.process import Process, Uniform, at_token, fused
-from sedd.diffusion.reverse import analytic_weights, denoised_probs
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, Times
+from sedd import divergence, exact, fused_forms
 from sedd.exact import Distribution
 from sedd.likelihood import bound_terms
+from sedd.objectives import DenoisingScoreEntropy
+from sedd.parameterization import MeanModel
+from sedd.process import Process, Uniform, at_token
+from sedd.reverse import analytic_weights, denoised_probs
+from sedd.schedule import Geometric, LogLinear, Schedule, Times
 
 N = 4
 SIGMAS = [1e-4, 0.01, 0.03, 0.4, 2.0, 6.0]
@@ -150,7 +149,7 @@ def test_bayes_rule_is_the_closed_form(process: Process, sigma: float) -> None:
     if process == Uniform(N):
         own = posteriors[1].gather(-1, x_t[..., None]) - log_p.gather(-1, x_t[..., None])
         other = posteriors[1].gather(-1, (x_t[..., None] + 1) % N) - log_p.gather(-1, (x_t[..., None] + 1) % N)
-        close((own - other)[..., 0, 0], fused.own_log_likelihood(process, noise))
+        close((own - other)[..., 0, 0], fused_forms.own_log_likelihood(process, noise))
 
 
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric(1e-3, 8.0)], ids=str)

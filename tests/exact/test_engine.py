@@ -10,12 +10,12 @@ import scipy.stats
 import torch
 from serving import Collector, Served, exact_model, running, site, tiny_model
 
-from sedd.diffusion.rng import CounterRNG
+from sedd.draws import CounterRNG
 from sedd.exact import Distribution
 from sedd.factory import LoadedModel
 from sedd.generate import SamplingRun, SamplingSettings
 from sedd.generate.template import template_prompt
-from sedd.sampling import StepContext
+from sedd.samplers import StepContext
 from sedd.serve import batch
 from sedd.serve.app import build_app
 from sedd.serve.engine import Engine, Overloaded

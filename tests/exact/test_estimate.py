@@ -10,12 +10,7 @@ import torch
 from toys import random_distribution, random_model, with_schedule
 
 from sedd import exact, likelihood
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Uniform, at_token
-from sedd.diffusion.reverse import denoising_table
-from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Schedule
+from sedd.draws import CounterRNG
 from sedd.exact import objectives
 from sedd.exact.propagation import pairs
 from sedd.likelihood import (
@@ -31,7 +26,12 @@ from sedd.likelihood import (
 )
 from sedd.likelihood.variance_reduction import AdjustedCosts
 from sedd.nn.transformer import Modern
+from sedd.objectives import DenoisingScoreEntropy
+from sedd.parameterization import MeanModel, ScoreModel
+from sedd.process import Absorbing, Frequency, Hybrid, Process, Uniform, at_token
+from sedd.reverse import denoising_table
 from sedd.runtime.distributed import Ranks
+from sedd.schedule import Cosine, Geometric, LogLinear, Schedule
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 NOISES = [

@@ -5,13 +5,12 @@ import scipy.stats
 import torch
 from toys import random_distribution
 
-from sedd import exact, generate, sampling
-from sedd.diffusion import divergence
-from sedd.diffusion.objective import D3PM, DenoisingScoreEntropy, Objective
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Geometric
-from sedd.sampling import wrapper
+from sedd import divergence, exact, generate, samplers
+from sedd.objectives import D3PM, DenoisingScoreEntropy, Objective
+from sedd.parameterization import MeanModel, ScoreModel
+from sedd.process import Absorbing, Process, Uniform
+from sedd.samplers import wrapper
+from sedd.schedule import Geometric
 
 N = 50_257
 SIGMAS = torch.logspace(-6, 1.301, 12).clamp_max(20.0)
@@ -226,7 +225,7 @@ def p_value_of_few_steps(steps: int, sampler: str) -> float:
     model = ScoreModel(Float32Score(exact.Score(distribution, process)), process, Geometric())
     settings = generate.SamplingSettings(sampler, steps=steps)
     run = generate.SamplingRun(model, settings)
-    *_, last = run.states(sampling.empty(20_000, 1))
+    *_, last = run.states(samplers.empty(20_000, 1))
     counts = torch.bincount(last.x.flatten(), minlength=6)
     return float(scipy.stats.chisquare(counts, 20_000 * distribution.probabilities).pvalue)
 

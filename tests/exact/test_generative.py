@@ -9,8 +9,7 @@ import pytest
 import tiny_judges
 import torch
 
-from sedd import exact, generate, sampling
-from sedd.diffusion import process
+from sedd import exact, generate, process, samplers
 from sedd.evaluation import quality
 from sedd.evaluation.quality import Judge, QualityMetrics, compute_metrics, judges, score_samples
 from sedd.evaluation.quality.samples import Sample, SampleSet
@@ -107,7 +106,7 @@ def test_samples_of_an_exact_score_have_the_perplexity_of_the_entropy() -> None:
         sampling_run = generate.SamplingRun(
             exact.Score(distribution, noise), generate.SamplingSettings("first-hitting", steps)
         )
-        drawn = sampling_run.sample(sampling.empty(3000, 3), batch=500)
+        drawn = sampling_run.sample(samplers.empty(3000, 3), batch=500)
         texts = [Sample("".join(map(str, row.ids)), row.ids) for row in drawn]
         return quality.evaluate_samples(
             SampleSet(texts, "toy", facts=sampling_run.describe()), ExactJudge(p), batch=500

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from toys import tensor
 
 from sedd import exact
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Hybrid, Process, Uniform
-from sedd.diffusion.schedule import LogLinear
-from sedd.sampling import (
+from sedd.parameterization import MeanModel, ScoreModel
+from sedd.process import Absorbing, Hybrid, Process, Uniform
+from sedd.samplers import (
     Ancestral,
     Euler,
     FirstHitting,
@@ -33,6 +32,7 @@ from sedd.sampling import (
     empty,
     uniform_grid,
 )
+from sedd.schedule import LogLinear
 
 FAMILY = 1e-6
 """The probability that any of the chi-square tests below fails although all is right, each taking an equal share."""

@@ -7,10 +7,10 @@ import torch
 from toys import random_distribution, random_model
 
 from sedd import exact, likelihood
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Geometric, LogLinear, LowNoiseTimes, Schedule, Times, stratified
 from sedd.exact.propagation import pairs
+from sedd.parameterization import MeanModel, ScoreModel
+from sedd.process import Absorbing, Process, Uniform
+from sedd.schedule import Geometric, LogLinear, LowNoiseTimes, Schedule, Times, stratified
 
 DRAWS = 60_000
 

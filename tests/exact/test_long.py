@@ -11,11 +11,10 @@ from test_sampler_distributions import BLANK, CASES, FAMILY, SETTINGS, make, p_v
 from test_samplers import distributions_of_steps, error, last_error
 from toys import random_distribution, tensor
 
-from sedd import exact
-from sedd.diffusion import categorical
-from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
-from sedd.sampling import Euler, Tweedie, cosine_grid, empty
+from sedd import draws, exact
+from sedd.process import Absorbing, Process, Uniform
+from sedd.samplers import Euler, Tweedie, cosine_grid, empty
+from sedd.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(3000)]
 SCHEDULES: list[Schedule] = [
@@ -71,9 +70,7 @@ def test_every_token_of_the_vocabulary_has_its_interval() -> None:
     ends = weights.double().cumsum(0)
     middle = (ends - weights.double() / 2) / ends[-1]
     tokens = torch.arange(N)[weights > 0]
-    found = torch.cat(
-        [categorical.sample_inverse_cdf(weights.expand(len(t), -1), middle[t]) for t in tokens.split(500)]
-    )
+    found = torch.cat([draws.sample_inverse_cdf(weights.expand(len(t), -1), middle[t]) for t in tokens.split(500)])
     assert torch.equal(found, tokens)
 
 
@@ -81,7 +78,7 @@ def test_twenty_million_draws(generator: torch.Generator) -> None:
     """A hundred times the draws of `make test`; weights off by 0.3 % are detected with power > 0.999."""
     count, weights = 20_000_000, torch.rand(12, generator=generator, dtype=torch.float64) + 0.2
     counts = sum(
-        torch.bincount(categorical.sample(weights.expand(200_000, -1), generator), minlength=12)
+        torch.bincount(draws.sample(weights.expand(200_000, -1), generator), minlength=12)
         for _ in range(count // 200_000)
     )
     p = chi_square(counts, weights)
@@ -97,7 +94,7 @@ def test_moves_at_step_probability_1e_4_and_vocabulary_50257(generator: torch.Ge
     x = torch.zeros(1000, dtype=torch.long)
     moved = torch.cat(
         [
-            categorical.sample_next(x, distribution.expand(1000, -1), categorical.uniforms((1000, 2), generator))
+            draws.sample_next(x, distribution.expand(1000, -1), draws.uniforms((1000, 2), generator))
             for _ in range(rows // 1000)
         ]
     )

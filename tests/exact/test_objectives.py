@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import KINDS, Kind, expected_loss, frequency, hybrid, random_distribution, random_model, tensor, with_schedule
 
-from sedd import exact
-from sedd.diffusion import objective as objectives
-from sedd.diffusion.divergence import signed_square
-from sedd.diffusion.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
-from sedd.diffusion.process import Absorbing, Process, Uniform, at_token, log_odds
-from sedd.diffusion.schedule import (
+from sedd import exact, objectives
+from sedd.divergence import signed_square
+from sedd.exact import explicit_objectives
+from sedd.exact import objectives as definition
+from sedd.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
+from sedd.process import Absorbing, Process, Uniform, at_token, log_odds
+from sedd.schedule import (
     Cosine,
     Geometric,
     ImportanceTimes,
@@ -24,8 +25,6 @@ from sedd.diffusion.schedule import (
     corruption_probability,
     stratified,
 )
-from sedd.exact import explicit_objectives
-from sedd.exact import objectives as definition
 
 PROCESSES = [kind(3) for kind in KINDS]
 SCHEDULES: list[Schedule] = [LogLinear(), Geometric(), Cosine(), Polynomial()]

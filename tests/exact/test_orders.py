@@ -8,13 +8,13 @@ import torch
 from test_estimate import chain_rule, found
 from toys import random_distribution, random_model
 
-from sedd import exact, generate, sampling
-from sedd.diffusion.parameterization import MeanModel
-from sedd.diffusion.process import Absorbing
-from sedd.diffusion.rng import CounterRNG
+from sedd import exact, generate, samplers
+from sedd.draws import CounterRNG
 from sedd.evaluation import own_samples
 from sedd.likelihood import AllOrdersEstimator, ImportanceWeightedEstimator, orders, own_sample_bounds
-from sedd.sampling import FirstHitting
+from sedd.parameterization import MeanModel
+from sedd.process import Absorbing
+from sedd.samplers import FirstHitting
 
 PROCESS, LENGTH = Absorbing(3), 3
 X = exact.all_sequences(3, LENGTH)
@@ -127,7 +127,7 @@ def test_own_samples_are_bounded_from_both_sides(model: MeanModel, log_p_of_orde
     """
     temperature = 0.7 if mutant == "greedy samples" else 1.0
     settings = generate.SamplingSettings("first-hitting", None, seed=3, temperature=temperature)
-    drawn = generate.SamplingRun(model, settings).sample(sampling.empty(SAMPLES, LENGTH), 2000)
+    drawn = generate.SamplingRun(model, settings).sample(samplers.empty(SAMPLES, LENGTH), 2000)
     x_0, order = own_samples.DrawnSamples.of(drawn, torch.device("cpu"))
     if mutant == "any order":
         order = orders.random_orders(CounterRNG(5, torch.arange(SAMPLES)), LENGTH, 1)[:, 0]

@@ -11,14 +11,12 @@ import scipy.stats
 import torch
 from toys import random_distribution, random_model, tensor
 
-from sedd import exact, sampling
-from sedd.diffusion import reverse
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Uniform
-from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
+from sedd import exact, reverse, samplers
+from sedd.draws import CounterRNG
 from sedd.exact import sampler_distribution
-from sedd.sampling import (
+from sedd.parameterization import MeanModel, ScoreModel
+from sedd.process import Absorbing, Frequency, Hybrid, Process, Uniform
+from sedd.samplers import (
     Ancestral,
     Confident,
     EntropyBounded,
@@ -40,6 +38,7 @@ from sedd.sampling import (
     Warping,
     uniform_grid,
 )
+from sedd.schedule import Geometric, LogLinear, Schedule
 
 FAMILY = 1e-6
 """The probability that any of the chi-square tests below fails although all is right, each taking an equal share."""
@@ -182,9 +181,9 @@ def same_every_step(self: CounterRNG, length: int, step: int = 0, event: int = 0
 
 RIGHT = CounterRNG.__call__
 MUTANTS: dict[str, tuple[str, object]] = {
-    "one uniform for all positions": ("sedd.diffusion.rng.CounterRNG.__call__", same_everywhere),
-    "one uniform for all steps": ("sedd.diffusion.rng.CounterRNG.__call__", same_every_step),
-    "the likeliest token": ("sedd.diffusion.categorical.sample_inverse_cdf", lambda weights, u: weights.argmax(-1)),
+    "one uniform for all positions": ("sedd.draws.CounterRNG.__call__", same_everywhere),
+    "one uniform for all steps": ("sedd.draws.CounterRNG.__call__", same_every_step),
+    "the likeliest token": ("sedd.draws.sample_inverse_cdf", lambda weights, u: weights.argmax(-1)),
 }
 
 
@@ -245,7 +244,7 @@ def test_where_tokens_are_noise_only_clamps_keep_theta_from_the_second_order(
     chosen, model = Theta(theta), exact.Score(mild_distribution(), *SETTINGS[at])
     assert gain(chosen, model, 32) > 2
     assert error(chosen, model, 32) < error(Tweedie(), model, 64) / 2  # at as many calls
-    for module in ("sedd.sampling.theta", "sedd.exact.sampler_distribution"):  # probabilities below 0
+    for module in ("sedd.samplers.theta", "sedd.exact.sampler_distribution"):  # probabilities below 0
         monkeypatch.setattr(f"{module}.normalize_probs", lambda p: p / p.sum(-1, keepdim=True))
     assert 0.85 * 4 < gain(chosen, model, 32) < 1.15 * 4
 
@@ -272,7 +271,7 @@ def test_first_hitting_has_the_distribution_of_tweedie(steps: int, given: torch.
     """For a normalised absorbing model, at every number of steps and on any grid."""
     found = models(*SETTINGS[0])
     for kind in ("true", "mean"):
-        for times in (uniform_grid(steps), sampling.cosine_grid(steps)):
+        for times in (uniform_grid(steps), samplers.cosine_grid(steps)):
             distributions = [
                 exact.sample_distribution(chosen, found[kind], given, times)
                 for chosen in (FirstHitting(), Tweedie(), Ancestral())
@@ -497,7 +496,7 @@ def test_the_number_of_calls_is_known_beforehand(steps: int, length: int) -> Non
     """n(1 − (1 − 1/n)^L) within 2 %, by plans alone; and the plan's number is the one that is made."""
     chosen, model = FirstHitting(), random_model(MeanModel, Absorbing(3), 1)
     times, rows = uniform_grid(steps), 2_000_000 // (steps * length) + 400
-    plan = chosen.plan(model, sampling.empty(rows, length), times, CounterRNG(0, torch.arange(rows)))
+    plan = chosen.plan(model, samplers.empty(rows, length), times, CounterRNG(0, torch.arange(rows)))
     due = steps * (1 - (1 - 1 / steps) ** length)
     assert math.isclose(chosen.expected_calls(model, times, length), due, rel_tol=2e-3)  # ε of the schedule
     assert math.isclose(plan.calls.double().mean().item(), due, rel_tol=0.02)
@@ -507,7 +506,7 @@ def test_calls_are_those_of_the_plan() -> None:
     chosen, prompt = FirstHitting(), Prompt(torch.full((300, 3), -1))
     for steps in (7, None):
         model = SamplingModel(models(*SETTINGS[0])["mean"])
-        plan = chosen.plan(model, prompt, sampling.time_grid(steps), CounterRNG(0, torch.arange(300)))
+        plan = chosen.plan(model, prompt, samplers.time_grid(steps), CounterRNG(0, torch.arange(300)))
         *_, last = chosen.trajectory(model, prompt, steps=steps)
         assert model.rows == int(plan.calls.sum())
         assert model.calls == int(plan.calls.max())
@@ -653,8 +652,8 @@ def test_bad_settings_are_refused(refuses: Callable[..., None]) -> None:
     refuses(lambda: Warping(top_p=0.0), "top_p is 0")
     refuses(lambda: Warping(top_k=0), "top_k is 0")
     refuses(lambda: uniform_grid(0), "steps is 0")
-    refuses(lambda: sampling.given_grid([0.5, 0.0]), "0.5", "from 1 to 0")
-    refuses(lambda: sampling.given_grid([1.0, 0.2, 0.3, 0.0]), "fall")
+    refuses(lambda: samplers.given_grid([0.5, 0.0]), "0.5", "from 1 to 0")
+    refuses(lambda: samplers.given_grid([1.0, 0.2, 0.3, 0.0]), "fall")
     score = models(Absorbing(3))["score"]
     refuses(lambda: Ancestral().sample(score, 1, 3, steps=3), "denoiser", "tweedie")
 

@@ -9,11 +9,11 @@ import torch
 from toys import random_distribution, tensor
 
 from sedd import exact
-from sedd.diffusion.process import Absorbing, Process, Uniform
-from sedd.diffusion.reverse import analytic_weights, denoising_table, normalize_probs
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
 from sedd.exact import Distribution
-from sedd.sampling import Euler, Tweedie
+from sedd.process import Absorbing, Process, Uniform
+from sedd.reverse import analytic_weights, denoising_table, normalize_probs
+from sedd.samplers import Euler, Tweedie
+from sedd.schedule import Geometric, LogLinear, Schedule
 
 SETTINGS = [(Absorbing, LogLinear()), (Uniform, LogLinear(1e-2)), (Uniform, Geometric(1e-3, 8.0))]
 

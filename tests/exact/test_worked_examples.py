@@ -5,8 +5,8 @@ import math
 import torch
 
 from sedd import exact
-from sedd.diffusion.divergence import K, score_entropy
-from sedd.diffusion.process import Absorbing, Uniform, log_odds
+from sedd.divergence import K, score_entropy
+from sedd.process import Absorbing, Uniform, log_odds
 
 
 def test_K_of_a_half() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from sedd import exact
-from sedd.diffusion.objective import Objective
-from sedd.diffusion.parameterization import ConditionalModel, MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
-from sedd.diffusion.schedule import LogLinear, Schedule
+from sedd.objectives import Objective
+from sedd.parameterization import ConditionalModel, MeanModel, ScoreModel
+from sedd.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
+from sedd.schedule import LogLinear, Schedule
 
 
 def tensor(x: float) -> torch.Tensor:

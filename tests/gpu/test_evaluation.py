@@ -8,13 +8,13 @@ import torch
 
 from sedd import factory
 from sedd.config import RunConfig
-from sedd.diffusion.process import Absorbing, Uniform
-from sedd.diffusion.schedule import Geometric, LogLinear
 from sedd.evaluation import SINGLE_TEXT, evaluate, models_by_precision
 from sedd.evaluation.corpus import Corpus
 from sedd.likelihood import AnyOrderEstimator, BoundEstimator, Estimator, StratifiedTimes
 from sedd.likelihood.estimate import _Draws
+from sedd.process import Absorbing, Uniform
 from sedd.runtime.distributed import Ranks
+from sedd.schedule import Geometric, LogLinear
 
 pytestmark = pytest.mark.gpu
 ROWS = [np.random.default_rng(i).integers(0, 27, 128) for i in range(64)]

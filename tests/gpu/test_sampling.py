@@ -13,16 +13,15 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "exact"))
 import test_sampler_distributions as distributions
 
-from sedd import exact, factory, sampling
-from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing, fused
-from sedd.diffusion.rng import CounterRNG
+from sedd import exact, factory, fused_forms, samplers
+from sedd.draws import AffineWeights, CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.categorical import HeadLogits, sample_categorical
 from sedd.ops.categorical_triton import sample_categorical_triton
+from sedd.parameterization import MeanModel, ScoreModel
+from sedd.process import Absorbing
 from sedd.runtime.cuda_graphs import GraphedBackbone
-from sedd.sampling import Prompt, SamplingModel
+from sedd.samplers import Prompt, SamplingModel
 
 pytestmark = pytest.mark.gpu
 FUSED = [
@@ -80,7 +79,7 @@ class ExactOnCpu(torch.nn.Module):
             logits = log_mean - process.add_log_likelihood(torch.zeros_like(log_mean), x_cpu, sigma_cpu)
             output = torch.nn.functional.pad(logits, (0, process.num_states - 3))
         else:
-            output = self.truth(x_cpu, sigma_cpu) - fused.log_score_shift(process, sigma_cpu)[:, None, None]
+            output = self.truth(x_cpu, sigma_cpu) - fused_forms.log_score_shift(process, sigma_cpu)[:, None, None]
         return output.float().to(x.device)
 
 
@@ -186,7 +185,7 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
         graphed = GraphedBackbone(prepared_network) if device == "cuda" else None
         model: Any = factory.build_parameterization(parameterization, prepared_network, process, graphed=graphed)
         sampler = factory.build_sampler(name, model)
-        tokens.append(sampler.sample(model, sampling.empty(24, 48, device), seed=3, steps=16).cpu())
+        tokens.append(sampler.sample(model, samplers.empty(24, 48, device), seed=3, steps=16).cpu())
     same = (tokens[0] == tokens[1]).all(-1).float().mean()
     assert same >= 0.95  # a row may differ where a uniform is within float32 rounding of a boundary
 
@@ -196,7 +195,7 @@ def test_a_planned_run_does_not_synchronize() -> None:
     network = factory.prepare_for_inference(build_network(Reference, time_conditioning=False), "cuda", "bfloat16")
     model: Any = factory.build_parameterization("mean", network, Absorbing(31), graphed=GraphedBackbone(network))
     for mode in ("default", "error"):  # the first run captures and compiles
-        states = sampling.FirstHitting().trajectory(model, sampling.empty(4, 48, "cuda"), steps=16)
+        states = samplers.FirstHitting().trajectory(model, samplers.empty(4, 48, "cuda"), steps=16)
         next(states)
         next(states)  # planned
         torch.cuda.set_sync_debug_mode(mode)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sedd
 from sedd import Diffusion, exact
-from sedd.diffusion.parameterization import MeanModel
+from sedd.parameterization import MeanModel
 
 ROOT = Path(__file__).parents[2]
 TOKENS, LENGTH = 3, 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import Sedd, ok
 
-from sedd import factory, generate, sampling
+from sedd import factory, generate, samplers
 from sedd.generate.display import separator, split_texts
 from sedd.terminal import visible
 
@@ -221,7 +221,7 @@ def test_one_long_step_under_uniform_noise_does_not_return_the_noise(
     loaded = factory.load_model(models("uniform geometric"))
     rows = lines(sedd("sample", loaded.folder, "-n", 16, "--steps", steps, "--json"))
     sampling_run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps))
-    noise = next(sampling_run.states(sampling.empty(16, 32))).x.tolist()
+    noise = next(sampling_run.states(samplers.empty(16, 32))).x.tolist()
     same = sum(a == b for row, start in zip(rows, noise, strict=True) for a, b in zip(row["ids"], start, strict=True))
     assert same < 3 * 16 * 32 / loaded.process.vocab_size
 

@@ -19,7 +19,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from serving import Site, post, site, tiny_model
 
-from sedd import api
+import sedd
 from sedd.serve import guard
 from sedd.serve.app import build_app
 from sedd.serve.limits import Limits
@@ -40,7 +40,7 @@ def client(served: Site) -> Iterator[openai.OpenAI]:
 
 
 def offline(template: str, **settings: Any) -> list[str]:
-    return [text.text for text in api.Model(LOADED).infill(template, **settings)]
+    return [text.text for text in sedd.Model(LOADED).infill(template, **settings)]
 
 
 # OpenAI's client -------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_openai_several_prompts_echo_and_extra_settings(client: openai.OpenAI) -
     done = client.completions.create(
         model="tiny", prompt=["ab", "cde"], max_tokens=5, n=2, seed=3, echo=True, extra_body=extra
     )
-    texts = api.Model(LOADED).infill(["ab{5}", "cde{5}"], 2, seed=3, **extra)
+    texts = sedd.Model(LOADED).infill(["ab{5}", "cde{5}"], 2, seed=3, **extra)
     assert [choice.text for choice in done.choices] == [text.text for text in texts]
     assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
 
@@ -92,7 +92,7 @@ def test_openai_logprobs_are_those_of_the_draws(client: openai.OpenAI) -> None:
     found = choice.logprobs.token_logprobs
     assert found
     assert found[:2] == [None, None]
-    bound = api.Model(LOADED).bound(choice.text[2:], given="ab", estimator="forward")[0]
+    bound = sedd.Model(LOADED).bound(choice.text[2:], given="ab", estimator="forward")[0]
     assert sum(found[2:]) == pytest.approx(-bound.nats, abs=1e-4)
     for top in (choice.logprobs.top_logprobs or [])[2:]:
         assert top
@@ -223,7 +223,7 @@ def test_uniform_noise_streams_its_noise_first() -> None:
 
 def test_score_is_the_bound(served: Site) -> None:
     reply = served.send("/v1/score", {"text": ["abcabc", "ffff"], "given": "ab", "draws": 16, "seed": 3})
-    bounds = api.Model(LOADED).bound(["abcabc", "ffff"], given="ab", draws=16, seed=3)
+    bounds = sedd.Model(LOADED).bound(["abcabc", "ffff"], given="ab", draws=16, seed=3)
     for found, bound in zip(reply.json["scores"], bounds, strict=True):
         assert found["nats"] == pytest.approx(bound.nats, abs=1e-5)
         assert found["stderr"] == pytest.approx(bound.stderr, abs=1e-5)

@@ -15,7 +15,7 @@ import pytest
 import tiny_judges
 import torch
 
-from sedd.diffusion import categorical
+from sedd import draws
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -215,16 +215,16 @@ def test_every_ablation_is_named_in_words_and_has_two_seeds(study: Any) -> None:
 
 def test_float32_draws_are_those_of_the_published_race(study: Any) -> None:
     quality: ModuleType = study("quality_curves")
-    before, x = categorical.sample_next, torch.tensor([2, 2, 0])
+    before, x = draws.sample_next, torch.tensor([2, 2, 0])
     weights = torch.tensor([[1.0, 0.0, 3.0], [0.0, 2.0, 0.0], [1e-3, 1.0, 0.0]])
     u = torch.tensor([[0.25, 0.9], [0.1, 0.2], [0.3, 0.4]], dtype=torch.float64)
     generator = torch.Generator().manual_seed(2**51)  # the first uniform, a quarter, in units of 2^−53
-    expected = categorical.legacy_fp32(weights / weights.sum(-1, keepdim=True), generator)
+    expected = draws.legacy_fp32(weights / weights.sum(-1, keepdim=True), generator)
     with quality.draw_precision("float32"):
-        assert torch.equal(categorical.sample_next(x, weights, u), expected)
-    assert categorical.sample_next is before
+        assert torch.equal(draws.sample_next(x, weights, u), expected)
+    assert draws.sample_next is before
     with quality.draw_precision("float64"):
-        assert categorical.sample_next is before
+        assert draws.sample_next is before
 
 
 # Scripts on a CPU ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.diffusion.process import Absorbing, Process, Uniform, fused
+from sedd import fused_forms
 from sedd.ops import linear_loss_triton
 from sedd.ops.linear_loss import (
     TORCH,
@@ -20,6 +20,7 @@ from sedd.ops.linear_loss import (
     linear_loss_backend,
 )
 from sedd.ops.linear_loss_triton import TRITON
+from sedd.process import Absorbing, Process, Uniform
 
 # Triton's interpreter computes with numpy
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -152,7 +153,7 @@ def head(kind: str, device: str) -> tuple[list[Tensor], HeadLoss]:
             states=states,
             x_t=x_t[:, 0].to(device) if kind == "uniform" else None,
             x_0=x_0[:, 0].to(device),
-            scale=fused.log_score_shift(process, noise).to(device),
+            scale=fused_forms.log_score_shift(process, noise).to(device),
             log_data=log_data[:, 0].to(device),
             log_rest=None if log_rest is None else log_rest[:, 0, 0].to(device),
             weight=weight.to(device),

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sedd.diffusion import validate
-from sedd.diffusion.process import Process
+from sedd import tensors
+from sedd.process import Process
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class DenseProcess(Process, ABC):
 
     def transition(self, y: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
         """The entry at (y, x) of exp(σQ)."""
-        validate.sigma(sigma)
+        tensors.check_sigma(sigma)
         values, index = sigma.double().unique(return_inverse=True)
         y, x, index = torch.broadcast_tensors(y, x, index)
         P = self.exponential(values)
@@ -49,7 +49,7 @@ class DenseProcess(Process, ABC):
 
     def corrupt_by(self, x_0: Tensor, sigma: Tensor, u: Tensor) -> Tensor:
         """Invert the distribution function of the column of x_0."""
-        validate.clean_tokens(x_0, self.vocab_size)
+        tensors.check_clean_tokens(x_0, self.vocab_size)
         levels = sigma.double()[..., None, None]
         p = self.transition(self._states(x_0.device), x_0[..., None], levels)
         return inverse_cdf(p, u[..., 1])
@@ -60,8 +60,8 @@ class DenseProcess(Process, ABC):
 
     def log_prior(self, x: Tensor, sigma: Tensor) -> Tensor:
         """log π(x)."""
-        validate.states(x, self.num_states)
-        validate.sigma(sigma)
+        tensors.check_states(x, self.num_states)
+        tensors.check_sigma(sigma)
         return self.stationary.log().to(sigma)[x] + torch.zeros_like(sigma)
 
     def prior_kl(self, x_0: Tensor, sigma: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class DenseProcess(Process, ABC):
 
     def staggered_score(self, score: Tensor, dsigma: Tensor) -> Tensor:
         """exp(−Δσ Q) s: ill-conditioned for long steps, so prefer denoisers."""
-        validate.sigma(dsigma)
+        tensors.check_sigma(dsigma)
         back = self.exponential(-dsigma).transpose(-1, -2)
         return (score.double() @ back).to(score.dtype)
 

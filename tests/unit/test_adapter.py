@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing
 from sedd.nn.adapter import AdaptedNetwork, adapt
 from sedd.nn.transformer import Modern
+from sedd.parameterization import CausalModel, MeanModel, ScoreModel
+from sedd.process import Absorbing
 
 STATES = 5
 X = torch.tensor([[0, 4, 2], [4, 4, 1]])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import sedd
-from sedd import api, evaluation, factory, hub
+import sedd.model
+from sedd import evaluation, factory, hub
 from sedd.runtime.distributed import Ranks
 
 TINY = {"width": 32, "depth": 1, "heads": 2, "seq_len": 32}
@@ -46,7 +47,7 @@ def public_interface() -> str:
             continue
         is_tuple = inspect.isclass(value) and issubclass(value, tuple)
         lines.append(name if is_tuple else f"{name}{inspect.signature(value)}")
-        if inspect.isclass(value) and value.__module__ in ("sedd.api", "sedd.module"):
+        if inspect.isclass(value) and value.__module__ in ("sedd.model", "sedd.diffusion"):
             members = {**getattr(value, "__annotations__", {}), **vars(value)}
             for member in sorted(member for member in members if not member.startswith("_")):
                 attribute = vars(value).get(member)
@@ -76,13 +77,13 @@ def test_import_is_lazy() -> None:
 
 
 def test_type_checkers_import_the_public_names() -> None:
-    """The imports for type checkers are those at run time, and all public names of `sedd.api` are among them."""
+    """The imports for type checkers are those at run time, and all public names of `sedd.model` are among them."""
     imports = re.findall(r"^    from (\S+) import (\w+) as \2$", Path(sedd.__file__).read_text(), re.MULTILINE)
     assert {name: module for module, name in imports} == {
         name: module for module, names in sedd._MODULES.items() for name in names
     }
-    for name, value in vars(api).items():
-        assert getattr(value, "__module__", "") != "sedd.api" or name[0] == "_" or name in sedd.__all__
+    for name, value in vars(sedd.model).items():
+        assert getattr(value, "__module__", "") != "sedd.model" or name[0] == "_" or name in sedd.__all__
 
 
 def test_model_description_and_tokenizer(model: sedd.Model) -> None:

@@ -60,7 +60,7 @@ every = verdict.audit_models
 verdict.audit_models = lambda process: list(every(process))[:1]
 """
 WITHOUT_PRIOR = """
-from sedd.diffusion.process import Absorbing
+from sedd.process import Absorbing
 Absorbing.prior_kl = lambda self, x_0, sigma: 0.0 * x_0
 """
 

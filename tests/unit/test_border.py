@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from sedd import exact, factory
+from sedd import exact, factory, objectives, parameterization
 from sedd.config import NoiseConfig
-from sedd.diffusion import objective, parameterization
-from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
-from sedd.diffusion.schedule import (
+from sedd.exact import explicit_objectives
+from sedd.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
+from sedd.schedule import (
     Cosine,
     Geometric,
     ImportanceTimes,
@@ -19,7 +19,6 @@ from sedd.diffusion.schedule import (
     Schedule,
     UniformTimes,
 )
-from sedd.exact import explicit_objectives
 
 SIGMA = torch.tensor([0.5])
 X = torch.tensor([[0, 1]])
@@ -59,7 +58,7 @@ def test_masks_in_clean_data(refuses: object, generator: torch.Generator) -> Non
     masked = torch.tensor([[0, 4]])
     refuses(lambda: Absorbing(4).corrupt(masked, SIGMA, generator), "token 4", "mask", "0..3")
     model = parameterization.ScoreModel(exact.Table(5, 2), Absorbing(4))
-    refuses(lambda: objective.DenoisingScoreEntropy()(model, masked), "token 4", "mask", "0..3")
+    refuses(lambda: objectives.DenoisingScoreEntropy()(model, masked), "token 4", "mask", "0..3")
 
 
 @pytest.mark.parametrize("process", [Uniform(4), Absorbing(4)], ids=str)
@@ -120,8 +119,8 @@ def test_other_settings_of_schedules(refuses: object) -> None:
     refuses(lambda: Geometric(0.0, 1.0), "lo is 0.0")
     refuses(lambda: Polynomial(0.5), "power is 0.5", "1 or more")
     refuses(lambda: ImportanceTimes(torch.tensor([1.0, 0.0])), "[1.0, 0.0]", "above 0")
-    refuses(lambda: objective.DenoisingScoreEntropy(t_min=1.0), "t_min is 1.0", "[0, 1)")
-    refuses(lambda: objective.D3PM(steps=0), "steps is 0", "at least 1")
+    refuses(lambda: objectives.DenoisingScoreEntropy(t_min=1.0), "t_min is 1.0", "[0, 1)")
+    refuses(lambda: objectives.D3PM(steps=0), "steps is 0", "at least 1")
 
 
 @pytest.mark.parametrize("name", ["t-dce", "lambda-dce", "any-order"])

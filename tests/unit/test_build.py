@@ -5,20 +5,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sedd import exact, factory, registry
+from sedd import exact, factory, objectives, parameterization, registry
 from sedd.config import ModelConfig, RunConfig, TrainConfig
-from sedd.diffusion import objective, parameterization
-from sedd.diffusion.parameterization import CausalModel, ConditionalPredictor, Denoiser, MeanModel, NextTokenPredictor
-from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Uniform
-from sedd.diffusion.schedule import ImportanceTimes
 from sedd.evaluation.audit.models import build_audited_process
 from sedd.ops.fused_loss import fused_loss
+from sedd.parameterization import CausalModel, ConditionalPredictor, Denoiser, MeanModel, NextTokenPredictor
+from sedd.process import Absorbing, Frequency, Hybrid, Uniform
+from sedd.schedule import ImportanceTimes
 
 P_DATA = exact.Distribution.random(4, 3, torch.Generator().manual_seed(0))
 BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregressive"}
 
 
-def make(name: str) -> objective.Objective:
+def make(name: str) -> objectives.Objective:
     options = {"distribution": P_DATA} if name.startswith("explicit") else {}
     return factory.build_objective(name, **options)
 

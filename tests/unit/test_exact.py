@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sedd import exact
-from sedd.diffusion.process import Absorbing, Process, Uniform
+from sedd.process import Absorbing, Process, Uniform
 
 P_DATA = exact.Distribution(torch.tensor([[0.4, 0.1], [0.2, 0.3]]))
 

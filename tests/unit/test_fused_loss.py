@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import exact, factory, registry
+from sedd import exact, factory, fused_forms, registry
 from sedd.config import NOT_FOR_TRAINING
-from sedd.diffusion.objective import (
+from sedd.evaluation.audit.models import build_audited_process
+from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.objectives import (
     D3PM,
     AnyOrder,
     Autoregressive,
@@ -24,16 +26,6 @@ from sedd.diffusion.objective import (
     Objective,
     TimeDCE,
 )
-from sedd.diffusion.parameterization import (
-    CausalModel,
-    DiscreteModel,
-    MeanModel,
-    ScoreModel,
-)
-from sedd.diffusion.process import Absorbing, Process, Uniform, fused
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
-from sedd.evaluation.audit.models import build_audited_process
-from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import linear_loss as linear_loss_module
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.linear_loss import (
@@ -47,6 +39,14 @@ from sedd.ops.linear_loss import (
     linear_loss,
 )
 from sedd.ops.packed_tokens import gather, pack_tokens
+from sedd.parameterization import (
+    CausalModel,
+    DiscreteModel,
+    MeanModel,
+    ScoreModel,
+)
+from sedd.process import Absorbing, Process, Uniform
+from sedd.schedule import Geometric, LogLinear, Schedule
 
 N, B, L = 13, 5, 7
 NOISE = LogLinear()
@@ -241,13 +241,13 @@ def head_case(
         None if a is None else a.flatten().float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
     )
     assert log_data is not None
-    scale = fused.log_score_shift(process, noise).float()
+    scale = fused_forms.log_score_shift(process, noise).float()
     loss = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, weights.float())
 
     def plain(z: Tensor) -> Tensor:
-        log_s = (z + fused.log_score_shift(process, noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
+        log_s = (z + fused_forms.log_score_shift(process, noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
         loss = process.score_entropy(log_s[:, None], x_t[:, None], x_0[:, None], noise)
-        return weights.to(z.dtype) * loss[:, 0] / fused.incoming_rate(process)
+        return weights.to(z.dtype) * loss[:, 0] / fused_forms.incoming_rate(process)
 
     return Case(hidden, weight, bias, loss, plain)
 
@@ -391,7 +391,7 @@ def test_float32_near_the_minimum() -> None:
     hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
     weight = 1e-4 * torch.randn(states, width, generator=generator, dtype=torch.float64)
     log_s = (hidden @ weight.T)[:, None].scatter(-1, x[..., None], 0)
-    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / fused.incoming_rate(process)
+    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / fused_forms.incoming_rate(process)
     ratio = process.ratios(x, x_0, noise[:, 0])
     assert ratio.log_rest is not None
     one = torch.ones(n)

@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import factory, generate, sampling, tokenizer
-from sedd.diffusion import process
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
+from sedd import factory, generate, process, samplers, tokenizer
 from sedd.generate import display, template, trace
 from sedd.nn import transformer
+from sedd.parameterization import MeanModel, ScoreModel
 
 Refuses = Callable[..., None]
 BYTES = tokenizer.Bytes()
@@ -173,7 +172,7 @@ def test_output_that_is_not_finite_is_refused(parameterization: type, kind: type
     model = parameterization(network.eval().requires_grad_(False), noise)
     settings = generate.SamplingSettings(name, steps=2)
     sampling_run = generate.SamplingRun(model, settings)
-    refuses(lambda: sampling_run.sample(sampling.empty(2, 8)), "not finite", "another checkpoint")
+    refuses(lambda: sampling_run.sample(samplers.empty(2, 8)), "not finite", "another checkpoint")
     if name == "entropy":  # which goes on until there are no masks
         states = sampling_run.sampler.trajectory(model, 2, 8, steps=2)
         refuses(lambda: list(itertools.islice(states, 20)), "not finite")
@@ -188,7 +187,7 @@ def test_log_scores_that_overflow_are_refused(kind: type, name: str, refuses: Re
         network.output_layer.linear.weight.normal_(0, 1e4, generator=torch.Generator().manual_seed(0))
     model = ScoreModel(network.eval().requires_grad_(False), noise)
     sampling_run = generate.SamplingRun(model, generate.SamplingSettings(name, steps=4))
-    refuses(lambda: sampling_run.sample(sampling.empty(2, 8)), "beyond the range of floating point")
+    refuses(lambda: sampling_run.sample(samplers.empty(2, 8)), "beyond the range of floating point")
 
 
 class LargestTensor(TorchDispatchMode):
@@ -215,17 +214,17 @@ def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once, not one after another
     sampling_run = generate.SamplingRun(model, generate.SamplingSettings(name, steps=2, options=options))
     with LargestTensor() as largest:
-        *_, last = sampling_run.states(sampling.empty(batch, length))
+        *_, last = sampling_run.states(samplers.empty(batch, length))
     assert (last.x < vocabulary).all()
     assert largest.entries <= 1.01 * 2**22 < batch * length * vocabulary / 2
 
 
 def test_default_samplers() -> None:
     for parameterization, kind, expected in (
-        (MeanModel, process.Absorbing, sampling.FirstHitting),
-        (MeanModel, process.Uniform, sampling.Ancestral),
-        (ScoreModel, process.Absorbing, sampling.Tweedie),
-        (ScoreModel, process.Uniform, sampling.Tweedie),
+        (MeanModel, process.Absorbing, samplers.FirstHitting),
+        (MeanModel, process.Uniform, samplers.Ancestral),
+        (ScoreModel, process.Absorbing, samplers.Tweedie),
+        (ScoreModel, process.Uniform, samplers.Tweedie),
     ):
         assert type(factory.build_sampler(None, small_model(parameterization, kind)[0])) is expected
 

@@ -308,5 +308,5 @@ def test_info_reads_a_model_without_torch(tmp_path: Path) -> None:
 def test_loading_a_model_imports_no_distributed_checkpoints(imported: Imported) -> None:
     """`torch.distributed.checkpoint` takes a second; training imports it when it saves."""
     found = imported("import sedd\nsedd.load")
-    assert "sedd.api" in found
+    assert "sedd.model" in found
     assert not {name for name in found if name.startswith(("torch.distributed.checkpoint", "torch._dynamo"))}

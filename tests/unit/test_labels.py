@@ -10,8 +10,8 @@ import torch
 
 from sedd import data, factory
 from sedd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from sedd.diffusion.parameterization import ScoreModel
-from sedd.diffusion.process import Uniform
+from sedd.parameterization import ScoreModel
+from sedd.process import Uniform
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
 from sedd.training import optimizer, validation

@@ -17,7 +17,7 @@ from sedd import factory, files
 from sedd.data import budgets, read_documents
 from sedd.data.compression import open_decompressed
 from sedd.generate import SamplingRun, SamplingSettings
-from sedd.sampling import empty
+from sedd.samplers import empty
 from sedd.schema import MAX_SAMPLES
 from sedd.tokenizer import BPE, growth
 

@@ -8,7 +8,7 @@ import torch
 
 from sedd import factory, generate
 from sedd.runtime.offload import OffloadedNetwork
-from sedd.sampling import empty
+from sedd.samplers import empty
 
 KINDS = [("absorbing", "score"), ("absorbing", "mean"), ("uniform", "score"), ("absorbing", "causal")]
 

@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedd import registry
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.parameterization import ScoreModel
-from sedd.diffusion.process import Absorbing
 from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.objectives import DenoisingScoreEntropy
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.packed_tokens import PackedTokens, gather, pack_tokens
+from sedd.parameterization import ScoreModel
+from sedd.process import Absorbing
 
 N, B, L, H = 11, 5, 7, 12
 PROCESS = Absorbing(N)

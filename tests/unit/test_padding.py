@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sedd import data, likelihood
 from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, Times
 from sedd.runtime.distributed import Ranks
+from sedd.schedule import Geometric, LogLinear, Schedule, Times
 from sedd.tokenizer import Characters
 from sedd.training import optimizer, validation
 from sedd.training.batches import Batch

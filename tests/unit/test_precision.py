@@ -9,15 +9,15 @@ import torch
 
 from sedd import factory, likelihood
 from sedd.config import RunConfig
-from sedd.diffusion.parameterization import ScoreModel
-from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import LogLinear
 from sedd.evaluation import results
 from sedd.evaluation.quality.judge import Judge, score_in_low_precision
 from sedd.likelihood import BoundEstimator, PrecisionCheck, check_precision, estimate_likelihood
 from sedd.likelihood.estimate import default_batch
 from sedd.nn.transformer import Modern
+from sedd.parameterization import ScoreModel
+from sedd.process import Absorbing
 from sedd.runtime.distributed import Ranks
+from sedd.schedule import LogLinear
 from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.trainer import Trainer
 

@@ -7,9 +7,9 @@ import scipy.stats
 import torch
 
 from sedd import exact
-from sedd.diffusion.objective import DenoisingScoreEntropy
-from sedd.diffusion.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform, log_odds
-from sedd.diffusion.schedule import (
+from sedd.objectives import DenoisingScoreEntropy
+from sedd.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform, log_odds
+from sedd.schedule import (
     Cosine,
     Geometric,
     ImportanceTimes,

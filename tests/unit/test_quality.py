@@ -12,8 +12,7 @@ import pytest
 import tiny_judges
 import torch
 
-from sedd import generate, registry, sampling
-from sedd.diffusion import rng
+from sedd import draws, generate, registry, samplers
 from sedd.evaluation import quality
 from sedd.evaluation.quality import judges, metrics, results, samples, sweep
 from sedd.evaluation.quality.judge import Judge, SampleScore, extract_features, score_samples
@@ -290,14 +289,13 @@ def test_samples_longer_than_the_context_are_refused_or_truncated(judge: Judge) 
 
 def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sampler draws with float64 uniforms, which float32 cannot represent."""
-    from sedd import exact
-    from sedd.diffusion import categorical, process
+    from sedd import exact, process
 
     seen: set[torch.dtype] = set()
     used = set()
     for name in ("sample_inverse_cdf", "sample_next"):
-        whole = getattr(categorical, name)
-        monkeypatch.setattr(categorical, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
+        whole = getattr(draws, name)
+        monkeypatch.setattr(draws, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
     distribution = exact.Distribution(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
     for noise in (process.Absorbing(2), process.Uniform(2)):
         for kind in registry.SAMPLERS.built_in:
@@ -305,14 +303,14 @@ def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPat
                 sampling_run = generate.SamplingRun(
                     exact.Score(distribution, noise), generate.SamplingSettings(kind, 4)
                 )
-                sampling_run.sample(sampling.empty(8, 2))
+                sampling_run.sample(samplers.empty(8, 2))
                 assert sampling_run.describe()["sampler"] == kind
                 used.add(kind)
             except ValueError:
                 continue  # a sampler for the other process
     assert used == set(registry.SAMPLERS.built_in)
-    assert seen == {getattr(torch, rng.PRECISION)} == {torch.float64}
-    u = rng.CounterRNG(0, torch.arange(64))(64).double()
+    assert seen == {getattr(torch, draws.PRECISION)} == {torch.float64}
+    u = draws.CounterRNG(0, torch.arange(64))(64).double()
     assert not torch.equal(u.float().double(), u)
     assert sampling_run.describe()["draw_precision"] == "float64"
 

@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 import torch
 
-from sedd.diffusion.rng import CounterRNG, philox
+from sedd.draws import CounterRNG, philox
 
 FALSE_ALARM = 1e-6
 

@@ -12,15 +12,15 @@ from torch.nn import functional as F  # noqa: N812
 
 from sedd import factory, registry
 from sedd.config import ModelConfig
-from sedd.diffusion.objective import DenoisingScoreEntropy, LambdaDCE
-from sedd.diffusion.parameterization import CausalModel, MeanModel, ScoreModel
-from sedd.diffusion.process import Absorbing
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule, corruption_probability
 from sedd.nn import hollow
 from sedd.nn.attention import attention_context
 from sedd.nn.embeddings import NgramEmbedding, RotaryEmbedding, join_tables
 from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.objectives import DenoisingScoreEntropy, LambdaDCE
 from sedd.ops.block_ops import TORCH, apply_rotary
+from sedd.parameterization import CausalModel, MeanModel, ScoreModel
+from sedd.process import Absorbing
+from sedd.schedule import Geometric, LogLinear, Schedule, corruption_probability
 
 ARCHITECTURES = [Reference, Modern, pytest.param(partial(Modern, ngrams=3, embedding_norm=True), id="ngrams")]
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)

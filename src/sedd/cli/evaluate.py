@@ -362,7 +362,7 @@ def score_texts(
     how = describe_draws(draws or evaluation.default_draws(evaluation.SINGLE_TEXT, number), config, estimator, number)
     announce(f"{model_name(folder)}: {count_of(len(lines), 'text')}, {how}, seed {seed}")
     from sedd import factory
-    from sedd.diffusion.rng import derive_seed
+    from sedd.draws import derive_seed
     from sedd.runtime import distributed
 
     run_evaluation = partial(

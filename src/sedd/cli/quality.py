@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
     from sedd.evaluation.quality.sweep import SweepPoint
     from sedd.generate import SamplingRun
-    from sedd.sampling import Prompt
+    from sedd.samplers import Prompt
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
 FIRST_TOKEN, JUDGE_PRECISIONS = ("skipped", "scored"), ("float32", "bfloat16", "float64")

@@ -39,7 +39,7 @@ from sedd.terminal import visible
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
     from sedd.generate import GeneratedSequence, SamplingRun, SamplingSettings
-    from sedd.sampling import Prompt
+    from sedd.samplers import Prompt
 
 Length = Annotated[int | None, typer.Option(help="Tokens per sample; by default the model's sequence length.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show the texts on stderr as they form.")]

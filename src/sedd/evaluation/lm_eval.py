@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.progress import track
 
 from sedd import evaluation, factory, generate, hub
-from sedd.diffusion.rng import derive_seed
+from sedd.draws import derive_seed
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, estimate_likelihood
 from sedd.runtime.distributed import Ranks
-from sedd.sampling import Prompt, Warping
+from sedd.samplers import Prompt, Warping
 
 MAX_NEW_TOKENS = 256
 """Tokens to generate where a task sets no number (lm-eval's default), limited to half the model's sequence length."""

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from sedd import factory, generate
-from sedd.diffusion.rng import CounterRNG, derive_seed
+from sedd.draws import CounterRNG, derive_seed
 from sedd.evaluation.corpus import sample_corpus
 from sedd.evaluation.protocols import OWN_SAMPLES
 from sedd.evaluation.results import make_record

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sedd import factory
-from sedd.diffusion.parameterization import DiscreteModel
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol, default_draws
 from sedd.factory import LoadedModel
@@ -18,6 +17,7 @@ from sedd.likelihood import (
 )
 from sedd.likelihood.estimate import OnProgress, default_batch
 from sedd.likelihood.orders import Orders
+from sedd.parameterization import DiscreteModel
 from sedd.runtime.distributed import Ranks
 
 DIGITS = 5

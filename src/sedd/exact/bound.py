@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd.diffusion import validate
-from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.schedule import Schedule
+from sedd import tensors
 from sedd.exact import objectives
 from sedd.exact.distribution import Distribution, all_sequences, transition_matrix
 from sedd.exact.propagation import pairs
+from sedd.process import Process, at_token
+from sedd.schedule import Schedule
 
 
 class ExactBound(NamedTuple):
@@ -61,7 +61,7 @@ def bound(
         true_base: Whether generation starts from the true marginal at t = 1.
         nodes: Nodes of the quadrature over time.
     """
-    validate.t_min(t_min)
+    tensors.check_t_min(t_min)
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=torch.float64))
 
     def integrand(u: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.diffusion import categorical, validate
-from sedd.diffusion.process import Process
-from sedd.diffusion.schedule import LogLinear, Schedule
+from sedd import draws, tensors
+from sedd.process import Process
+from sedd.schedule import LogLinear, Schedule
 
 
 def all_sequences(num_states: int, length: int) -> Int[Tensor, "count length"]:
@@ -65,7 +65,7 @@ class Distribution:
             raise ValueError(
                 f"the distribution has shape {shape}; it needs one axis per position, all as long as the vocabulary"
             )
-        validate.vocab_size(shape[0])
+        tensors.check_vocab_size(shape[0])
         total = probabilities.sum().item()
         if not (probabilities >= 0).all() or abs(total - 1) > 1e-5:
             raise ValueError(f"the distribution sums to {total} with least entry {probabilities.min().item()}; "
@@ -83,7 +83,7 @@ class Distribution:
             length: Tokens of a sequence.
             generator: The source of randomness.
         """
-        u = categorical.uniforms((vocab_size,) * length, generator)
+        u = draws.uniforms((vocab_size,) * length, generator)
         return cls(-u.log() / -u.log().sum())
 
     def entropy(self) -> Float[Tensor, ""]:
@@ -92,17 +92,17 @@ class Distribution:
 
     def log_prob(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b"]:
         """log p(x_0)."""
-        validate.clean_tokens(x_0, self.vocab_size)
+        tensors.check_clean_tokens(x_0, self.vocab_size)
         return self.probabilities.log()[index_of(x_0, self.vocab_size)]
 
     def draw(self, count: int, generator: torch.Generator) -> Int[Tensor, "count L"]:
         """Draw ``count`` independent sequences."""
-        return self.sequences[categorical.sample(self.probabilities.expand(count, -1), generator)]
+        return self.sequences[draws.sample(self.probabilities.expand(count, -1), generator)]
 
     def at(self, process: Process, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b states"]:
         """p_σ: the probability of every noisy sequence, in the order of `every`."""
         self._fits(process)
-        validate.sigma(sigma)
+        tensors.check_sigma(sigma)
         P = transition_matrix(process, sigma.reshape(-1))[..., : self.vocab_size]
         p = self.probabilities.expand(len(P), -1)
         for i in range(self.length):  # noise one position after another: left is noised, right is not yet
@@ -170,8 +170,8 @@ class Score(nn.Module):
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
         """log p_σ(x_t with position i set to y) − log p_σ(x_t)."""
         x_t = self._with_context(x_t)
-        validate.states(x_t, self.process.num_states)
-        validate.sigma(sigma)
+        tensors.check_states(x_t, self.process.num_states)
+        tensors.check_sigma(sigma)
         n, length = self.process.num_states, self.distribution.length
         levels, row = torch.unique(sigma.double(), return_inverse=True)
         log_p = self.distribution.at(self.process, levels).log()

@@ -7,12 +7,12 @@ from typing import ClassVar, final
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion import divergence
-from sedd.diffusion.objective.base import Integral
-from sedd.diffusion.objective.coefficients import weighted
-from sedd.diffusion.parameterization import LogScoreModel
-from sedd.diffusion.process import Process
+from sedd import divergence
 from sedd.exact.distribution import Distribution, Score
+from sedd.objectives.base import Integral
+from sedd.objectives.coefficients import weighted
+from sedd.parameterization import LogScoreModel
+from sedd.process import Process
 
 
 @dataclass(frozen=True)

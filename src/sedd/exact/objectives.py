@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd.diffusion.process import Process, at_token
 from sedd.exact.distribution import Distribution, all_sequences, index_of, transition_matrix
 from sedd.exact.propagation import pairs
+from sedd.process import Process, at_token
 
 Scalar = Float[Tensor, ""]
 

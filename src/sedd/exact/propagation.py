@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion.process import Process
 from sedd.exact.distribution import Distribution, all_sequences, transition_matrix
+from sedd.process import Process
 
 
 def expect(

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd.diffusion.process import Process
 from sedd.exact.distribution import all_sequences, expm, index_of
+from sedd.process import Process
 
 
 def reverse_distribution(

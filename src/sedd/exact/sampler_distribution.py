@@ -13,18 +13,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.reverse import denoised_probs, denoising_table, normalize_probs
 from sedd.exact.distribution import all_sequences
 from sedd.exact.propagation import propagate
-from sedd.sampling.autoregressive import LeftToRight
-from sedd.sampling.base import GridSampler, Sampler, Steps, sigma_of_masked_fraction
-from sedd.sampling.confidence import ConfidenceSampler, Confident, EntropyBounded
-from sedd.sampling.first_hitting import FirstHitting, Ordered
-from sedd.sampling.gibbs import Gibbs
-from sedd.sampling.grid import FactorizedSampler
-from sedd.sampling.remasking import Remask
-from sedd.sampling.theta import Theta
+from sedd.process import Process, at_token
+from sedd.reverse import denoised_probs, denoising_table, normalize_probs
+from sedd.samplers.autoregressive import LeftToRight
+from sedd.samplers.base import GridSampler, Sampler, Steps, sigma_of_masked_fraction
+from sedd.samplers.confidence import ConfidenceSampler, Confident, EntropyBounded
+from sedd.samplers.first_hitting import FirstHitting, Ordered
+from sedd.samplers.gibbs import Gibbs
+from sedd.samplers.grid import FactorizedSampler
+from sedd.samplers.remasking import Remask
+from sedd.samplers.theta import Theta
 
 
 @singledispatch

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sedd.diffusion.parameterization import CausalModel
 from sedd.factory import LoadedModel
 from sedd.generate.run import SamplingRun
-from sedd.sampling import Prompt, SamplingModel, sigma_of_masked_fraction
+from sedd.parameterization import CausalModel
+from sedd.samplers import Prompt, SamplingModel, sigma_of_masked_fraction
 from sedd.sampling_settings import SamplingSettings
 from sedd.tokenizer import Ids
 

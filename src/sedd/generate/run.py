@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from sedd import factory
-from sedd.diffusion.rng import PRECISION, CounterRNG
-from sedd.sampling import Prompt, SamplingModel, State, Warped, empty, networks_per_call
+from sedd.draws import PRECISION, CounterRNG
+from sedd.samplers import Prompt, SamplingModel, State, Warped, empty, networks_per_call
 from sedd.sampling_settings import SamplingSettings, check_length
 from sedd.schema import check_count
 

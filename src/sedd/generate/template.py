@@ -11,7 +11,7 @@ from sedd.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
-    from sedd.sampling import Prompt
+    from sedd.samplers import Prompt
 
 _PARTS = re.compile(r"((?:[^{}]++|\{\{|\}\})++)|(\{[^{}]*\}|[{}])")
 """A text, in which braces are doubled; or a gap, or a brace that belongs to nothing."""
@@ -94,7 +94,7 @@ def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> "Prompt":
     denoiser under absorbing noise sums over the unknown by masks that are never revealed. An autoregressive model does
     not read what follows. For other models it is drawn, too, and left out.
     """
-    from sedd.diffusion.parameterization import CausalModel
+    from sedd.parameterization import CausalModel
 
     process, model, length = loaded.process, loaded.model, loaded.config.model.seq_len
     pad = None if isinstance(model, CausalModel) else loaded.learned_pad
@@ -117,7 +117,7 @@ def prompt_from_ids(
     """
     import torch
 
-    from sedd.sampling import Prompt
+    from sedd.samplers import Prompt
 
     for row in rows:
         if len(row) > length:

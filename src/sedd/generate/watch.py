@@ -9,7 +9,7 @@ from rich.text import Text
 
 from sedd.factory import LoadedModel
 from sedd.generate.display import separator
-from sedd.sampling import Prompt, State
+from sedd.samplers import Prompt, State
 from sedd.terminal import visible
 
 

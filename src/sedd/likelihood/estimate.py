@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.diffusion import validate
-from sedd.diffusion.parameterization import DiscreteModel
-from sedd.diffusion.rng import CounterRNG, derive_seed
+from sedd import tensors
+from sedd.draws import CounterRNG, derive_seed
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, default_estimator
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.likelihood.variance_reduction import AdjustedCosts, StratifiedTimes
+from sedd.parameterization import DiscreteModel
 from sedd.runtime.distributed import Ranks
 from sedd.schema import check_count
 from sedd.tokenizer import Ids
@@ -75,7 +75,7 @@ def bound(
     if valid is not None:
         valid = valid.to(device).expand_as(x_0)
         x_0 = torch.where(valid, x_0, 0)
-    validate.clean_tokens(x_0, process.vocab_size)
+    tensors.check_clean_tokens(x_0, process.vocab_size)
     by = default_estimator(model)
     rows, length = x_0.shape
     times = [StratifiedTimes(1, draws, row_seed) for row_seed in _row_seeds(seed, x_0, valid)]

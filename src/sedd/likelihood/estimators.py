@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import validate
-from sedd.diffusion.objective import AnyOrder
-from sedd.diffusion.parameterization import CausalModel
-from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.rng import CounterRNG
-from sedd.diffusion.schedule import LowNoiseTimes, Schedule, Times
+from sedd import tensors
+from sedd.draws import CounterRNG
 from sedd.likelihood.terms import BoundTerms, bound_terms, diffusion_nats, times_by_noise
+from sedd.objectives import AnyOrder
+from sedd.parameterization import CausalModel
+from sedd.process import Process, at_token
+from sedd.schedule import LowNoiseTimes, Schedule, Times
 
 
 class Estimator(ABC):
@@ -169,7 +169,7 @@ class DiffusionTermEstimator(MonteCarloEstimator):
     t_min: float
 
     def __post_init__(self) -> None:
-        validate.t_min(self.t_min)
+        tensors.check_t_min(self.t_min)
 
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """d(1 − e^−σ)/du."""

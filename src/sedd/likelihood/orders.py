@@ -20,10 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.config import RunConfig
-from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.rng import CounterRNG
+from sedd.draws import CounterRNG
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, diffusion_only
 from sedd.likelihood.terms import BoundTerms
+from sedd.process import Process, at_token
 from sedd.schema import check_count
 
 CHUNK = 256

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.diffusion import validate
-from sedd.diffusion.objective.coefficients import weighted
-from sedd.diffusion.parameterization import LogScoreModel
-from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.reverse import denoising_table
-from sedd.diffusion.schedule import Schedule, Times
+from sedd import tensors
+from sedd.objectives.coefficients import weighted
+from sedd.parameterization import LogScoreModel
+from sedd.process import Process, at_token
+from sedd.reverse import denoising_table
+from sedd.schedule import Schedule, Times
 
 
 def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) -> Times:
@@ -31,8 +31,8 @@ def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.
         schedule: The noise schedule.
         t_min: The first time.
     """
-    validate.times(u)
-    validate.t_min(t_min)
+    tensors.check_times(u)
+    tensors.check_t_min(t_min)
     ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=u.dtype, device=u.device))
     first, last = ends / (1 + ends)
     share = first + (last - first) * u**3

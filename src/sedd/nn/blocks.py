@@ -12,13 +12,13 @@ from typing import NamedTuple, final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sedd.diffusion.precision import compute_dtype
 from sedd.nn.attention import AttentionContext, QKScale, attention
 from sedd.nn.conditioning import block_modulations, final_modulation
 from sedd.nn.layers import Float32Linear, LayerNorm, Linear, TransformerShape
 from sedd.ops import block_ops
 from sedd.ops.block_ops import RMS_NORM, NormSpec, ResidualBranch
 from sedd.ops.packed_tokens import PackedTokens, gather
+from sedd.tensors import compute_dtype
 
 
 class BlockWeights(NamedTuple):

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.diffusion.precision import upcast, upcast_dtype
 from sedd.nn.layers import Layer
 from sedd.ops.block_ops import Lookup, Rotation
+from sedd.tensors import upcast, upcast_dtype
 
 
 @final

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.diffusion.precision import upcast
 from sedd.ops.block_ops import NormSpec
+from sedd.tensors import upcast
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd.diffusion import validate
-from sedd.diffusion.precision import compute_dtype, upcast, upcast_dtype
+from sedd import tensors
 from sedd.nn import hollow
 from sedd.nn.attention import AttentionContext, attention_context
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
@@ -30,6 +29,7 @@ from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.activation_checkpointing import ActivationCheckpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
+from sedd.tensors import compute_dtype, upcast, upcast_dtype
 
 
 class Transformer(nn.Module, ABC):
@@ -172,7 +172,7 @@ class Transformer(nn.Module, ABC):
 
         Of every position, (*b, L, width), or of the packed ones, (n, width).
         """
-        validate.states(x, self.states)
+        tensors.check_states(x, self.states)
         shape, b, length = x.shape, sigma.numel(), x.shape[-1]
         x, valid = x.reshape(b, length), None if valid is None else valid.reshape(b, length)
         rotation = self.rotary_emb(length)
@@ -228,7 +228,7 @@ class Transformer(nn.Module, ABC):
     def _noise_embedding(self, sigma: Tensor) -> Tensor | None:
         if self.sigma_map is None:
             return None
-        validate.sigma(sigma)
+        tensors.check_sigma(sigma)
         c: Tensor = self.sigma_map(sigma.to(upcast_dtype(self.head.weight.dtype)))
         return c
 

@@ -13,11 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.diffusion.precision import upcast
 from sedd.ops import fp8
 from sedd.ops.fp8 import Fp8Tensor
 from sedd.ops.packed_tokens import PackedTokens
 from sedd.runtime import device as devices
+from sedd.tensors import upcast
 
 WeightAndBias = tuple[Tensor, Tensor | None]
 

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion import categorical
-from sedd.diffusion.categorical import AffineWeights
-from sedd.diffusion.rng import CounterRNG
+from sedd import draws
+from sedd.draws import AffineWeights, CounterRNG
 from sedd.runtime import device as devices
 
 
@@ -64,7 +63,7 @@ def sample_categorical_reference(
     table = dense_weights(head, x, weights, states)
     total = table.sum(-1, dtype=torch.float64)
     clamped = table.amin(-1) < -1e-5 * total.abs().clamp_min(1e-30)
-    return SampledTokens(categorical.sample_next(x, table.clamp_min(0), u), clamped.sum())
+    return SampledTokens(draws.sample_next(x, table.clamp_min(0), u), clamped.sum())
 
 
 def dense_weights(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.diffusion.categorical import AffineWeights
+from sedd.draws import AffineWeights
 from sedd.ops.categorical import HeadLogits, SampledTokens
 
 COLUMNS, WARPS = 2048, 8

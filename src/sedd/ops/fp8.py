@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sedd.diffusion.precision import upcast
 from sedd.runtime import device as devices
+from sedd.tensors import upcast
 
 FP8_MAX = 448.0
 """Largest number of float8 e4m3."""

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.diffusion.divergence import score_entropy
-from sedd.diffusion.precision import upcast, upcast_dtype
+from sedd.divergence import score_entropy
 from sedd.runtime import device as devices
+from sedd.tensors import upcast, upcast_dtype
 
 VOCAB_MULTIPLE = 128
 """On a GPU the logits are padded to a multiple of this many entries."""

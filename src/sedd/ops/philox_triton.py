@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.diffusion.rng import CounterRNG
+from sedd.draws import CounterRNG
 from sedd.runtime.device import cdiv
 
 SIZE = 1024

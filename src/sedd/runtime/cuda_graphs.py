@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.diffusion.parameterization import Backbone
+from sedd.parameterization import Backbone
 
 OptionalTensors = tuple[Tensor | None, ...]
 MAX_GRAPHS = 4

@@ -14,13 +14,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.diffusion.rng import CounterRNG
+from sedd.draws import CounterRNG
 from sedd.factory import LoadedModel
 from sedd.generate.run import SamplingRun
 from sedd.runtime.cuda_graphs import batch_bucket
-from sedd.sampling import GridSampler, Prompt, Sampler, SamplingModel, StepContext
-from sedd.sampling.base import draw_from_hidden, initial_state
-from sedd.sampling.first_hitting import PlannedSampler
+from sedd.samplers import GridSampler, Prompt, Sampler, SamplingModel, StepContext
+from sedd.samplers.base import draw_from_hidden, initial_state
+from sedd.samplers.first_hitting import PlannedSampler
 from sedd.serve.jobs import Edit, Event, Failed, Finished, Job, Row, Step
 
 GRAIN = 16

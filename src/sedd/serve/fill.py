@@ -11,7 +11,7 @@ from sedd import generate
 from sedd.factory import LoadedModel
 from sedd.generate.display import without_stop
 from sedd.generate.template import build_prompt, template_ids
-from sedd.sampling import Remask
+from sedd.samplers import Remask
 from sedd.sampling_settings import SamplingSettings
 from sedd.serve.jobs import Edit, Finished, Row, Step
 from sedd.serve.limits import Limits

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sedd.generate.run import SamplingRun
-from sedd.sampling import networks_per_call
+from sedd.samplers import networks_per_call
 
 
 class Edit(NamedTuple):

@@ -12,9 +12,10 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from sedd import api, evaluation, registry
+from sedd import evaluation, registry
 from sedd.card_facts import CardFacts
 from sedd.factory import LoadedModel, default_sampler_name
+from sedd.model import Bounds, Model
 from sedd.serve import schema
 from sedd.serve.engine import Engine, Overloaded
 from sedd.serve.fill import Choice, Fill, Prefix, TextConverter
@@ -229,7 +230,7 @@ class Server:
                 f"the texts have {characters} characters, each with what is given; at most {self.limits.body} are "
                 "allowed: send fewer texts per request"
             )
-        model, loop = api.Model(self.loaded), asyncio.get_running_loop()
+        model, loop = Model(self.loaded), asyncio.get_running_loop()
         done: asyncio.Future[object] = loop.create_future()
 
         def compute(proceed: Callable[[], None]) -> object:
@@ -265,7 +266,7 @@ class Server:
                 raise RequestError(503, str(bounds), "canceled")
             case Exception():
                 raise bounds
-        assert isinstance(bounds, api.Bounds)
+        assert isinstance(bounds, Bounds)
         scores = [
             {
                 "index": i,

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sedd import checkpoint, data, factory, generate, registry, sampling, tokenizer
+from sedd import checkpoint, data, factory, generate, registry, samplers, tokenizer
 from sedd.config import RunConfig
-from sedd.diffusion.parameterization import DiscreteModel
 from sedd.likelihood import LikelihoodEstimate
 from sedd.likelihood.precision_check import is_negligible
 from sedd.nn.adapter import AdaptedNetwork
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
+from sedd.parameterization import DiscreteModel
 from sedd.runtime.distributed import Ranks
 from sedd.training import optimizer, validation
 from sedd.training.batches import Batch, TrainingDataLoader
@@ -216,7 +216,7 @@ class Trainer:
         """Sample texts from the EMA weights."""
         settings = generate.SamplingSettings(steps=steps, seed=self.config.seed)
         sampling_run = generate.SamplingRun(self.ema_model, settings)
-        prompt = sampling.empty(count, self.config.model.seq_len, self.ranks.device)
+        prompt = samplers.empty(count, self.config.model.seq_len, self.ranks.device)
         return [self.blocks.tokenizer.decode(sequence.ids) for sequence in sampling_run.sample(prompt)]
 
     # Checkpoints -------------------------------------------------------------------------------------------

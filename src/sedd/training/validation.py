@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sedd import data, likelihood
-from sedd.diffusion.schedule import LowNoiseTimes, stratified
 from sedd.factory import DiffusionSetup
 from sedd.likelihood.variance_reduction import neighbour_differences, paired_variance
 from sedd.runtime.distributed import Ranks
+from sedd.schedule import LowNoiseTimes, stratified
 from sedd.training.batches import VALIDATION_STREAM, seeded_generator
 
 

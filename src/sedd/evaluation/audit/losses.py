@@ -16,16 +16,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import factory
-from sedd.diffusion import objective as objectives
-from sedd.diffusion.process import Process, at_token
-from sedd.diffusion.reverse import denoising_table
-from sedd.diffusion.schedule import Geometric, LogLinear, Schedule
+from sedd import factory, objectives
 from sedd.evaluation.audit.function import describe_error, taken_parameters
 from sedd.evaluation.audit.models import AuditModel, build_audited_process
 from sedd.exact import all_sequences, reverse_distribution, sample_distribution, transition_matrix
 from sedd.likelihood import times_by_noise
-from sedd.sampling import Ancestral, LeftToRight
+from sedd.process import Process, at_token
+from sedd.reverse import denoising_table
+from sedd.samplers import Ancestral, LeftToRight
+from sedd.schedule import Geometric, LogLinear, Schedule
 
 FULL_NOISE = LogLinear(eps=1e-9)
 """At t = 1 nothing of the data is left, so that the model alone determines what is generated."""

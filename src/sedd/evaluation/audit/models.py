@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from sedd.diffusion.parameterization import MeanModel, ScoreModel
-from sedd.diffusion.process import Process
-from sedd.diffusion.schedule import Schedule
 from sedd.exact import Distribution, Score, Table
 from sedd.factory import build_process
+from sedd.parameterization import MeanModel, ScoreModel
+from sedd.process import Process
+from sedd.schedule import Schedule
 
 
 class AuditModel(NamedTuple):

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from sedd import registry
-from sedd.diffusion.schedule import Schedule
 from sedd.evaluation.audit.losses import FULL_NOISE, AuditedLoss, Expected, FunctionLoss, ObjectiveLoss
 from sedd.evaluation.audit.models import AuditModel, audit_models
 from sedd.exact import all_sequences
+from sedd.schedule import Schedule
 
 TOLERANCE = 1e-3
 """Nats by which an exact expectation must fall short; quadrature and rounding are far below."""

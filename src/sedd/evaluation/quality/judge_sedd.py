@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sedd.diffusion.parameterization import CausalModel
-from sedd.diffusion.process import at_token
 from sedd.evaluation.quality.judge import Judge
 from sedd.factory import LoadedModel
+from sedd.parameterization import CausalModel
+from sedd.process import at_token
 from sedd.tokenizer import Ids
 
 

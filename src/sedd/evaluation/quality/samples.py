@@ -14,7 +14,7 @@ from sedd.config import RunConfig
 from sedd.evaluation.quality.judge import Judge, OnProgress
 from sedd.factory import LoadedModel
 from sedd.files import parse_json, read_text
-from sedd.sampling import Prompt
+from sedd.samplers import Prompt
 from sedd.tokenizer import Ids
 
 SAMPLING_FIELDS = (

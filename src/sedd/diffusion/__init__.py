@@ -1,1 +1,0 @@
-"""Discrete diffusion in pure PyTorch: schedules, processes, divergences, parameterizations, objectives, draws."""

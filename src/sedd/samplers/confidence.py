@@ -1,0 +1,185 @@
+"""Samplers that reveal the positions of which the network is most certain first.  [§9]"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sedd.draws import CounterRNG
+from sedd.parameterization import HasNoise
+from sedd.samplers.base import (
+    GridSampler,
+    Prompt,
+    Sampler,
+    State,
+    StepContext,
+    check_absorbing,
+    draw_from_hidden,
+    initial_state,
+    sigma_of_masked_fraction,
+)
+from sedd.samplers.caching import SamplingModel, gather_rows
+from sedd.schedule import corruption_probability
+
+WHEN_EXACT = (
+    "absorbing noise; it does with at most one token per step and exact conditionals, else it favours likely tokens"
+)
+
+
+LATER = 1e3
+"""Added to the uncertainty of what is revealed last; more than any entropy."""
+
+
+class ConfidenceSampler(Sampler, ABC):
+    """A sampler in which the network decides which masks are revealed next. Tokens are drawn at random.
+
+    Of records that end in padding a network may be surest of the padding, from the end on: revealed first, it can leave
+    no room for a text. Positions where ``pad`` is the most probable token are therefore revealed after all others.
+
+    By the chain rule, samples have the model's distribution if at most one position is drawn per step and the
+    conditionals are exact, that is, those of one distribution: the order may then depend on the tokens revealed so far.
+    Otherwise they do not. The conditionals of a network differ between orders, and positions that are drawn in one step
+    are drawn independently, the most certain ones together: likely tokens become likelier.
+    """
+
+    order: ClassVar[float] = 0.0
+    pad: int
+    """Token id of padding, which is revealed last; −1: none."""
+
+    def check(self, model: HasNoise) -> None:
+        """Require masks, and padding that is a token."""
+        check_absorbing(model.process)
+        if not -1 <= self.pad < (size := model.process.vocab_size):
+            raise ValueError(f"pad is {self.pad}; it is a token id, 0..{size - 1}, or -1 for none")
+
+    @abstractmethod
+    def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
+        """Return how uncertain the network is of a position, from p(x_0 | x)."""
+
+    @final
+    def mask_uncertainty(
+        self, hidden: Float[Tensor, "b L h"], x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], context: StepContext
+    ) -> Float[Tensor, "b L"]:
+        """Return the uncertainty at masks, that of padding after that of all others, and ∞ elsewhere."""
+        length, model, states = x.shape[-1], context.model, hidden.flatten(0, 1)
+        uncertainty = torch.full((x.numel(),), math.inf, dtype=torch.float64, device=x.device)
+        for at in model.chunks(context.free & context.process.is_noisy(x)):
+            p = model.clean_probs_at(states[at], x.flatten()[at], gather_rows(sigma, length, at))
+            uncertainty[at] = self.ranked_uncertainty(p).double()
+        return self.without_offset(uncertainty.view_as(x))
+
+    @final
+    def ranked_uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
+        """Return the uncertainty, larger by `LATER` where padding is the most probable token."""
+        uncertainty = self.uncertainty(p)
+        return uncertainty if self.pad < 0 else uncertainty + LATER * (p.argmax(-1) == self.pad)
+
+    @final
+    def without_offset(self, uncertainty: Float[Tensor, "b L"]) -> Float[Tensor, "b L"]:
+        """Subtract `LATER` again in rows whose masks are all padding: the bound on entropies is of entropies."""
+        only_padding = (uncertainty >= LATER).all(-1, keepdim=True)
+        return torch.where(only_padding, uncertainty - LATER, uncertainty)
+
+
+@final
+@dataclass(frozen=True)
+class Confident(ConfidenceSampler, GridSampler):
+    """MaskGIT-style sampling: the most certain masks first, as many per step as the schedule reveals.
+
+    Reference: Chang et al. 2022, "MaskGIT: Masked Generative Image Transformer", arXiv 2202.04200.
+    """
+
+    assumes: ClassVar[str] = WHEN_EXACT
+    pad: int = -1
+
+    def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
+        """1 − max p."""
+        return 1 - p.amax(-1)
+
+    def masks_left(self, model: HasNoise, blanks: Int[Tensor, " b"], s: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """Return how many masks are left at time s: the share that the schedule leaves."""
+        ends = corruption_probability(model.schedule.sigma(torch.stack([s, torch.ones_like(s)])))
+        return (blanks * ends[0] / ends[1] + 1e-9).long()
+
+    def choose(self, uncertainty: Float[Tensor, "b L"], left: Int[Tensor, " b"]) -> Bool[Tensor, "b L"]:
+        """Choose the most certain masks, all but ``left`` of them."""
+        masks = uncertainty.isfinite()
+        rank = uncertainty.argsort(dim=-1, stable=True).argsort(-1)
+        return masks & (rank < (masks.sum(-1) - left)[:, None])
+
+    def needs_model(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Bool[Tensor, " b"]:
+        """Return the rows in which masks are to be revealed."""
+        masks = context.free & context.process.is_noisy(x)
+        return masks.sum(-1) > self.masks_left(context, context.free.sum(-1), s)
+
+    def step(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Int[Tensor, "b L"]:
+        """Draw the most certain masks."""
+        if not self.needs_model(x, t, s, context).any():
+            return x
+        sigma, left = context.schedule.sigma(t), self.masks_left(context, context.free.sum(-1), s)
+        hidden = context.model.hidden(x, sigma, context.valid)
+        chosen = self.choose(self.mask_uncertainty(hidden, x, sigma, context), left)
+        return draw_from_hidden(hidden, x, sigma, chosen, context)
+
+
+@final
+@dataclass(frozen=True)
+class EntropyBounded(ConfidenceSampler):
+    """Entropy-bounded unmasking: as many positions per call as cost at most ``bound`` nats when drawn independently.
+
+    Positions are taken by increasing entropy, padding last, while the sum of entropies without the largest is at most
+    the bound, which bounds the KL divergence of the independent draw. The number of calls depends on the text.
+
+    Reference: Ben-Hamu et al. 2025, "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking",
+    arXiv 2505.24857.
+    """
+
+    assumes: ClassVar[str] = WHEN_EXACT
+    supports_infinite_steps: ClassVar[bool] = True
+    bound: float = 0.1
+    """Largest sum of entropies, in nats, of the tokens that one step reveals, its last one not counted."""
+    pad: int = -1
+
+    def __post_init__(self) -> None:
+        if not self.bound >= 0:
+            raise ValueError(f"bound is {self.bound}; it is an entropy and must be 0 or more")
+
+    def uncertainty(self, p: Float[Tensor, "*s N"]) -> Float[Tensor, "*s"]:
+        """The entropy, in nats."""
+        return -torch.xlogy(p, p).sum(-1)
+
+    def choose(self, uncertainty: Float[Tensor, "b L"]) -> Bool[Tensor, "b L"]:
+        """Choose the most masks, by increasing entropy, whose sum without the last is within the bound."""
+        ordered = uncertainty.sort(dim=-1, stable=True)
+        before = torch.nn.functional.pad(ordered.values[:, :-1].cumsum(-1), (1, 0))
+        chosen = ordered.values.isfinite() & (before <= self.bound)
+        return torch.zeros_like(chosen).scatter(-1, ordered.indices, chosen)
+
+    def _states(
+        self, model: SamplingModel, prompt: Prompt, times: Float[Tensor, " n"], rng: CounterRNG
+    ) -> Iterator[State]:
+        """Yield a state for every call; the grid is not used."""
+        state = initial_state(model, prompt, rng)
+        yield state
+        while (masks := prompt.blank & model.process.is_noisy(state.x)).any():
+            context = StepContext(masks, prompt.valid, rng, model, 0)
+            sigma = sigma_of_masked_fraction(masks.sum(-1) / prompt.lengths, model.schedule)
+            hidden = model.hidden(state.x, sigma, prompt.valid)
+            chosen = self.choose(self.mask_uncertainty(hidden, state.x, sigma, context))
+            model.check_finite()  # of NaN none is ever chosen
+            x = draw_from_hidden(hidden, state.x, sigma, chosen, context)
+            state = State(x, torch.where(chosen, state.step + 1, state.reveal_step), state.step + 1)
+            yield state
+
+    def expected_calls(self, model: HasNoise, times: Float[Tensor, " n"], blanks: int) -> float:
+        """Return NaN: the number depends on the text."""
+        return math.nan if blanks else 0.0

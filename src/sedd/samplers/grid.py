@@ -1,0 +1,166 @@
+"""Samplers that update all positions independently in each step: Tweedie, Euler, ancestral.  [§9]"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sedd import draws, fused_forms
+from sedd.draws import AffineWeights
+from sedd.ops.categorical import counter_uniforms
+from sedd.parameterization import HasNoise
+from sedd.reverse import analytic_weights
+from sedd.samplers.base import STEP, GridSampler, StepContext
+from sedd.samplers.caching import gather_rows
+
+
+class FactorizedSampler(GridSampler, ABC):
+    """A grid sampler whose step draws every position independently, given the whole sequence.
+
+    A subclass states the weights of the next token twice: in full, and as an affine function of the scores, from which
+    a kernel draws without a table.
+    """
+
+    order: ClassVar[float] = 1.0  # positions that change in the same step are drawn independently of each other
+    uses_score: ClassVar[bool]
+    """Whether the weights are a function of the log-score, or of log p(x_0 | x)."""
+
+    @abstractmethod
+    def weights(
+        self,
+        model: HasNoise,
+        output: Float[Tensor, "k _"],
+        x: Int[Tensor, " k"],
+        t: Float[Tensor, " k"],
+        s: Float[Tensor, " k"],
+    ) -> Float[Tensor, "k n"]:
+        """Return the unnormalised probabilities of every state at time s; the caller clamps entries below 0.
+
+        Args:
+            model: Process and schedule.
+            output: The log-score or log p(x_0 | x), by `uses_score`.
+            x: The tokens at time t.
+            t: Times.
+            s: Earlier times.
+        """
+
+    @abstractmethod
+    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+        """Return the same weights as an affine function of the scores."""
+
+    @final
+    def step(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Int[Tensor, "b L"]:
+        """Draw every free position; the first uniform decides whether it changes, the second to what."""
+        model, length, y = context.model, x.shape[-1], x.flatten().clone()
+        sigma = context.schedule.sigma(t)
+        hidden = model.hidden(x, sigma, context.valid).flatten(0, 1)
+        u = counter_uniforms(context.rng, length, context.step, STEP).flatten(0, 1)
+        fused = model.fused_model(x.device)
+        draws_fused = fused is not None and fused.logits_are_scores == self.uses_score
+        if draws_fused and self.uses_score:
+            draws_fused = not context.process.amplifies_rounding(sigma - context.schedule.sigma(s))
+        for at in model.chunks(context.free & context.process.is_noisy(x)):
+            x_at, sigma_at, t_at, s_at = y[at], *(gather_rows(a, length, at) for a in (sigma, t, s))
+            if draws_fused:
+                plan = model.plan_fused_draw(x_at, sigma_at, u[at], self.affine_weights(model, t_at, s_at))
+                y[at] = model.draw_fused(hidden[at], plan)
+                continue
+            output = (model.log_score_at if self.uses_score else model.log_mean_at)(hidden[at], x_at, sigma_at)
+            weights = model.clamp_weights(self.weights(model, output, x_at, t_at, s_at))
+            y[at] = draws.sample_next(x_at, weights, u[at])
+        return y.view_as(x)
+
+
+@final
+@dataclass(frozen=True)
+class Tweedie(FactorizedSampler):
+    """Tweedie τ-leaping: the analytic step of each position while the others stay. Exact for one token.  [§9]
+
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
+    arXiv 2310.16834.
+    """
+
+    assumes: ClassVar[str] = "nothing; masks are revealed at the rate of the score"
+    uses_score: ClassVar[bool] = True
+
+    def weights(
+        self,
+        model: HasNoise,
+        output: Float[Tensor, "k n"],
+        x: Int[Tensor, " k"],
+        t: Float[Tensor, " k"],
+        s: Float[Tensor, " k"],
+    ) -> Float[Tensor, "k n"]:
+        """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
+        sigma_t, sigma_s = model.schedule.sigma(t), model.schedule.sigma(s)
+        return analytic_weights(model.process, output[:, None], x[:, None], sigma_t, sigma_s)[:, 0]
+
+    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+        """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
+        return fused_forms.tweedie_weights(model.process, model.schedule.sigma(t) - model.schedule.sigma(s))
+
+
+@final
+@dataclass(frozen=True)
+class Euler(FactorizedSampler):
+    """Euler τ-leaping: each position jumps at the reverse rate it has at time t.  [§9]
+
+    Reference: Campbell et al. 2022, "A Continuous Time Framework for Discrete Denoising Models", arXiv 2205.14987.
+    """
+
+    assumes: ClassVar[str] = "nothing; steps so short that no position changes with probability above 1"
+    uses_score: ClassVar[bool] = True
+
+    def weights(
+        self,
+        model: HasNoise,
+        output: Float[Tensor, "k n"],
+        x: Int[Tensor, " k"],
+        t: Float[Tensor, " k"],
+        s: Float[Tensor, " k"],
+    ) -> Float[Tensor, "k n"]:
+        """P(x → y) = (t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and the rest for y = x."""
+        rates = ((t - s) * model.schedule.rate(t))[:, None] * model.process.incoming_rates(x)
+        jump = (rates.to(output.dtype) * output.exp()).scatter(-1, x[:, None], 0)
+        return jump.scatter(-1, x[:, None], 1 - jump.sum(-1, keepdim=True))
+
+    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+        """(t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and 1 minus their sum for y = x."""
+        rate = (t - s) * model.schedule.rate(t) * fused_forms.incoming_rate(model.process)
+        return AffineWeights(rate, torch.ones_like(rate), -rate)
+
+
+@final
+@dataclass(frozen=True)
+class Ancestral(FactorizedSampler):
+    """Ancestral sampling with a denoiser: q(x_s | x_t, x_0) averaged over p(x_0 | x_t).  [§6, §9]
+
+    The same distribution as Tweedie's on the denoiser's score, but the score is never computed: at high uniform noise
+    it rounds to 1 in float32.
+
+    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces", arXiv 2107.03006.
+    """
+
+    assumes: ClassVar[str] = "a denoiser (parameterization mean)"
+    uses_score: ClassVar[bool] = False
+
+    def weights(
+        self,
+        model: HasNoise,
+        output: Float[Tensor, "k N"],
+        x: Int[Tensor, " k"],
+        t: Float[Tensor, " k"],
+        s: Float[Tensor, " k"],
+    ) -> Float[Tensor, "k n"]:
+        """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
+        sigma_s, sigma_t = model.schedule.sigma(s), model.schedule.sigma(t)
+        return model.process.log_posterior(output[:, None], x[:, None], sigma_s, sigma_t)[:, 0].exp()
+
+    def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
+        """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
+        return fused_forms.posterior_weights(model.process, model.schedule.sigma(s), model.schedule.sigma(t))

@@ -1,0 +1,117 @@
+"""Classifier-free guidance: a model with a label, extrapolated away from the model without one.  [§9]
+
+Score models mix log-scores, denoisers mix log p(x_0 | x). Under absorbing noise the two agree; under uniform noise they
+define different distributions. Weight γ = 1 is the model of the label, towards 0 it becomes the model without a label,
+and above 1 it moves further towards the label. Guidance does not define a trained distribution.
+
+References: Ho and Salimans 2022, "Classifier-Free Diffusion Guidance", arXiv 2207.12598; of rates, Nisonoff et al.
+2024, "Unlocking Guidance for Discrete State-Space Diffusion and Flow Models", arXiv 2406.01572; of denoisers, Schiff
+et al. 2024, "Simple Guidance Mechanisms for Discrete Diffusion Models", arXiv 2412.10193.
+"""
+
+import math
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sedd.process import Process
+from sedd.samplers.wrapper import Wrapper, implied_probs_at, is_denoiser, log_score_at, networks_per_call
+
+
+def check_guidance(guidance: float) -> None:
+    """Raise ValueError unless guidance is above 0 and finite."""
+    if not 0 < guidance < math.inf:
+        raise ValueError(f"guidance is {guidance}; it must be above 0, where 1 is the distribution of the label itself")
+
+
+def guide_log_score(
+    process: Process,
+    unconditional: Float[Tensor, "k n"],
+    conditional: Float[Tensor, "k n"],
+    guidance: float,
+) -> Float[Tensor, "k n"]:
+    """Return (1 − γ)·log s(x) + γ·log s(x | label), the score of p_t(x)^(1−γ)·p_t(x | label)^γ up to its normaliser.
+
+    Ratios of probabilities need no normaliser. Where only masks are noise, the score of a mask is S·p_y with p_y
+    normalised, and S is the same mixture of the two Σ_y s_y. Not normalised, Σ_y would exceed 1/ω for γ > 1: masks
+    would be revealed faster than noise makes them.
+    """
+    if not process.only_masks:
+        return _interpolate(unconditional, conditional, guidance)
+    N = process.vocab_size
+    free, given = unconditional[..., :N], conditional[..., :N]
+    log_sum = _interpolate(free.logsumexp(-1, keepdim=True), given.logsumexp(-1, keepdim=True), guidance)
+    return torch.cat([_interpolate(free, given, guidance).log_softmax(-1) + log_sum, conditional[..., N:]], -1)
+
+
+def guide_log_mean(
+    unconditional: Float[Tensor, "k N"], conditional: Float[Tensor, "k N"], guidance: float
+) -> Float[Tensor, "k N"]:
+    """Return log p(x_0 | x)^(1−γ)·p(x_0 | x, label)^γ, normalised."""
+    return _interpolate(unconditional, conditional, guidance).log_softmax(-1)
+
+
+def _interpolate(a: Float[Tensor, "*s"], b: Float[Tensor, "*s"], weight: float) -> Float[Tensor, "*s"]:
+    """Return (1 − γ)·a + γ·b of log-probabilities, γ > 0; −∞ where b is −∞."""
+    return torch.where(b.isneginf(), b, torch.lerp(a, b, weight))
+
+
+@final
+class Guided(Wrapper):
+    """A model with a label, guided away from the model without one: ``Guided(model, unconditional, 2.0)``.
+
+    Args:
+        model: The model with the label.
+        unconditional: The same model without it.
+        weight: γ, above 0; 1 is the model with the label.
+    """
+
+    def __init__(self, model: Any, unconditional: Any, weight: float) -> None:
+        check_guidance(weight)
+        super().__init__(model)
+        self.unconditional, self.weight = unconditional, weight
+
+    @property
+    def is_denoiser(self) -> bool:
+        """Whether both models are denoisers: then p(x_0 | x) is mixed, not the scores."""
+        return is_denoiser(self.model) and is_denoiser(self.unconditional)
+
+    @property
+    def depends_on_sigma(self) -> bool:
+        """Whether one of the two depends on the noise level."""
+        return bool(self.model.depends_on_sigma or self.unconditional.depends_on_sigma)
+
+    @property
+    def networks_per_call(self) -> int:
+        """Network calls of both models."""
+        return networks_per_call(self.model) + networks_per_call(self.unconditional)
+
+    def hidden(
+        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """Return the hidden states of both models, side by side."""
+        return torch.cat([model.hidden(x_t, sigma, valid) for model in (self.unconditional, self.model)], -1)
+
+    def log_score_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k n"]:
+        """Return the mixture of the log-scores, or the log-score of the mixture of two denoisers."""
+        if self.is_denoiser:
+            log_mean = self.log_mean_at(hidden, x_t, sigma)
+            return self.process.mean_score(log_mean[:, None], x_t[:, None], sigma)[:, 0]
+        unconditional, conditional = hidden.chunk(2, -1)
+        free = log_score_at(self.unconditional, unconditional, x_t, sigma)
+        given = log_score_at(self.model, conditional, x_t, sigma)
+        return guide_log_score(self.process, free, given, self.weight)
+
+    def log_mean_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """Return the mixture of log p(x_0 | x_t), or what the mixture of the scores implies."""
+        if not self.is_denoiser:
+            return implied_probs_at(self, hidden, x_t, sigma).log()
+        unconditional, conditional = hidden.chunk(2, -1)
+        free = self.unconditional.log_mean_at(unconditional, x_t, sigma)
+        return guide_log_mean(free, self.model.log_mean_at(conditional, x_t, sigma), self.weight)

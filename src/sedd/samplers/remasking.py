@@ -1,0 +1,94 @@
+"""Remasking diffusion sampling (ReMDM): steps that may also mask tokens again.  [§9]"""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sedd.parameterization import HasNoise
+from sedd.samplers.base import STEP, GridSampler, StepContext, draw_clean_tokens
+from sedd.schedule import corruption_probability
+
+
+@final
+@dataclass(frozen=True)
+class Remask(GridSampler):
+    """A step that masks each token again with probability r, and reveals more masks to make up for it.
+
+    With α = e^−σ the share of tokens, r is at most r_max = (1 − α_s)/α_t, so that the share of tokens at s is still
+    α_s. ``cap`` takes r = min(η, r_max) and ``rescale`` r = η·r_max. ``loop`` steps as usual down to time t_on, holds
+    the noise level there until t_off while tokens are exchanged with r = η, and then goes on to 0.
+
+    Reference: Wang et al. 2025, "Remasking Discrete Diffusion Models with Inference-Time Scaling", arXiv 2503.00307.
+    """
+
+    order: ClassVar[float] = 1.0  # if η shrinks like 1/steps; less if it does not
+    assumes: ClassVar[str] = "absorbing noise; a score's distribution of a mask is normalised"
+    strategy: str = "cap"
+    """How the probability r of masking a token again is chosen."""
+    eta: float = 0.02
+    """η: for ``cap`` and ``loop`` the largest probability r, for ``rescale`` the fraction r/r_max."""
+    t_on: float = 0.55
+    """For ``loop``: the time at which tokens begin to be exchanged."""
+    t_off: float = 0.05
+    """For ``loop``: the time at which that ends."""
+
+    def __post_init__(self) -> None:
+        if self.strategy not in ("cap", "rescale", "loop"):
+            raise ValueError(f"strategy is {self.strategy!r}; choose one of cap, rescale, loop")
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta is {self.eta}; it must lie in [0, 1]")
+        if not 0 <= self.t_off < self.t_on <= 1:
+            raise ValueError(f"t_on is {self.t_on} and t_off is {self.t_off}; they must satisfy 0 ≤ t_off < t_on ≤ 1")
+
+    def check(self, model: HasNoise) -> None:
+        """Require masks."""
+        if not model.process.only_masks:
+            raise ValueError("sampler remask masks tokens again; under the model's noise tokens change too: use gibbs")
+
+    def grid(self, times: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the times at which the noise level is read: constant from t_on to t_off with ``loop``."""
+        if self.strategy != "loop":
+            return times
+        rest = times / self.t_off * self.t_on if self.t_off > 0 else times
+        return torch.where(times > self.t_on, times, torch.where(times > self.t_off, self.t_on, rest))
+
+    def rates(
+        self, model: HasNoise, t: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
+    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+        """Return P(a token is masked) and P(a mask is revealed) in the step from t to s."""
+        sigma_t, sigma_s = model.schedule.sigma(t), model.schedule.sigma(s)
+        alpha_t, alpha_s = torch.exp(-sigma_t), torch.exp(-sigma_s)
+        most = (corruption_probability(sigma_s) / alpha_t).clamp_max(1)
+        match self.strategy:
+            case "cap":
+                remasked = most.clamp_max(self.eta)
+            case "rescale":
+                remasked = self.eta * most
+            case _:
+                remasked = torch.where(t == s, most.clamp_max(self.eta), 0)
+        return remasked, (alpha_s - (1 - remasked) * alpha_t) / corruption_probability(sigma_t)
+
+    def changes(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> tuple[Float[Tensor, "b L"], Bool[Tensor, "b L"], Bool[Tensor, "b L"]]:
+        """Draw the masks to reveal and the tokens to mask, by uniforms alone; return those first."""
+        remasked, revealed = self.rates(context, t, s)
+        u, masked = context.rng(x.shape[-1], context.step, STEP)[..., 0], context.process.is_noisy(x)
+        return u, context.free & masked & (u < revealed[:, None]), context.free & ~masked & (u < remasked[:, None])
+
+    def needs_model(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Bool[Tensor, " b"]:
+        """Return the rows in which a mask is revealed."""
+        return self.changes(x, t, s, context)[1].any(-1)
+
+    def step(
+        self, x: Int[Tensor, "b L"], t: Float[Tensor, " b"], s: Float[Tensor, " b"], context: StepContext
+    ) -> Int[Tensor, "b L"]:
+        """Mask some tokens and reveal some masks."""
+        u, to_reveal, to_mask = self.changes(x, t, s, context)
+        y = draw_clean_tokens(x, context.schedule.sigma(t), to_reveal, context)
+        return torch.where(to_mask, context.process.prior_sample(u), y)

@@ -1,0 +1,122 @@
+"""Temperature, top-k and top-p (nucleus) sampling, applied to p(x_0 | x_t) and never to rates.  [§9]"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sedd.process import Process
+from sedd.samplers.wrapper import Wrapper, implied_probs_at, is_denoiser, log_score_at
+
+COLDEST = 1e-30
+"""Lower temperatures give the same distribution, but log p divided by them may exceed float32."""
+
+
+@final
+@dataclass(frozen=True)
+class Warping:
+    """A transformation of distributions over tokens: temperature, then top-k, then top-p.
+
+    Samples of a warped model do not have the model's distribution. Masks are revealed at the same rate as before.
+
+    References: top-k, Fan et al. 2018, "Hierarchical Neural Story Generation", arXiv 1805.04833; top-p, Holtzman et al.
+    2019, "The Curious Case of Neural Text Degeneration", arXiv 1904.09751.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < torch.inf:
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be above 0 (near 0 it takes the likeliest token)"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it is a share and must lie in (0, 1]")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; at least 1 token must be left to draw")
+
+    def __call__(self, log_p: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+        """Return log p^(1/temperature), limited to the top_k likeliest tokens and to the fewest that reach top_p."""
+        log_p = (log_p / max(self.temperature, COLDEST)).log_softmax(-1)
+        if self.top_k is not None and self.top_k < log_p.shape[-1]:
+            least = log_p.topk(self.top_k, -1).values[:, -1:]
+            log_p = log_p.masked_fill(log_p < least, -torch.inf).log_softmax(-1)
+        if self.top_p < 1:
+            ordered = log_p.sort(-1, descending=True)
+            before = ordered.values.exp().cumsum(-1) - ordered.values.exp()
+            # in float32 the least top_p are 0; the likeliest token, before which there is nothing, always stays
+            outside = (before >= self.top_p) & (before > 0)
+            dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, ordered.indices, outside)
+            log_p = log_p.masked_fill(dropped, -torch.inf).log_softmax(-1)
+        return log_p
+
+
+def rescore(
+    process: Process,
+    log_score: Float[Tensor, "*b L n"],
+    log_mean: Float[Tensor, "*b L N"],
+    x_t: Int[Tensor, "*b L"],
+    sigma: Float[Tensor, "*b"],
+) -> Float[Tensor, "*b L n"]:
+    """Return the log-score of the warped denoiser ``log_mean``.
+
+    Where only masks are noise it is s_y = S·p_y with the sum S = Σ_y s_y of ``log_score``, which a score model is free
+    to choose: masks are revealed at the same rate as before. Under other noise the denoiser determines its score.
+    """
+    if not process.only_masks:
+        return process.mean_score(log_mean, x_t, sigma)
+    total = log_score[..., : process.vocab_size].logsumexp(-1, keepdim=True)
+    return torch.cat([log_mean + total, log_score[..., process.vocab_size :]], -1)
+
+
+@final
+class Warped(Wrapper):
+    """A model with a temperature, top-p or top-k: ``Warped(model, temperature=0.8)``.
+
+    p(x_0 | x) is warped, and the log-score follows from it. Without masks that is the score of a denoiser; masks are
+    revealed at the rate of the model's own score.
+
+    Args:
+        model: The model, of noisy tokens or autoregressive.
+        temperature: Above 0; below 1 it sharpens the distribution.
+        top_p: Draw from the fewest tokens whose probabilities reach this sum.
+        top_k: Draw from this many tokens at most.
+    """
+
+    def __init__(self, model: Any, temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None) -> None:
+        super().__init__(model)
+        self.warping = Warping(temperature, top_p, top_k)
+
+    @property
+    def is_denoiser(self) -> bool:
+        """True: its score follows from p(x_0 | x)."""
+        return True
+
+    def log_mean_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """Return log p(x_0 | x_t), warped."""
+        if is_denoiser(self.model):
+            return self.warping(self.model.log_mean_at(hidden, x_t, sigma))
+        return self.warping(implied_probs_at(self.model, hidden, x_t, sigma).log())
+
+    def log_score_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k n"]:
+        """Return the log-score that follows from the warped p(x_0 | x_t)."""
+        log_score = log_score_at(self.model, hidden, x_t, sigma)
+        log_mean = self.log_mean_at(hidden, x_t, sigma)
+        return rescore(self.process, log_score[:, None], log_mean[:, None], x_t[:, None], sigma)[:, 0]
+
+    def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
+        """Return the log-probabilities of the next token of an autoregressive model, warped."""
+        return self.warping(self.model.log_next_at(hidden))
+
+    def log_next(self, x_0: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L N"]:
+        """Return the log-probabilities of the next token at every position, warped."""
+        log_p: Tensor = self.model.log_next(x_0)
+        return self.warping(log_p.flatten(0, -2)).view(log_p.shape)

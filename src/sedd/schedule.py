@@ -1,0 +1,295 @@
+"""Noise schedules, and the distribution of training times.
+
+A schedule gives the total noise σ(t) and its rate σ'(t) for t in [0, 1]; t = 0 is data, t = 1 is noise.  [§2]
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sedd import tensors
+from sedd.draws import uniforms
+
+
+class NoiseLevel(NamedTuple):
+    """Total noise and its rate at one time."""
+
+    sigma: Float[Tensor, "*b"]
+    rate: Float[Tensor, "*b"]
+
+
+class Schedule(ABC):
+    """Total noise σ(t), its derivative σ'(t), and the inverse t(σ)."""
+
+    @abstractmethod
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Total noise σ(t)."""
+
+    @abstractmethod
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Rate of noise σ'(t)."""
+
+    def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the time at which the total noise is ``sigma``."""
+        tensors.check_sigma(sigma)
+        first, last = self.sigma(sigma.new_tensor([0.0, 1.0]))
+        tensors.check_in_range("sigma", sigma, first, last)
+        return self._inverse(sigma).clamp(0, 1)  # rounding may pass an end
+
+    @abstractmethod
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """Solve σ(t) for t."""
+
+    def __call__(self, t: Float[Tensor, "*b"]) -> NoiseLevel:
+        """Return total noise and rate at time ``t``."""
+        return NoiseLevel(sigma=self.sigma(t), rate=self.rate(t))
+
+
+def _sigma(replaced: Float[Tensor, "*b"], unchanged: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return σ = −log(unchanged) from the more precise of two probabilities that sum to 1."""
+    return torch.where(replaced < 0.5, -torch.log1p(-replaced), -torch.log(unchanged))
+
+
+def corruption_probability(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """Return 1 − e^−σ, the probability that noise has replaced a token."""
+    return -torch.expm1(-sigma)
+
+
+@final
+@dataclass(frozen=True)
+class LogLinear(Schedule):
+    """Log-linear noise: a token is unchanged at time t with probability e^−σ = 1 − (1 − ε)t.  [§2]
+
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
+    arXiv 2310.16834.
+    """
+
+    eps: float = 1e-3
+    """Probability ε that a token is unchanged at t = 1."""
+
+    def __post_init__(self) -> None:
+        tensors.check_fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ = −log(1 − (1 − ε)t)."""
+        tensors.check_times(t)
+        return _sigma(replaced=(1 - self.eps) * t, unchanged=self._unchanged(t))
+
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ' = (1 − ε) / (1 − (1 − ε)t)."""
+        tensors.check_times(t)
+        return (1 - self.eps) / self._unchanged(t)
+
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """t = (1 − e^−σ) / (1 − ε)."""
+        return corruption_probability(sigma) / (1 - self.eps)
+
+    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return (1 - t) + self.eps * t  # 1 − t is exact near t = 1, where 1 − (1 − ε)t would cancel
+
+
+@final
+@dataclass(frozen=True)
+class Geometric(Schedule):
+    """Geometric noise: σ = lo^(1−t) · hi^t, which is ``lo`` and not 0 at t = 0.  [§2]
+
+    Reference: Lou et al. 2024, arXiv 2310.16834.
+    """
+
+    lo: float = 1e-4
+    """Total noise at t = 0."""
+    hi: float = 20.0
+    """Total noise at t = 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lo < self.hi < math.inf:
+            raise ValueError(f"lo is {self.lo} and hi is {self.hi}; they must satisfy 0 < lo < hi")
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ = lo^(1−t) · hi^t."""
+        tensors.check_times(t)
+        return torch.exp((1 - t) * math.log(self.lo) + t * math.log(self.hi))
+
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ' = σ · log(hi/lo)."""
+        return self.sigma(t) * math.log(self.hi / self.lo)
+
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """t = log(σ/lo) / log(hi/lo)."""
+        return torch.log(sigma / self.lo) / math.log(self.hi / self.lo)
+
+
+@final
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Cosine noise: a token is unchanged with probability e^−σ = ε + (1 − ε)·cos(πt/2).  [§2]"""
+
+    eps: float = 1e-3
+    """Probability ε that a token is unchanged at t = 1."""
+
+    def __post_init__(self) -> None:
+        tensors.check_fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ = −log(ε + (1 − ε)·cos(πt/2)), where 1 − cos(πt/2) = 2 sin²(πt/4)."""
+        tensors.check_times(t)
+        return _sigma(replaced=(1 - self.eps) * 2 * torch.sin(math.pi / 4 * t) ** 2, unchanged=self._unchanged(t))
+
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ' = (1 − ε)·(π/2)·sin(πt/2) / e^−σ."""
+        tensors.check_times(t)
+        return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._unchanged(t)
+
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """t = (4/π)·asin √((1 − e^−σ) / (2(1 − ε)))."""
+        return 4 / math.pi * torch.asin(torch.sqrt(corruption_probability(sigma) / (2 * (1 - self.eps))))
+
+    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self.eps + (1 - self.eps) * torch.sin(math.pi / 2 * (1 - t))  # cos(πt/2), precise near t = 1
+
+
+@final
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """Polynomial noise: a token is unchanged with probability e^−σ = 1 − (1 − ε)·t^power; power 1 is `LogLinear`."""
+
+    power: float = 2.0
+    """Exponent of t; the larger it is, the later tokens are replaced."""
+    eps: float = 1e-3
+    """Probability ε that a token is unchanged at t = 1."""
+
+    def __post_init__(self) -> None:
+        tensors.check_fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+        if not 1 <= self.power < math.inf:
+            raise ValueError(f"power is {self.power}; it must be 1 or more, or the rate at t = 0 is infinite")
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ = −log(1 − (1 − ε)·t^power)."""
+        tensors.check_times(t)
+        return _sigma(replaced=(1 - self.eps) * t**self.power, unchanged=self._unchanged(t))
+
+    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """σ' = (1 − ε)·power·t^(power−1) / e^−σ."""
+        tensors.check_times(t)
+        return (1 - self.eps) * self.power * t ** (self.power - 1) / self._unchanged(t)
+
+    def _inverse(self, sigma: Tensor) -> Tensor:
+        """t = ((1 − e^−σ) / (1 − ε))^(1/power)."""
+        return (corruption_probability(sigma) / (1 - self.eps)) ** (1 / self.power)
+
+    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -torch.expm1(self.power * torch.log(t)) + self.eps * t**self.power  # 1 − t^power, precise at 1
+
+
+class Times(NamedTuple):
+    """Sampled times and their importance weights 1/density: E[weight · f(t)] = ∫ f(t) dt."""
+
+    t: Float[Tensor, "*b"]
+    weight: Float[Tensor, "*b"]
+
+
+def stratified(count: int, generator: torch.Generator) -> Float[Tensor, " count"]:
+    """Draw one point in each of ``count`` equal parts of (0, 1), in random order (stratified sampling).
+
+    Each point alone is uniform; together they are evenly spread, which reduces the variance of their mean.
+    """
+    order = torch.randperm(count, generator=generator, device=generator.device)
+    return (order + uniforms((count,), generator)) / count
+
+
+class TimeSampler(ABC):
+    """A distribution of times on [t_min, 1], as a function of uniforms."""
+
+    @abstractmethod
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """Map ``u`` in (0, 1) to times and their weights."""
+
+
+@final
+@dataclass(frozen=True)
+class UniformTimes(TimeSampler):
+    """Uniform times."""
+
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """t uniform on (t_min, 1)."""
+        tensors.check_times(u)
+        return Times(t=t_min + (1 - t_min) * u, weight=torch.full_like(u, 1 - t_min))
+
+
+@final
+@dataclass(frozen=True)
+class LowNoiseTimes(TimeSampler):
+    """Times of density 1/(2√t), more frequent at low noise, where the loss of one masked token is weighted by 1/t.
+
+    With uniform times the variance of a sequence's loss diverges as t → 0; with these it is finite.
+    """
+
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """t = u², moved to [t_min, 1]."""
+        tensors.check_times(u)
+        return Times(t=t_min + (1 - t_min) * u**2, weight=(1 - t_min) * 2 * u)
+
+
+@final
+class ImportanceTimes(TimeSampler):
+    """Importance-sampled times: a density that is constant on equal parts of [t_min, 1].
+
+    The weights keep the mean of a loss unchanged. Its variance is least when the masses are proportional to the root
+    mean square of the loss in each part, which `fit` measures.
+
+    Reference: Nichol and Dhariwal 2021, "Improved Denoising Diffusion Probabilistic Models", arXiv 2102.09672.
+
+    Args:
+        masses: The mass of each part of [t_min, 1], above 0; they are normalised.
+    """
+
+    def __init__(self, masses: Float[Tensor, " parts"]) -> None:
+        if masses.numel() < 1 or not ((masses > 0) & masses.isfinite()).all():
+            raise ValueError(f"the masses are {masses.tolist()}; each part of [0, 1] needs a finite mass above 0")
+        self.masses = masses.double() / masses.double().sum()
+
+    @classmethod
+    def fit(
+        cls, t: Float[Tensor, " n"], losses: Float[Tensor, " n"], parts: int = 32, t_min: float = 0.0
+    ) -> "ImportanceTimes":
+        """Fit the masses to unweighted losses at times t; no part gets less than a tenth of the average mass.
+
+        Args:
+            t: Times.
+            losses: The loss at each of them, without its weight.
+            parts: Number of parts.
+            t_min: The first time.
+        """
+        tensors.check_times(t)
+        if parts < 1:
+            raise ValueError(f"parts is {parts}; there must be at least 1")
+        part = ((t - t_min) / (1 - t_min) * parts).long().clamp(0, parts - 1)
+        count = torch.bincount(part, minlength=parts)
+        square = torch.bincount(part, losses.detach().double() ** 2, minlength=parts)
+        mean = square.sum() / count.sum()
+        root = torch.where(count > 0, square / count.clamp_min(1), mean).sqrt()  # parts without samples get the mean
+        return cls(root.clamp_min(root.mean() / 10) if mean > 0 else torch.ones_like(root))
+
+    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+        """Map u to t by inversion: the part first, then uniformly inside it."""
+        tensors.check_times(u)
+        masses = self.masses.to(u)
+        ends = masses.cumsum(0)
+        part = torch.searchsorted(ends, u.clamp_max(1 - 1e-12) * ends[-1], right=True).clamp_max(len(masses) - 1)
+        inside = (u - (ends[part] - masses[part])) / masses[part]
+        share = (part + inside.clamp(0, 1)) / len(masses)  # rounding may step over an end
+        return Times(t=t_min + (1 - t_min) * share, weight=(1 - t_min) / (masses[part] * len(masses)))
+
+
+def bell_times(parts: int = 64) -> ImportanceTimes:
+    """Return times of density proportional to 0.3 + 4t(1 − t), constant on each of ``parts`` equal parts.
+
+    Half-masked sequences, which teach most, are more frequent, and no weight is above 3.3.
+    """
+    t = (torch.arange(parts, dtype=torch.float64) + 0.5) / parts
+    return ImportanceTimes(0.3 + 4 * t * (1 - t))
