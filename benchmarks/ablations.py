@@ -39,7 +39,7 @@ from measure import free_memory
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd import factory
+from sedd import registry
 from sedd.config import RunConfig
 from sedd.nn.attention import AttentionContext, attention
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer
@@ -289,13 +289,13 @@ def network_features(features: dict[str, Any] | None) -> Iterator[None]:
     if features is None:
         yield
         return
-    before = factory.build_transformer
+    before = registry.ARCHITECTURES
     Variant.features = features
-    factory.build_transformer = lambda architecture, **options: Variant(**options)  # type: ignore[assignment]
+    registry.ARCHITECTURES = registry.Registry("network", {"modern": f"{__name__}:Variant"})
     try:
         yield
     finally:
-        factory.build_transformer = before
+        registry.ARCHITECTURES = before
 
 
 # Variants of training --------------------------------------------------------------------------------------

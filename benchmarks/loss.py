@@ -21,7 +21,7 @@ from measure import (
 )
 from torch import Tensor, nn
 
-from sedd import factory
+from sedd import registry
 from sedd.nn.layers import Linear
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.packed_tokens import PackedTokens, gather
@@ -82,14 +82,17 @@ class _Head(nn.Module):
 def measure_loss(setting: LossSetting, machine: Machine) -> Iterator[Measurement]:
     """Measure output layer and loss with all gradients: fused, and the PyTorch reference."""
     generator = torch.Generator().manual_seed(0)
-    process, schedule = factory.build_process(setting.process, setting.vocab_size), factory.build_schedule("log-linear")
-    objective = factory.build_objective("score-entropy")
+    process, schedule = (
+        registry.PROCESSES.build(setting.process, setting.vocab_size),
+        registry.SCHEDULES.build("log-linear"),
+    )
+    objective = registry.OBJECTIVES.build("score-entropy")
     t = schedule.t(-torch.log1p(-torch.tensor([setting.masked])))
     x_0 = torch.randint(setting.vocab_size, (1, setting.rows), generator=generator)
     x_t = process.corrupt(x_0, schedule.sigma(t), generator)
     count = int(process.is_noisy(x_t).sum())
     head = _Head(setting, process.num_states, generator).to(setting.device)
-    model = factory.build_parameterization(setting.parameterization, head, process, schedule)
+    model = registry.PARAMETERIZATIONS.build(setting.parameterization, head, process, schedule)
     x_0, x_t, t = (a.to(setting.device) for a in (x_0, x_t, t))
     weight, leaves = torch.ones_like(t), list(head.parameters())
 

@@ -18,7 +18,7 @@ import subprocess
 
 import torch
 
-from sedd import factory, generate, registry, samplers
+from sedd import generate, registry, samplers
 from sedd.nn import transformer
 
 VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
@@ -29,9 +29,9 @@ PROCESSES |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uni
 
 def peak(name: str, noise: str, device: str) -> int:
     """Return the bytes allocated at the peak of a step."""
-    process = factory.build_process(noise, VOCABULARY)
+    process = registry.PROCESSES.build(noise, VOCABULARY)
     network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
-    model = factory.build_parameterization("mean", network, process)
+    model = registry.PARAMETERIZATIONS.build("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # reveals all tokens at once
     settings = generate.SamplingSettings(name, steps=2, options=options)
     sampling_run = generate.SamplingRun(model, settings)

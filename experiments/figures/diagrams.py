@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.canvas import BLUE, GREEN, MASKED, ORANGE, PAPER, PURPLE, WIDTH, Picture, blank_axes, draw_arrow, draw_box
-from sedd import factory, plot
+from sedd import plot, registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def network() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, boxes in ARCHITECTURES.items():
         with torch.device("meta"):
-            module = factory.build_transformer(name, states=28, width=64, depth=2, heads=4)
+            module = registry.ARCHITECTURES.build(name, states=28, width=64, depth=2, heads=4)
         shapes = {key: list(value.shape) for key, value in module.state_dict().items()}
         adaptive = "blocks.0.adaLN_modulation.weight" if name == "reference" else "blocks.0.modulation.weight"
         if shapes[adaptive][0] != 6 * 64:

@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from demos import sentences
-from sedd import factory, plot
+from sedd import plot, registry
 from sedd.generate import SamplingSettings
 from sedd.parameterization import MeanModel
 
-PROCESS = factory.build_process("absorbing", len(sentences.WORDS))
-SCHEDULE = factory.build_schedule("log-linear", eps=1e-6)
-OBJECTIVE = factory.build_objective("score-entropy")
+PROCESS = registry.PROCESSES.build("absorbing", len(sentences.WORDS))
+SCHEDULE = registry.SCHEDULES.build("log-linear", eps=1e-6)
+OBJECTIVE = registry.OBJECTIVES.build("score-entropy")
 METHODS = {  # colour and hatch
     "many steps": (plot.BLUE, ""),
     "one step": (plot.GREEN, "//"),

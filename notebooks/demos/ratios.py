@@ -8,7 +8,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from sedd import exact, factory, plot
+from sedd import exact, plot, registry
 from sedd.parameterization import ScoreModel
 
 OBJECTIVES = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax-linear": plot.ORANGE}
@@ -30,8 +30,8 @@ class RatioEstimate(NamedTuple):
 
 def true_log_ratios(states: int, seed: int) -> Float[Tensor, "n n"]:
     """Return log p(y)/p(x), row x and column y, of a random distribution of one token at noise σ(`TIME`)."""
-    p_data, process = _distribution(states, seed), factory.build_process("uniform", states)
-    sigma = factory.build_schedule("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
+    p_data, process = _distribution(states, seed), registry.PROCESSES.build("uniform", states)
+    sigma = registry.SCHEDULES.build("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
     log_ratio: Tensor = exact.Score(p_data, process)(p_data.sequences, sigma.expand(states))
     return log_ratio[:, 0]
 
@@ -46,13 +46,13 @@ def learn_ratios(states: int, steps: int, seed: int) -> Iterator[RatioEstimate]:
     The loss is the objective's own in exact expectation over clean and noisy tokens. Nothing is sampled, so that the
     three differ by their objective alone.
     """
-    p_data, process = _distribution(states, seed), factory.build_process("uniform", states)
-    schedule = factory.build_schedule("log-linear")
+    p_data, process = _distribution(states, seed), registry.PROCESSES.build("uniform", states)
+    schedule = registry.SCHEDULES.build("log-linear")
     truth, others = true_log_ratios(states, seed), ~torch.eye(states, dtype=torch.bool)
     t = torch.tensor(TIME, dtype=torch.float64)
     sigma = schedule.sigma(t)
     for name in OBJECTIVES:
-        objective = factory.build_objective(name)
+        objective = registry.OBJECTIVES.build(name)
         model = ScoreModel(exact.Table(states, length=1), process, schedule)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 

@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from sedd import exact, factory, plot, samplers
+from sedd import exact, plot, registry, samplers
 from sedd.reverse import denoising_table
 
 PROCESSES = ("absorbing", "uniform")
@@ -58,7 +58,10 @@ def sampler_errors(
 
 
 def _error(p_data: exact.Distribution, process_name: str, schedule_name: str, name: str, steps: int) -> float:
-    process, schedule = factory.build_process(process_name, p_data.vocab_size), factory.build_schedule(schedule_name)
+    process, schedule = (
+        registry.PROCESSES.build(process_name, p_data.vocab_size),
+        registry.SCHEDULES.build(schedule_name),
+    )
     score, x = exact.Score(p_data, process, schedule), exact.all_sequences(process.num_states, p_data.length)
     sampler, blank = SAMPLERS[name](), torch.ones(p_data.length, dtype=torch.bool)
     times = samplers.uniform_grid(steps)

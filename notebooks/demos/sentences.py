@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import draws, exact, factory, generate, samplers
+from sedd import draws, exact, generate, registry, samplers
 from sedd.config import OptimConfig
 from sedd.objectives import Objective
 from sedd.parameterization import MeanModel
@@ -67,7 +67,7 @@ def draw_sentences(count: int, generator: torch.Generator) -> Int[Tensor, "count
 
 def build_denoiser(process: Process, seed: int, schedule: Schedule = LogLinear()) -> MeanModel:
     """Build an untrained denoiser with 49,000 parameters. It has positions, without which four masks look the same."""
-    trunk = factory.build_transformer(
+    trunk = registry.ARCHITECTURES.build(
         "modern",
         states=process.num_states,
         width=32,

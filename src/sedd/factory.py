@@ -1,7 +1,4 @@
-"""Build schedules, processes, objectives, networks, samplers and estimators from their names and a configuration.
-
-`registry` lists the names.
-"""
+"""Build the parts of a run from its configuration, and load a model from disk."""
 
 import copy
 import functools
@@ -29,58 +26,12 @@ from sedd.process import Process
 from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.samplers import Guided, Sampler, given_grid
-from sedd.schedule import LogLinear, Schedule
+from sedd.schedule import Schedule
 from sedd.tokenizer import Tokenizer, load_tokenizer
 from sedd.tokenizer import build_tokenizer as build_tokenizer
 
 WITHOUT_FLOAT64 = ("mps",)
 """Types of devices that have no float64."""
-
-
-def build_process(name: str, vocab_size: int, **options: Any) -> Process:
-    """Build a noise process on ``vocab_size`` tokens; ``options`` are its own: ``mask_share``, ``frequencies``."""
-    kind = _load(registry.PROCESSES, name, Process)
-    process: Process = _instantiate("process", name, kind, {"vocab_size": vocab_size, **options})
-    return process
-
-
-def build_schedule(name: str, **options: float) -> Schedule:
-    """Build a noise schedule; ``options`` are its own: ``eps``, ``lo`` and ``hi``, ``power``."""
-    schedule: Schedule = _instantiate("schedule", name, _load(registry.SCHEDULES, name, Schedule), options)
-    return schedule
-
-
-def build_transformer(architecture: str, **options: Any) -> Transformer:
-    """Build a ``reference`` or ``modern`` transformer; ``options`` are those of `transformer.Transformer`."""
-    network: Transformer = _instantiate("network", architecture, registry.ARCHITECTURES.load(architecture), options)
-    return network
-
-
-def build_parameterization(
-    name: str,
-    network: nn.Module,
-    process: Process,
-    schedule: Schedule = LogLinear(),
-    **options: Any,
-) -> parameterizations.DiscreteModel:
-    """Build the model that ``network`` parameterizes.
-
-    Args:
-        name: Its name.
-        network: The network.
-        process: The noise process.
-        schedule: The noise schedule.
-        **options: Those of `parameterization.DiscreteModel`.
-    """
-    kind = registry.PARAMETERIZATIONS.load(name)
-    model: parameterizations.DiscreteModel = kind(network, process, schedule, **options)
-    return model
-
-
-def build_objective(name: str, **options: Any) -> Objective[Any]:
-    """Build a training objective; ``options`` are its own: ``t_min``, ``time_sampler``, ``steps`` of d3pm …"""
-    objective: Objective[Any] = _instantiate("objective", name, _load(registry.OBJECTIVES, name, Objective), options)
-    return objective
 
 
 def build_estimator(
@@ -157,7 +108,7 @@ def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
         raise ValueError(
             "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
         )
-    sampler_class = _load(registry.SAMPLERS, name, samplers.Sampler)
+    sampler_class = registry.SAMPLERS.load(name)
     registry.check_sampler_options(name, options)
     sampler: Sampler = sampler_class(**options)
     sampler.check(model)
@@ -210,8 +161,8 @@ def build_setup(config: RunConfig, vocab_size: int, token_counts: Sequence[int] 
         noise["mask_share"] = config.noise.mask_share
     if token_counts is not None:
         noise["frequencies"] = [count + 1 for count in token_counts]  # a token that never occurs may be noise too
-    process = build_process(config.noise.process, vocab_size, **noise)
-    schedule = build_schedule(config.noise.schedule or "log-linear", **config.noise.options)
+    process: Process = registry.PROCESSES.build(config.noise.process, vocab_size, **noise)
+    schedule: Schedule = registry.SCHEDULES.build(config.noise.schedule or "log-linear", **config.noise.options)
     options: dict[str, Any] = {k: int(v) if k == "steps" else v for k, v in config.objective_options.items()}
     if (name := config.train.time_sampling) != "uniform":  # every objective's default; not all have another
         if "time_sampler" not in inspect.signature(registry.OBJECTIVES.load(config.objective)).parameters:
@@ -219,7 +170,7 @@ def build_setup(config: RunConfig, vocab_size: int, token_counts: Sequence[int] 
                 f"train.time_sampling is {name!r}; objective {config.objective} has uniform times only: leave it out"
             )
         options["time_sampler"] = registry.TIME_SAMPLERS.load(name)()
-    objective = build_objective(config.objective, **options)
+    objective: Objective[Any] = registry.OBJECTIVES.build(config.objective, **options)
     objective.check_process(process)
     return DiffusionSetup(process, schedule, objective)
 
@@ -237,7 +188,7 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
         least = 4 * m.width * (states + 8 * m.depth * m.width)
         what = f"a network of width {m.width} and depth {m.depth} for {states} states has weights of"
         check_memory(least, what, "choose a smaller width, depth or vocabulary")
-    return build_transformer(
+    network: nn.Module = registry.ARCHITECTURES.build(
         m.architecture,
         states=states,
         width=m.width,
@@ -253,6 +204,7 @@ def build_network(config: RunConfig, setup: DiffusionSetup, labels: int = 0) -> 
         labels=labels,
         generator=torch.Generator().manual_seed(config.seed),
     )
+    return network
 
 
 def check_memory(least: int, what: str, advice: str) -> None:
@@ -276,14 +228,11 @@ def build_model(
     network = adapt(network)
     can_use_graphs = cuda_graphs and not isinstance(network, AdaptedNetwork) and next(network.parameters()).is_cuda
     graphed = GraphedBackbone(network) if can_use_graphs else None
-    return build_parameterization(
-        config.model.parameterization or "score",
-        network,
-        setup.process,
-        setup.schedule,
-        time_conditioning=config.time_conditioning,
-        graphed=graphed,
+    kind = registry.PARAMETERIZATIONS.load(config.model.parameterization or "score")
+    model: parameterizations.DiscreteModel = kind(
+        network, setup.process, setup.schedule, time_conditioning=config.time_conditioning, graphed=graphed
     )
+    return model
 
 
 class LoadedModel(NamedTuple):
@@ -465,26 +414,3 @@ def build_guided_model(loaded: LoadedModel, label: str | None, guidance: float =
     if isinstance(conditional.model, parameterizations.CausalModel):
         raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
     return Guided(conditional.model, loaded.model, guidance)
-
-
-def _load(names: registry.Registry, name: str, base: type) -> Any:
-    """Import the class that a name stands for, and raise a ValueError if it is not a subclass of ``base``."""
-    found = names.load(name)
-    if not (inspect.isclass(found) and issubclass(found, base)):
-        raise ValueError(
-            f"{names.kind} {name} is {found!r}; it must be a subclass of {base.__name__}: repair the package it is from"
-        )
-    return found
-
-
-def _instantiate(kind: str, name: str, cls: Any, options: Mapping[str, Any]) -> Any:
-    """Instantiate ``cls`` with ``options``; raise a ValueError if one is unknown or a required one is missing."""
-    parameters = inspect.signature(cls).parameters
-    if unknown := [option for option in options if option not in parameters]:
-        raise ValueError(
-            f"{kind} {name} has no option {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
-        )
-    required = [n for n, p in parameters.items() if p.default is p.empty]
-    if missing := [option for option in required if option not in options]:
-        raise ValueError(f"{kind} {name} needs {', '.join(missing)}, which was not given")
-    return cls(**options)

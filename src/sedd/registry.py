@@ -1,16 +1,17 @@
-"""Names of schedules, processes, objectives, samplers, tokenizers and networks, and where their classes are defined.
+"""Names of schedules, processes, objectives, samplers, tokenizers and networks, and the classes they stand for.
 
-A class is imported when its name is first used: listing the names imports nothing. Another package adds names through
-entry points, whose groups are ``sedd.schedules``, ``sedd.processes``, ``sedd.objectives``, ``sedd.samplers``,
+A class is imported when its name is first used: to list the names imports nothing, not even torch. Another package adds
+names through the entry-point groups ``sedd.schedules``, ``sedd.processes``, ``sedd.objectives``, ``sedd.samplers``,
 ``sedd.tokenizers`` and ``sedd.networks``:
 
     [project.entry-points."sedd.samplers"]
     my-sampler = "my_package.samplers:MySampler"
 
-Such names are accepted wherever the built-in ones are. This module does not import torch.
+Such names are accepted wherever the built-in ones are.
 """
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
@@ -31,6 +32,8 @@ class Registry:
     """The names of this package, each with ``module:attribute``."""
     group: str | None = None
     """The entry-point group in which other packages add names; None: they cannot."""
+    base: str | None = None
+    """The class, as ``module:attribute``, that all others must be subclasses of."""
 
     @cached_property
     def plugins(self) -> Mapping[str, list[EntryPoint]]:
@@ -40,18 +43,13 @@ class Registry:
             found.setdefault(entry.name, []).append(entry)
         return found
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """All names, the built-in ones first; nothing is imported."""
+        """All names, the built-in ones first."""
         return (*self.built_in, *(name for name in self.plugins if name not in self.built_in))
 
     def check(self, name: str, what: str | None = None) -> None:
-        """Raise a ValueError for an unknown name.
-
-        Args:
-            name: The name.
-            what: The option that was set, for the message; by default the kind.
-        """
+        """Raise ValueError for an unknown name; ``what`` is the option that was set, by default the kind."""
         if name not in self.names:
             raise ValueError(f"{what or self.kind} is {name!r}; choose one of {', '.join(self.names)}")
 
@@ -63,21 +61,46 @@ class Registry:
         if name in self.built_in:
             if plugins:
                 warn(f"{self.kind} {name} is built in; that of {packages} is ignored")
-            module, _, attribute = self.built_in[name].partition(":")
-            return getattr(importlib.import_module(module), attribute)
+            return _import(self.built_in[name])
         if len(plugins) > 1:
             raise ValueError(f"{self.kind} {name} is defined by {packages}; uninstall all but one of them")
         try:
-            return plugins[0].load()
+            found = plugins[0].load()
         except Exception as error:  # whatever goes wrong while another package is imported
             raise ValueError(
                 f"{self.kind} {name} cannot be imported from {packages} ({plugins[0].value}): "
                 f"{type(error).__name__}: {error}; repair that package or uninstall it"
             ) from error
+        base = _import(self.base) if self.base else object
+        if not (inspect.isclass(found) and issubclass(found, base)):
+            raise ValueError(
+                f"{self.kind} {name} is {found!r}; it must be a subclass of {base.__name__}: repair the package it is "
+                "from"
+            )
+        return found
+
+    def build(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Instantiate the class that ``name`` stands for; reject unknown and missing options."""
+        found = self.load(name)
+        parameters = dict(list(inspect.signature(found).parameters.items())[len(arguments) :])
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if not takes_any and (unknown := [option for option in options if option not in parameters]):
+            raise ValueError(
+                f"{self.kind} {name} has no option {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
+            )
+        required = [n for n, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+        if missing := [name for name in required if name not in options]:
+            raise ValueError(f"{self.kind} {name} needs {', '.join(missing)}, which was not given")
+        return found(*arguments, **options)
 
 
 def _package(entry: EntryPoint) -> str:
     return f"the package {entry.dist.name}" if entry.dist else "a package without a name"
+
+
+def _import(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 SCHEDULES = Registry(
@@ -89,6 +112,7 @@ SCHEDULES = Registry(
         "polynomial": "sedd.schedule:Polynomial",
     },
     "sedd.schedules",
+    "sedd.schedule:Schedule",
 )
 PROCESSES = Registry(
     "process",
@@ -99,41 +123,44 @@ PROCESSES = Registry(
         "frequency": "sedd.process:Frequency",
     },
     "sedd.processes",
+    "sedd.process:Process",
 )
 OBJECTIVES = Registry(
     "objective",
     {
-        "score-entropy": "sedd.objectives.score_matching:DenoisingScoreEntropy",
+        "score-entropy": "sedd.objectives:DenoisingScoreEntropy",
         "explicit-score-entropy": "sedd.exact.explicit_objectives:ExplicitScoreEntropy",
-        "implicit-score-entropy": "sedd.objectives.score_matching:ImplicitScoreEntropy",
-        "concrete-score": "sedd.objectives.score_matching:DenoisingConcreteScore",
+        "implicit-score-entropy": "sedd.objectives:ImplicitScoreEntropy",
+        "concrete-score": "sedd.objectives:DenoisingConcreteScore",
         "explicit-concrete-score": "sedd.exact.explicit_objectives:ExplicitConcreteScore",
-        "ratio-matching": "sedd.objectives.score_matching:RatioMatching",
-        "mean": "sedd.objectives.x0_prediction:MeanCrossEntropy",
-        "d3pm": "sedd.objectives.x0_prediction:D3PM",
-        "t-dce": "sedd.objectives.x0_prediction:TimeDCE",
-        "lambda-dce": "sedd.objectives.x0_prediction:LambdaDCE",
-        "any-order": "sedd.objectives.x0_prediction:AnyOrder",
-        "softmax-linear": "sedd.objectives.score_matching:SoftmaxLinear",
-        "autoregressive": "sedd.objectives.x0_prediction:Autoregressive",
+        "ratio-matching": "sedd.objectives:RatioMatching",
+        "mean": "sedd.objectives:MeanCrossEntropy",
+        "d3pm": "sedd.objectives:D3PM",
+        "t-dce": "sedd.objectives:TimeDCE",
+        "lambda-dce": "sedd.objectives:LambdaDCE",
+        "any-order": "sedd.objectives:AnyOrder",
+        "softmax-linear": "sedd.objectives:SoftmaxLinear",
+        "autoregressive": "sedd.objectives:Autoregressive",
     },
     "sedd.objectives",
+    "sedd.objectives:Objective",
 )
 SAMPLERS = Registry(
     "sampler",
     {
-        "first-hitting": "sedd.samplers.first_hitting:FirstHitting",
-        "tweedie": "sedd.samplers.grid:Tweedie",
-        "euler": "sedd.samplers.grid:Euler",
-        "ancestral": "sedd.samplers.grid:Ancestral",
-        "theta": "sedd.samplers.theta:Theta",
-        "gibbs": "sedd.samplers.gibbs:Gibbs",
-        "remask": "sedd.samplers.remasking:Remask",
-        "ordered": "sedd.samplers.first_hitting:Ordered",
-        "confidence": "sedd.samplers.confidence:Confident",
-        "entropy": "sedd.samplers.confidence:EntropyBounded",
+        "first-hitting": "sedd.samplers:FirstHitting",
+        "tweedie": "sedd.samplers:Tweedie",
+        "euler": "sedd.samplers:Euler",
+        "ancestral": "sedd.samplers:Ancestral",
+        "theta": "sedd.samplers:Theta",
+        "gibbs": "sedd.samplers:Gibbs",
+        "remask": "sedd.samplers:Remask",
+        "ordered": "sedd.samplers:Ordered",
+        "confidence": "sedd.samplers:Confident",
+        "entropy": "sedd.samplers:EntropyBounded",
     },
     "sedd.samplers",
+    "sedd.samplers:Sampler",
 )
 
 
@@ -177,11 +204,7 @@ PARAMETERIZATIONS = Registry(
 NETWORKS = Registry("network", {}, "sedd.networks")
 """Networks of other packages, by name; `sedd.networks` finds those that are named by an import path."""
 ARCHITECTURES = Registry(
-    "network",
-    {
-        "reference": "sedd.nn.transformer:Reference",
-        "modern": "sedd.nn.transformer:Modern",
-    },
+    "network", {"reference": "sedd.nn.transformer:Reference", "modern": "sedd.nn.transformer:Modern"}
 )
 TIME_SAMPLERS = Registry(
     "train.time_sampling",
@@ -191,18 +214,8 @@ TIME_SAMPLERS = Registry(
         "bell": "sedd.schedule:bell_times",
     },
 )
-GRIDS = Registry(
-    "grid",
-    {
-        "uniform": "sedd.samplers.base:uniform_grid",
-        "cosine": "sedd.samplers.base:cosine_grid",
-    },
-)
+GRIDS = Registry("grid", {"uniform": "sedd.samplers:uniform_grid", "cosine": "sedd.samplers:cosine_grid"})
 ACTIVATION_CHECKPOINTING = Registry(
     "train.activation_checkpointing",
-    {
-        "none": "sedd.runtime.activation_checkpointing:none",
-        "selective": "sedd.runtime.activation_checkpointing:selective",
-        "full": "sedd.runtime.activation_checkpointing:full",
-    },
+    {name: f"sedd.runtime.activation_checkpointing:{name}" for name in ("none", "selective", "full")},
 )

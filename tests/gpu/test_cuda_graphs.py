@@ -11,7 +11,7 @@ from measure import free_memory
 from torch import Tensor
 from train import NoisyBatch, TrainSetting, random_batch
 
-from sedd import factory
+from sedd import factory, registry
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.runtime import cuda_graphs
@@ -183,7 +183,7 @@ def test_peak_memory_counts_graphs() -> None:
 def pair(architecture: str, **options: Any) -> tuple[Transformer, Transformer]:
     """Return two networks with the same weights, the first with CUDA graphs."""
     made = [
-        factory.build_transformer(architecture, states=30, width=32, depth=3, heads=2, **options).cuda()
+        registry.ARCHITECTURES.build(architecture, states=30, width=32, depth=3, heads=2, **options).cuda()
         for _ in range(2)
     ]
     for network in made:

@@ -13,7 +13,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "exact"))
 import test_sampler_distributions as distributions
 
-from sedd import exact, factory, fused_forms, samplers
+from sedd import exact, factory, fused_forms, registry, samplers
 from sedd.draws import AffineWeights, CounterRNG
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.categorical import HeadLogits, sample_categorical
@@ -178,12 +178,12 @@ SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 @pytest.mark.parametrize(("noise", "parameterization", "name"), SAME)
 def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: str) -> None:
     """In float32: CUDA graphs, kernels and draws together."""
-    process, tokens = factory.build_process(noise, 31), []
+    process, tokens = registry.PROCESSES.build(noise, 31), []
     for device in ("cpu", "cuda"):
         network = build_network(Reference, True, process.num_states)
         prepared_network = factory.prepare_for_inference(network, device, "float32")
         graphed = GraphedBackbone(prepared_network) if device == "cuda" else None
-        model: Any = factory.build_parameterization(parameterization, prepared_network, process, graphed=graphed)
+        model: Any = registry.PARAMETERIZATIONS.build(parameterization, prepared_network, process, graphed=graphed)
         sampler = factory.build_sampler(name, model)
         tokens.append(sampler.sample(model, samplers.empty(24, 48, device), seed=3, steps=16).cpu())
     same = (tokens[0] == tokens[1]).all(-1).float().mean()
@@ -193,7 +193,7 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
 def test_a_planned_run_does_not_synchronize() -> None:
     """Once it is planned, steps follow each other without waiting for the device."""
     network = factory.prepare_for_inference(build_network(Reference, time_conditioning=False), "cuda", "bfloat16")
-    model: Any = factory.build_parameterization("mean", network, Absorbing(31), graphed=GraphedBackbone(network))
+    model: Any = registry.PARAMETERIZATIONS.build("mean", network, Absorbing(31), graphed=GraphedBackbone(network))
     for mode in ("default", "error"):  # the first run captures and compiles
         states = samplers.FirstHitting().trajectory(model, samplers.empty(4, 48, "cuda"), steps=16)
         next(states)

@@ -19,7 +19,7 @@ BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregr
 
 def make(name: str) -> objectives.Objective:
     options = {"distribution": P_DATA} if name.startswith("explicit") else {}
-    return factory.build_objective(name, **options)
+    return registry.OBJECTIVES.build(name, **options)
 
 
 @pytest.mark.parametrize("process_name", registry.PROCESSES.built_in)
@@ -43,7 +43,7 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
             table = exact.Table(process.num_states, 3)
             with torch.no_grad():
                 table.weight.normal_()
-            model = factory.build_parameterization(name, table, process)
+            model = registry.PARAMETERIZATIONS.build(name, table, process)
             x_t = torch.randint(process.num_states, (5, 3))
             log_score = model(x_t, torch.rand(5))
             assert log_score.shape == (5, 3, process.num_states)
@@ -55,13 +55,13 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
 
 
 def test_options_reach_what_is_built() -> None:
-    assert factory.build_schedule("geometric", lo=0.1, hi=3.0).hi == 3.0
+    assert registry.SCHEDULES.build("geometric", lo=0.1, hi=3.0).hi == 3.0
     time_sampler = ImportanceTimes(torch.tensor([1.0, 3.0]))
-    built = factory.build_objective("score-entropy", t_min=0.25, time_sampler=time_sampler)
+    built = registry.OBJECTIVES.build("score-entropy", t_min=0.25, time_sampler=time_sampler)
     times = built.times(torch.tensor([0.2, 0.6], dtype=torch.float64))
     torch.testing.assert_close(times.t, torch.tensor([0.25 + 0.75 * 0.4, 0.25 + 0.75 * (0.5 + 0.35 / 1.5)]).double())
     torch.testing.assert_close(times.weight, torch.tensor([1.5, 0.5]).double())
-    assert factory.build_objective("d3pm", steps=7).steps == 7
+    assert registry.OBJECTIVES.build("d3pm", steps=7).steps == 7
 
 
 def test_the_time_sampling_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
@@ -85,12 +85,12 @@ def test_a_zero_network_makes_every_token_equally_likely() -> None:
     generator = torch.Generator().manual_seed(0)
     process = Absorbing(4)
     for name in ("score", "mean"):
-        model = factory.build_parameterization(name, exact.Table(5, 3), process)
+        model = registry.PARAMETERIZATIONS.build(name, exact.Table(5, 3), process)
         x_t = torch.tensor([[4, 4, 0]])
         log_mean = model(x_t, torch.tensor([0.7])) + torch.log(torch.expm1(torch.tensor(0.7)))
         torch.testing.assert_close(log_mean[0, :2, :4].exp(), torch.full((2, 4), 0.25).double())
-    loss = factory.build_objective("any-order")
-    mean = factory.build_parameterization("mean", exact.Table(5, 3), process)
+    loss = registry.OBJECTIVES.build("any-order")
+    mean = registry.PARAMETERIZATIONS.build("mean", exact.Table(5, 3), process)
     total = loss(mean, P_DATA.draw(6, generator), generator=generator).sum(-1)
     torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import exact, factory, fused_forms, registry
+from sedd import exact, fused_forms, registry
 from sedd.config import NOT_FOR_TRAINING
 from sedd.evaluation.audit.models import build_audited_process
 from sedd.nn.transformer import Modern, Reference, Transformer
@@ -182,8 +182,8 @@ def test_no_other_loss_is_fused(process_name: str) -> None:
     process, found = build_audited_process(process_name, N), set()
     for parameterization, objective_name in itertools.product(registry.PARAMETERIZATIONS.names, TRAINABLE):
         states = N + 1 if parameterization == "causal" else process.num_states
-        model = factory.build_parameterization(parameterization, build_network(Modern, states), process)
-        objective = factory.build_objective(objective_name)
+        model = registry.PARAMETERIZATIONS.build(parameterization, build_network(Modern, states), process)
+        objective = registry.OBJECTIVES.build(objective_name)
         try:
             objective.check(model)
         except ValueError:

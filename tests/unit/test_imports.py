@@ -65,7 +65,7 @@ def test_help_does_not_load_torch() -> None:
 
 
 def test_a_loaded_model_imports_no_kernels_and_no_training(imported: Imported) -> None:
-    found = imported("from sedd import checkpoint, factory\nfactory.build_process('absorbing', 5)")
+    found = imported("from sedd import factory, registry\nregistry.PROCESSES.build('absorbing', 5)")
     assert not {name for name in found if name.startswith("sedd.ops.") and name.endswith("_triton")}
     assert not {name for name in found if name.startswith("sedd.training")}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import data, factory
+from sedd import data, factory, registry
 from sedd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from sedd.parameterization import ScoreModel
 from sedd.process import Uniform
@@ -126,7 +126,9 @@ def build_network(architecture: str, conditioned: bool, labels: int) -> torch.nn
         "labels": labels,
     }
     network = (
-        factory.build_transformer(architecture, **options, generator=torch.Generator().manual_seed(0)).double().eval()
+        registry.ARCHITECTURES.build(architecture, **options, generator=torch.Generator().manual_seed(0))
+        .double()
+        .eval()
     )
     with torch.no_grad():
         for parameter in network.parameters():

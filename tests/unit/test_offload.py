@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from sedd import factory, generate
+from sedd import factory, generate, registry
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.samplers import empty
 
@@ -15,9 +15,9 @@ KINDS = [("absorbing", "score"), ("absorbing", "mean"), ("uniform", "score"), ("
 
 @pytest.mark.parametrize(("process", "parameterization"), KINDS)
 def test_an_offloaded_network_samples_and_scores_the_same(process: str, parameterization: str) -> None:
-    noise, schedule = factory.build_process(process, 5), factory.build_schedule("log-linear")
+    noise, schedule = registry.PROCESSES.build(process, 5), registry.SCHEDULES.build("log-linear")
     causal = parameterization == "causal"
-    network = factory.build_transformer(
+    network = registry.ARCHITECTURES.build(
         "modern",
         states=6 if causal else noise.num_states,
         width=16,
@@ -42,7 +42,7 @@ def test_an_offloaded_network_samples_and_scores_the_same(process: str, paramete
     offloaded = OffloadedNetwork(network, "cpu")
     found = []
     for candidate in (network, offloaded):
-        model = factory.build_parameterization(parameterization, candidate, noise, schedule)
+        model = registry.PARAMETERIZATIONS.build(parameterization, candidate, noise, schedule)
         run = generate.SamplingRun(model, generate.SamplingSettings(steps=4, seed=3))
         texts = [row.ids for row in run.sample(empty(6, 7))]
         hidden = model.hidden(torch.tensor([[0, 4, 2]]), torch.tensor([0.7], dtype=torch.float64))
@@ -58,7 +58,7 @@ def test_an_offloaded_network_samples_and_scores_the_same(process: str, paramete
 def test_only_the_network_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a type of device without float64; here the meta device stands in for it."""
     monkeypatch.setattr(factory, "WITHOUT_FLOAT64", ("meta",))
-    network = factory.build_transformer("modern", states=6, width=16, depth=1, heads=2, cond_dim=8)
+    network = registry.ARCHITECTURES.build("modern", states=6, width=16, depth=1, heads=2, cond_dim=8)
     prepared = factory.prepare_for_inference(network, "meta", "float32")
     assert isinstance(prepared, OffloadedNetwork)
     assert {p.device.type for p in prepared.parameters()} == {"meta"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import factory, likelihood
+from sedd import factory, likelihood, registry
 from sedd.config import RunConfig
 from sedd.evaluation import results
 from sedd.evaluation.quality.judge import Judge, score_in_low_precision
@@ -115,7 +115,7 @@ def test_a_low_precision_that_overflows_is_not_used() -> None:
 
 def test_an_exact_likelihood_never_uses_low_precision() -> None:
     process = Absorbing(5)
-    full = factory.build_parameterization("mean", network(), process)
+    full = registry.PARAMETERIZATIONS.build("mean", network(), process)
     by = likelihood.FixedOrderEstimator(process, torch.arange)
     rows = [np.arange(5)] * 3
     options = {"draws": 8, "seed": 3, "batch": 32, "ranks": ALONE}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from sedd import factory, registry
+from sedd import registry
 from sedd.config import ModelConfig
 from sedd.nn import hollow
 from sedd.nn.attention import attention_context
@@ -520,13 +520,13 @@ def test_invalid_inputs_are_refused(refuses: Callable[..., None], architecture: 
 
 def test_architectures_have_names(refuses: Callable[..., None]) -> None:
     sizes = {"states": 7, "width": 24, "depth": 2, "heads": 3}
-    assert [type(factory.build_transformer(name, **sizes)) for name in registry.ARCHITECTURES.names] == [
+    assert [type(registry.ARCHITECTURES.build(name, **sizes)) for name in registry.ARCHITECTURES.names] == [
         Reference,
         Modern,
     ]
-    refuses(lambda: factory.build_transformer("ancient", **sizes), "network is 'ancient'", "reference, modern")
-    refuses(lambda: factory.build_transformer("modern", length=8, **sizes), "no option length")
-    refuses(lambda: factory.build_transformer("modern"), "needs states, width, depth, heads")
+    refuses(lambda: registry.ARCHITECTURES.build("ancient", **sizes), "network is 'ancient'", "reference, modern")
+    refuses(lambda: registry.ARCHITECTURES.build("modern", length=8, **sizes), "no option length")
+    refuses(lambda: registry.ARCHITECTURES.build("modern"), "needs states, width, depth, heads")
 
 
 @pytest.mark.parametrize("conditioned", [True, False])
@@ -534,7 +534,7 @@ def test_only_modern_distinguishes_positions_of_masks(conditioned: bool) -> None
     """Rotary attention depends on distances: with equal tokens, the reference network has equal outputs everywhere."""
     masks = torch.full((1, 6), 4)
     for architecture, distinguishes in (("reference", False), ("modern", True)):
-        network = factory.build_transformer(
+        network = registry.ARCHITECTURES.build(
             architecture, states=5, width=16, depth=2, heads=2, time_conditioning=conditioned
         )
         with torch.no_grad():

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import factory, objectives
+from sedd import objectives, registry
 from sedd.evaluation.audit.function import describe_error, taken_parameters
 from sedd.evaluation.audit.models import AuditModel, build_audited_process
 from sedd.exact import all_sequences, reverse_distribution, sample_distribution, transition_matrix
@@ -159,7 +159,7 @@ class ObjectiveLoss(AuditedLoss):
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
         options = {"steps": 4} if name == "d3pm" else {}  # few, so that the chain is far from continuous time
-        self.objective: objectives.Objective[Any] = factory.build_objective(name, **options)
+        self.objective: objectives.Objective[Any] = registry.OBJECTIVES.build(name, **options)
         self.objective.check_process(build_audited_process(process_name, 2))
         if not isinstance(self.objective, _ENUMERABLE):
             raise ValueError(f"objective {name} has noise of its own; audit it as a function, FILE.py:FUNCTION")

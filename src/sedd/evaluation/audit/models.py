@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from sedd import registry
 from sedd.exact import Distribution, Score, Table
-from sedd.factory import build_process
 from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Process
 from sedd.schedule import Schedule
@@ -92,7 +92,8 @@ def audit_distributions() -> dict[str, Distribution]:
 def build_audited_process(name: str, vocab_size: int) -> Process:
     """Build a noise process; tokens have the frequencies 1, 2, 3 … where it needs some."""
     options = {"frequencies": range(1, vocab_size + 1)} if name == "frequency" else {}
-    return build_process(name, vocab_size, **options)
+    process: Process = registry.PROCESSES.build(name, vocab_size, **options)
+    return process
 
 
 def audit_models(process_name: str) -> Iterator[AuditModel]:
