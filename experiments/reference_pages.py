@@ -21,6 +21,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -471,7 +472,39 @@ def layers() -> str:
     return "\n".join(["```", *contract(), "```"])
 
 
+REFERENCE = {
+    "api": ("sedd", "sedd.diffusion", "sedd.model"),
+    "diffusion": ("process", "schedule", "parameterization", "objectives", "divergence", "draws", "tensors"),
+    **{name: (name,) for name in ("data", "evaluation", "exact", "generate", "hub", "likelihood", "nn", "ops")},
+    **{name: (name,) for name in ("runtime", "serve", "tokenizer", "training")},
+    "sampling": ("samplers",),
+}
+"""The packages and modules that each page of the reference describes; `config.md` has all others."""
+
+
+def modules(page: str) -> str:
+    """Return the directives by which mkdocstrings shows the modules of a page."""
+    root, found = ROOT / "src", dict[str, Path]()
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        if not name.startswith("sedd.cli") and "._" not in name:
+            found[name] = path
+    pages: dict[str, list[str]] = {name: [] for name in (*REFERENCE, "config")}
+    tops = {part.removeprefix("sedd."): name for name, parts in REFERENCE.items() for part in parts}
+    for name in found:
+        top = name.split(".")[1] if "." in name else name
+        pages[tops.get(top, "config")].append(name)
+    lines = []
+    for name in pages[page]:
+        tree = ast.parse(found[name].read_text())
+        defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_" for node in tree.body)
+        hidden = "    options:\n      members: false\n" if found[name].stem == "__init__" and not defines else ""
+        lines.append(f"::: {name}\n{hidden}")
+    return "\n".join(lines)
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    **{f"docs/reference/{page}.md": {"modules": partial(modules, page)} for page in (*REFERENCE, "config")},
     "docs/security.md": {"limits": limits, "limits of files": limits_of_files},
     "CONTRIBUTING.md": {"packages": packages, "layers": layers},
 }

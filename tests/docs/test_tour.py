@@ -39,17 +39,6 @@ def test_names_of_a_method_that_moved_are_noticed() -> None:
     assert "train_step" not in names(ROOT / "src/sedd/training/loop.py")
 
 
-def test_the_links_of_the_tour_are_those_of_its_names() -> None:
-    """A name links to the page of the reference that has its package, at its own heading."""
-    links = re.findall(rf"\[{NAMED.pattern}\]\(reference/(\w+)\.md#([\w.]+)\)", PAGE.read_text())
-    assert links
-    for file, name, page, anchor in links:
-        assert anchor == f"sedd.{file.removesuffix('.py').replace('/', '.')}.{name}"
-        package = anchor.split(".")[1]
-        shown = (ROOT / f"docs/reference/{page}.md").read_text()
-        assert re.search(rf"^::: sedd\.{package}$", shown, re.MULTILINE), f"{page}.md does not show sedd.{package}"
-
-
 def test_the_files_of_the_tour_exist() -> None:
     text = PAGE.read_text()
     for path in set(re.findall(r"`((?:tests|benchmarks|experiments)/[\w/.]*)`", text)):
