@@ -67,7 +67,7 @@ RECIPE_RATE = "4e-3"
 """The learning rate of the recipe text8, which rows have that are not tuned; the results do not store it."""
 NOTES = {
     "concrete score, any sign": "the bound is that of the model whose scores are raised to 10⁻⁴ of a uniform guess's",
-    "autoregressive": "the exact likelihood, not a bound; measured before its loss was fused with the head",
+    "autoregressive": "the exact likelihood, not a bound",
 }
 
 
