@@ -33,7 +33,7 @@ PRELOADED = (
     "typer._adapters",
     "yaml",
     "sedd.model",
-    "sedd.evaluation.audit.verdict",
+    "sedd.evaluation.audit",
     "sedd.evaluation.compare",
     "sedd.evaluation.continuation",
     "sedd.evaluation.quality.judges",

@@ -11,8 +11,8 @@ from toys import random_distribution, random_model
 
 from sedd import exact, registry
 from sedd.evaluation import audit
-from sedd.evaluation.audit import losses, verdict
-from sedd.evaluation.audit.models import TimeDependentTable, audit_models
+from sedd.evaluation import audit_losses as losses
+from sedd.evaluation.audit_losses import TimeDependentTable, audit_models
 from sedd.objectives import coefficients
 from sedd.parameterization import MeanModel
 from sedd.process import Absorbing, Process, Uniform
@@ -92,7 +92,7 @@ def test_all_objectives_that_claim_to_be_bounds_are_audited() -> None:
 
 @pytest.mark.parametrize("name", ["mean", "softmax-linear", "implicit-score-entropy", "concrete-score"])
 def test_objectives_that_are_no_bounds_are_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "audit_models", exact_scores_only)
+    monkeypatch.setattr(audit, "audit_models", exact_scores_only)
     result = audit.audit_objective(name)
     assert result.verdict == "not a bound"
     assert not result.is_claimed
@@ -122,7 +122,7 @@ def test_the_least_margin_is_that_of_the_kraft_sum() -> None:
     """E_q ℓ − H(q) ≥ −log Σ e^−ℓ for every q, with equality at q ∝ e^−ℓ."""
     generator = torch.Generator().manual_seed(0)
     nats = 3 * torch.rand(9, generator=generator, dtype=torch.float64)
-    least = verdict._entropy_margin(losses.Expected(nats, torch.zeros(9).double())).value
+    least = audit._entropy_margin(losses.Expected(nats, torch.zeros(9).double())).value
     assert least == pytest.approx(-torch.logsumexp(-nats, 0).item(), abs=1e-12)
     for _ in range(50):
         q = torch.rand(9, generator=generator, dtype=torch.float64) ** 3
@@ -135,7 +135,7 @@ def test_a_function_that_takes_the_schedule_must_have_the_prior_term(
     has_prior: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts with the schedule that leaves half of the tokens clean, and hardly with the one of full noise."""
-    monkeypatch.setattr(verdict, "audit_models", exact_scores_only)
+    monkeypatch.setattr(audit, "audit_models", exact_scores_only)
 
     def loss(
         model: exact.Score,
@@ -175,7 +175,7 @@ def drawn_cross_entropy(factor: float) -> Callable[..., torch.Tensor]:
 
 def test_random_draws_refute_what_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """False alarms of the bound: 1e-6 if means are normal. 0.8 of it is 6 standard errors or more below."""
-    monkeypatch.setattr(verdict, "audit_models", exact_scores_only)
+    monkeypatch.setattr(audit, "audit_models", exact_scores_only)
     right, wrong = (audit.audit_function(drawn_cross_entropy(factor), draws=2000) for factor in (1.0, 0.8))
     assert right.verdict == "bound"
     assert not right.is_exact
@@ -223,7 +223,7 @@ MUTANTS = [without_prior, without_reconstruction, with_a_smaller_weight, without
 def test_mutants_of_our_bound_are_refuted(
     mutate: Callable[[pytest.MonkeyPatch], None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict, "audit_models", exact_scores_only)
+    monkeypatch.setattr(audit, "audit_models", exact_scores_only)
     if mutate is not None:
         mutate(monkeypatch)
     assert audit.audit_objective("score-entropy").is_bound == (mutate is None)

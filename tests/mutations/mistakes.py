@@ -766,14 +766,14 @@ MISTAKES = [
     ),
     Mistake(
         "functions are audited with one schedule only",
-        "evaluation/audit/losses.py",
+        "evaluation/audit_losses.py",
         'SCHEDULES[:2] if "schedule" in self.takes',
         'SCHEDULES[:1] if "schedule" in self.takes',
         "exact/test_audit.py::test_a_function_that_takes_the_schedule_must_have_the_prior_term",
     ),
     Mistake(
         "a counter-example is lost to an error of a later case",
-        "evaluation/audit/verdict.py",
+        "evaluation/audit.py",
         "if failures and not found:",
         "if failures:",
         "unit/test_audit_command.py::test_a_counter_example_is_final_whatever_other_models_do",

@@ -55,9 +55,9 @@ def test_an_objective_is_audited_by_its_name(sedd: Sedd) -> None:
 
 
 ONE_MODEL = """
-from sedd.evaluation.audit import verdict
-every = verdict.audit_models
-verdict.audit_models = lambda process: list(every(process))[:1]
+from sedd.evaluation import audit
+every = audit.audit_models
+audit.audit_models = lambda process: list(every(process))[:1]
 """
 WITHOUT_PRIOR = """
 from sedd.process import Absorbing
@@ -158,8 +158,8 @@ def wild(model, x_0, x_t, t): return 100 * torch.sin(1e6 * t)
         (["LOSSES:constant"], "does not take 'model'"),
         (["LOSSES:empty"], "returned NaN"),
         (["LOSSES:below", "--entropy-only"], "returned −∞"),
-        (["LOSSES:drawing"], "other values when it was called again; take generator"),
-        (["LOSSES:drawing_too"], "other values when it was called again; take generator"),
+        (["LOSSES:drawing"], "different values when it was called again; take generator"),
+        (["LOSSES:drawing_too"], "different values when it was called again; take generator"),
         (["LOSSES:wild"], "varies too fast in t"),
         (["ENDING:f"], "cannot be run: SystemExit"),
         (["a" * 300 + ".py:f"], "does not exist"),

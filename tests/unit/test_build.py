@@ -7,7 +7,7 @@ import torch
 
 from sedd import exact, factory, objectives, parameterization, registry
 from sedd.config import ModelConfig, RunConfig, TrainConfig
-from sedd.evaluation.audit.models import build_audited_process
+from sedd.evaluation.audit_losses import build_audited_process
 from sedd.ops.fused_loss import fused_loss
 from sedd.parameterization import CausalModel, ConditionalPredictor, Denoiser, MeanModel, NextTokenPredictor
 from sedd.process import Absorbing, Frequency, Hybrid, Uniform

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sedd import exact, fused_forms, registry
 from sedd.config import NOT_FOR_TRAINING
-from sedd.evaluation.audit.models import build_audited_process
+from sedd.evaluation.audit_losses import build_audited_process
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.objectives import (
     D3PM,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -98,19 +99,19 @@ def audit(
 def _audit_one(loss: str, process: str, draws: int, entropy_only: bool) -> "AuditResult":
     """Audit one loss: an objective by its name, or a function as FILE.py:FUNCTION."""
     from sedd.evaluation import audit
-    from sedd.evaluation.audit.function import load_function, split_name
 
-    named = split_name(loss)
-    if named is None and loss in EXPLICIT:
+    path, colon, name = loss.rpartition(":")
+    if colon and path.endswith(".py"):
+        function = audit.load_function(Path(path), name)
+        return audit.audit_function(function, process, draws=draws, entropy_only=entropy_only)
+    if loss in EXPLICIT:
         raise ValueError(f"{loss} needs the true ratios of a distribution, so it is no loss of a model and data alone")
-    if named is None and loss not in registry.OBJECTIVES.names:
+    if loss not in registry.OBJECTIVES.names:
         raise ValueError(
             f"loss is {loss!r}; name a function as FILE.py:FUNCTION, or choose one of "
             f"{list_names(registry.OBJECTIVES, hidden=EXPLICIT)}"
         )
-    if named is None:
-        return audit.audit_objective(loss, process)
-    return audit.audit_function(load_function(*named), process, draws=draws, entropy_only=entropy_only)
+    return audit.audit_objective(loss, process)
 
 
 def _audit_all() -> "Iterator[tuple[AuditResult, int]]":

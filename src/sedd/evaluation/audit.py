@@ -1,24 +1,35 @@
-"""Whether a loss bounds −log p: a comparison with entropies and likelihoods that are known by enumeration.  [§8]
+"""Test whether a loss bounds −log p, by comparison with entropies and likelihoods found by enumeration.  [§8]
 
 Let ℓ(x) be the expected loss of the sequence x under one model. Two things are necessary for a bound:
 
 - ℓ is above the entropy: E_q ℓ ≥ H(q) for every distribution q of sequences. Since Σ_x p(x) ≤ 1 for any model, all of
-  these inequalities hold if and only if Σ_x e^−ℓ(x) ≤ 1 (the Kraft inequality): the distribution for which the margin
-  is least is q ∝ e^−ℓ, and its margin is −log Σ_x e^−ℓ(x).
+  these inequalities hold if and only if Σ_x e^−ℓ(x) ≤ 1 (the Kraft inequality). The worst case is q ∝ e^−ℓ, whose
+  margin is −log Σ_x e^−ℓ(x).
 - ℓ(x) ≥ −log p(x) for every x, where p is the distribution that the model itself generates.
 
-A violation of either is a counter-example. That there is none among these models is no proof for others.
+A violation of either is a counter-example. Finding none among these models does not prove the bound in general.
 """
 
-from collections.abc import Callable, Iterator
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sedd import registry
-from sedd.evaluation.audit.losses import FULL_NOISE, AuditedLoss, Expected, FunctionLoss, ObjectiveLoss
-from sedd.evaluation.audit.models import AuditModel, audit_models
+from sedd.evaluation.audit_losses import (
+    FULL_NOISE,
+    Expected,
+    FunctionLoss,
+    ObjectiveLoss,
+    Subject,
+    audit_models,
+    describe_error,
+)
 from sedd.exact import all_sequences
 from sedd.schedule import Schedule
 
@@ -39,7 +50,7 @@ class CounterExample(NamedTuple):
     entropy: float
     """The entropy of the distribution."""
     minus_log_p: float | None
-    """−log p under the model, averaged over the distribution; None: it was not compared."""
+    """−log p under the model, averaged over the distribution; None: the entropy alone was compared."""
     expected_loss: float
     difference: float
     """The expected loss minus the larger of the two, below 0."""
@@ -79,20 +90,8 @@ class AuditResult(NamedTuple):
         return "bound" if self.is_claimed else "no counter-example"
 
 
-class _Margin(NamedTuple):
-    """How far a loss is above what it must not be below."""
-
-    value: float
-    error: float
-    """The error of the quadrature, or one standard error of the draws."""
-    q: Tensor
-    """The distribution of data."""
-
-
 def audit_objective(name: str, process: str = "absorbing") -> AuditResult:
     """Audit an objective of this package, or of a plugin, with the prior and reconstruction terms of the bound."""
-    registry.OBJECTIVES.check(name)
-    registry.PROCESSES.check(process)
     return _audit(ObjectiveLoss(name, process), process)
 
 
@@ -114,50 +113,85 @@ def audit_function(
         function: Takes some of ``model``, ``x_0``, ``x_t``, ``t``, ``process``, ``schedule`` and ``generator`` by name,
             and returns nats per sequence. If it takes ``x_t`` or ``t``, the claim is on its mean over t in (0, 1) and
             x_t, which is computed exactly; if it takes ``generator``, on the mean of its draws.
+        process: The noise process.
         draws: Random draws per sequence, for a function that takes ``generator``.
         entropy_only: Compare with the entropy alone: for a loss that bounds the likelihood of another way to generate
             than the model's reverse process, such as a chain of few steps.
     """
-    registry.PROCESSES.check(process)
     return _audit(FunctionLoss(function, draws, entropy_only), process)
 
 
-def _cases(loss: AuditedLoss, process: str, failures: list[ValueError]) -> Iterator[tuple[AuditModel, Schedule]]:
-    for audited in audit_models(process):
+def load_function(path: Path, name: str) -> Callable[..., Any]:
+    """Run a Python file and return one of its functions."""
+    if not os.path.isfile(path):  # False, too, for a name that is too long
+        raise ValueError(f"{path} does not exist; name a Python file and a function in it: my_loss.py:name")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses look up their module
+    sys.path.insert(0, str(path.resolve().parent))  # as for a script
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path} cannot be run: {describe_error(error, path)}") from error
+    functions = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
+    if name not in functions:
+        found = f"it defines {', '.join(functions)}" if functions else "it defines none"
+        raise ValueError(f"{path} does not define the function {name!r}; {found}")
+    return functions[name]
+
+
+# The comparison --------------------------------------------------------------------------------------------
+
+
+class _Margin(NamedTuple):
+    """How far a loss is above what it must not be below."""
+
+    value: float
+    error: float
+    """The error of the quadrature, or one standard error of the draws."""
+    q: Tensor
+    """The distribution of data."""
+    minus_log_p: float | None
+    """What it was compared with; None: the entropy of q."""
+
+
+def _audit(loss: ObjectiveLoss | FunctionLoss, process: str) -> AuditResult:
+    failures: list[ValueError] = []  # raised only without a counter-example, which is final whatever other cases do
+    cases: list[tuple[Subject, Schedule]] = []
+    for subject in audit_models(process):
         try:
-            is_accepted = loss.accepts(audited)
+            if loss.accepts(subject):
+                cases += [(subject, schedule) for schedule in loss.schedules]
         except ValueError as error:
             failures.append(error)
-        else:
-            yield from ((audited, schedule) for schedule in loss.schedules if is_accepted)
-
-
-def _audit(loss: AuditedLoss, process: str) -> AuditResult:
-    failures: list[ValueError] = []  # raised only without a counter-example, which is final whatever other cases do
-    cases = list(_cases(loss, process, failures))
     if not cases and not failures:
         raise ValueError(f"{loss.name} fits none of the audit's models; they have log_mean, log_next or scores")
     quantile = -torch.special.ndtri(torch.tensor(FALSE_ALARM / (2 * max(1, len(cases))), dtype=torch.float64)).item()
     evaluated, smallest, is_exact = 0, torch.inf, True
     gaps: list[float] = []
     found: list[CounterExample] = []
-    for audited, schedule in cases:
+    for subject, schedule in cases:
         try:
-            expected = loss.expected(audited, schedule)
+            expected = loss.expected(subject, schedule)
         except ValueError as error:
             failures.append(error)
             continue
         evaluated += 1
         is_exact = is_exact and expected.second is None
-        log_p = loss.log_p(audited) if schedule is FULL_NOISE else None
-        if audited.distribution is not None and schedule is FULL_NOISE:
-            p = audited.distribution.probabilities
-            gaps.append(((p * _measured(expected)).sum() - audited.distribution.entropy()).item())
-        for margin, compared in ((_entropy_margin(expected), None), (_likelihood_margin(expected, log_p), log_p)):
+        margins = [_entropy_margin(expected)]
+        if schedule is FULL_NOISE:
+            if subject.distribution is not None:
+                p = subject.distribution.probabilities
+                gaps.append(((p * _measured(expected)).sum() - subject.distribution.entropy()).item())
+            if (log_p := loss.log_p(subject)) is not None:
+                margins.append(_likelihood_margin(expected, log_p))
+        for margin in margins:
             smallest = min(smallest, margin.value)
-            allowed = quantile * margin.error if expected.second is not None else TOLERANCE + 10 * margin.error
+            allowed = TOLERANCE + 10 * margin.error if expected.second is None else quantile * margin.error
             if margin.value < -allowed:
-                found.append(_counter_example(audited, schedule, expected, margin, compared))
+                found.append(_counter_example(subject, schedule, margin, expected.second is None))
     if failures and not found:
         raise failures[0]
     worst = min(found, key=lambda example: (example.minus_log_p is not None, example.difference), default=None)
@@ -180,11 +214,11 @@ def _measured(expected: Expected) -> Tensor:
     return expected.nats if expected.second is None else expected.second
 
 
-def _margin(expected: Expected, q: Tensor, least: float) -> _Margin:
-    """Return E_q ℓ minus what it must not be below."""
+def _margin(expected: Expected, q: Tensor, minus_log_p: float | None) -> _Margin:
     nats, error = (torch.where(q > 0, q * values, 0) for values in (_measured(expected), expected.error))
     total = error.sum() if expected.second is None else error.square().sum().sqrt()
-    return _Margin((nats.sum() - least).item(), total.item(), q)
+    least = _entropy(q) if minus_log_p is None else minus_log_p
+    return _Margin((nats.sum() - least).item(), total.item(), q, minus_log_p)
 
 
 def _entropy(q: Tensor) -> float:
@@ -193,35 +227,27 @@ def _entropy(q: Tensor) -> float:
 
 def _entropy_margin(expected: Expected) -> _Margin:
     """Return E_q ℓ − H(q) for the distribution q ∝ e^−ℓ, for which it is least."""
-    q = (-expected.nats).softmax(-1)
-    return _margin(expected, q, _entropy(q))
+    return _margin(expected, (-expected.nats).softmax(-1), None)
 
 
-def _likelihood_margin(expected: Expected, log_p: Tensor | None) -> _Margin:
+def _likelihood_margin(expected: Expected, log_p: Tensor) -> _Margin:
     """Return ℓ(x) + log p(x) for the sequence for which it is least."""
-    if log_p is None:
-        return _Margin(torch.inf, 0.0, torch.zeros_like(expected.nats))
     x = int((expected.nats + log_p).argmin())
     q = torch.zeros_like(expected.nats).index_fill(0, torch.tensor([x]), 1)
     return _margin(expected, q, -log_p[x].item())
 
 
-def _counter_example(
-    audited: AuditModel, schedule: Schedule, expected: Expected, margin: _Margin, log_p: Tensor | None
-) -> CounterExample:
-    sequences = all_sequences(audited.process.vocab_size, audited.length).tolist()
-    named = {"".join(map(str, x)): float(p) for x, p in zip(sequences, margin.q, strict=True) if p > 0}
-    entropy = _entropy(margin.q)
-    minus_log_p = None if log_p is None else float(-torch.where(margin.q > 0, margin.q * log_p, 0).sum())
-    least = entropy if minus_log_p is None else minus_log_p
+def _counter_example(subject: Subject, schedule: Schedule, margin: _Margin, is_exact: bool) -> CounterExample:
+    process, entropy = subject.model.process, _entropy(margin.q)
+    sequences = all_sequences(process.vocab_size, subject.length).tolist()
     return CounterExample(
-        process=str(audited.process),
+        process=str(process),
         schedule=str(schedule),
-        model=audited.name,
-        distribution=named,
+        model=subject.name,
+        distribution={"".join(map(str, x)): p for x, p in zip(sequences, margin.q.tolist(), strict=True) if p > 0},
         entropy=entropy,
-        minus_log_p=minus_log_p,
-        expected_loss=least + margin.value,
+        minus_log_p=margin.minus_log_p,
+        expected_loss=(entropy if margin.minus_log_p is None else margin.minus_log_p) + margin.value,
         difference=margin.value,
-        stderr=0.0 if expected.second is None else margin.error,
+        stderr=0.0 if is_exact else margin.error,
     )
