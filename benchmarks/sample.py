@@ -22,8 +22,7 @@ from measure import (
 )
 from train import TrainSetting
 
-from sedd import factory
-from sedd import samplers as sampler
+from sedd import factory, samplers
 from sedd.tokenizer import Integers
 
 SAMPLE_FLOPS = (
@@ -79,15 +78,15 @@ class SamplingRuns:
     def __init__(self, setting: SampleSetting, fused: bool) -> None:
         loaded = random_model(setting, fused)
         model: Any = loaded.model
-        self.sampler, self.steps = factory.build_sampler(setting.sampler, model), setting.steps
+        self.sampler, self.steps = samplers.build_sampler(setting.sampler, model), setting.steps
         m = loaded.config.model
-        self.prompt = sampler.empty(setting.batch, m.seq_len, setting.device)
-        self.fused, self.seed, self.model = fused, 0, sampler.SamplingModel(model)
+        self.prompt = samplers.empty(setting.batch, m.seq_len, setting.device)
+        self.fused, self.seed, self.model = fused, 0, samplers.SamplingModel(model)
         self.flops = m.seq_len * m.depth * (24.0 * m.width**2 + 4 * m.seq_len * m.width)
 
     def __call__(self) -> torch.Tensor:
         """Sample a batch."""
-        self.model = sampler.SamplingModel(self.model.model, fused=None if self.fused else False)
+        self.model = samplers.SamplingModel(self.model.model, fused=None if self.fused else False)
         x = self.sampler.sample(self.model, self.prompt, seed=self.seed, steps=self.steps)
         self.seed += 1
         return x

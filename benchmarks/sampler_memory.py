@@ -18,7 +18,7 @@ import subprocess
 
 import torch
 
-from sedd import generate, registry, samplers
+from sedd import registry, samplers, sampling_settings
 from sedd.nn import transformer
 
 VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
@@ -33,8 +33,8 @@ def peak(name: str, noise: str, device: str) -> int:
     network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
     model = registry.PARAMETERIZATIONS.build("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # reveals all tokens at once
-    settings = generate.SamplingSettings(name, steps=2, options=options)
-    sampling_run = generate.SamplingRun(model, settings)
+    settings = samplers.SamplingSettings(name, steps=2, options=options)
+    sampling_run = samplers.SamplingRun(model, settings)
     prompt = samplers.empty(BATCH, LENGTH, device)
     if device == "cpu":
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -53,7 +53,7 @@ def main(as_json: bool) -> None:
     """Measure every sampler under every process it supports."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = {}
-    for name in registry.SAMPLERS.built_in:
+    for name in sampling_settings.SAMPLERS.built_in:
         for noise in PROCESSES.get(name, ["absorbing"]):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found[f"{name}, {noise}"] = pool.apply(peak, (name, noise, device))

@@ -35,8 +35,8 @@ from train import TrainSetting
 
 from sedd.extras import require_server
 from sedd.factory import LoadedModel
-from sedd.generate import SamplingRun, SamplingSettings, blank_prompt
 from sedd.runtime.cuda_graphs import batch_bucket
+from sedd.samplers import SamplingRun, SamplingSettings, blank_prompt
 from sedd.serve.limits import Limits
 
 

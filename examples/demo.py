@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sedd
-from sedd import data, factory, generate, models, samplers
+from sedd import data, factory, models, samplers, trace
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
-from sedd.generate.watch import watch_states
 from sedd.terminal import visible
+from sedd.trace import watch_states
 from sedd.training import loop
 from sedd.training.loop import OnEvent
 from sedd.training.progress import format_duration
@@ -123,12 +123,12 @@ def show_model_in_the_box() -> None:
     start = time.monotonic()
     model = sedd.load(models.default_model(), device="cpu")
     print(f"A story by the model in the box, {model.parameters:,} parameters; a dot is a token that is still masked:\n")
-    sampling_run = generate.SamplingRun.of(
-        model.loaded, generate.SamplingSettings(steps=STORY_STEPS, temperature=STORY_TEMPERATURE)
+    sampling_run = samplers.SamplingRun.of(
+        model.loaded, samplers.SamplingSettings(steps=STORY_STEPS, temperature=STORY_TEMPERATURE)
     )
-    prompt = generate.blank_prompt(model.loaded, 1, None)
+    prompt = samplers.blank_prompt(model.loaded, 1, None)
     last = watch_states(sampling_run.states(prompt), prompt, model.loaded, Console())
-    (story,) = generate.final_sequences(last, prompt)
+    (story,) = samplers.final_sequences(last, prompt)
     print(f"{visible(model.tokenizer.decode(story.ids))}\n\n({time.monotonic() - start:.1f} s)\n")
     (filled,) = model.infill(STORY_TEMPLATE, temperature=STORY_TEMPERATURE)
     print(f"Filling a gap of 60 tokens: {STORY_TEMPLATE}\n\n{visible(filled.text)}\n")
@@ -237,7 +237,7 @@ def plot_bound(records: Sequence[Bound], entropy: float, optimum: float) -> Figu
 def sample_and_infill(out: Path) -> None:
     """Sample sentences from noise, fill gaps, and draw when each token appeared."""
     loaded = factory.load_model(out / "run")
-    sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=64))
+    sampling_run = samplers.SamplingRun(loaded.model, samplers.SamplingSettings(steps=64))
 
     def texts(prompt: samplers.Prompt) -> list[str]:
         return [visible(loaded.tokenizer.decode(row.ids)) for row in sampling_run.sample(prompt)]
@@ -248,13 +248,13 @@ def sample_and_infill(out: Path) -> None:
     for text in samples[:5]:
         print(f"  {text}")
     for template in ("the{2} sees a{2}.", "two{3} every red owl."):
-        ids = generate.template.template_ids(template, loaded.tokenizer)
+        ids = samplers.template.template_ids(template, loaded.tokenizer)
         print(f"\ninfilling  {template}")
-        for text in texts(generate.template.prompt_from_ids([ids] * 3, LENGTH, loaded.process.vocab_size)):
+        for text in texts(samplers.template.prompt_from_ids([ids] * 3, LENGTH, loaded.process.vocab_size)):
             print(f"  {text}")
     rows = sampling_run.sample(samplers.empty(12, LENGTH))
-    tokens = [generate.trace.trace_tokens(loaded.tokenizer, row) for row in rows]
-    page = generate.trace.trace_page(tokens, "Twelve sentences", "Sampler first-hitting, 64 steps.")
+    tokens = [trace.trace_tokens(loaded.tokenizer, row) for row in rows]
+    page = trace.trace_page(tokens, "Twelve sentences", "Sampler first-hitting, 64 steps.")
     (out / "trace.html").write_text(page, encoding="utf-8")
     (out / "samples.json").write_text(json.dumps({"grammatical": good, "of": len(samples), "texts": samples}, indent=1))
     print(f"\nThe model is in {out}/run; pictures are in {out}/bound.png and {out}/trace.html. To go on:")

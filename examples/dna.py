@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import data, factory, generate, samplers
+from sedd import data, factory, samplers
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.training import loop
 
@@ -66,13 +66,13 @@ def main(out: Path, steps: int) -> None:
     print(f"validation bound {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats per base")
 
     loaded = factory.load_model(out / "run")
-    sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=None))
+    sampling_run = samplers.SamplingRun(loaded.model, samplers.SamplingSettings(steps=None))
     samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(samplers.empty(100, LENGTH))]
     print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {frequency_after_c(samples):.3f} in 100 samples such as")
     print("  ", samples[0])
     given = "TATAAA{28}GGGCGG"
-    ids = generate.template.template_ids(given, loaded.tokenizer)
-    (filled,) = sampling_run.sample(generate.template.prompt_from_ids([ids], LENGTH, loaded.process.vocab_size))
+    ids = samplers.template.template_ids(given, loaded.tokenizer)
+    (filled,) = sampling_run.sample(samplers.template.prompt_from_ids([ids], LENGTH, loaded.process.vocab_size))
     print(f"{given} filled:\n  ", loaded.tokenizer.decode(filled.ids))
 
 

@@ -9,7 +9,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from sedd import data, factory, generate, samplers
+from sedd import data, factory, samplers
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.evaluation import molecules
 from sedd.training import loop
@@ -52,7 +52,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per molecule")
 
     loaded = factory.load_model(out / "run")
-    sampling_run = generate.SamplingRun(loaded.model, generate.SamplingSettings(steps=None))
+    sampling_run = samplers.SamplingRun(loaded.model, samplers.SamplingSettings(steps=None))
     samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(samplers.empty(SAMPLES, length))]
     found = molecules.measure_molecules(samples, known[:20_000])
     print(f"of {found.texts} samples {found.valid} are valid, {found.unique} distinct, {found.novel} new:")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import data, factory, generate, samplers
+from sedd import data, factory, samplers
 from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.tokenizer import Integers
 from sedd.training import loop
@@ -55,13 +55,13 @@ def main(out: Path, steps: int) -> None:
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per grid")
 
     loaded = factory.load_model(out / "run")
-    settings = generate.SamplingSettings(steps=None)  # one cell at a time
-    sampling_run = generate.SamplingRun(loaded.model, settings)
+    settings = samplers.SamplingSettings(steps=None)  # one cell at a time
+    sampling_run = samplers.SamplingRun(loaded.model, settings)
     samples = [np.array(row.ids) for row in sampling_run.sample(samplers.empty(100, 16))]
     print(f"{sum(map(is_solved, samples))} of 100 sampled grids are valid")
     puzzle = "0 {4} 2 {4} 1 {2} 3 {2}"
-    ids = generate.template.template_ids(puzzle, loaded.tokenizer)
-    prompt = generate.template.prompt_from_ids([ids] * 20, 16, loaded.process.vocab_size)
+    ids = samplers.template.template_ids(puzzle, loaded.tokenizer)
+    prompt = samplers.template.prompt_from_ids([ids] * 20, 16, loaded.process.vocab_size)
     fillings = [np.array(row.ids) for row in sampling_run.sample(prompt)]
     solved = [grid for grid in fillings if is_solved(grid)]
     print(f"the puzzle {puzzle} is solved by {len(solved)} of 20 samples")

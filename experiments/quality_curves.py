@@ -30,11 +30,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from study_runs import Results, TimeLimit, has_gpu, report_skipped, save_figure
 
-from sedd import draws, factory, generate, plot
+from sedd import draws, factory, plot, samplers
 from sedd.evaluation.quality import evaluate_samples, judges
 from sedd.evaluation.quality import samples as sample_sets
 from sedd.evaluation.quality.mauve import MauveReference
-from sedd.generate.run import with_padding
+from sedd.samplers.run import with_padding
 
 ABSORBING = ("euler", "tweedie", "first-hitting", "remask", "theta", "confidence")
 UNIFORM = ("euler", "tweedie", "theta")
@@ -175,14 +175,14 @@ class Study:
 
     def draw(self, setting: Setting) -> sample_sets.SampleSet:
         """Draw the samples of a row."""
-        options = generate.SamplingSettings(
+        options = samplers.SamplingSettings(
             sampler=setting.sampler, steps=setting.steps, temperature=setting.temperature, seed=self.args.seed
         )
         fused = False if setting.draws == "float32" else None  # draws from logits have no table to race over
         name = Path(self.args.model).name
         with draw_precision(setting.draws):
-            run = generate.SamplingRun(self.loaded.model, with_padding(self.loaded, options), fused=fused)
-            prompt = generate.blank_prompt(self.loaded, self.args.count, self.args.length)
+            run = samplers.SamplingRun(self.loaded.model, with_padding(self.loaded, options), fused=fused)
+            prompt = samplers.blank_prompt(self.loaded, self.args.count, self.args.length)
             drawn = sample_sets.generate_samples(
                 self.loaded, run, prompt, self.args.batch, name, lambda done, total: None
             )

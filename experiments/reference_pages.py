@@ -29,7 +29,7 @@ import reference_text as page_text
 import tree
 import typer
 
-from sedd import config, files, registry, yaml_file
+from sedd import config, files, registry, sampling_settings, yaml_file
 from sedd.cli import app
 from sedd.cli.root import LIMITS
 from sedd.config import RunConfig
@@ -302,8 +302,8 @@ def sampler_rows() -> Iterator[tuple[str, ...]]:
 
     for noise in (process.Absorbing(2), process.Uniform(2)):
         given = {"model": None, "process": noise, "schedule": schedule.LogLinear()}
-        other = [name for name in registry.SAMPLERS.built_in if (name == "gibbs") == noise.only_masks]
-        yield from option_rows(registry.SAMPLERS, "{}", other, given)
+        other = [name for name in sampling_settings.SAMPLERS.built_in if (name == "gibbs") == noise.only_masks]
+        yield from option_rows(sampling_settings.SAMPLERS, "{}", other, given)
 
 
 # HTTP ------------------------------------------------------------------------------------------------------

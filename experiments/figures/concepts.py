@@ -13,7 +13,7 @@ from matplotlib.ticker import StrMethodFormatter
 from scipy.stats import chi2
 
 from figures.canvas import LETTERS, WIDTH, WORDS, Picture, encode, language
-from sedd import exact, factory, plot, process, registry, samplers, schedule
+from sedd import exact, plot, process, samplers, sampling_settings, schedule
 from sedd.exact import objectives as expected
 
 # Objectives ------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ SETTINGS: Mapping[str, tuple[Callable[[int], process.Process], schedule.Schedule
     "uniform noise, geometric schedule": (process.Uniform, schedule.Geometric()),
 }
 UNIFORM = ("tweedie", "euler", "ancestral", "theta", "gibbs")
-ABSORBING = tuple(name for name in registry.SAMPLERS.built_in if name != "gibbs")  # which is for uniform noise
+ABSORBING = tuple(name for name in sampling_settings.SAMPLERS.built_in if name != "gibbs")  # which is for uniform noise
 ZERO = 1e-9
 """An error below it is rounding."""
 
@@ -164,7 +164,7 @@ def sampler_errors() -> dict[str, dict[str, list[float]]]:
         noise = kind(3)
         score, target = exact.Score(p_data, noise, times), p_data.at(noise, torch.zeros((), dtype=torch.float64))
         for name in UNIFORM if isinstance(noise, process.Uniform) else ABSORBING:
-            sampler = factory.build_sampler(name, score)
+            sampler = samplers.build_sampler(name, score)
             errors = []
             for steps in STEPS:
                 q = exact.sample_distribution(sampler, score, free, steps)

@@ -147,11 +147,11 @@ TRAINING = (
 )
 SAMPLING = (
     ("checkpoint", "factory.load_model"),
-    ("prompt, gaps", "generate.template.template_prompt"),
-    ("noise at $t = 1$", "sampling.base.initial_state"),
+    ("prompt, gaps", "samplers.template.template_prompt"),
+    ("noise at $t = 1$", "samplers.loop.initial_state"),
     ("ratios", "sampling.caching.SamplingModel"),
-    ("step $t \\to u$", "sampling.base.GridSampler.step"),
-    ("last step", "sampling.base.draw_clean_tokens"),
+    ("step $t \\to u$", "samplers.loop.GridSampler.step"),
+    ("last step", "samplers.loop.draw_clean_tokens"),
     ("text", "tokenizer.base.Tokenizer.decode"),
 )
 

@@ -21,10 +21,9 @@ from matplotlib.figure import Figure
 from figures.animation import ROOT, weights_digest, without_padding
 from figures.canvas import Picture
 from figures.screenshots import browser_page, digests
-from sedd import plot
+from sedd import plot, trace
 from sedd.evaluation import compare
 from sedd.evaluation.quality.plots import plot_quality
-from sedd.generate import trace
 
 sys.path.append(str(ROOT / "notebooks"))
 from demos import all_masked, one_step, ratios, samplers, sentences
@@ -100,7 +99,7 @@ def record_trace() -> dict[str, Any]:
 @cache
 def trace_data() -> dict[str, Any]:
     """What the trace shows, and what its look depends on."""
-    sources = digests("templates/base.html.j2", "templates/macros.html.j2", "templates/trace*", "generate/trace.py")
+    sources = digests("templates/base.html.j2", "templates/macros.html.j2", "templates/trace*", "trace.py")
     return {**stored()["trace"], **sources}
 
 

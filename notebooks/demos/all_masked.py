@@ -14,8 +14,8 @@ from torch import Tensor
 
 from demos import sentences
 from sedd import plot, registry
-from sedd.generate import SamplingSettings
 from sedd.parameterization import MeanModel
+from sedd.samplers import SamplingSettings
 
 PROCESS = registry.PROCESSES.build("absorbing", len(sentences.WORDS))
 SCHEDULE = registry.SCHEDULES.build("log-linear", eps=1e-6)

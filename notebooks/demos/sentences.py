@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import draws, exact, generate, registry, samplers
+from sedd import draws, exact, registry, samplers
 from sedd.config import OptimConfig
 from sedd.objectives import Objective
 from sedd.parameterization import MeanModel
@@ -95,9 +95,9 @@ def train_denoiser(model: MeanModel, objective: Objective[Any], steps: int, seed
         yield loss.item()
 
 
-def generate_sentences(model: Any, count: int, settings: generate.SamplingSettings) -> Int[Tensor, "count L"]:
+def generate_sentences(model: Any, count: int, settings: samplers.SamplingSettings) -> Int[Tensor, "count L"]:
     """Sample ``count`` sequences from noise."""
-    rows = generate.SamplingRun(model, settings).sample(samplers.empty(count, LENGTH), count)
+    rows = samplers.SamplingRun(model, settings).sample(samplers.empty(count, LENGTH), count)
     return torch.tensor([row.ids for row in rows])
 
 

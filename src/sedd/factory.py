@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from sedd import checkpoint, likelihood, networks, registry, samplers, stored_weights
+from sedd import checkpoint, likelihood, networks, registry, stored_weights
 from sedd import parameterization as parameterizations
 from sedd.config import PRECISIONS, RunConfig, check_choice, check_label
 from sedd.likelihood import BoundTerms, Estimator
@@ -25,7 +24,6 @@ from sedd.objectives import Objective
 from sedd.process import Process
 from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.runtime.offload import OffloadedNetwork
-from sedd.samplers import Guided, Sampler, given_grid
 from sedd.schedule import Schedule
 from sedd.tokenizer import Tokenizer, load_tokenizer
 from sedd.tokenizer import build_tokenizer as build_tokenizer
@@ -88,56 +86,6 @@ def _estimators(loaded: "LoadedModel", all_terms: bool, t_min: float, seed: int)
         "backward": in_order(lambda length: torch.arange(length).flip(0)),
         "random": in_order(lambda length: torch.randperm(length, generator=torch.Generator().manual_seed(seed))),
     }
-
-
-def build_sampler(name: str | None, model: Any, **options: Any) -> Sampler:
-    """Build a sampler for a model.
-
-    Args:
-        name: Its name; None: the default of the model.
-        model: A model, or a wrapper of one.
-        **options: Options of the sampler: ``theta``, ``eta``, ``sites`` …
-    """
-    base = samplers.base_model(model)
-    if isinstance(base, parameterizations.CausalModel):
-        if name is not None or options:
-            raise ValueError("the model is autoregressive and goes from left to right; leave out sampler and options")
-        return samplers.LeftToRight()
-    name = name or default_sampler_name(model)
-    if name == "ancestral" and not isinstance(base, parameterizations.HiddenStateDenoiser):
-        raise ValueError(
-            "sampler ancestral needs a denoiser (parameterization mean); the model is a score: use tweedie"
-        )
-    sampler_class = registry.SAMPLERS.load(name)
-    registry.check_sampler_options(name, options)
-    sampler: Sampler = sampler_class(**options)
-    sampler.check(model)
-    return sampler
-
-
-def default_sampler_name(model: Any) -> str:
-    """Return the name of the default sampler of a model."""
-    kind = type(samplers.default_sampler(model))
-    names = (name for name in registry.SAMPLERS.built_in if registry.SAMPLERS.load(name) is kind)
-    return next(names, "left-to-right")
-
-
-def build_grid(spec: str, steps: int | None) -> torch.Tensor:
-    """Build the times of a sampler, from 1 down to 0.
-
-    Args:
-        spec: ``uniform``, ``cosine``, or the times themselves, as in ``1,0.6,0.2,0``.
-        steps: Number of steps; None: no grid, for samplers that need none.
-    """
-    if steps is None:
-        return torch.zeros(0, dtype=torch.float64)
-    if "," in spec:
-        try:
-            return given_grid([float(word) for word in spec.split(",")])
-        except ValueError as error:
-            raise ValueError(f"grid is {spec!r}: {error}") from None
-    times: torch.Tensor = registry.GRIDS.load(spec)(steps)
-    return times
 
 
 class DiffusionSetup(NamedTuple):
@@ -392,25 +340,3 @@ def condition_on_label(loaded: LoadedModel, label: str | None) -> LoadedModel:
     check_label(label, loaded.labels)
     number = torch.tensor(loaded.labels.index(label), device=loaded.device)
     return loaded._replace(model=loaded.model.bind(label=number), label=label)
-
-
-def build_guided_model(loaded: LoadedModel, label: str | None, guidance: float = 1.0) -> Any:
-    """Build the model to sample from: conditioned on a label, with classifier-free guidance.
-
-    Args:
-        loaded: The model.
-        label: The label; None: none.
-        guidance: Guidance weight: 0 is the model without the label, 1 the model of the label; above 1 it extrapolates.
-    """
-    if not 0 <= guidance < math.inf:
-        raise ValueError(
-            f"guidance is {guidance}; it must be 0 or more, where 1 is the distribution of the label itself"
-        )
-    if label is None and guidance != 1:
-        raise ValueError(f"guidance is {guidance}, and there is no label to guide to; give one, or leave guidance out")
-    conditional = condition_on_label(loaded, label)
-    if guidance in (0, 1):
-        return (conditional if guidance else loaded).model
-    if isinstance(conditional.model, parameterizations.CausalModel):
-        raise ValueError("guidance mixes scores, and an autoregressive model has none; leave it out")
-    return Guided(conditional.model, loaded.model, guidance)

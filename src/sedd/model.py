@@ -16,16 +16,15 @@ from typing import Any, final
 import numpy as np
 from torch import nn
 
-from sedd import checkpoint, evaluation, factory, generate, hub
+from sedd import checkpoint, evaluation, factory, hub, samplers, trace
 from sedd.diffusion import Diffusion
 from sedd.draws import derive_seed
 from sedd.factory import LoadedModel
-from sedd.generate import GeneratedSequence, SamplingRun, SamplingStats, template, trace
 from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.orders import Orders
 from sedd.runtime.device import resolve_device
 from sedd.runtime.distributed import Ranks
-from sedd.samplers import Prompt
+from sedd.samplers import GeneratedSequence, Prompt, SamplingRun, SamplingStats, template
 from sedd.sampling_settings import SamplingSettings, shows_settings
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.tokenizer import Ids, Tokenizer
@@ -223,11 +222,11 @@ class Model:
             count: Number of texts.
             length: Tokens per text; by default the model's sequence length.
             batch: Texts generated at a time; it changes no text.
-            **settings: Fields of `generate.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
+            **settings: Fields of `samplers.SamplingSettings` (``steps``, ``seed``, ``sampler``, ``temperature``,
                 ``label`` …), where ``steps=None`` reveals one token at a time; others are options of the sampler.
         """
         check_count("count", count, most=MAX_SAMPLES)
-        prompt = generate.blank_prompt(self.loaded, count, length)
+        prompt = samplers.blank_prompt(self.loaded, count, length)
         return self._generate(prompt, [None] * count, SamplingSettings.of(**settings), batch)
 
     @shows_settings

@@ -13,7 +13,7 @@ Such names are accepted wherever the built-in ones are.
 import importlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, final
@@ -145,42 +145,6 @@ OBJECTIVES = Registry(
     "sedd.objectives",
     "sedd.objectives:Objective",
 )
-SAMPLERS = Registry(
-    "sampler",
-    {
-        "first-hitting": "sedd.samplers:FirstHitting",
-        "tweedie": "sedd.samplers:Tweedie",
-        "euler": "sedd.samplers:Euler",
-        "ancestral": "sedd.samplers:Ancestral",
-        "theta": "sedd.samplers:Theta",
-        "gibbs": "sedd.samplers:Gibbs",
-        "remask": "sedd.samplers:Remask",
-        "ordered": "sedd.samplers:Ordered",
-        "confidence": "sedd.samplers:Confident",
-        "entropy": "sedd.samplers:EntropyBounded",
-    },
-    "sedd.samplers",
-    "sedd.samplers:Sampler",
-)
-
-
-def sampler_options(sampler: str) -> dict[str, type]:
-    """Return the options of a sampler, which are the fields of its class that have defaults, with their types."""
-    return {f.name: type(f.default) for f in fields(SAMPLERS.load(sampler)) if f.default is not MISSING}
-
-
-def check_sampler_options(sampler: str, options: Mapping[str, Any]) -> None:
-    """Reject options that a sampler does not have, and values of the wrong type."""
-    types = sampler_options(sampler)
-    for option, value in options.items():
-        if option not in types:
-            raise ValueError(f"sampler {sampler} has no option {option}; it takes {', '.join(types) or 'none'}")
-        if not isinstance(value, (int, float) if types[option] is float else types[option]):
-            raise ValueError(
-                f"option {option} of sampler {sampler} is {value!r}; it must be a {types[option].__name__}"
-            )
-
-
 TOKENIZERS = Registry(
     "tokenizer",
     {
@@ -214,7 +178,6 @@ TIME_SAMPLERS = Registry(
         "bell": "sedd.schedule:bell_times",
     },
 )
-GRIDS = Registry("grid", {"uniform": "sedd.samplers:uniform_grid", "cosine": "sedd.samplers:cosine_grid"})
 ACTIVATION_CHECKPOINTING = Registry(
     "train.activation_checkpointing",
     {name: f"sedd.runtime.activation_checkpointing:{name}" for name in ("none", "selective", "full")},

@@ -3,13 +3,49 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, final
 
-from sedd import registry
+from sedd.registry import Registry
 from sedd.schema import check_count, check_seed
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+GRIDS = Registry("grid", {"uniform": "sedd.samplers:uniform_grid", "cosine": "sedd.samplers:cosine_grid"})
+SAMPLERS = Registry(
+    "sampler",
+    {
+        "first-hitting": "sedd.samplers:FirstHitting",
+        "tweedie": "sedd.samplers:Tweedie",
+        "euler": "sedd.samplers:Euler",
+        "ancestral": "sedd.samplers:Ancestral",
+        "theta": "sedd.samplers:Theta",
+        "gibbs": "sedd.samplers:Gibbs",
+        "remask": "sedd.samplers:Remask",
+        "ordered": "sedd.samplers:Ordered",
+        "confidence": "sedd.samplers:Confident",
+        "entropy": "sedd.samplers:EntropyBounded",
+    },
+    "sedd.samplers",
+    "sedd.samplers:Sampler",
+)
+
+
+def sampler_options(sampler: str) -> dict[str, type]:
+    """Return the options of a sampler, which are the fields of its class that have defaults, with their types."""
+    return {f.name: type(f.default) for f in fields(SAMPLERS.load(sampler)) if f.default is not MISSING}
+
+
+def check_sampler_options(sampler: str, options: Mapping[str, Any]) -> None:
+    """Reject options that a sampler does not have, and values of the wrong type."""
+    types = sampler_options(sampler)
+    for option, value in options.items():
+        if option not in types:
+            raise ValueError(f"sampler {sampler} has no option {option}; it takes {', '.join(types) or 'none'}")
+        if not isinstance(value, (int, float) if types[option] is float else types[option]):
+            raise ValueError(
+                f"option {option} of sampler {sampler} is {value!r}; it must be a {types[option].__name__}"
+            )
 
 
 def parse_steps(text: str) -> int | None:
@@ -38,13 +74,13 @@ def _setting(default: Any, parse: Callable[[str], Any], help: str) -> Any:
 class SamplingSettings:
     """How to sample from a model.
 
-    Values that depend on the model are checked when a `generate.SamplingRun` is built, before anything is sampled.
+    Values that depend on the model are checked when a `samplers.SamplingRun` is built, before anything is sampled.
     """
 
     sampler: str | None = _setting(
         None,
         str,
-        f"Sampler: {', '.join(registry.SAMPLERS.names)}. confidence and entropy sample the model's distribution only "
+        f"Sampler: {', '.join(SAMPLERS.names)}. confidence and entropy sample the model's distribution only "
         "with one token per step and exact conditionals. Default: first-hitting for denoisers under absorbing noise, "
         "ancestral for denoisers under other noise, tweedie for scores.",
     )
@@ -71,13 +107,13 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         if self.sampler is not None:
-            registry.SAMPLERS.check(self.sampler)
+            SAMPLERS.check(self.sampler)
             if self.options:
-                registry.check_sampler_options(self.sampler, self.options)
+                check_sampler_options(self.sampler, self.options)
         if self.steps is not None:
             check_count("steps", self.steps)
         if "," not in self.grid:
-            registry.GRIDS.check(self.grid)
+            GRIDS.check(self.grid)
         check_seed(self.seed)
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")

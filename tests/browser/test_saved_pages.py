@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sedd import trace
 from sedd.evaluation import compare
-from sedd.generate import GeneratedSequence, trace
+from sedd.samplers import GeneratedSequence
 from sedd.tokenizer import Bytes
 
 EVIL = "</pre><script>window.evil = 1</script><img src=x onerror='window.evil = 1'>"

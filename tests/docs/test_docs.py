@@ -17,7 +17,7 @@ import pytest
 import torch
 import typer
 
-from sedd import registry
+from sedd import registry, sampling_settings
 from sedd.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ def test_objectives_are_listed() -> None:
 
 def test_samplers_are_listed() -> None:
     table = re.findall(r"^\| `([a-z0-9-]+)`", (ROOT / "docs/guides/sampling.md").read_text(), re.MULTILINE)
-    assert sorted(table) == sorted(registry.SAMPLERS.built_in)
+    assert sorted(table) == sorted(sampling_settings.SAMPLERS.built_in)
 
 
 PACKAGES = "data|evaluation|exact|factory|generate|hub|likelihood|nn|ops|sampling|sedd|training"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sedd import registry
+from sedd import registry, sampling_settings
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/extend.md"
 PLUGIN = Path(__file__).parents[1] / "plugin"
@@ -86,5 +86,11 @@ def test_every_entry_point_of_the_guide_is_written_and_used() -> None:
 
 def test_the_groups_of_the_table_are_those_of_the_registry() -> None:
     table = re.findall(r"^\| `(sedd\.\w+)` \|", GUIDE.read_text(), re.MULTILINE)
-    kinds = (registry.SCHEDULES, registry.PROCESSES, registry.OBJECTIVES, registry.SAMPLERS, registry.TOKENIZERS)
+    kinds = (
+        registry.SCHEDULES,
+        registry.PROCESSES,
+        registry.OBJECTIVES,
+        sampling_settings.SAMPLERS,
+        registry.TOKENIZERS,
+    )
     assert table == [kind.group for kind in (*kinds, registry.NETWORKS)]

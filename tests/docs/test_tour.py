@@ -34,8 +34,8 @@ def test_the_functions_of_the_tour_exist() -> None:
 
 def test_names_of_a_method_that_moved_are_noticed() -> None:
     """Mutants: a method of another class, a function of another file."""
-    assert "SamplingRun.states" in names(ROOT / "src/sedd/generate/run.py")
-    assert "Sampler.states" not in names(ROOT / "src/sedd/generate/run.py")
+    assert "SamplingRun.states" in names(ROOT / "src/sedd/samplers/run.py")
+    assert "Sampler.states" not in names(ROOT / "src/sedd/samplers/run.py")
     assert "train_step" not in names(ROOT / "src/sedd/training/loop.py")
 
 

@@ -9,7 +9,7 @@ import torch
 from test_estimate import bound_of_each
 from toys import random_distribution
 
-from sedd import evaluation, exact, generate
+from sedd import evaluation, exact, samplers
 from sedd.config import ModelConfig, RunConfig
 from sedd.evaluation import continuation
 from sedd.factory import LoadedModel
@@ -186,13 +186,13 @@ def test_greedy_texts_are_made_of_likeliest_tokens(context: list[int]) -> None:
     causal = loaded(CausalModel(Next(), ABSORBING), ABSORBING, LogLinear())
     given = np.array(context, dtype=np.int64)
     for made, truth in [(score, most_certain_first), (denoiser, most_certain_first), (causal, left_to_right)]:
-        assert list(generate.decode_greedy(made, given, 4 - len(context))) == truth(context)
+        assert list(samplers.decode_greedy(made, given, 4 - len(context))) == truth(context)
     assert any(most_certain_first([a]) != left_to_right([a]) for a in range(3))  # the order matters here
 
 
 def test_greedy_texts_under_uniform_noise_are_whole_and_repeat() -> None:
     made = loaded(exact.Score(P_DATA, UNIFORM), UNIFORM, Geometric(1e-3, 8.0))
-    first, again = (list(generate.decode_greedy(made, np.array([1]), 3)) for _ in range(2))
+    first, again = (list(samplers.decode_greedy(made, np.array([1]), 3)) for _ in range(2))
     assert first == again
     assert [place for place, _ in first] == [0, 1, 2]
     assert all(0 <= token < 3 for _, token in first)

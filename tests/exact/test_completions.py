@@ -16,10 +16,10 @@ from serving import Collector, running, site
 from sedd import exact, factory
 from sedd.config import DataConfig, ModelConfig, RunConfig
 from sedd.factory import LoadedModel
-from sedd.generate import SamplingRun, SamplingSettings
-from sedd.generate.template import build_prompt, template_prompt
 from sedd.parameterization import CausalModel, MeanModel
 from sedd.process import Absorbing, Process, Uniform
+from sedd.samplers import SamplingRun, SamplingSettings
+from sedd.samplers.template import build_prompt, template_prompt
 from sedd.schedule import LogLinear
 from sedd.serve.app import build_app
 from sedd.serve.jobs import Row

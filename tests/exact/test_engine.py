@@ -13,9 +13,8 @@ from serving import Collector, Served, exact_model, running, site, tiny_model
 from sedd.draws import CounterRNG
 from sedd.exact import Distribution
 from sedd.factory import LoadedModel
-from sedd.generate import SamplingRun, SamplingSettings
-from sedd.generate.template import template_prompt
-from sedd.samplers import StepContext
+from sedd.samplers import SamplingRun, SamplingSettings, StepContext
+from sedd.samplers.template import template_prompt
 from sedd.serve import batch
 from sedd.serve.app import build_app
 from sedd.serve.engine import Engine, Overloaded

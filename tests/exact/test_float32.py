@@ -5,7 +5,7 @@ import scipy.stats
 import torch
 from toys import random_distribution
 
-from sedd import divergence, exact, generate, samplers
+from sedd import divergence, exact, samplers
 from sedd.objectives import D3PM, DenoisingScoreEntropy, Objective
 from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Absorbing, Process, Uniform
@@ -223,8 +223,8 @@ def p_value_of_few_steps(steps: int, sampler: str) -> float:
     """
     distribution, process = random_distribution(6, 1, 0), Uniform(6)
     model = ScoreModel(Float32Score(exact.Score(distribution, process)), process, Geometric())
-    settings = generate.SamplingSettings(sampler, steps=steps)
-    run = generate.SamplingRun(model, settings)
+    settings = samplers.SamplingSettings(sampler, steps=steps)
+    run = samplers.SamplingRun(model, settings)
     *_, last = run.states(samplers.empty(20_000, 1))
     counts = torch.bincount(last.x.flatten(), minlength=6)
     return float(scipy.stats.chisquare(counts, 20_000 * distribution.probabilities).pvalue)

@@ -9,7 +9,7 @@ import pytest
 import tiny_judges
 import torch
 
-from sedd import exact, generate, process, samplers
+from sedd import exact, process, samplers
 from sedd.evaluation import quality
 from sedd.evaluation.quality import Judge, QualityMetrics, compute_metrics, judges, score_samples
 from sedd.evaluation.quality.samples import Sample, SampleSet
@@ -103,8 +103,8 @@ def test_samples_of_an_exact_score_have_the_perplexity_of_the_entropy() -> None:
     truth = math.exp(float(distribution.entropy()) / 3)
 
     def quality_of(steps: int | None) -> dict[str, float]:
-        sampling_run = generate.SamplingRun(
-            exact.Score(distribution, noise), generate.SamplingSettings("first-hitting", steps)
+        sampling_run = samplers.SamplingRun(
+            exact.Score(distribution, noise), samplers.SamplingSettings("first-hitting", steps)
         )
         drawn = sampling_run.sample(samplers.empty(3000, 3), batch=500)
         texts = [Sample("".join(map(str, row.ids)), row.ids) for row in drawn]

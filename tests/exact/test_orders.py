@@ -8,7 +8,7 @@ import torch
 from test_estimate import chain_rule, found
 from toys import random_distribution, random_model
 
-from sedd import exact, generate, samplers
+from sedd import exact, samplers
 from sedd.draws import CounterRNG
 from sedd.evaluation import own_samples
 from sedd.likelihood import AllOrdersEstimator, ImportanceWeightedEstimator, orders, own_sample_bounds
@@ -126,8 +126,8 @@ def test_own_samples_are_bounded_from_both_sides(model: MeanModel, log_p_of_orde
     distribution (temperature 0.7) have not: their lower bound is off by 10 standard errors or more.
     """
     temperature = 0.7 if mutant == "greedy samples" else 1.0
-    settings = generate.SamplingSettings("first-hitting", None, seed=3, temperature=temperature)
-    drawn = generate.SamplingRun(model, settings).sample(samplers.empty(SAMPLES, LENGTH), 2000)
+    settings = samplers.SamplingSettings("first-hitting", None, seed=3, temperature=temperature)
+    drawn = samplers.SamplingRun(model, settings).sample(samplers.empty(SAMPLES, LENGTH), 2000)
     x_0, order = own_samples.DrawnSamples.of(drawn, torch.device("cpu"))
     if mutant == "any order":
         order = orders.random_orders(CounterRNG(5, torch.arange(SAMPLES)), LENGTH, 1)[:, 0]

@@ -16,8 +16,8 @@ from mutations import changed_bytes, changed_json, deepen
 from sedd import checkpoint, factory, hub
 from sedd.cli import info
 from sedd.cli.root import find_model
-from sedd.generate.template import parse_template, template_ids
 from sedd.hub import convert
+from sedd.samplers.template import parse_template, template_ids
 from sedd.tokenizer import BPE, Bytes, load_tokenizer
 
 FUZZ = settings.get_profile("fuzz")

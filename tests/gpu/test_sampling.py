@@ -184,7 +184,7 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
         prepared_network = factory.prepare_for_inference(network, device, "float32")
         graphed = GraphedBackbone(prepared_network) if device == "cuda" else None
         model: Any = registry.PARAMETERIZATIONS.build(parameterization, prepared_network, process, graphed=graphed)
-        sampler = factory.build_sampler(name, model)
+        sampler = samplers.build_sampler(name, model)
         tokens.append(sampler.sample(model, samplers.empty(24, 48, device), seed=3, steps=16).cpu())
     same = (tokens[0] == tokens[1]).all(-1).float().mean()
     assert same >= 0.95  # a row may differ where a uniform is within float32 rounding of a boundary

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from sample import SampleSetting, random_model
 from serving import Collector, running
 
-from sedd.generate import SamplingRun, SamplingSettings
+from sedd.samplers import SamplingRun, SamplingSettings
 from sedd.serve.jobs import Row
 from sedd.serve.limits import Limits
 

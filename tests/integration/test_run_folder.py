@@ -220,7 +220,7 @@ def test_an_output_that_exists_survives_a_kill(sedd: Sedd, run: Path, tmp_path: 
     """Of sampling when half of the texts are written, and of other commands before the file is replaced."""
     out = tmp_path / "texts.txt"
     out.write_text("before")
-    half = "from sedd.generate import display; display.separator = lambda n: die() if n > 1 else str(n)"
+    half = "from sedd import trace; trace.separator = lambda n: die() if n > 1 else str(n)"
     for words, before in (
         (["sample", run, "-n", 2, "--batch", 1, "--steps", 2, "--out", out], half),
         (["eval", run, "--draws", 2, "--out", out], "kill_at('os.rename', '.writing-texts.txt')"),

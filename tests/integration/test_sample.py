@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from runs import Sedd, ok
 
-from sedd import factory, generate, samplers
-from sedd.generate.display import separator, split_texts
+from sedd import factory, samplers
 from sedd.terminal import visible
+from sedd.trace import separator, split_texts
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
@@ -220,7 +220,7 @@ def test_one_long_step_under_uniform_noise_does_not_return_the_noise(
     """Of an untrained model, by which all tokens are equally likely: as many agree with the noise as by chance."""
     loaded = factory.load_model(models("uniform geometric"))
     rows = lines(sedd("sample", loaded.folder, "-n", 16, "--steps", steps, "--json"))
-    sampling_run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps))
+    sampling_run = samplers.SamplingRun.of(loaded, samplers.SamplingSettings(steps=steps))
     noise = next(sampling_run.states(samplers.empty(16, 32))).x.tolist()
     same = sum(a == b for row, start in zip(rows, noise, strict=True) for a, b in zip(row["ids"], start, strict=True))
     assert same < 3 * 16 * 32 / loaded.process.vocab_size
@@ -248,10 +248,10 @@ def test_progress_counts_the_steps_of_every_batch(
     from sedd.cli import sample
 
     loaded = factory.load_model(boxed.write_model(tmp_path / "model"))
-    run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps))
+    run = samplers.SamplingRun.of(loaded, samplers.SamplingSettings(steps=steps))
     shown: list[tuple[int, int]] = []
     monkeypatch.setattr(sample, "stderr_progress", lambda *_, **__: nullcontext(lambda *done: shown.append(done)))
-    list(sample._run_batches(run, generate.blank_prompt(loaded, 3, 12), 2, loaded, watch=False))
+    list(sample._run_batches(run, samplers.blank_prompt(loaded, 3, 12), 2, loaded, watch=False))
     assert [total for _, total in shown] == [3 * (steps or 12)] * len(shown)
     done = [count for count, _ in shown]
     assert done == sorted(done)

@@ -60,7 +60,7 @@ MISTAKES = [
     # What clients may do to a server -----------------------------------------------------------------------
     Mistake(
         "each gap is limited, and not their sum",
-        "generate/template.py",
+        "samplers/template.py",
         "    if total > longest:",
         "    if total > longest * 10**9:",
         "unit/test_generate.py::test_the_gaps_of_a_template_together_fit_into_the_model",
@@ -443,8 +443,8 @@ MISTAKES = [
     Mistake(
         "samples come from raw weights",
         "training/trainer.py",
-        "generate.SamplingRun(self.ema_model, ",
-        "generate.SamplingRun(self.model, ",
+        "samplers.SamplingRun(self.ema_model, ",
+        "samplers.SamplingRun(self.model, ",
         AVERAGED,
     ),
     Mistake(
@@ -865,21 +865,21 @@ MISTAKES = [
     ),
     Mistake(
         "samplers keep the graph of the network's output",
-        "samplers/base.py",
+        "samplers/loop.py",
         "    @torch.no_grad()\n",
         "",
         f"{DRAWS}::test_gradients_are_off_within_a_step_and_on_between_two",
     ),
     Mistake(
         "the steps of a grid go nowhere",
-        "samplers/base.py",
+        "samplers/loop.py",
         "grid[:-1], grid[1:], step",
         "grid[:-1], grid[:-1], step",
         f"{DRAWS}::test_draws_have_the_enumerated_distribution",
     ),
     Mistake(
         "a sampler does not check the model",
-        "samplers/base.py",
+        "samplers/loop.py",
         "        self.check(model)\n",
         "",
         f"{DRAWS}::test_bad_settings_are_refused",
@@ -914,7 +914,7 @@ MISTAKES = [
     ),
     Mistake(
         "the rows of a second batch repeat the first",
-        "generate/run.py",
+        "samplers/run.py",
         "indices = first + torch.arange(",
         "indices = torch.arange(",
         "unit/test_generate.py::test_a_sample_does_not_depend_on_its_batch",
@@ -949,7 +949,7 @@ MISTAKES = [
     ),
     Mistake(
         "the padding of a model does not reach the sampler",
-        "generate/run.py",
+        "samplers/run.py",
         "with_padding(loaded, settings))",
         "settings)",
         "unit/test_generate.py::test_the_padding_of_a_model_reaches_samplers_by_confidence",
@@ -985,14 +985,14 @@ MISTAKES = [
     # Texts without an ending --------------------------------------------------------------------------------
     Mistake(
         "padding is given after a gap that ends a template",
-        "generate/template.py",
+        "samplers/template.py",
         "is_open = [pad is not None and row[-1:] == [-1] for row in rows]",
         "is_open = [False for row in rows]",
         "exact/test_completions.py::test_what_is_shown_is_the_beginning_of_the_models_continuation",
     ),
     Mistake(
         "masks after the limit stay for models of other noise levels",
-        "generate/template.py",
+        "samplers/template.py",
         "sums = process.only_masks and not model.depends_on_sigma",
         "sums = process.only_masks",
         "exact/test_completions.py::test_positions_after_the_limit_cost_a_time_free_denoiser_nothing",

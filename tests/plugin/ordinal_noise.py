@@ -8,7 +8,7 @@ import torch
 from dense_process import DenseProcess
 from torch import Tensor
 
-from sedd.samplers.base import GridSampler, StepContext, draw_clean_tokens
+from sedd.samplers.loop import GridSampler, StepContext, draw_clean_tokens
 
 
 @final

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 
 from sedd.cli import app
 from sedd.evaluation.quality.plots import plot_quality
-from sedd.generate.display import separator, split_texts
-from sedd.generate.trace import TracedToken, save_trace_png
 from sedd.terminal import visible
+from sedd.trace import TracedToken, save_trace_png, separator, split_texts
 from sedd.training import progress
 
 # Progress --------------------------------------------------------------------------------------------------

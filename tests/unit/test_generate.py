@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import factory, generate, process, samplers, tokenizer
-from sedd.generate import display, template, trace
+from sedd import factory, process, samplers, tokenizer, trace
 from sedd.nn import transformer
 from sedd.parameterization import MeanModel, ScoreModel
+from sedd.samplers import template
 
 Refuses = Callable[..., None]
 BYTES = tokenizer.Bytes()
@@ -79,8 +79,8 @@ def test_a_text_ends_before_the_first_stop_string(
     text: str, stops: list[str], start: int, whole: str, streamed: str
 ) -> None:
     """Of a text that may go on, without what may become one."""
-    assert display.without_stop(text, stops, start) == whole
-    assert display.without_stop(text, stops, start, may_go_on=True) == streamed
+    assert template.without_stop(text, stops, start) == whole
+    assert template.without_stop(text, stops, start, may_go_on=True) == streamed
 
 
 def test_a_space_before_a_gap_is_left_to_it_where_words_include_their_space() -> None:
@@ -132,17 +132,17 @@ def test_a_sample_does_not_depend_on_its_batch(parameterization: type, kind: typ
     """A row is the same alone and, padded, in a batch with longer rows; hidden states and head are computed apart."""
     model, _ = small_model(parameterization, kind)
     rows = [[-1] * 9, [3, -1, -1, 5, -1, -1], [1, 2, -1]]
-    settings = generate.SamplingSettings(sampler=name, steps=4, seed=3)
+    settings = samplers.SamplingSettings(sampler=name, steps=4, seed=3)
 
-    def sampling_run() -> generate.SamplingRun:
-        return generate.SamplingRun(model, settings)
+    def sampling_run() -> samplers.SamplingRun:
+        return samplers.SamplingRun(model, settings)
 
     together = sampling_run().sample(template.prompt_from_ids(rows, 9, 11))
     alone = []
     for i, row in enumerate(rows):
         prompt = template.prompt_from_ids([row], 9, 11)
         *_, last = sampling_run().states(prompt, first=i)
-        alone += generate.final_sequences(last, prompt)
+        alone += samplers.final_sequences(last, prompt)
     assert together == alone
     for row, generated in zip(rows, together, strict=True):
         assert len(generated.ids) == len(row)
@@ -170,8 +170,8 @@ def test_output_that_is_not_finite_is_refused(parameterization: type, kind: type
     with torch.no_grad():
         network.vocab_embed.embedding[:, 0] = torch.nan
     model = parameterization(network.eval().requires_grad_(False), noise)
-    settings = generate.SamplingSettings(name, steps=2)
-    sampling_run = generate.SamplingRun(model, settings)
+    settings = samplers.SamplingSettings(name, steps=2)
+    sampling_run = samplers.SamplingRun(model, settings)
     refuses(lambda: sampling_run.sample(samplers.empty(2, 8)), "not finite", "another checkpoint")
     if name == "entropy":  # which goes on until there are no masks
         states = sampling_run.sampler.trajectory(model, 2, 8, steps=2)
@@ -186,7 +186,7 @@ def test_log_scores_that_overflow_are_refused(kind: type, name: str, refuses: Re
     with torch.no_grad():
         network.output_layer.linear.weight.normal_(0, 1e4, generator=torch.Generator().manual_seed(0))
     model = ScoreModel(network.eval().requires_grad_(False), noise)
-    sampling_run = generate.SamplingRun(model, generate.SamplingSettings(name, steps=4))
+    sampling_run = samplers.SamplingRun(model, samplers.SamplingSettings(name, steps=4))
     refuses(lambda: sampling_run.sample(samplers.empty(2, 8)), "beyond the range of floating point")
 
 
@@ -212,7 +212,7 @@ def test_no_tensor_of_batch_times_length_times_vocabulary(parameterization: type
     network = transformer.Modern(states=noise.num_states, width=16, depth=1, heads=2)
     model = parameterization(network.eval().requires_grad_(False), noise)
     options = {"bound": 1e9} if name == "entropy" else {}  # all at once, not one after another
-    sampling_run = generate.SamplingRun(model, generate.SamplingSettings(name, steps=2, options=options))
+    sampling_run = samplers.SamplingRun(model, samplers.SamplingSettings(name, steps=2, options=options))
     with LargestTensor() as largest:
         *_, last = sampling_run.states(samplers.empty(batch, length))
     assert (last.x < vocabulary).all()
@@ -226,20 +226,20 @@ def test_default_samplers() -> None:
         (ScoreModel, process.Absorbing, samplers.Tweedie),
         (ScoreModel, process.Uniform, samplers.Tweedie),
     ):
-        assert type(factory.build_sampler(None, small_model(parameterization, kind)[0])) is expected
+        assert type(samplers.build_sampler(None, small_model(parameterization, kind)[0])) is expected
 
 
 def test_grids_decrease_from_1_to_0(refuses: Refuses) -> None:
     for spec in ("uniform", "cosine", "1,0.5,0.25,0"):
-        grid = factory.build_grid(spec, 3)
+        grid = samplers.build_grid(spec, 3)
         assert grid[0] == 1
         assert grid[-1] == 0
         assert len(grid) == 4
         assert (grid.diff() < 0).all()
-    assert not len(factory.build_grid("uniform", None))
-    refuses(lambda: factory.build_grid("fast", 3), "'fast'", "cosine")
-    refuses(lambda: factory.build_grid("1,a,0", 3), "1,a,0")
-    refuses(lambda: factory.build_grid("0.5,0", 3), "from 1 to 0")
+    assert not len(samplers.build_grid("uniform", None))
+    refuses(lambda: samplers.build_grid("fast", 3), "'fast'", "cosine")
+    refuses(lambda: samplers.build_grid("1,a,0", 3), "1,a,0")
+    refuses(lambda: samplers.build_grid("0.5,0", 3), "from 1 to 0")
 
 
 # Traces ---------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Page(HTMLParser):
 
 def test_a_trace_page_is_self_contained_and_shows_every_token() -> None:
     text = '<script>alert("x")</script>&'
-    row = generate.GeneratedSequence(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
+    row = samplers.GeneratedSequence(BYTES.encode(text).tolist(), [0] * 8 + list(range(1, len(text) - 7)))
     page = Page(trace.trace_page([trace.trace_tokens(BYTES, row)], "a <b>title</b>", "about"))
     assert page.steps == list(range(1, len(text) - 7))
     assert page.given == 8
@@ -280,14 +280,14 @@ def test_a_trace_ends_with_the_text() -> None:
     """Padding at the end is left out of pages and pictures; padding before a token is not."""
     padded = BYTES.with_specials(eos=False, pad=True)
     ids = [*padded.encode("a").tolist(), padded.pad, *padded.encode("b").tolist(), *[padded.pad] * 3]
-    tokens = trace.trace_tokens(padded, generate.GeneratedSequence(ids, [0, 1, 2, 3, 4, 0]))
+    tokens = trace.trace_tokens(padded, samplers.GeneratedSequence(ids, [0, 1, 2, 3, 4, 0]))
     page = Page(trace.trace_page([tokens], "title", "about"))
     assert page.steps == [1, 2]
     assert (page.text.count("<pad>"), Page(trace.trace_fragment([tokens])).text.count("<pad>")) == (1, 1)
 
 
 def test_a_trace_is_saved_as_png(tmp_path: Path) -> None:
-    row = generate.GeneratedSequence(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
+    row = samplers.GeneratedSequence(BYTES.encode("a $line$\nand another " * 9).tolist(), list(range(189)))
     trace.save_trace_png([trace.trace_tokens(BYTES, row)], "title", tmp_path / "trace.png")
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     placed, lines = trace._lines([trace.trace_tokens(BYTES, row)])
@@ -304,8 +304,8 @@ def test_the_padding_of_a_model_reaches_samplers_by_confidence(tmp_path: Path) -
     model.process = process.Absorbing(padded.vocab_size)
 
     def pad(loaded: factory.LoadedModel, sampler: str, **options: int) -> object:
-        settings = generate.SamplingSettings(sampler=sampler, options=options)
-        return getattr(generate.SamplingRun.of(loaded, settings).sampler, "pad", None)
+        settings = samplers.SamplingSettings(sampler=sampler, options=options)
+        return getattr(samplers.SamplingRun.of(loaded, settings).sampler, "pad", None)
 
     records = loaded._replace(tokenizer=padded, config=lines, model=model)
     assert records.learned_pad == padded.pad == 256

@@ -22,8 +22,8 @@ from sedd.cli.resource_errors import explain
 from sedd.cli.root import app, check_limits, check_out, show
 from sedd.config import ModelConfig, RunConfig
 from sedd.data.index import Index
-from sedd.generate.template import parse_template
 from sedd.hub import convert
+from sedd.samplers.template import parse_template
 from sedd.tokenizer import BPE, bpe, load_tokenizer
 from sedd.training.overrides import PATHS, merge_config
 

@@ -16,8 +16,7 @@ from tokenizers import normalizers
 from sedd import factory, files
 from sedd.data import budgets, read_documents
 from sedd.data.compression import open_decompressed
-from sedd.generate import SamplingRun, SamplingSettings
-from sedd.samplers import empty
+from sedd.samplers import SamplingRun, SamplingSettings, empty
 from sedd.schema import MAX_SAMPLES
 from sedd.tokenizer import BPE, growth
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from sedd import factory, generate, registry
+from sedd import factory, registry, samplers
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.samplers import empty
 
@@ -43,7 +43,7 @@ def test_an_offloaded_network_samples_and_scores_the_same(process: str, paramete
     found = []
     for candidate in (network, offloaded):
         model = registry.PARAMETERIZATIONS.build(parameterization, candidate, noise, schedule)
-        run = generate.SamplingRun(model, generate.SamplingSettings(steps=4, seed=3))
+        run = samplers.SamplingRun(model, samplers.SamplingSettings(steps=4, seed=3))
         texts = [row.ids for row in run.sample(empty(6, 7))]
         hidden = model.hidden(torch.tensor([[0, 4, 2]]), torch.tensor([0.7], dtype=torch.float64))
         found.append((texts, model.logits(hidden[0])))

@@ -12,7 +12,7 @@ import pytest
 import tiny_judges
 import torch
 
-from sedd import draws, generate, registry, samplers
+from sedd import draws, samplers, sampling_settings
 from sedd.evaluation import quality
 from sedd.evaluation.quality import judges, metrics, results, samples, sweep
 from sedd.evaluation.quality.judge import Judge, SampleScore, extract_features, score_samples
@@ -298,17 +298,17 @@ def test_samplers_draw_with_the_recorded_precision(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(draws, name, lambda *a, whole=whole: (seen.add(a[-1].dtype), whole(*a))[1])
     distribution = exact.Distribution(torch.tensor([[0.4, 0.1], [0.1, 0.4]]))
     for noise in (process.Absorbing(2), process.Uniform(2)):
-        for kind in registry.SAMPLERS.built_in:
+        for kind in sampling_settings.SAMPLERS.built_in:
             try:
-                sampling_run = generate.SamplingRun(
-                    exact.Score(distribution, noise), generate.SamplingSettings(kind, 4)
+                sampling_run = samplers.SamplingRun(
+                    exact.Score(distribution, noise), samplers.SamplingSettings(kind, 4)
                 )
                 sampling_run.sample(samplers.empty(8, 2))
                 assert sampling_run.describe()["sampler"] == kind
                 used.add(kind)
             except ValueError:
                 continue  # a sampler for the other process
-    assert used == set(registry.SAMPLERS.built_in)
+    assert used == set(sampling_settings.SAMPLERS.built_in)
     assert seen == {getattr(torch, draws.PRECISION)} == {torch.float64}
     u = draws.CounterRNG(0, torch.arange(64))(64).double()
     assert not torch.equal(u.float().double(), u)
@@ -415,7 +415,7 @@ def test_the_plot_joins_records_that_differ_in_the_first_swept_setting() -> None
 
 
 def test_sweeps() -> None:
-    base = sweep.SweepPoint(generate.SamplingSettings(seed=3))
+    base = sweep.SweepPoint(samplers.SamplingSettings(seed=3))
     assert sweep.sweep_points(base, []) == [base]
     found = sweep.sweep_points(base, ["steps=4,inf", "temperature=0.5,1"])
     settings = [(point.settings.steps, point.settings.temperature, point.settings.seed) for point in found]
@@ -438,7 +438,7 @@ def test_sweeps() -> None:
 )
 def test_bad_sweeps(spec: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        sweep.sweep_points(sweep.SweepPoint(generate.SamplingSettings()), [spec])
+        sweep.sweep_points(sweep.SweepPoint(samplers.SamplingSettings()), [spec])
 
 
 def test_mauve_is_near_one_for_equal_and_near_zero_for_different_distributions(judge: Judge) -> None:

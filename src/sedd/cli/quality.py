@@ -36,8 +36,7 @@ from sedd.terminal import warn
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
     from sedd.evaluation.quality.sweep import SweepPoint
-    from sedd.generate import SamplingRun
-    from sedd.samplers import Prompt
+    from sedd.samplers import Prompt, SamplingRun
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
 FIRST_TOKEN, JUDGE_PRECISIONS = ("skipped", "scored"), ("float32", "bfloat16", "float64")
@@ -218,12 +217,12 @@ class _Plan:
         return iter([replace(found, facts=facts)])
 
     def _draw(self, path: Path) -> "Iterator[SampleSet]":
-        from sedd import factory, generate
+        from sedd import factory, samplers
         from sedd.evaluation.quality import samples as sample_sets
 
         loaded = factory.load_model(path, device=self.device)
-        sampling_runs = [generate.SamplingRun.of(loaded, point.settings) for point in self.points]
-        prompts = [generate.blank_prompt(loaded, self.count, point.length) for point in self.points]
+        sampling_runs = [samplers.SamplingRun.of(loaded, point.settings) for point in self.points]
+        prompts = [samplers.blank_prompt(loaded, self.count, point.length) for point in self.points]
 
         def draw(sampling_run: "SamplingRun", prompt: "Prompt") -> "SampleSet":
             with stderr_progress(f"sampling {path}") as on_progress:

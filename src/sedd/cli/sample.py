@@ -38,8 +38,7 @@ from sedd.terminal import visible
 
 if TYPE_CHECKING:
     from sedd.factory import LoadedModel
-    from sedd.generate import GeneratedSequence, SamplingRun, SamplingSettings
-    from sedd.samplers import Prompt
+    from sedd.samplers import GeneratedSequence, Prompt, SamplingRun, SamplingSettings
 
 Length = Annotated[int | None, typer.Option(help="Tokens per sample; by default the model's sequence length.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show the texts on stderr as they form.")]
@@ -86,7 +85,7 @@ def sample(
     if out is not None:
         check_out(out)
     sampling = _check(model, count, settings, length, batch=batch)
-    from sedd.generate import blank_prompt
+    from sedd.samplers import blank_prompt
 
     loaded, sampling_run = _load(model, device, precision, sampling)
     _generate(loaded, sampling_run, blank_prompt(loaded, count, length), [None] * count, watch, as_json, out, batch)
@@ -123,7 +122,7 @@ def infill(
     if out is not None:
         check_out(out)
     sampling = _check(folder, count, settings, templates=all_templates, batch=batch)
-    from sedd.generate import template
+    from sedd.samplers import template
 
     loaded, sampling_run = _load(folder, device, precision, sampling)
     repeated = [text for text in all_templates for _ in range(count)]
@@ -152,19 +151,20 @@ def trace(
     check_out(out)
     folder, given = split_model(model, templates or (), *A_TEMPLATE)
     sampling = _check(folder, count, settings, length, given)
-    from sedd import generate
+    from sedd import samplers
+    from sedd.trace import save_trace_png, trace_page, trace_tokens
 
     loaded, sampling_run = _load(folder, device, precision, sampling)
-    prompt = generate.template.template_prompt(given, loaded) if given else generate.blank_prompt(loaded, count, length)
+    prompt = samplers.template.template_prompt(given, loaded) if given else samplers.blank_prompt(loaded, count, length)
     finished = _run_batches(sampling_run, prompt, 16, loaded, watch=False)
-    rows = [generate.trace.trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
+    rows = [trace_tokens(loaded.tokenizer, sequence) for sequence, _, _ in finished]
     title = f"{len(rows)} texts of {folder.name}" if len(rows) > 1 else f"A text of {folder.name}"
     about = f"Sampler {sampling_run.name}, {settings['steps']} steps, seed {settings['seed']}."
     with writing_to(out):
         if out.suffix == ".png":
-            generate.trace.save_trace_png(rows, f"{title}. {about}", out)
+            save_trace_png(rows, f"{title}. {about}", out)
         else:
-            files.write_text(out, generate.trace.trace_page(rows, title, about))
+            files.write_text(out, trace_page(rows, title, about))
     show(str(out))
     _print_stats(sampling_run)
 
@@ -186,7 +186,7 @@ def _check(
     stored = checkpoint.peek_model(model)
     longest = stored.config.model.seq_len if stored else MAX_SAMPLES
     if templates:
-        from sedd.generate.template import parse_template
+        from sedd.samplers.template import parse_template
 
         for text in templates:
             parse_template(text, longest)
@@ -207,11 +207,11 @@ def _check(
 def _load(
     model: Path, device: str | None, precision: str | None, sampling: "SamplingSettings"
 ) -> tuple["LoadedModel", "SamplingRun"]:
-    from sedd import factory, generate
+    from sedd import factory, samplers
     from sedd.runtime.device import resolve_device
 
     loaded = factory.load_model(model, device=str(resolve_device(device)), precision=precision)
-    return loaded, generate.SamplingRun.of(loaded, sampling)
+    return loaded, samplers.SamplingRun.of(loaded, sampling)
 
 
 def _read_lines(file: Path) -> list[str]:
@@ -222,8 +222,8 @@ def _run_batches(
     sampling_run: "SamplingRun", prompt: "Prompt", batch: int, loaded: "LoadedModel", watch: bool
 ) -> Iterator[tuple["GeneratedSequence", int, dict[str, float]]]:
     """Sample batch by batch; yields each sequence, its index, and its network calls and seconds."""
-    from sedd import generate
-    from sedd.generate.watch import watch_states
+    from sedd import samplers
+    from sedd.trace import watch_states
 
     console, stats = Console(stderr=True), sampling_run.stats
     total, grid = len(prompt.given), len(sampling_run.times)
@@ -243,7 +243,7 @@ def _run_batches(
                 "calls": (stats.row_calls - calls) / size,
                 "seconds": round((stats.seconds - seconds) / size, 6),
             }
-            for i, sequence in enumerate(generate.final_sequences(last, part)):
+            for i, sequence in enumerate(samplers.final_sequences(last, part)):
                 yield sequence, first + i, cost
 
 
@@ -261,8 +261,8 @@ def _generate(
 
     Texts that may hold line ends are separated by a line; those that are shown have their control characters escaped.
     """
-    from sedd.generate.display import separator
     from sedd.tokenizer import Integers
+    from sedd.trace import separator
 
     as_json = as_json or (out is not None and out.suffix == ".jsonl")
     has_lines = loaded.config.data.packing == "packed" and not isinstance(loaded.tokenizer, Integers)

@@ -25,7 +25,7 @@ from lm_eval.api.registry import register_model
 from rich.console import Console
 from rich.progress import track
 
-from sedd import evaluation, factory, generate, hub
+from sedd import evaluation, factory, hub, samplers
 from sedd.draws import derive_seed
 from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, estimate_likelihood
@@ -130,7 +130,7 @@ class SeddLM(LM):
         )
         self._add_variance(found.stderr * len(rest))
         is_greedy = all(
-            token == rest[position] for position, token in generate.decode_greedy(self.loaded, given, len(rest))
+            token == rest[position] for position, token in samplers.decode_greedy(self.loaded, given, len(rest))
         )
         return -found.nats * len(rest), is_greedy
 
@@ -155,18 +155,18 @@ class SeddLM(LM):
         given = self.loaded.tokenizer.encode(context)
         given = given[max(0, len(given) - (self.length - options.tokens)) :]
         if options.warping is None:
-            ids = [token for _, token in sorted(generate.decode_greedy(self.loaded, given, options.tokens))]
+            ids = [token for _, token in sorted(samplers.decode_greedy(self.loaded, given, options.tokens))]
         else:
-            settings = generate.SamplingSettings(
+            settings = samplers.SamplingSettings(
                 steps=self.steps, seed=derive_seed(self.seed, context), **asdict(options.warping)
             )
-            sampling_run = generate.SamplingRun.of(self.loaded, settings)
+            sampling_run = samplers.SamplingRun.of(self.loaded, settings)
             row = torch.from_numpy(np.append(given, np.full(options.tokens, -1)))[None]
             *_, last = sampling_run.states(Prompt(row.to(self.loaded.device)), first=number)
             ids = last.x[0, len(given) :].tolist()
         eos = self.loaded.tokenizer.eos
         text = self.loaded.tokenizer.decode(ids[: ids.index(eos)] if eos in ids else ids)
-        return generate.display.without_stop(text, options.stops)
+        return samplers.template.without_stop(text, options.stops)
 
     def _add_variance(self, stderr: float) -> None:
         self._sum_of_variances, self._responses = self._sum_of_variances + stderr**2, self._responses + 1

@@ -8,16 +8,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from sedd import factory, generate
+from sedd import factory, samplers
 from sedd.draws import CounterRNG, derive_seed
 from sedd.evaluation.corpus import sample_corpus
 from sedd.evaluation.protocols import OWN_SAMPLES
 from sedd.evaluation.results import make_record
 from sedd.factory import LoadedModel
-from sedd.generate import GeneratedSequence
 from sedd.likelihood import ImportanceWeightedEstimator, LikelihoodEstimate, OwnSampleBounds, own_sample_bounds
 from sedd.likelihood.estimate import OnProgress, default_batch, population_stderr
 from sedd.runtime.distributed import Ranks
+from sedd.samplers import GeneratedSequence
 
 
 def evaluate_own_samples(
@@ -82,9 +82,9 @@ class DrawnSamples(NamedTuple):
 
 def _generate(loaded: LoadedModel, samples: int, seed: int, batch: int) -> DrawnSamples:
     """Generate one token at a time, in random orders."""
-    settings = generate.SamplingSettings("first-hitting", steps=None, seed=seed)
-    prompt = generate.blank_prompt(loaded, samples, None).to(loaded.device)
-    return DrawnSamples.of(generate.SamplingRun.of(loaded, settings).sample(prompt, batch), loaded.device)
+    settings = samplers.SamplingSettings("first-hitting", steps=None, seed=seed)
+    prompt = samplers.blank_prompt(loaded, samples, None).to(loaded.device)
+    return DrawnSamples.of(samplers.SamplingRun.of(loaded, settings).sample(prompt, batch), loaded.device)
 
 
 def _summary(bounds: OwnSampleBounds, length: int, orders: int) -> LikelihoodEstimate:

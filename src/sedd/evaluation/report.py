@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sedd import checkpoint, factory, generate, plot, samplers
+from sedd import checkpoint, factory, plot, samplers
 from sedd.config import RunConfig
 from sedd.runtime import run_log
 from sedd.runtime.device import resolve_device
@@ -83,7 +83,7 @@ def report_samples(history: RunHistory, count: int, seed: int, device: str | Non
 
 
 def _generate_texts(loaded: factory.LoadedModel, count: int, seed: int, steps: int = 64) -> list[str]:
-    sampling_run = generate.SamplingRun.of(loaded, generate.SamplingSettings(steps=steps, seed=seed))
+    sampling_run = samplers.SamplingRun.of(loaded, samplers.SamplingSettings(steps=steps, seed=seed))
     rows = sampling_run.sample(samplers.empty(count, loaded.config.model.seq_len, loaded.device))
     return [loaded.tokenizer.decode(row.ids) for row in rows]
 

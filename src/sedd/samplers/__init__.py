@@ -5,8 +5,15 @@ any batch. Each sampler declares its order of convergence to the model's distrib
 distribution of its samples can be enumerated on small spaces by `exact.sample_distribution`.
 """
 
+from sedd.samplers import template
 from sedd.samplers.autoregressive import LeftToRight
-from sedd.samplers.base import (
+from sedd.samplers.caching import SamplingModel
+from sedd.samplers.confidence import Confident, EntropyBounded
+from sedd.samplers.first_hitting import FirstHitting, Ordered
+from sedd.samplers.gibbs import Gibbs
+from sedd.samplers.grid import Ancestral, Euler, FactorizedSampler, Tweedie
+from sedd.samplers.guidance import Guided
+from sedd.samplers.loop import (
     GridSampler,
     Plan,
     Prompt,
@@ -22,17 +29,24 @@ from sedd.samplers.base import (
     time_grid,
     uniform_grid,
 )
-from sedd.samplers.caching import SamplingModel
-from sedd.samplers.confidence import Confident, EntropyBounded
-from sedd.samplers.default import default_sampler
-from sedd.samplers.first_hitting import FirstHitting, Ordered
-from sedd.samplers.gibbs import Gibbs
-from sedd.samplers.grid import Ancestral, Euler, FactorizedSampler, Tweedie
-from sedd.samplers.guidance import Guided
 from sedd.samplers.remasking import Remask
+from sedd.samplers.run import (
+    GeneratedSequence,
+    SamplingRun,
+    SamplingStats,
+    blank_prompt,
+    build_grid,
+    build_guided_model,
+    build_sampler,
+    decode_greedy,
+    default_sampler,
+    default_sampler_name,
+    final_sequences,
+)
 from sedd.samplers.theta import Theta
 from sedd.samplers.warping import Warped, Warping
 from sedd.samplers.wrapper import Wrapper, base_model, networks_per_call
+from sedd.sampling_settings import SamplingSettings
 
 __all__ = [
     "Ancestral",
@@ -41,6 +55,7 @@ __all__ = [
     "Euler",
     "FactorizedSampler",
     "FirstHitting",
+    "GeneratedSequence",
     "Gibbs",
     "GridSampler",
     "Guided",
@@ -51,6 +66,9 @@ __all__ = [
     "Remask",
     "Sampler",
     "SamplingModel",
+    "SamplingRun",
+    "SamplingSettings",
+    "SamplingStats",
     "State",
     "StepContext",
     "Steps",
@@ -60,13 +78,21 @@ __all__ = [
     "Warping",
     "Wrapper",
     "base_model",
+    "blank_prompt",
+    "build_grid",
+    "build_guided_model",
+    "build_sampler",
     "cosine_grid",
+    "decode_greedy",
     "default_sampler",
+    "default_sampler_name",
     "draw_clean_tokens",
     "empty",
+    "final_sequences",
     "given_grid",
     "networks_per_call",
     "sigma_of_masked_fraction",
+    "template",
     "time_grid",
     "uniform_grid",
 ]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
-from sedd.samplers.base import (
+from sedd.samplers.caching import SamplingModel, gather_rows
+from sedd.samplers.loop import (
     GridSampler,
     Prompt,
     Sampler,
@@ -23,7 +24,6 @@ from sedd.samplers.base import (
     initial_state,
     sigma_of_masked_fraction,
 )
-from sedd.samplers.caching import SamplingModel, gather_rows
 from sedd.schedule import corruption_probability
 
 WHEN_EXACT = (

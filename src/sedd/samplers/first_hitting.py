@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
-from sedd.samplers.base import (
+from sedd.samplers.caching import SamplingModel
+from sedd.samplers.loop import (
     POSITION,
     STEP,
     Plan,
@@ -23,7 +24,6 @@ from sedd.samplers.base import (
     initial_state,
     sigma_of_masked_fraction,
 )
-from sedd.samplers.caching import SamplingModel
 from sedd.schedule import corruption_probability
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sedd import draws
 from sedd.parameterization import HasNoise
-from sedd.samplers.base import POSITION, GridSampler, StepContext
 from sedd.samplers.grid import Tweedie
+from sedd.samplers.loop import POSITION, GridSampler, StepContext
 
 
 @final

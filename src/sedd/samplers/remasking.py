@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.parameterization import HasNoise
-from sedd.samplers.base import STEP, GridSampler, StepContext, draw_clean_tokens
+from sedd.samplers.loop import STEP, GridSampler, StepContext, draw_clean_tokens
 from sedd.schedule import corruption_probability
 
 

@@ -16,11 +16,11 @@ from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.draws import CounterRNG
 from sedd.factory import LoadedModel
-from sedd.generate.run import SamplingRun
 from sedd.runtime.cuda_graphs import batch_bucket
 from sedd.samplers import GridSampler, Prompt, Sampler, SamplingModel, StepContext
-from sedd.samplers.base import draw_from_hidden, initial_state
 from sedd.samplers.first_hitting import PlannedSampler
+from sedd.samplers.loop import draw_from_hidden, initial_state
+from sedd.samplers.run import SamplingRun
 from sedd.serve.jobs import Edit, Event, Failed, Finished, Job, Row, Step
 
 GRAIN = 16

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 
 from sedd.factory import LoadedModel
-from sedd.generate.run import SamplingRun, SamplingStats
 from sedd.samplers import LeftToRight, Prompt, State
+from sedd.samplers.run import SamplingRun, SamplingStats
 from sedd.serve.batch import BatchRow, Counts, SharedBatch, failure_of, finish_ids, is_shared, width_bucket
 from sedd.serve.fair import FairQueue, Item
 from sedd.serve.jobs import Call, Edit, Event, Failed, Finished, Job, Row, Step

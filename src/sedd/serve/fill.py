@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, final
 
-from sedd import generate
+from sedd import samplers
 from sedd.factory import LoadedModel
-from sedd.generate.display import without_stop
-from sedd.generate.template import build_prompt, template_ids
 from sedd.samplers import Remask
+from sedd.samplers.template import build_prompt, template_ids, without_stop
 from sedd.sampling_settings import SamplingSettings
 from sedd.serve.jobs import Edit, Finished, Row, Step
 from sedd.serve.limits import Limits
@@ -145,7 +144,7 @@ class TextConverter:
     def _fill(self, request: Sampling, given: list[list[int]], choice: Callable[[int, Row], Choice]) -> Fill:
         settings = self._settings(request)
         prompt = build_prompt(given, self.loaded)
-        run, kept = generate.SamplingRun.of(self.loaded, settings), prompt.text_lengths.tolist()
+        run, kept = samplers.SamplingRun.of(self.loaded, settings), prompt.text_lengths.tolist()
         rows = [ids[:length] for ids, length in zip(prompt.given.tolist(), prompt.lengths.tolist(), strict=True)]
         choices = [
             choice(i, Row(run, ids, i * request.n + j, length))
@@ -179,7 +178,7 @@ class TextConverter:
     def has_sampler(self, name: str) -> bool:
         """Return whether a sampler fits the model."""
         try:
-            generate.SamplingRun.of(self.loaded, SamplingSettings(sampler=name))
+            samplers.SamplingRun.of(self.loaded, SamplingSettings(sampler=name))
         except ValueError:
             return False
         return True

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from sedd.generate.run import SamplingRun
 from sedd.samplers import networks_per_call
+from sedd.samplers.run import SamplingRun
 
 
 class Edit(NamedTuple):

@@ -12,10 +12,11 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from sedd import evaluation, registry
+from sedd import evaluation, sampling_settings
 from sedd.card_facts import CardFacts
-from sedd.factory import LoadedModel, default_sampler_name
+from sedd.factory import LoadedModel
 from sedd.model import Bounds, Model
+from sedd.samplers import default_sampler_name
 from sedd.serve import schema
 from sedd.serve.engine import Engine, Overloaded
 from sedd.serve.fill import Choice, Fill, Prefix, TextConverter
@@ -61,7 +62,7 @@ class Server:
         self.texts, self.created = TextConverter(loaded, limits), int(time.time())
         self.temperature = CardFacts.read(loaded.folder).temperature
         self.encoding = asyncio.Semaphore(1)
-        self.samplers = [name for name in registry.SAMPLERS.names if self.texts.has_sampler(name)]
+        self.samplers = [name for name in sampling_settings.SAMPLERS.names if self.texts.has_sampler(name)]
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model's name."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sedd import checkpoint, data, factory, generate, registry, samplers, tokenizer
+from sedd import checkpoint, data, factory, registry, samplers, tokenizer
 from sedd.config import RunConfig
 from sedd.likelihood import LikelihoodEstimate
 from sedd.likelihood.precision_check import is_negligible
@@ -214,8 +214,8 @@ class Trainer:
 
     def sample_texts(self, count: int, steps: int = 64) -> list[str]:
         """Sample texts from the EMA weights."""
-        settings = generate.SamplingSettings(steps=steps, seed=self.config.seed)
-        sampling_run = generate.SamplingRun(self.ema_model, settings)
+        settings = samplers.SamplingSettings(steps=steps, seed=self.config.seed)
+        sampling_run = samplers.SamplingRun(self.ema_model, settings)
         prompt = samplers.empty(count, self.config.model.seq_len, self.ranks.device)
         return [self.blocks.tokenizer.decode(sequence.ids) for sequence in sampling_run.sample(prompt)]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from sedd import files, generate
+from sedd import files, samplers, trace
 from sedd.config import RunConfig
 from sedd.evaluation.quality.judge import Judge, OnProgress
 from sedd.factory import LoadedModel
@@ -21,7 +21,7 @@ SAMPLING_FIELDS = (
     *("sampler", "steps", "grid", "seed", "temperature", "top_p", "top_k", "options", "label", "guidance"),
     *("draw_precision", "length", "model", "model_sha256"),
 )
-"""How samples were generated: the fields of `generate.SamplingRun.describe`, and the model."""
+"""How samples were generated: the fields of `samplers.SamplingRun.describe`, and the model."""
 
 
 class Sample(NamedTuple):
@@ -70,7 +70,7 @@ class SampleSet:
 
 def generate_samples(
     loaded: LoadedModel,
-    sampling_run: generate.SamplingRun,
+    sampling_run: samplers.SamplingRun,
     prompt: Prompt,
     batch: int,
     source: str,
@@ -90,7 +90,7 @@ def generate_samples(
         part = prompt.rows(slice(first, first + batch)).to(loaded.device)
         for last in sampling_run.states(part, first):
             on_progress(first * steps + len(part.given) * min(last.step, steps), count * steps)
-        samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in generate.final_sequences(last, part))
+        samples += (Sample(loaded.tokenizer.decode(row.ids), row.ids) for row in samplers.final_sequences(last, part))
     model = {"model": str(loaded.folder), "model_sha256": loaded.sha256}
     stats, facts = sampling_run.stats, sampling_run.describe() | {"length": length} | model
     return SampleSet(samples, source, stats.row_calls / count, stats.seconds / count, facts, loaded.config)
@@ -124,7 +124,7 @@ def _read(path: Path) -> SampleSet:
         return SampleSet([Sample(read_text(file), None) for file in files], str(path))
     if (records := read_json_records(path)) is None:
         content = read_text(path)
-        texts = generate.display.split_texts(content) or _lines(content)
+        texts = trace.split_texts(content) or _lines(content)
         return SampleSet([Sample(text, None) for text in texts], str(path))
     if not records:
         return SampleSet([], str(path))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import final
 
-from sedd import registry
+from sedd import sampling_settings
 from sedd.sampling_settings import SETTINGS, SamplingSettings, parse_setting, parse_value
 
 
@@ -52,9 +52,9 @@ def _parse_axis(spec: str) -> tuple[str, list[str]]:
 
 def _sampler_options() -> Iterator[str]:
     """Yield the names of all samplers' own options; a plugin that cannot be imported has none."""
-    for name in registry.SAMPLERS.names:
+    for name in sampling_settings.SAMPLERS.names:
         with suppress(ValueError):
-            yield from registry.sampler_options(name)
+            yield from sampling_settings.sampler_options(name)
 
 
 def _replace(point: SweepPoint, name: str, text: str) -> SweepPoint:

@@ -2,16 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from sedd.factory import LoadedModel
+from sedd.parameterization import CausalModel
+from sedd.samplers.loop import Prompt
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from sedd.factory import LoadedModel
-    from sedd.samplers import Prompt
 
 _PARTS = re.compile(r"((?:[^{}]++|\{\{|\}\})++)|(\{[^{}]*\}|[{}])")
 """A text, in which braces are doubled; or a gap, or a brace that belongs to nothing."""
@@ -81,21 +80,19 @@ def template_ids(template: str, tokenizer: Tokenizer, longest: int = MAX_SAMPLES
     return row
 
 
-def template_prompt(templates: Sequence[str], loaded: "LoadedModel") -> "Prompt":
+def template_prompt(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
     """Build the prompt of a batch of templates for a model."""
     longest = loaded.config.model.seq_len
     return build_prompt([template_ids(text, loaded.tokenizer, longest) for text in templates], loaded)
 
 
-def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> "Prompt":
+def build_prompt(rows: list[list[int]], loaded: LoadedModel) -> Prompt:
     """Build the prompt of rows of token ids for a model.
 
     A row of a padded record that ends in a gap is the beginning of a record: what follows it is unknown. A time-free
     denoiser under absorbing noise sums over the unknown by masks that are never revealed. An autoregressive model does
     not read what follows. For other models it is drawn, too, and left out.
     """
-    from sedd.parameterization import CausalModel
-
     process, model, length = loaded.process, loaded.model, loaded.config.model.seq_len
     pad = None if isinstance(model, CausalModel) else loaded.learned_pad
     sums = process.only_masks and not model.depends_on_sigma
@@ -104,7 +101,7 @@ def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> "Prompt":
 
 def prompt_from_ids(
     rows: list[list[int]], length: int, vocab_size: int, pad: int | None = None, unknown: int = -1
-) -> "Prompt":
+) -> Prompt:
     """Build a prompt from rows of token ids, in which −1 is to be filled.
 
     Args:
@@ -115,10 +112,6 @@ def prompt_from_ids(
             tokens. None: shorter rows are not padded.
         unknown: What rows that end in a gap are continued by instead of padding: the mask, or −1, to be filled.
     """
-    import torch
-
-    from sedd.samplers import Prompt
-
     for row in rows:
         if len(row) > length:
             raise ValueError(f"a template has {len(row)} tokens with its gaps; the model takes up to {length}")
@@ -136,3 +129,19 @@ def prompt_from_ids(
     whole = pad is not None or bool((lengths == width).all())
     kept = torch.where(torch.tensor(is_open), lengths, width) if any(is_open) else None
     return Prompt(torch.from_numpy(given), None if whole else torch.arange(width) < lengths[:, None], kept)
+
+
+def without_stop(text: str, stops: Sequence[str], start: int = 0, may_go_on: bool = False) -> str:
+    """Return the text before the first of the stop strings that begins at ``start`` or later.
+
+    Args:
+        text: The text.
+        stops: Strings that end it; they are not part of it.
+        start: Where the search begins.
+        may_go_on: Leave out, too, an end that could be the beginning of a stop string.
+    """
+    ends = [at for stop in stops if (at := text.find(stop, start)) >= 0]
+    if may_go_on:
+        beginnings = [stop[:count] for stop in stops for count in range(1, len(stop))]
+        ends += [len(text) - len(part) for part in beginnings if text.endswith(part, start)]
+    return text[: min(ends, default=len(text))]

@@ -1,18 +1,43 @@
-"""Pictures of a generation: every token in the colour of the step at which it appeared."""
+"""Show texts as they form: live on a console, and as pages and pictures that colour each token by its step."""
 
+import re
 import textwrap
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
 from sedd import files
-from sedd.generate.run import GeneratedSequence
+from sedd.factory import LoadedModel
+from sedd.samplers import GeneratedSequence, Prompt, State
 from sedd.templates import render
+from sedd.terminal import visible
 from sedd.tokenizer import Tokenizer
 from sedd.tokenizer.base import PAD_TEXT
 
 WIDTH, MIN_WIDTH = 140, 50
 """Most characters per line of the PNG, and the least width of the picture in characters."""
 INCHES_PER_COLUMN = 0.084
+_SEPARATOR = re.compile(r"^── sample \d+ ─+\n", re.MULTILINE)
+
+
+def separator(number: int) -> str:
+    """Return the line before text ``number``, counted from 1."""
+    return f"── sample {number} ".ljust(60, "─")
+
+
+def split_texts(content: str) -> list[str] | None:
+    """Return the texts of a file in which each follows its `separator`; None for any other file."""
+    if _SEPARATOR.match(content) is None:
+        return None
+    return [text.removesuffix("\n") for text in _SEPARATOR.split(content)[1:]]
+
+
+# Pictures --------------------------------------------------------------------------------------------------
 
 
 class TracedToken(NamedTuple):
@@ -138,3 +163,54 @@ def _lines(rows: list[list[TracedToken]]) -> tuple[list[tuple[TracedToken, str, 
                 x, y = 0, y + 1
         y += 2
     return placed, max(1, y - 1)
+
+
+# On a console ----------------------------------------------------------------------------------------------
+
+
+def watch_states(
+    states: Iterator[State], prompt: Prompt, loaded: LoadedModel, console: Console, first: int = 0
+) -> State:
+    """Show the texts of a batch as they form, masks as dots; return the last state.
+
+    On a terminal live, replaced at the end; else a line for each text at steps 1, 2, 4, 8, …
+
+    Args:
+        states: As `SamplingRun.states` yields them.
+        prompt: What they were made from.
+        loaded: The model, for its tokenizer.
+        console: Where to show them.
+        first: The index of the first text.
+    """
+    last, lengths = next(states), prompt.text_lengths.tolist()
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=20, transient=True) as live:
+            for last in states:
+                live.update(_render_all(_texts(last, lengths), loaded, first))
+        return last
+    for last in states:
+        if last.step & (last.step - 1) == 0:
+            for number, row in enumerate(_texts(last, lengths), first + 1):
+                line = f"step {last.step}, sample {number}: {visible(_render(row, loaded).plain, line_ends=False)}"
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return last
+
+
+def _texts(state: State, lengths: list[int]) -> list[list[int]]:
+    return [row[:length] for row, length in zip(state.x.tolist(), lengths, strict=True)]
+
+
+def _render(row: list[int], loaded: LoadedModel) -> Text:
+    mask = loaded.process.mask if loaded.process.has_mask else None
+    text = Text()
+    for masked, run in groupby(row, lambda token: token == mask):
+        ids = list(run)
+        shown = "·" * len(ids) if masked else visible(loaded.tokenizer.decode(ids))
+        text.append(shown, style="dim" if masked else "")
+    return text
+
+
+def _render_all(rows: list[list[int]], loaded: LoadedModel, first: int) -> Group:
+    heads = [Text(separator(first + i), style="dim") for i in range(1, len(rows) + 1)]
+    texts = [part for head, row in zip(heads, rows, strict=True) for part in (head, _render(row, loaded))]
+    return Group(*(texts if len(rows) > 1 else texts[1:]))
