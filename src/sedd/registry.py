@@ -148,9 +148,9 @@ OBJECTIVES = Registry(
 TOKENIZERS = Registry(
     "tokenizer",
     {
-        "bytes": "sedd.tokenizer.basic:Bytes",
-        "chars": "sedd.tokenizer.basic:Characters",
-        "ints": "sedd.tokenizer.basic:Integers",
+        "bytes": "sedd.tokenizer.base:Bytes",
+        "chars": "sedd.tokenizer.base:Characters",
+        "ints": "sedd.tokenizer.base:Integers",
         "bpe": "sedd.tokenizer.bpe:BPE",
     },
     "sedd.tokenizers",

@@ -1027,7 +1027,7 @@ MISTAKES = [
     ),
     Mistake(
         "integers are decoded without the least one",
-        "tokenizer/basic.py",
+        "tokenizer/base.py",
         "(ids + self.low).tolist()",
         "ids.tolist()",
         "unit/test_tokenizer.py::test_negative_integers_come_back",

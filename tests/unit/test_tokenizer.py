@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sedd import factory, tokenizer
-from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, basic, bpe, load_tokenizer
+from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, base, bpe, load_tokenizer
 
 Refuses = Callable[..., None]
 TEXTS = ["the cat sat on the mat\n", "the dog <|endoftext|> sat\t too", "naïve 漢字 🎉 the the the"]
@@ -63,13 +63,13 @@ def test_parts_of_a_text_have_the_tokens_of_the_whole(text: str, part: int) -> N
         assert WORDS.encode(text).tolist() == whole
     made = Characters.fit(["abn  \n'st1.é漢"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(basic, "PART", part)
+        patch.setattr(base, "PART", part)
         assert made.encode(text).tolist() == [made.alphabet.index(character) for character in text]
 
 
 def test_long_texts_are_cut(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
     monkeypatch.setattr(bpe, "PART", 3)
-    monkeypatch.setattr(basic, "PART", 3)
+    monkeypatch.setattr(base, "PART", 3)
     assert bpe._cut("a b c, d  e f g") == ["a b", " c, d  e", " f g"]
     assert bpe._cut("") == [""]
     refuses(lambda: Characters.fit(["ab"]).encode("abababaz"), "character 'z' at position 7")

@@ -1,22 +1,30 @@
-"""The tokenizer interface."""
+"""What all tokenizers share, and the tokenizers of bytes, characters and integers."""
 
 import hashlib
 import json
+import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt
 from numpy.typing import ArrayLike
+
+from sedd.schema import MAX_VOCABULARY, check_count
 
 CONFIG = "tokenizer_config.json"
 DEFINITION = "tokenizer.json"
 FORMAT = 1
 PAD_TEXT = "<pad>"
 """Padding among printable tokens."""
+PART = 2**16
+"""Characters encoded at a time: the code points of a whole text would take four times its memory, and more time."""
+_INTEGER = re.compile(r"-?[0-9]+(\.0*)?")
 
 Ids = Int[np.ndarray, " _"]
 
@@ -29,6 +37,11 @@ class Tokenizer(ABC):
     eos: int | None = None
     pad: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, id in (("eos", self.eos), ("pad", self.pad)):
+            if id is not None and not 0 <= id < self.vocab_size:
+                raise ValueError(f"{name} is {id}; special ids must lie in 0..{self.vocab_size - 1}")
+
     @property
     @abstractmethod
     def base_size(self) -> int:
@@ -39,23 +52,9 @@ class Tokenizer(ABC):
     def is_lossless(self) -> bool:
         """Whether ``decode(encode(text)) == text`` for every text that can be encoded."""
 
-    @property
-    @abstractmethod
-    def extra_files(self) -> Mapping[str, bytes]:
-        """Further files of the saved form, name to content, beside tokenizer_config.json."""
-
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Encode texts; special ids are never produced."""
-
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Return the entries of tokenizer_config.json other than kind and special ids."""
-
-    @classmethod
-    @abstractmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
-        """Rebuild the tokenizer saved in ``folder``; raise KeyError or TypeError if ``config`` is damaged."""
 
     @abstractmethod
     def _decode(self, ids: Ids) -> str:
@@ -64,6 +63,20 @@ class Tokenizer(ABC):
     @abstractmethod
     def _piece(self, id: int) -> str:
         """Return the text of one id of the base vocabulary, printable or not."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the entries of tokenizer_config.json other than kind and special ids."""
+        return {}
+
+    @property
+    def extra_files(self) -> Mapping[str, bytes]:
+        """Files next to tokenizer_config.json, name to content."""
+        return {}
+
+    @classmethod
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+        """Rebuild the tokenizer saved in ``folder``; raise KeyError or TypeError if ``config`` is damaged."""
+        return cls(**{name: value for name, value in config.items() if name not in ("format", "kind")})
 
     @property
     def keeps_bytes(self) -> bool:
@@ -75,7 +88,7 @@ class Tokenizer(ABC):
         """Whether tokens of words include the space before them."""
         return False
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Number of ids, special ids included; the mask is not counted."""
         return self.base_size + len({id for id in (self.eos, self.pad) if id is not None and id >= self.base_size})
@@ -102,18 +115,25 @@ class Tokenizer(ABC):
         return self._decode_bytes(self._without_specials(ids))
 
     def _decode_bytes(self, ids: Ids) -> bytes:
-        """Decode ids of the base vocabulary to bytes."""
         return utf8(self._decode(ids))
 
     def _without_specials(self, ids: ArrayLike) -> Ids:
         row = self.check_ids(ids)
-        specials = [id for id in (self.eos, self.pad) if id is not None]
-        return row[~np.isin(row, specials)] if specials else row
+        for special in (self.eos, self.pad):
+            row = row if special is None else row[row != special]
+        return row
 
     def tokens(self, ids: ArrayLike) -> list[str]:
         """Return one printable string per id."""
-        special = {self.pad: PAD_TEXT, self.eos: "<eos>"}
-        return [special.get(id) or _printable(self._piece(id)) for id in self.check_ids(ids).tolist()]
+        return list(map(self._printable, self.check_ids(ids).tolist()))
+
+    def _printable(self, id: int) -> str:
+        if id in (self.eos, self.pad):
+            return "<eos>" if id == self.eos else PAD_TEXT
+        text = self._piece(id)
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
     def check_ids(self, ids: ArrayLike) -> Ids:
         """Return ``ids`` as a vector of int64; raise ValueError if one is not an id of this tokenizer."""
@@ -145,10 +165,154 @@ class Tokenizer(ABC):
             digest.update(f"{name} {len(content)}\n".encode() + content)
         return digest.hexdigest()
 
-    def _check_specials(self) -> None:
-        for name, id in (("eos", self.eos), ("pad", self.pad)):
-            if id is not None and not 0 <= id < self.vocab_size:
-                raise ValueError(f"{name} is {id}; special ids must lie in 0..{self.vocab_size - 1}")
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Bytes(Tokenizer):
+    """One token per UTF-8 byte: 256 ids, any text, nothing to fit. Bytes that are not UTF-8 are tokens too."""
+
+    kind = "bytes"
+    is_lossless = True
+    keeps_bytes = True
+    base_size = 256
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        return [np.frombuffer(utf8(text, keeps_bytes=True), np.uint8).astype(np.int64) for text in texts]
+
+    def _decode(self, ids: Ids) -> str:
+        return self._decode_bytes(ids).decode(errors="replace")  # samples need not be valid UTF-8
+
+    def _decode_bytes(self, ids: Ids) -> bytes:
+        return ids.astype(np.uint8).tobytes()
+
+    def _piece(self, id: int) -> str:
+        return chr(id) if id < 128 else f"\\x{id:02x}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Characters(Tokenizer):
+    """One token per character of a fixed alphabet, in the order of code points."""
+
+    kind = "chars"
+    is_lossless = True
+    alphabet: str
+
+    def __post_init__(self) -> None:
+        if not self.alphabet or list(self.alphabet) != sorted(set(self.alphabet)):
+            raise ValueError(
+                f"the alphabet is {self.alphabet!r}; each character must occur once, in order of code points"
+            )
+        super().__post_init__()
+
+    @classmethod
+    def fit(cls, texts: Iterable[str]) -> Self:
+        """Collect the alphabet of ``texts``."""
+        seen = np.zeros(sys.maxunicode + 1, bool)
+        for text in texts:
+            seen[_code_points(text)] = True
+        if not seen.any():
+            raise ValueError("the texts hold no character; a character tokenizer must be fitted to some text")
+        return cls(alphabet="".join(map(chr, np.flatnonzero(seen))))
+
+    @cached_property
+    def base_size(self) -> int:
+        return len(self.alphabet)
+
+    @cached_property
+    def _points(self) -> UInt[np.ndarray, " characters"]:
+        """Id → code point."""
+        return _code_points(self.alphabet)
+
+    @cached_property
+    def _id_of(self) -> Ids:
+        """Code point → id, −1 if there is none; the last entry stands for all larger code points."""
+        table = np.full(int(self._points[-1]) + 2, -1, np.int64)
+        table[self._points] = np.arange(self.base_size)
+        return table
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        return list(map(self._encode, texts))
+
+    def _encode(self, text: str) -> Ids:
+        ids: Ids = np.empty(len(text), np.int64)
+        for i in range(0, len(text), PART):
+            self._id_of.take(_code_points(text[i : i + PART]), mode="clip", out=ids[i : i + PART])
+        if ids.min(initial=0) < 0:
+            position = int(np.flatnonzero(ids < 0)[0])
+            raise ValueError(
+                f"character {text[position]!r} at position {position} is not among the {self.base_size} of this "
+                "tokenizer; fit it to this text too, or use bytes, which encode every character"
+            )
+        return ids
+
+    def settings(self) -> dict[str, Any]:
+        return {"alphabet": self.alphabet}
+
+    def _decode(self, ids: Ids) -> str:
+        points: bytes = self._points[ids].tobytes()
+        return points.decode("utf-32-le", "surrogatepass")
+
+    def _piece(self, id: int) -> str:
+        return self.alphabet[id]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Integers(Tokenizer):
+    """Consecutive integers (counts, notes, pixels), from 0 on or from a negative one; as text, separated by spaces."""
+
+    kind = "ints"
+    is_lossless = True  # on texts such as "0 1 2"
+    size: int
+    low: int = 0
+    """The integer with id 0: 0, or the least if that is negative, such as −1 for a rest."""
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size, most=MAX_VOCABULARY)
+        if not -(2**63) <= self.low <= 0:
+            raise ValueError(f"low is {self.low}; it must lie in −2⁶³..0")
+        super().__post_init__()
+
+    @classmethod
+    def fit(cls, texts: Iterable[str]) -> Self:
+        """Choose the smallest vocabulary that holds every integer of ``texts``."""
+        low, top = 0, -(2**63)
+        for row in map(_parse_integers, texts):
+            if row.size:
+                low, top = min(low, int(row.min())), max(top, int(row.max()))
+        if top == -(2**63):
+            raise ValueError("the texts hold no integer; an integer vocabulary must be fitted to some")
+        return cls(size=top - low + 1, low=low)
+
+    @property
+    def base_size(self) -> int:
+        return self.size
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        return [self._encode(_parse_integers(text), self.size) for text in texts]
+
+    def encode_integers(self, values: ArrayLike) -> Ids:
+        """Return the ids of integers; special ids may be among them."""
+        return self._encode(np.asarray(values).reshape(-1), self.vocab_size)
+
+    def _encode(self, values: Ids, count: int) -> Ids:
+        top = self.low + count - 1
+        if (bad := (values < self.low) | (values > top)).any():
+            raise ValueError(
+                f"integer {values[bad][0]} is not one of {self.low}..{top}, those of this tokenizer; ints without a "
+                "size is fitted to the data"
+            )
+        return values.astype(np.int64) - self.low
+
+    def settings(self) -> dict[str, Any]:
+        return {"size": self.size, **({"low": self.low} if self.low else {})}
+
+    def _decode(self, ids: Ids) -> str:
+        return " ".join(map(str, (ids + self.low).tolist()))
+
+    def _piece(self, id: int) -> str:
+        return str(id + self.low)
 
 
 def utf8(text: str, keeps_bytes: bool = False) -> bytes:
@@ -165,5 +329,20 @@ def utf8(text: str, keeps_bytes: bool = False) -> bytes:
         ) from None
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def _code_points(text: str) -> UInt[np.ndarray, " characters"]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
+def _parse_integers(text: str) -> Ids:
+    words = text.split()
+    others = (word for word in words if not (word.isascii() and word.isdigit()))
+    if strange := next((word for word in others if not _INTEGER.fullmatch(word)), None):
+        raise ValueError(
+            f"the text holds {strange!r}; write integers, such as 67 and -1, separated by spaces or line ends"
+        )
+    if "." in text:
+        words = [word.partition(".")[0] for word in words]
+    try:
+        return np.array(words, dtype=np.int64) if words else np.zeros(0, np.int64)
+    except (ValueError, OverflowError):
+        raise ValueError("the text holds an integer outside −2⁶³..2⁶³ − 1, which has no token id") from None

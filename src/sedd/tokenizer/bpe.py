@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 import tokenizers
@@ -35,6 +35,8 @@ MAX_DEFINITION = 2**26
 STEPS = ("version", "normalizer", "pre_tokenizer", "decoder")
 """What changes a text in a definition."""
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
+EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+PAD = ("<|padding|>", "<|pad|>", "<pad>", "[PAD]")
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 _ODD_BYTES = re.compile("([\udc80-\udcff]+)")
 """Bytes that are not UTF-8, as Python's ``surrogateescape`` decodes them."""
@@ -53,17 +55,15 @@ class BPE(Tokenizer):
     definition: str
 
     def __post_init__(self) -> None:
-        # here, not at the first text; some functions of the library make lists as long as the largest id
-        check_count("the vocabulary of the tokenizer", self.base_size, 0)
-        self._check_specials()
+        check_count("the vocabulary of the tokenizer", self.base_size, 0)  # the library makes lists of this length
+        super().__post_init__()
 
     @classmethod
-    def train(cls, texts: Iterator[str], vocab_size: int) -> "BPE":
+    def train(cls, texts: Iterator[str], vocab_size: int) -> Self:
         """Train byte-level BPE; the vocabulary may be smaller than ``vocab_size`` if ``texts`` repeat too little."""
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         if vocab_size < len(alphabet):
             raise ValueError(f"vocab_size is {vocab_size}; byte-level BPE needs {len(alphabet)} or more, one per byte")
-        check_count("the vocabulary of bpe", vocab_size)
         model = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         clean = (part for text in texts for part in _ODD_BYTES.split(text)[::2])  # the library takes Unicode only
@@ -71,19 +71,18 @@ class BPE(Tokenizer):
         return cls(definition=model.to_str())
 
     @classmethod
-    def read(cls, path: Path) -> "BPE":
+    def read(cls, path: Path) -> Self:
         """Read a ``tokenizer.json``; its own end-of-text and padding tokens become the special ids."""
         with _explain_errors(str(path)):
             tokenizer = cls(definition=read_text(path, MAX_DEFINITION))
         special = {
             token.content: id for id, token in tokenizer._model.get_added_tokens_decoder().items() if token.special
         }
-        eos = [special[name] for name in ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>") if name in special]
-        pad = [special[name] for name in ("<|padding|>", "<|pad|>", "<pad>", "[PAD]") if name in special]
-        return replace(tokenizer, eos=eos[0] if eos else None, pad=pad[0] if pad else None)
+        eos, pad = (next((special[name] for name in names if name in special), None) for names in (EOS, PAD))
+        return replace(tokenizer, eos=eos, pad=pad)
 
     @classmethod
-    def gpt2(cls, vocab: Path, merges: Path) -> "BPE":
+    def gpt2(cls, vocab: Path, merges: Path) -> Self:
         """Build GPT-2's tokenizer from its two published files, ``encoder.json`` and ``vocab.bpe``."""
         for path in (vocab, merges):
             read_text(path, MAX_DEFINITION)
@@ -202,14 +201,10 @@ class BPE(Tokenizer):
                 parts += _cut(span) if len(span) > PART and self._splits_words else [span]
         return parts
 
-    def settings(self) -> dict[str, Any]:
-        """Return no further settings; the definition is a file of its own."""
-        return {}
-
     @classmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "BPE":
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
         """Rebuild from tokenizer.json."""
-        return cls(definition=read_text(folder / DEFINITION, MAX_DEFINITION), eos=config["eos"], pad=config["pad"])
+        return super().restore(folder, {**config, "definition": read_text(folder / DEFINITION, MAX_DEFINITION)})
 
     def _decode(self, ids: Ids) -> str:
         text: str = self._model.decode(ids.tolist(), skip_special_tokens=True)
@@ -237,30 +232,27 @@ def _explain_errors(what: str) -> Iterator[None]:
 
 
 def _within(seconds: float, call: Callable[[], list[tokenizers.Encoding]]) -> list[tokenizers.Encoding]:
-    """Return the result of a call that searches for the regular expressions of a tokenizer's file.
+    """Return the result of a call that searches for regular expressions from a file, which may take exponential time.
 
-    Such a search may take exponential time. The library gives up some of them, with an error that is no `Exception`;
-    the others are left to a thread that ends with the process.
+    The library gives up some searches with a panic; the others are left to a thread that ends with the process.
     """
-    found: list[list[tokenizers.Encoding] | BaseException] = []
+    found: list[Any] = []
 
     def run() -> None:
         try:
             found.append(call())
-        except BaseException as error:  # the panic of a library in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is no Exception
             found.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    match found:
-        case [list(encodings)]:
-            return encodings
-        case [error]:
-            reason = str(error)
-        case _:
-            reason = f"it takes more than {seconds:.0f} seconds"
-    raise ValueError(f"a regular expression of the tokenizer cannot be applied to this text: {reason}; use another one")
+    result = found[0] if found else f"it takes more than {seconds:.0f} seconds"
+    if not isinstance(result, list):
+        raise ValueError(
+            f"a regular expression of the tokenizer cannot be applied to this text: {result}; use another one"
+        )
+    return result
 
 
 def _cut(text: str) -> list[str]:

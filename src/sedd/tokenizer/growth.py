@@ -13,17 +13,14 @@ UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNorm
 
 
 def check_growth(definition: dict[str, Any]) -> None:
-    """Reject a definition whose steps may multiply a text.
-
-    Args:
-        definition: The JSON of the `tokenizers` library, as the library writes it: it reads other spellings too.
-    """
+    """Reject steps that may multiply a text; the JSON is as the `tokenizers` library writes it."""
     for part in ("normalizer", "pre_tokenizer"), ("decoder",):
         growth = _growth([step for name in part for step in _steps(definition.get(name))])
         if growth > MAX_GROWTH:
+            shown = f"{growth:,.0f}" if growth < 1e12 else "over 10^12"
             raise ValueError(
-                f"the {' and the '.join(part)} in {DEFINITION} may make a text {_count(growth)} times as long, and "
-                f"{MAX_GROWTH} times is the most; shorten what they insert, or use another tokenizer"
+                f"the {' and the '.join(part)} in {DEFINITION} may make a text {shown} times as long, and {MAX_GROWTH} "
+                "times is the most; shorten what they insert, or use another tokenizer"
             )
 
 
@@ -63,15 +60,14 @@ def _growth(steps: list[dict[str, Any]]) -> float:
 
 
 def _steps(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a component: of sequences, which may be nested, those within."""
-    if not isinstance(component, dict):
-        return
-    if component.get("type") != "Sequence":
-        yield component
-        return
-    for name in ("normalizers", "pretokenizers", "decoders"):
-        for step in component.get(name, []):
-            yield from _steps(step)
+    """Yield the steps of a component, which may be a sequence of sequences."""
+    match component:
+        case {"type": "Sequence"}:
+            for name in ("normalizers", "pretokenizers", "decoders"):
+                for step in component.get(name, []):
+                    yield from _steps(step)
+        case dict():
+            yield component
 
 
 def _longest_entry(charsmap: str) -> str:
@@ -79,7 +75,3 @@ def _longest_entry(charsmap: str) -> str:
     content = base64.b64decode(charsmap)
     texts = content[4 + int.from_bytes(content[:4], "little") :]
     return max((text.decode(errors="replace") for text in texts.split(b"\0")), key=len, default="")
-
-
-def _count(growth: float) -> str:
-    return f"{growth:,.0f}" if growth < 1e12 else "over 10^12"

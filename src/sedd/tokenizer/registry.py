@@ -1,17 +1,19 @@
-"""Tokenizers by name."""
+"""Tokenizers by name, and those that are saved in a folder."""
 
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from sedd.files import read_json
 from sedd.registry import TOKENIZERS
 from sedd.schema import MAX_COUNT, MAX_VOCABULARY, check_count
-from sedd.tokenizer.base import Tokenizer
-from sedd.tokenizer.basic import Bytes, Characters, Integers
+from sedd.tokenizer.base import CONFIG, DEFINITION, FORMAT, Bytes, Integers, Tokenizer
 from sedd.tokenizer.bpe import BPE
-from sedd.tokenizer.loading import load_tokenizer
 
 SPECS = ("bytes", "chars", "bpe:SIZE", "gpt2", "ints", "ints:SIZE")
+NEEDS_SIZE = {"bytes": False, "chars": False, "gpt2": False, "bpe": True}
+"""Whether a size follows the name; others may have one."""
 
 
 def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
@@ -22,50 +24,69 @@ def build_tokenizer(spec: str, texts: Callable[[], Iterator[str]]) -> Tokenizer:
             A plugin's class is fitted by ``fit(texts)``, or ``fit(texts, size=SIZE)`` for NAME:SIZE.
         texts: Called for the corpus if the tokenizer has to be fitted to one.
     """
-    name, _, size = spec.partition(":")
-    match name, size:
-        case "bytes", "":
+    name, size = check_tokenizer(spec)
+    match name:
+        case None:
+            path = Path(spec)
+            return load_tokenizer(path) if path.is_dir() else BPE.read(path)
+        case "bytes":
             return Bytes()
-        case "chars", "":
-            return Characters.fit(texts())
-        case "ints", "":
-            return Integers.fit(texts())
-        case "ints", _ if size.isdecimal():
-            return Integers(size=int(size))
-        case "bpe", _ if size.isdecimal():
-            return BPE.train(texts(), int(size))
-        case "gpt2", "":
+        case "ints" if size:
+            return Integers(size=size)
+        case "bpe":
+            return BPE.train(texts(), size)
+        case "gpt2":
             return _gpt2()
-    if name in TOKENIZERS.plugins and (not size or size.isdecimal()):
-        fitted: Tokenizer = TOKENIZERS.load(name).fit(texts(), **({"size": int(size)} if size else {}))
-        return fitted
-    if (path := Path(spec)).exists():
-        return load_tokenizer(path) if path.is_dir() else BPE.read(path)
-    raise ValueError(_unknown(spec))
+    fitted: Tokenizer = TOKENIZERS.load(name).fit(texts(), **({"size": size} if size else {}))
+    return fitted
 
 
-def check_tokenizer(spec: str) -> None:
-    """Refuse a name that `build_tokenizer` does not take."""
+def check_tokenizer(spec: str) -> tuple[str | None, int]:
+    """Split the name of a tokenizer into its kind, None for a path, and its size, 0 for none."""
     name, _, size = spec.partition(":")
-    takes_size = size.isdecimal() if name == "bpe" else not size or size.isdecimal()
-    known = name in (*TOKENIZERS.names, "gpt2") and takes_size and not (size and name in ("bytes", "chars", "gpt2"))
-    if not known and not Path(spec).exists():
-        raise ValueError(_unknown(spec))
-    if known and size and name in ("bpe", "ints"):
-        check_count(f"the vocabulary of {name}", int(size), most=MAX_COUNT if name == "bpe" else MAX_VOCABULARY)
-
-
-def _unknown(spec: str) -> str:
+    has_size = NEEDS_SIZE.get(name, bool(size)) == bool(size) and (not size or size.isdecimal())
+    if name in (*TOKENIZERS.names, "gpt2") and has_size:
+        if size and name in ("bpe", "ints"):
+            check_count(f"the vocabulary of {name}", int(size), most=MAX_COUNT if name == "bpe" else MAX_VOCABULARY)
+        return name, int(size or 0)
+    if Path(spec).exists():
+        return None, 0
     names = ", ".join([*SPECS, *TOKENIZERS.plugins])
-    return f"tokenizer is {spec!r}; choose one of {names}, or the path of a tokenizer.json or of a folder with one"
+    raise ValueError(
+        f"tokenizer is {spec!r}; choose one of {names}, or the path of a tokenizer.json or of a folder with one"
+    )
 
 
 def _gpt2() -> Tokenizer:
     path = Path(os.environ.get("SEDD_GPT2") or Path.home() / ".cache" / "sedd" / "gpt2")
-    file = path if path.is_file() else path / "tokenizer.json"
+    file = path if path.is_file() else path / DEFINITION
     if not file.exists():
         raise ValueError(
             f"{file}, GPT-2's tokenizer, does not exist; download it from huggingface.co/openai-community/gpt2 "
             "to this path, or set SEDD_GPT2 to the path of your copy"
         )
     return BPE.read(file)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer saved in ``folder``, or the ``tokenizer.json`` of a Hugging Face folder."""
+    path = folder / CONFIG
+    try:
+        config: Any = read_json(path)
+    except (OSError, ValueError) as error:
+        what = f"could not be read: {error.strerror}" if isinstance(error, OSError) else f"is not JSON: {error}"
+        raise ValueError(f"{path} {what}; save the tokenizer again") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds a {type(config).__name__}, not an object; save the tokenizer again")
+    if "kind" not in config and (folder / DEFINITION).exists():
+        return BPE.read(folder / DEFINITION)
+    if config.get("format") != FORMAT or config.get("kind") not in TOKENIZERS.names:
+        raise ValueError(
+            f"{path} is of kind {config.get('kind')!r}, format {config.get('format')!r}; this version reads "
+            f"{', '.join(TOKENIZERS.names)} in format {FORMAT}"
+        )
+    kind: type[Tokenizer] = TOKENIZERS.load(config["kind"])
+    try:
+        return kind.restore(folder, config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}; save the tokenizer again") from None
