@@ -39,8 +39,6 @@ from measure import free_memory
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd import registry
-from sedd.config import RunConfig
 from sedd.nn.attention import AttentionContext, attention
 from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer
 from sedd.nn.conditioning import block_modulations
@@ -52,9 +50,10 @@ from sedd.ops.block_ops import ResidualBranch, Rotation
 from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.runtime import distributed
 from sedd.tensors import compute_dtype
-from sedd.training import batches, loop, optimizer, validation
+from sedd.training import batches, loop, optimizer, setup, validation
 from sedd.training import trainer as trainer_module
 from sedd.training.batches import Batch, TrainingDataLoader
+from sedd.training.config import RunConfig
 from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.muon import Muon
 from sedd.training.overrides import merge_config
@@ -289,13 +288,13 @@ def network_features(features: dict[str, Any] | None) -> Iterator[None]:
     if features is None:
         yield
         return
-    before = registry.ARCHITECTURES
+    before = setup.ARCHITECTURES["modern"]
     Variant.features = features
-    registry.ARCHITECTURES = registry.Registry("network", {"modern": f"{__name__}:Variant"})
+    setup.ARCHITECTURES["modern"] = Variant
     try:
         yield
     finally:
-        registry.ARCHITECTURES = before
+        setup.ARCHITECTURES["modern"] = before
 
 
 # Variants of training --------------------------------------------------------------------------------------

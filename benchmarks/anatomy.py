@@ -22,10 +22,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 from train import NoisyBatch, TrainingSteps, TrainSetting, count_in_loss, random_batch
 
-from sedd import factory
 from sedd.ops import linear_loss, linear_loss_triton
 from sedd.ops.linear_loss import EntropyTerms
 from sedd.ops.linear_loss_triton import TRITON
+from sedd.training.setup import build_setup
 
 TOKENS, LENGTH, WIDTH, HEADS = 64 * 1024, 1024, 768, 12
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -127,7 +127,7 @@ def training(setting: TrainSetting, dropout: float | None = None, piecewise: boo
     """Return a network in training on four random batches."""
     run = setting.run()
     run.model.dropout = run.model.dropout if dropout is None else dropout
-    parts = factory.build_setup(run, setting.vocab_size)
+    parts = build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
     cpu_batches = [random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
     counts = [count_in_loss(parts, b.x_t) for b in cpu_batches]

@@ -21,11 +21,11 @@ from measure import (
 )
 from torch import Tensor, nn
 
-from sedd import registry
 from sedd.nn.layers import Linear
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.tensors import compute_dtype, upcast
+from sedd.training.config import OBJECTIVES, PARAMETERIZATIONS, PROCESSES, SCHEDULES
 
 LOSS_FLOPS = "6 · positions in the loss · width · vocabulary"
 
@@ -83,16 +83,16 @@ def measure_loss(setting: LossSetting, machine: Machine) -> Iterator[Measurement
     """Measure output layer and loss with all gradients: fused, and the PyTorch reference."""
     generator = torch.Generator().manual_seed(0)
     process, schedule = (
-        registry.PROCESSES.build(setting.process, setting.vocab_size),
-        registry.SCHEDULES.build("log-linear"),
+        PROCESSES.build(setting.process, setting.vocab_size),
+        SCHEDULES.build("log-linear"),
     )
-    objective = registry.OBJECTIVES.build("score-entropy")
+    objective = OBJECTIVES.build("score-entropy")
     t = schedule.t(-torch.log1p(-torch.tensor([setting.masked])))
     x_0 = torch.randint(setting.vocab_size, (1, setting.rows), generator=generator)
     x_t = process.corrupt(x_0, schedule.sigma(t), generator)
     count = int(process.is_noisy(x_t).sum())
     head = _Head(setting, process.num_states, generator).to(setting.device)
-    model = registry.PARAMETERIZATIONS.build(setting.parameterization, head, process, schedule)
+    model = PARAMETERIZATIONS.build(setting.parameterization, head, process, schedule)
     x_0, x_t, t = (a.to(setting.device) for a in (x_0, x_t, t))
     weight, leaves = torch.ones_like(t), list(head.parameters())
 

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from sedd import recipes
 from sedd.runtime import cuda_graphs
+from sedd.training import recipes
 
 
 class Measurement(NamedTuple):

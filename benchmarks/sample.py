@@ -22,8 +22,10 @@ from measure import (
 )
 from train import TrainSetting
 
-from sedd import factory, samplers
+from sedd import samplers
+from sedd.loading import LoadedModel, prepare_for_inference
 from sedd.tokenizer import Integers
+from sedd.training.setup import build_model, build_network, build_setup
 
 SAMPLE_FLOPS = (
     "per token of each sequence in a network call, without output layer: "
@@ -58,18 +60,18 @@ class SampleSetting:
             raise ValueError(f"batch {self.batch}, steps {self.steps}, repeats {self.repeats}: each must be 1 or more")
 
 
-def random_model(setting: SampleSetting, cuda_graphs: bool = True) -> factory.LoadedModel:
+def random_model(setting: SampleSetting, cuda_graphs: bool = True) -> LoadedModel:
     """Build a model with random weights whose tokens are integers."""
     run = TrainSetting(setting.recipe, setting.process, setting.objective, length=setting.length).run()
-    parts = factory.build_setup(run, setting.vocab_size)
-    network = factory.build_network(run, parts)
+    parts = build_setup(run, setting.vocab_size)
+    network = build_network(run, parts)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in network.parameters():  # with an output layer of zeros all tokens would be equally likely
             parameter.normal_(0, 0.02, generator=generator)
-    prepared = factory.prepare_for_inference(network, setting.device, setting.precision)
-    model = factory.build_model(run, prepared, parts, cuda_graphs=cuda_graphs)
-    return factory.LoadedModel(model, prepared, *parts, Integers(size=setting.vocab_size), run, Path(setting.recipe))
+    prepared = prepare_for_inference(network, setting.device, setting.precision)
+    model = build_model(run, prepared, parts, cuda_graphs=cuda_graphs)
+    return LoadedModel(model, prepared, *parts, Integers(size=setting.vocab_size), run, Path(setting.recipe))
 
 
 class SamplingRuns:

@@ -18,20 +18,21 @@ import subprocess
 
 import torch
 
-from sedd import registry, samplers, sampling_settings
+from sedd import samplers, sampling_settings
 from sedd.nn import transformer
+from sedd.training.config import PARAMETERIZATIONS, PROCESSES
 
 VOCABULARY, LENGTH, BATCH = 50_257, 1024, 16
 FULL_TENSOR = BATCH * LENGTH * (VOCABULARY + 1) * 4
-PROCESSES = {"gibbs": ["uniform"], "tweedie": ["absorbing", "uniform"], "euler": ["absorbing", "uniform"]}
-PROCESSES |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uniform"]}
+NOISES = {"gibbs": ["uniform"], "tweedie": ["absorbing", "uniform"], "euler": ["absorbing", "uniform"]}
+NOISES |= {"theta": ["absorbing", "uniform"], "ancestral": ["absorbing", "uniform"]}
 
 
 def peak(name: str, noise: str, device: str) -> int:
     """Return the bytes allocated at the peak of a step."""
-    process = registry.PROCESSES.build(noise, VOCABULARY)
+    process = PROCESSES.build(noise, VOCABULARY)
     network = transformer.Modern(states=process.num_states, width=64, depth=1, heads=2).to(device).requires_grad_(False)
-    model = registry.PARAMETERIZATIONS.build("mean", network, process)
+    model = PARAMETERIZATIONS.build("mean", network, process)
     options = {"bound": 1e9} if name == "entropy" else {}  # reveals all tokens at once
     settings = samplers.SamplingSettings(name, steps=2, options=options)
     sampling_run = samplers.SamplingRun(model, settings)
@@ -54,7 +55,7 @@ def main(as_json: bool) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = {}
     for name in sampling_settings.SAMPLERS.built_in:
-        for noise in PROCESSES.get(name, ["absorbing"]):
+        for noise in NOISES.get(name, ["absorbing"]):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found[f"{name}, {noise}"] = pool.apply(peak, (name, noise, device))
             if not as_json:

@@ -23,7 +23,7 @@ import numpy as np
 from measure import describe_machine
 from text8p import random_tokens, run_command, shell, training_text
 
-from sedd.recipes import RECIPES
+from sedd.training.recipes import RECIPES
 
 SMALL_EVERY = 60
 """Steps between checkpoints of the run `small`."""

@@ -34,7 +34,7 @@ from sample import SampleSetting, random_model
 from train import TrainSetting
 
 from sedd.extras import require_server
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.runtime.cuda_graphs import batch_bucket
 from sedd.samplers import SamplingRun, SamplingSettings, blank_prompt
 from sedd.serve.limits import Limits

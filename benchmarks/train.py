@@ -24,15 +24,16 @@ from measure import (
 )
 from torch import Tensor
 
-from sedd import factory, registry
-from sedd.config import RunConfig
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.parameterization import DiscreteModel
+from sedd.runtime import activation_checkpointing
 from sedd.schedule import stratified
 from sedd.training import optimizer
+from sedd.training.config import RunConfig
 from sedd.training.ema import EMA
 from sedd.training.overrides import merge_config
+from sedd.training.setup import DiffusionSetup, build_model, build_network, build_setup
 
 TRAIN_FLOPS = (
     "per token, with f the fraction of tokens in the loss: 72 · (depth − ¾ · (1 − f)) · width² "
@@ -101,7 +102,7 @@ class NoisyBatch(NamedTuple):
 def measure_training(setting: TrainSetting, machine: Machine) -> Iterator[Measurement]:
     """Measure a training step: fused, and the PyTorch reference."""
     run = setting.run()
-    parts = factory.build_setup(run, setting.vocab_size)
+    parts = build_setup(run, setting.vocab_size)
     generator = torch.Generator().manual_seed(0)
     cpu_batches = [random_batch(parts, setting, run.model.seq_len, generator) for _ in range(4)]
     counts = [count_in_loss(parts, b.x_t) for b in cpu_batches]
@@ -118,16 +119,14 @@ def measure_training(setting: TrainSetting, machine: Machine) -> Iterator[Measur
         yield time_variant(variant, steps, machine, setting.repeats, tokens, flops_per_token * tokens)
 
 
-def random_batch(
-    parts: factory.DiffusionSetup, setting: TrainSetting, length: int, generator: torch.Generator
-) -> NoisyBatch:
+def random_batch(parts: DiffusionSetup, setting: TrainSetting, length: int, generator: torch.Generator) -> NoisyBatch:
     """Return a batch of random tokens with noise."""
     times = parts.objective.times(stratified(setting.batch, generator))
     x_0 = torch.randint(setting.vocab_size, (setting.batch, length), generator=generator)
     return NoisyBatch(parts.objective.corrupt(parts, x_0, times.t, generator), x_0, *times)
 
 
-def count_in_loss(parts: factory.DiffusionSetup, x_t: Tensor) -> int:
+def count_in_loss(parts: DiffusionSetup, x_t: Tensor) -> int:
     """Return the number of positions that count in the loss."""
     counts = parts.objective.counts(parts, x_t)
     return x_t.numel() if counts is None else int(counts.sum())
@@ -140,14 +139,14 @@ class TrainingSteps:
     def __init__(
         self,
         run: RunConfig,
-        parts: factory.DiffusionSetup,
+        parts: DiffusionSetup,
         setting: TrainSetting,
         fused: bool,
         batches: list[NoisyBatch],
         counts: list[int],
     ) -> None:
         self.batches, self.counts, self.step = batches, counts, 0
-        networks = [factory.build_network(run, parts).to(setting.device) for _ in range(2)]
+        networks = [build_network(run, parts).to(setting.device) for _ in range(2)]
         self.network, ema_network = (network for network in networks if isinstance(network, Transformer))
         self.ema = EMA(self.network, ema_network, run.optim.ema_decay)
         self.optimizers, self.grad_clip = optimizer.build_optimizers(self.network, run.optim), run.optim.grad_clip
@@ -156,11 +155,9 @@ class TrainingSteps:
             self.network.forward = autocast(self.network.forward)  # type: ignore[method-assign]
         if setting.precision == "float8":
             self.network.enable_fp8()
-        model = factory.build_model(run, self.network, parts)
+        model = build_model(run, self.network, parts)
         if fused:
-            self.network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(
-                setting.activation_checkpointing
-            )
+            self.network.activation_checkpointing = getattr(activation_checkpointing, setting.activation_checkpointing)
             if setting.compile:
                 self.network.compile_trunk()
             if setting.cuda_graphs:
@@ -169,7 +166,7 @@ class TrainingSteps:
         else:
             self.loss = self._plain(parts, model)
 
-    def _fused(self, parts: factory.DiffusionSetup, model: DiscreteModel) -> Callable[[int], Tensor]:
+    def _fused(self, parts: DiffusionSetup, model: DiscreteModel) -> Callable[[int], Tensor]:
         def loss(i: int) -> Tensor:
             found = fused_loss(parts.objective, model, *self.batches[i], count=self.counts[i])
             if found is None:
@@ -181,7 +178,7 @@ class TrainingSteps:
 
         return loss
 
-    def _plain(self, parts: factory.DiffusionSetup, model: DiscreteModel) -> Callable[[int], Tensor]:
+    def _plain(self, parts: DiffusionSetup, model: DiscreteModel) -> Callable[[int], Tensor]:
         def loss(i: int) -> Tensor:
             x_t, x_0, t, weight = self.batches[i]
             nats = parts.objective.loss(model, x_t, x_0, t)

@@ -26,11 +26,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sedd
-from sedd import data, factory, models, samplers, trace
-from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from sedd import data, models, samplers, trace
+from sedd.loading import load_model
 from sedd.terminal import visible
+from sedd.tokenizer import build_tokenizer
 from sedd.trace import watch_states
 from sedd.training import loop
+from sedd.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from sedd.training.loop import OnEvent
 from sedd.training.progress import format_duration
 
@@ -159,7 +161,7 @@ def main(out: Path, steps: int) -> int:
         ),
     ).resolved()
     sources = config.data.sources
-    tokenizer = factory.build_tokenizer("bpe:420", lambda: data.read_documents(sources, packing="lines"))
+    tokenizer = build_tokenizer("bpe:420", lambda: data.read_documents(sources, packing="lines"))
     data.prepare(sources, out / "data", tokenizer, packing="lines", length=LENGTH, pad="model")
     validation = data.TokenBlocks.open(out / "data", LENGTH, "validation", config.data.val_fraction)
     rows, _ = validation.read(np.arange(len(validation)))
@@ -236,7 +238,7 @@ def plot_bound(records: Sequence[Bound], entropy: float, optimum: float) -> Figu
 
 def sample_and_infill(out: Path) -> None:
     """Sample sentences from noise, fill gaps, and draw when each token appeared."""
-    loaded = factory.load_model(out / "run")
+    loaded = load_model(out / "run")
     sampling_run = samplers.SamplingRun(loaded.model, samplers.SamplingSettings(steps=64))
 
     def texts(prompt: samplers.Prompt) -> list[str]:

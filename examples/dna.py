@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import data, factory, samplers
-from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from sedd import data, samplers
+from sedd.loading import load_model
+from sedd.tokenizer import build_tokenizer
 from sedd.training import loop
+from sedd.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 
 BASES, LENGTH, SEQUENCES = "ACGT", 40, 8000
 NEXT = np.array([[0.3, 0.2, 0.3, 0.2], [0.35, 0.3, 0.05, 0.3], [0.25, 0.25, 0.3, 0.2], [0.15, 0.2, 0.3, 0.35]])
@@ -59,13 +61,13 @@ def main(out: Path, steps: int) -> None:
         objective="lambda-dce",
     ).resolved()
     sources = config.data.sources
-    letters = factory.build_tokenizer("chars", lambda: data.read_documents(sources, packing="lines"))
+    letters = build_tokenizer("chars", lambda: data.read_documents(sources, packing="lines"))
     data.prepare(sources, out / "data", letters, packing="lines", length=LENGTH)
     end = loop.run(config, lambda: out / "data", out / "run", resume=False, on_event=lambda kind, record: None)
     print(f"entropy {entropy():.4f} nats per base")
     print(f"validation bound {end.validation['bound']:.4f} ± {end.validation['bound_stderr']:.4f} nats per base")
 
-    loaded = factory.load_model(out / "run")
+    loaded = load_model(out / "run")
     sampling_run = samplers.SamplingRun(loaded.model, samplers.SamplingSettings(steps=None))
     samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(samplers.empty(100, LENGTH))]
     print(f"a G after a C: {NEXT[1, 2]:.3f} of the time, {frequency_after_c(samples):.3f} in 100 samples such as")

@@ -9,10 +9,12 @@ import random
 import tempfile
 from pathlib import Path
 
-from sedd import data, factory, samplers
-from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from sedd import data, samplers
 from sedd.evaluation import molecules
+from sedd.loading import load_model
+from sedd.tokenizer import build_tokenizer
 from sedd.training import loop
+from sedd.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 
 MOLECULES, LONGEST, SHOWN, SAMPLES = 6000, 20, 5, 100
 GROUPS = ["C", "CC", "O", "N", "F", "Cl", "C#N", "C(=O)O", "C(=O)N", "OC", "N(C)C", "C(F)(F)F"]
@@ -35,7 +37,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
         short = [text for _ in range(MOLECULES) if len(text := smiles(draw)) <= LONGEST]
         source.write_text("".join(f"{text}\n" for text in short))
     known = list(data.read_documents([source], packing="lines"))
-    letters = factory.build_tokenizer("chars", lambda: iter(known))
+    letters = build_tokenizer("chars", lambda: iter(known))
     length = max(map(len, known))
     data.prepare([source], out / "data", letters, packing="lines", length=length, pad="model")
     config = RunConfig(
@@ -51,7 +53,7 @@ def main(out: Path, source: Path | None, steps: int) -> None:
     bound, error = (length * end.validation[name] for name in ("bound", "bound_stderr"))
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per molecule")
 
-    loaded = factory.load_model(out / "run")
+    loaded = load_model(out / "run")
     sampling_run = samplers.SamplingRun(loaded.model, samplers.SamplingSettings(steps=None))
     samples = [loaded.tokenizer.decode(row.ids) for row in sampling_run.sample(samplers.empty(SAMPLES, length))]
     found = molecules.measure_molecules(samples, known[:20_000])

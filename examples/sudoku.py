@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sedd import data, factory, samplers
-from sedd.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from sedd import data, samplers
+from sedd.loading import load_model
 from sedd.tokenizer import Integers
 from sedd.training import loop
+from sedd.training.config import BudgetConfig, DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -54,7 +55,7 @@ def main(out: Path, steps: int) -> None:
     bound, error = (16 * end.validation[name] for name in ("bound", "bound_stderr"))
     print(f"validation bound {bound:.3f} ± {error:.3f} nats per grid")
 
-    loaded = factory.load_model(out / "run")
+    loaded = load_model(out / "run")
     settings = samplers.SamplingSettings(steps=None)  # one cell at a time
     sampling_run = samplers.SamplingRun(loaded.model, settings)
     samples = [np.array(row.ids) for row in sampling_run.sample(samplers.empty(100, 16))]

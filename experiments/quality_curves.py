@@ -30,10 +30,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from study_runs import Results, TimeLimit, has_gpu, report_skipped, save_figure
 
-from sedd import draws, factory, plot, samplers
+from sedd import draws, plot, samplers
 from sedd.evaluation.quality import evaluate_samples, judges
 from sedd.evaluation.quality import samples as sample_sets
 from sedd.evaluation.quality.mauve import MauveReference
+from sedd.loading import load_model
 from sedd.samplers.run import with_padding
 
 ABSORBING = ("euler", "tweedie", "first-hitting", "remask", "theta", "confidence")
@@ -164,7 +165,7 @@ class Study:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.loaded = factory.load_model(find_model(args.model), device=default_device(), precision=None)
+        self.loaded = load_model(find_model(args.model), device=default_device(), precision=None)
         self.noise = self.loaded.config.noise.process
         self.samplers = ABSORBING if self.noise == "absorbing" else UNIFORM
 
@@ -196,7 +197,7 @@ def default_device() -> str:
 
 def find_model(name: str) -> Path:
     """Return the folder of a model: a path, or a name in the box."""
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     return checkpoint.locate_model(Path(name)) or Path(name)
 

@@ -6,7 +6,7 @@ python experiments/reference_pages.py --check      names the pages that are stal
 Parts of pages stand between two comments, such as ``<!-- limits -->`` and ``<!-- end of limits -->``.
 
 What the pages state is read from the program: options from the Typer application, keys and their meanings from
-`sedd.config`, allowed values from the errors that wrong ones cause, requests from the OpenAPI document.
+`sedd.training.config`, allowed values from the errors that wrong ones cause, requests from the OpenAPI document.
 """
 
 import argparse
@@ -29,13 +29,14 @@ import reference_text as page_text
 import tree
 import typer
 
-from sedd import config, files, registry, sampling_settings, yaml_file
+from sedd import files, registry, sampling_settings, yaml_file
 from sedd.cli import app
 from sedd.cli.root import LIMITS
-from sedd.config import RunConfig
 from sedd.data import budgets
 from sedd.schema import MAX_COUNT
 from sedd.tokenizer import bpe, growth
+from sedd.training import config
+from sedd.training.config import OBJECTIVES, SCHEDULES, RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs/reference"
@@ -266,7 +267,7 @@ def configuration_page() -> str:
     )
     noise, times = process.Absorbing(2), schedule.LogLinear()
     given = {"process": noise, "schedule": times, "vocab_size": 2}
-    objectives = option_rows(registry.OBJECTIVES, "objective_options.{}", config.NOT_FOR_TRAINING, given)
+    objectives = option_rows(OBJECTIVES, "objective_options.{}", config.NOT_FOR_TRAINING, given)
     parts = [
         "# Configuration keys: every path of `--set`",
         NOTE,
@@ -281,7 +282,7 @@ def configuration_page() -> str:
             title, line = page_text.SECTIONS[section]
             parts += [f"## {title}: `{section}`", line, table(head, key_rows(section, owner))]
         if section == "noise":
-            rows = option_rows(registry.SCHEDULES, "noise.options.{}", (), {})
+            rows = option_rows(SCHEDULES, "noise.options.{}", (), {})
             parts += ["Options of each schedule:", table(("key", "schedule", *options_head), rows)]
     parts += [
         "## The run",

@@ -17,7 +17,7 @@ keys](configuration.md). From Python: [Python API](../guides/python.md)."""
 
 KEYS = """
 This page lists every key of a training run with its type, allowed values, default and meaning, as
-`sedd.config` has them. [Configuration](../guides/configuration.md) shows how to set them and which source
+`sedd.training.config` has them. [Configuration](../guides/configuration.md) shows how to set them and which source
 wins."""
 
 DEFAULTS = """

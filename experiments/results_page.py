@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from study_runs import digest, save_figure
 
 from sedd import plot
-from sedd.recipes import RECIPES
+from sedd.training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 IN_README = (

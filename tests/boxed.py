@@ -4,9 +4,11 @@ from pathlib import Path
 
 import torch
 
-from sedd import checkpoint, factory, hub
-from sedd.config import ModelConfig, RunConfig
+from sedd import hub
 from sedd.tokenizer import Bytes
+from sedd.training import checkpoint
+from sedd.training.config import ModelConfig, RunConfig
+from sedd.training.setup import build_network, build_setup
 
 SEQ_LEN = 144  # the template of the demo has 134 bytes with its gap
 
@@ -15,7 +17,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
     """Write a model folder of a time-free denoiser of bytes, small enough to load at once."""
     model = ModelConfig(width=32, depth=1, heads=2, seq_len=SEQ_LEN)
     run = RunConfig(model=model, objective="lambda-dce", seed=seed).resolved()
-    network = factory.build_network(run, factory.build_setup(run, vocab_size=256))
+    network = build_network(run, build_setup(run, vocab_size=256))
     generator = torch.Generator().manual_seed(seed)
     weights = {
         name: value + 0.1 * torch.randn(value.shape, generator=generator)

@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 import torch
 from fastapi import FastAPI
 
-from sedd import factory
-from sedd.config import RunConfig
 from sedd.exact import Distribution, Score
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.serve.engine import Engine
 from sedd.serve.http import HttpServer
 from sedd.serve.jobs import Failed, Finished, Job, Row, Step
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
 from sedd.tokenizer import Characters
+from sedd.training.config import RunConfig
+from sedd.training.setup import build_model, build_network, build_setup
 
 
 def tiny_model(
@@ -37,12 +37,12 @@ def tiny_model(
     config.noise.process, config.model.seq_len = process, length
     config.model.width, config.model.depth, config.model.heads, config.model.cond_dim = 16, 2, 2, 8
     tokenizer = Characters(alphabet="abcdef")
-    setup = factory.build_setup(config.resolved(), tokenizer.vocab_size)
-    network = factory.build_network(config, setup, len(labels)).eval().requires_grad_(False)
+    setup = build_setup(config.resolved(), tokenizer.vocab_size)
+    network = build_network(config, setup, len(labels)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.normal_(0, 0.3, generator=generator)
-    model = factory.build_model(config, network, setup)
+    model = build_model(config, network, setup)
     return LoadedModel(model, network, *setup, tokenizer, config, Path("tiny"), labels)
 
 
@@ -50,7 +50,7 @@ def exact_model(distribution: Distribution, process: str = "absorbing") -> Loade
     """The exact score of a distribution over the first letters of the alphabet."""
     tokenizer = Characters(alphabet="abcdef"[: distribution.vocab_size])
     loaded = tiny_model(process=process, length=distribution.length)
-    setup = factory.build_setup(loaded.config, tokenizer.vocab_size)
+    setup = build_setup(loaded.config, tokenizer.vocab_size)
     score: Any = Score(distribution, setup.process)
     return loaded._replace(model=score, process=setup.process, tokenizer=tokenizer)
 

@@ -16,7 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.canvas import BLUE, GREEN, MASKED, ORANGE, PAPER, PURPLE, WIDTH, Picture, blank_axes, draw_arrow, draw_box
-from sedd import plot, registry
+from sedd import plot
+from sedd.training import setup
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +58,7 @@ def network() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, boxes in ARCHITECTURES.items():
         with torch.device("meta"):
-            module = registry.ARCHITECTURES.build(name, states=28, width=64, depth=2, heads=4)
+            module = setup.ARCHITECTURES[name](states=28, width=64, depth=2, heads=4)
         shapes = {key: list(value.shape) for key, value in module.state_dict().items()}
         adaptive = "blocks.0.adaLN_modulation.weight" if name == "reference" else "blocks.0.modulation.weight"
         if shapes[adaptive][0] != 6 * 64:
@@ -143,10 +144,10 @@ TRAINING = (
     ("log-scores", "diffusion.parameterization.ScoreModel"),
     ("loss in nats", "training.trainer.Trainer.batch_loss"),
     ("weights, EMA", "training.step.train_step"),
-    ("checkpoint", "checkpoint.save"),
+    ("checkpoint", "training.checkpoint.save"),
 )
 SAMPLING = (
-    ("checkpoint", "factory.load_model"),
+    ("checkpoint", "loading.load_model"),
     ("prompt, gaps", "samplers.template.template_prompt"),
     ("noise at $t = 1$", "samplers.loop.initial_state"),
     ("ratios", "sampling.caching.SamplingModel"),

@@ -13,13 +13,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from demos import sentences
-from sedd import plot, registry
+from sedd import plot
 from sedd.parameterization import MeanModel
 from sedd.samplers import SamplingSettings
+from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES
 
-PROCESS = registry.PROCESSES.build("absorbing", len(sentences.WORDS))
-SCHEDULE = registry.SCHEDULES.build("log-linear", eps=1e-6)
-OBJECTIVE = registry.OBJECTIVES.build("score-entropy")
+PROCESS = PROCESSES.build("absorbing", len(sentences.WORDS))
+SCHEDULE = SCHEDULES.build("log-linear", eps=1e-6)
+OBJECTIVE = OBJECTIVES.build("score-entropy")
 METHODS = {  # colour and hatch
     "many steps": (plot.BLUE, ""),
     "one step": (plot.GREEN, "//"),

@@ -13,15 +13,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from demos import sentences
-from sedd import draws, exact, plot, registry
+from sedd import draws, exact, plot
 from sedd.parameterization import Denoiser
 from sedd.process import at_token
+from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES
 
 NOISE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 """Noise levels: the fraction of words that are replaced by random ones, 1 − e^−σ."""
-PROCESS = registry.PROCESSES.build("uniform", len(sentences.WORDS))
-SCHEDULE = registry.SCHEDULES.build("geometric")
-OBJECTIVE = registry.OBJECTIVES.build("score-entropy")
+PROCESS = PROCESSES.build("uniform", len(sentences.WORDS))
+SCHEDULE = SCHEDULES.build("geometric")
+OBJECTIVE = OBJECTIVES.build("score-entropy")
 METHODS = {  # colour, line and marker
     "noisy input": (plot.GREY, "-", "."),
     "model, argmax": (plot.ORANGE, "-", "o"),

@@ -8,10 +8,11 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from sedd import exact, plot, registry
+from sedd import exact, plot
 from sedd.parameterization import ScoreModel
+from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES
 
-OBJECTIVES = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax-linear": plot.ORANGE}
+COLOURS = {"score-entropy": plot.BLUE, "concrete-score": plot.GREEN, "softmax-linear": plot.ORANGE}
 """Score entropy, ℓ2 concrete score matching and softmax-linear, a formulation in circulation; with their colours."""
 TIME = 0.05
 """The time at which ratios are learned: noise has changed a twentieth of the tokens, so they are nearly the data's."""
@@ -30,8 +31,8 @@ class RatioEstimate(NamedTuple):
 
 def true_log_ratios(states: int, seed: int) -> Float[Tensor, "n n"]:
     """Return log p(y)/p(x), row x and column y, of a random distribution of one token at noise σ(`TIME`)."""
-    p_data, process = _distribution(states, seed), registry.PROCESSES.build("uniform", states)
-    sigma = registry.SCHEDULES.build("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
+    p_data, process = _distribution(states, seed), PROCESSES.build("uniform", states)
+    sigma = SCHEDULES.build("log-linear").sigma(torch.tensor(TIME, dtype=torch.float64))
     log_ratio: Tensor = exact.Score(p_data, process)(p_data.sequences, sigma.expand(states))
     return log_ratio[:, 0]
 
@@ -46,13 +47,13 @@ def learn_ratios(states: int, steps: int, seed: int) -> Iterator[RatioEstimate]:
     The loss is the objective's own in exact expectation over clean and noisy tokens. Nothing is sampled, so that the
     three differ by their objective alone.
     """
-    p_data, process = _distribution(states, seed), registry.PROCESSES.build("uniform", states)
-    schedule = registry.SCHEDULES.build("log-linear")
+    p_data, process = _distribution(states, seed), PROCESSES.build("uniform", states)
+    schedule = SCHEDULES.build("log-linear")
     truth, others = true_log_ratios(states, seed), ~torch.eye(states, dtype=torch.bool)
     t = torch.tensor(TIME, dtype=torch.float64)
     sigma = schedule.sigma(t)
-    for name in OBJECTIVES:
-        objective = registry.OBJECTIVES.build(name)
+    for name in COLOURS:
+        objective = OBJECTIVES.build(name)
         model = ScoreModel(exact.Table(states, length=1), process, schedule)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
@@ -85,9 +86,9 @@ def plot_ratios(found: Sequence[RatioEstimate], truth: Float[Tensor, "n n"]) -> 
     columns = shown_steps(max(row.step for row in found))
     figure = plot.figure(11.0, 7.2)
     above, below = plot.stacked(figure, [1.9, 1.0])
-    panels = plot.axes(above, len(OBJECTIVES), len(columns) + 1)
+    panels = plot.axes(above, len(COLOURS), len(columns) + 1)
     limit = float(truth.abs().max())
-    for row, name in enumerate(OBJECTIVES):
+    for row, name in enumerate(COLOURS):
         shown = {estimate.step: estimate.log_score for estimate in found if estimate.objective == name}
         matrices = [*((f"step {step}", shown[step]) for step in columns), ("true ratios", truth)]
         for ax, (title, matrix) in zip(panels[row * len(matrices) :], matrices, strict=False):
@@ -95,11 +96,11 @@ def plot_ratios(found: Sequence[RatioEstimate], truth: Float[Tensor, "n n"]) -> 
             ax.set(xticks=[], yticks=[], title=title if row == 0 else None)
             ax.grid(False)
             ax.spines[:].set_visible(False)
-        panels[row * len(matrices)].set_ylabel(name, color=OBJECTIVES[name], fontweight="bold")
+        panels[row * len(matrices)].set_ylabel(name, color=COLOURS[name], fontweight="bold")
     bar = above.colorbar(image, ax=panels, shrink=0.7, extend="both", label="log s(x → y):  row x, column y")
     bar.outline.set_visible(False)
     (ax,) = plot.axes(below)
-    for name, colour in OBJECTIVES.items():
+    for name, colour in COLOURS.items():
         curve = [(estimate.step, estimate.error) for estimate in found if estimate.objective == name]
         ax.plot(*zip(*curve, strict=True), color=colour)
         ax.annotate(name, curve[-1], (6, 0), textcoords="offset points", color=colour, va="center")

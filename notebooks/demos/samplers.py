@@ -9,10 +9,11 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from sedd import exact, plot, registry, samplers
+from sedd import exact, plot, samplers
 from sedd.reverse import denoising_table
+from sedd.training.config import PROCESSES, SCHEDULES
 
-PROCESSES = ("absorbing", "uniform")
+NOISES = ("absorbing", "uniform")
 SAMPLERS: Mapping[str, type[samplers.GridSampler]] = {
     "Euler": samplers.Euler,
     "Tweedie": samplers.Tweedie,
@@ -51,7 +52,7 @@ def sampler_errors(
     A step is a matrix of all noisy sequences squared: three tokens go up to length 4.
     """
     p_data = _distribution(vocab_size, length, seed)
-    for process_name in PROCESSES:
+    for process_name in NOISES:
         for name in SAMPLERS:
             for steps in step_counts(max_steps):
                 yield SamplerError(process_name, name, steps, _error(p_data, process_name, schedule_name, name, steps))
@@ -59,8 +60,8 @@ def sampler_errors(
 
 def _error(p_data: exact.Distribution, process_name: str, schedule_name: str, name: str, steps: int) -> float:
     process, schedule = (
-        registry.PROCESSES.build(process_name, p_data.vocab_size),
-        registry.SCHEDULES.build(schedule_name),
+        PROCESSES.build(process_name, p_data.vocab_size),
+        SCHEDULES.build(schedule_name),
     )
     score, x = exact.Score(p_data, process, schedule), exact.all_sequences(process.num_states, p_data.length)
     sampler, blank = SAMPLERS[name](), torch.ones(p_data.length, dtype=torch.bool)
@@ -103,7 +104,7 @@ def plot_samplers(found: Sequence[SamplerError]) -> Figure:
         zip(SAMPLERS, [(plot.ORANGE, "o", "-"), (plot.BLUE, "x", "--"), (plot.GREEN, "s", ":")], strict=False)
     )
     figure = plot.figure(9.5, 4.4)
-    panels = dict(zip(PROCESSES, plot.axes(figure, 1, len(PROCESSES), sharey=True), strict=True))
+    panels = dict(zip(NOISES, plot.axes(figure, 1, len(NOISES), sharey=True), strict=True))
     for (process, name), curve in group_curves(found).items():
         colour, marker, line = styles[name]
         rate = "exact" if (power := fitted_slope(curve)) is None else f"steps$^{{-{power:.2f}}}$"

@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import draws, exact, registry, samplers
-from sedd.config import OptimConfig
+from sedd import draws, exact, samplers
+from sedd.nn.transformer import Modern
 from sedd.objectives import Objective
 from sedd.parameterization import MeanModel
 from sedd.process import Process
 from sedd.schedule import LogLinear, Schedule
 from sedd.training import optimizer as optim
+from sedd.training.config import OptimConfig
 
 WORDS = ("<pad>", "I", "You", "We", "love", "NLP", "AI", ".")
 MASK = "[MASK]"
@@ -67,8 +68,7 @@ def draw_sentences(count: int, generator: torch.Generator) -> Int[Tensor, "count
 
 def build_denoiser(process: Process, seed: int, schedule: Schedule = LogLinear()) -> MeanModel:
     """Build an untrained denoiser with 49,000 parameters. It has positions, without which four masks look the same."""
-    trunk = registry.ARCHITECTURES.build(
-        "modern",
+    trunk = Modern(
         states=process.num_states,
         width=32,
         depth=2,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from sedd import checkpoint
 from sedd.schema import check_fields
+from sedd.training import checkpoint
 
 FACTS = "card"
 """The stem of the JSON file; it is not in the manifest, as it may be edited."""

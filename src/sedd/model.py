@@ -16,18 +16,19 @@ from typing import Any, final
 import numpy as np
 from torch import nn
 
-from sedd import checkpoint, evaluation, factory, hub, samplers, trace
+from sedd import evaluation, hub, samplers, trace
 from sedd.diffusion import Diffusion
 from sedd.draws import derive_seed
-from sedd.factory import LoadedModel
 from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.orders import Orders
+from sedd.loading import LoadedModel, convert_precision
 from sedd.runtime.device import resolve_device
 from sedd.runtime.distributed import Ranks
 from sedd.samplers import GeneratedSequence, Prompt, SamplingRun, SamplingStats, template
 from sedd.sampling_settings import SamplingSettings, shows_settings
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.tokenizer import Ids, Tokenizer
+from sedd.training import checkpoint
 from sedd.training.datasets import prepare_data
 from sedd.training.sources import check_data, find_sources, require_sources
 
@@ -276,7 +277,7 @@ class Model:
         """
         protocol, text_list = evaluation.SINGLE_TEXT, _as_list(texts, "text")
         draws = evaluation.default_draws(protocol, orders) if draws is None else draws
-        conditional = factory.condition_on_label(self.loaded, label)
+        conditional = self.loaded.with_label(label)
         bounds = []
         for text, (context, ids) in zip(text_list, self._encode(text_list, given), strict=True):
             noise_seed = seed if shared_noise else derive_seed(seed, given + text)
@@ -324,7 +325,7 @@ class Model:
             batch: Draws evaluated at a time; by default as many as suit the device.
         """
         chosen = evaluation.get_protocol(protocol or ("held-out" if data is None else "strict"))
-        conditional = factory.condition_on_label(self.loaded, label)
+        conditional = self.loaded.with_label(label)
         if data is None and not chosen.uses_validation_split:
             raise ValueError(f"protocol {chosen.name} needs data: name a file, or leave protocol out")
         if chosen.uses_validation_split:
@@ -353,7 +354,7 @@ class Model:
         Returns:
             The record of `evaluate`: ``nats_per_token`` is the upper bound, ``lower_nats_per_token`` the lower.
         """
-        conditional, ranks = factory.condition_on_label(self.loaded, label), Ranks(0, 1, self.loaded.device)
+        conditional, ranks = self.loaded.with_label(label), Ranks(0, 1, self.loaded.device)
         return evaluation.evaluate_own_samples(
             conditional, ranks, samples=samples, orders=orders, seed=seed, batch=batch
         )
@@ -369,7 +370,7 @@ class Model:
 
     def to(self, device: str) -> "Model":
         """Return this model on another device: cpu, cuda, cuda:N or mps."""
-        return Model(factory.convert_precision(self.loaded, "float32", str(resolve_device(device))))
+        return Model(convert_precision(self.loaded, "float32", str(resolve_device(device))))
 
     def save(
         self,

@@ -103,48 +103,6 @@ def _import(place: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-SCHEDULES = Registry(
-    "schedule",
-    {
-        "log-linear": "sedd.schedule:LogLinear",
-        "geometric": "sedd.schedule:Geometric",
-        "cosine": "sedd.schedule:Cosine",
-        "polynomial": "sedd.schedule:Polynomial",
-    },
-    "sedd.schedules",
-    "sedd.schedule:Schedule",
-)
-PROCESSES = Registry(
-    "process",
-    {
-        "absorbing": "sedd.process:Absorbing",
-        "uniform": "sedd.process:Uniform",
-        "hybrid": "sedd.process:Hybrid",
-        "frequency": "sedd.process:Frequency",
-    },
-    "sedd.processes",
-    "sedd.process:Process",
-)
-OBJECTIVES = Registry(
-    "objective",
-    {
-        "score-entropy": "sedd.objectives:DenoisingScoreEntropy",
-        "explicit-score-entropy": "sedd.exact.explicit_objectives:ExplicitScoreEntropy",
-        "implicit-score-entropy": "sedd.objectives:ImplicitScoreEntropy",
-        "concrete-score": "sedd.objectives:DenoisingConcreteScore",
-        "explicit-concrete-score": "sedd.exact.explicit_objectives:ExplicitConcreteScore",
-        "ratio-matching": "sedd.objectives:RatioMatching",
-        "mean": "sedd.objectives:MeanCrossEntropy",
-        "d3pm": "sedd.objectives:D3PM",
-        "t-dce": "sedd.objectives:TimeDCE",
-        "lambda-dce": "sedd.objectives:LambdaDCE",
-        "any-order": "sedd.objectives:AnyOrder",
-        "softmax-linear": "sedd.objectives:SoftmaxLinear",
-        "autoregressive": "sedd.objectives:Autoregressive",
-    },
-    "sedd.objectives",
-    "sedd.objectives:Objective",
-)
 TOKENIZERS = Registry(
     "tokenizer",
     {
@@ -154,31 +112,4 @@ TOKENIZERS = Registry(
         "bpe": "sedd.tokenizer.bpe:BPE",
     },
     "sedd.tokenizers",
-)
-PARAMETERIZATIONS = Registry(
-    "parameterization",
-    {
-        "score": "sedd.parameterization:ScoreModel",
-        "signed-score": "sedd.parameterization:SignedScoreModel",
-        "mean": "sedd.parameterization:MeanModel",
-        "conditional": "sedd.parameterization:ConditionalModel",
-        "causal": "sedd.parameterization:CausalModel",
-    },
-)
-NETWORKS = Registry("network", {}, "sedd.networks")
-"""Networks of other packages, by name; `sedd.networks` finds those that are named by an import path."""
-ARCHITECTURES = Registry(
-    "network", {"reference": "sedd.nn.transformer:Reference", "modern": "sedd.nn.transformer:Modern"}
-)
-TIME_SAMPLERS = Registry(
-    "train.time_sampling",
-    {
-        "uniform": "sedd.schedule:UniformTimes",
-        "low-noise": "sedd.schedule:LowNoiseTimes",
-        "bell": "sedd.schedule:bell_times",
-    },
-)
-ACTIVATION_CHECKPOINTING = Registry(
-    "train.activation_checkpointing",
-    {name: f"sedd.runtime.activation_checkpointing:{name}" for name in ("none", "selective", "full")},
 )

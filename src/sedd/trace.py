@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sedd import files
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.samplers import GeneratedSequence, Prompt, State
 from sedd.templates import render
 from sedd.terminal import visible

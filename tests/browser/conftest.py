@@ -9,12 +9,12 @@ import pytest
 import torch
 from serving import site
 
-from sedd import factory
-from sedd.config import RunConfig
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.serve.app import build_app
 from sedd.serve.limits import Limits
 from sedd.tokenizer import Characters
+from sedd.training.config import RunConfig
+from sedd.training.setup import build_model, build_network, build_setup
 
 try:
     from playwright.sync_api import sync_playwright
@@ -39,12 +39,12 @@ def model() -> LoadedModel:
     config = RunConfig(objective="lambda-dce")
     config.model.seq_len, config.model.width, config.model.depth, config.model.heads = 128, 16, 1, 1
     tokenizer = Characters(alphabet=ALPHABET)
-    setup = factory.build_setup(config.resolved(), tokenizer.vocab_size)
-    network = factory.build_network(config, setup).eval().requires_grad_(False)
+    setup = build_setup(config.resolved(), tokenizer.vocab_size)
+    network = build_network(config, setup).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.normal_(0, 0.3, generator=generator)
-    return LoadedModel(factory.build_model(config, network, setup), network, *setup, tokenizer, config, Path("tiny"))
+    return LoadedModel(build_model(config, network, setup), network, *setup, tokenizer, config, Path("tiny"))
 
 
 @pytest.fixture(scope="session")

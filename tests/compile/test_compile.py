@@ -9,7 +9,6 @@ from torch._dynamo.exc import RecompileError
 from torch._dynamo.utils import counters
 
 from sedd import data, exact
-from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.objectives import DenoisingScoreEntropy
 from sedd.parameterization import MeanModel, ScoreModel
@@ -19,6 +18,7 @@ from sedd.schedule import Geometric
 from sedd.tokenizer import Bytes
 from sedd.training import loop
 from sedd.training.batches import Batch
+from sedd.training.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.training.step import train_step
 from sedd.training.trainer import Trainer
 

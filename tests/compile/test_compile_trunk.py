@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from sedd import registry
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.objectives import DenoisingScoreEntropy
 from sedd.ops.fused_loss import fused_loss
 from sedd.parameterization import ScoreModel
 from sedd.process import Absorbing
+from sedd.runtime import activation_checkpointing
 
 OBJECTIVE, PROCESS = DenoisingScoreEntropy(), Absorbing(11)
 
@@ -37,7 +37,7 @@ def losses_and_gradients(network: Transformer, t: float) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", ["none", "selective", "full"])
 def test_one_graph_for_any_number_of_masks(name: str, architecture: type[Transformer]) -> None:
     eager, compiled = build_network(architecture), build_network(architecture)
-    compiled.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(name)
+    compiled.activation_checkpointing = getattr(activation_checkpointing, name)
     torch._dynamo.reset()
     counters.clear()
     compiled.compile_trunk(backend="aot_eager")

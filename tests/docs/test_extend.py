@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from sedd import registry, sampling_settings
+from sedd.training.config import OBJECTIVES, PROCESSES, SCHEDULES
+from sedd.training.networks import NETWORKS
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/extend.md"
 PLUGIN = Path(__file__).parents[1] / "plugin"
@@ -87,10 +89,10 @@ def test_every_entry_point_of_the_guide_is_written_and_used() -> None:
 def test_the_groups_of_the_table_are_those_of_the_registry() -> None:
     table = re.findall(r"^\| `(sedd\.\w+)` \|", GUIDE.read_text(), re.MULTILINE)
     kinds = (
-        registry.SCHEDULES,
-        registry.PROCESSES,
-        registry.OBJECTIVES,
+        SCHEDULES,
+        PROCESSES,
+        OBJECTIVES,
         sampling_settings.SAMPLERS,
         registry.TOKENIZERS,
     )
-    assert table == [kind.group for kind in (*kinds, registry.NETWORKS)]
+    assert table == [kind.group for kind in (*kinds, NETWORKS)]

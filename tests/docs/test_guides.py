@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sedd import recipes
 from sedd.evaluation.protocols import DATASETS
-from sedd.training import step
+from sedd.training import recipes, step
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs/guides"

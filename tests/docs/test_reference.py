@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 import sedd
-from sedd.config import OptimConfig, RunConfig
 from sedd.serve.app import build_app
 from sedd.serve.server import STATUS
+from sedd.training.config import OptimConfig, RunConfig
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
@@ -44,7 +44,7 @@ def test_another_default_makes_a_page_stale(pages: ModuleType, monkeypatch: pyte
 
 
 def test_every_configuration_key_is_documented() -> None:
-    """The page has the keys of `sedd.config` in order, with their defaults, a type and a meaning."""
+    """The page has the keys of `sedd.training.config` in order, with their defaults, a type and a meaning."""
     page = (REFERENCE / "configuration.md").read_text().partition("## Options of samplers")[0]
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \| \S[^|]*\S \| `([^`]*)` \| \S", page, re.MULTILINE)
     sections, keys = [], []

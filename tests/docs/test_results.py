@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sedd.recipes import RECIPES
+from sedd.training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,15 +10,15 @@ from test_estimate import bound_of_each
 from toys import random_distribution
 
 from sedd import evaluation, exact, samplers
-from sedd.config import ModelConfig, RunConfig
 from sedd.evaluation import continuation
-from sedd.factory import LoadedModel
 from sedd.likelihood import LikelihoodEstimate
+from sedd.loading import LoadedModel
 from sedd.objectives import DenoisingScoreEntropy
 from sedd.parameterization import CausalModel, DiscreteModel, MeanModel
 from sedd.process import Absorbing, Process, Uniform
 from sedd.schedule import Geometric, LogLinear, Schedule
 from sedd.tokenizer import Characters
+from sedd.training.config import ModelConfig, RunConfig
 
 P_DATA = random_distribution(3, 4, 0)
 ABSORBING, UNIFORM = Absorbing(3), Uniform(3)

@@ -12,7 +12,7 @@ from serving import Collector, Served, exact_model, running, site, tiny_model
 
 from sedd.draws import CounterRNG
 from sedd.exact import Distribution
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.samplers import SamplingRun, SamplingSettings, StepContext
 from sedd.samplers.template import template_prompt
 from sedd.serve import batch

@@ -10,12 +10,14 @@ from publications import DEPTH, HEADS, KINDS, WIDTH, Kind, V
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sedd import checkpoint, factory
-from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig
 from sedd.hub import convert
 from sedd.hub.convert.convert import _shapes
 from sedd.hub.convert.layout import LAYOUTS, WeightSizes
+from sedd.loading import load_model
 from sedd.tokenizer import Bytes, Integers
+from sedd.training import checkpoint
+from sedd.training.config import DataConfig, ModelConfig, NoiseConfig, RunConfig
+from sedd.training.setup import build_network, build_setup
 
 FORMS = ["safetensors", "pickle", "old pickle", "safetensors shards", "pickle shards"]
 kinds = pytest.mark.parametrize("kind", KINDS, ids="-".join)
@@ -46,7 +48,7 @@ def error(kind: Kind, model: torch.nn.Module, mutant: str = "") -> float:
 @kinds
 def test_log_scores_are_those_of_the_description(tmp_path: Path, kind: Kind) -> None:
     """Within 1e-4 in float32. Log-scores go to ±10, so a wrong formula is far off: see the mutants."""
-    assert error(kind, factory.load_model(imported(tmp_path, kind)).model) < 1e-4
+    assert error(kind, load_model(imported(tmp_path, kind)).model) < 1e-4
 
 
 @pytest.mark.parametrize("mutant", ["scale first", "sin first", "interleaved", "no ln(D−1)", "conditioned on σ"])
@@ -58,7 +60,7 @@ def test_wrong_formulas_are_caught(tmp_path: Path, kind: Kind, mutant: str) -> N
         "radd": {"scale first", "sin first", "no ln(D−1)", "conditioned on σ"},
         "mdlm": {"no ln(D−1)"},
     }[kind.layout]
-    off = error(kind, factory.load_model(imported(tmp_path, kind)).model, mutant)
+    off = error(kind, load_model(imported(tmp_path, kind)).model, mutant)
     assert off < 1e-4 if mutant in silent else off > 1e-2
 
 
@@ -84,7 +86,7 @@ def test_half_precision_stays_as_it_is(tmp_path: Path, dtype: torch.dtype) -> No
     convert.export_model(model, tmp_path / "back", "sedd")
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert all(back[name].dtype == dtype and torch.equal(back[name], value) for name, value in half.items())
-    assert factory.load_model(model).network.head.weight.dtype == torch.float32
+    assert load_model(model).network.head.weight.dtype == torch.float32
 
 
 RUNS = {
@@ -114,8 +116,8 @@ def test_import_undoes_export(tmp_path: Path, name: str) -> None:
     )
     run = run.resolved()
     run.data = DataConfig(tokenizer="bytes")
-    made = factory.build_setup(run, 256)
-    network = factory.build_network(run, made)
+    made = build_setup(run, 256)
+    network = build_network(run, made)
     with torch.no_grad():
         for i, parameter in enumerate(network.parameters()):
             parameter.normal_(generator=torch.Generator().manual_seed(i))
@@ -124,7 +126,7 @@ def test_import_undoes_export(tmp_path: Path, name: str) -> None:
     layout = convert.export_model(first, tmp_path / "out")
     assert layout.name == name.split()[0]
     found = convert.read_published(tmp_path / "out")
-    again = factory.load_model(convert.save_model_folder(found, Bytes(), tmp_path / "again", "out"))
+    again = load_model(convert.save_model_folder(found, Bytes(), tmp_path / "again", "out"))
     for key, value in network.state_dict().items():
         assert torch.equal(again.network.state_dict()[key], value), key
     same = ModelConfig(**{**vars(run.model), "time_conditioning": again.config.model.time_conditioning})
@@ -136,7 +138,7 @@ def test_import_undoes_export(tmp_path: Path, name: str) -> None:
     assert (again.schedule, again.process.num_states) == (made.schedule, made.process.num_states)
     x = torch.randint(256, (2, 7), generator=torch.Generator().manual_seed(0))
     sigma = torch.tensor([0.2, 2.0])
-    assert torch.equal(again.model(x, sigma), factory.load_model(first).model(x, sigma))
+    assert torch.equal(again.model(x, sigma), load_model(first).model(x, sigma))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_configurations_are_read_from_files(tmp_path: Path) -> None:
     settings = {
         name: (
             f.config.noise.process,
-            str(factory.build_setup(f.config, V).schedule),
+            str(build_setup(f.config, V).schedule),
             f.config.objective,
             f.config.time_conditioning,
         )
@@ -212,10 +214,10 @@ def test_the_averages_of_a_lightning_checkpoint_are_used(tmp_path: Path) -> None
         found = convert.read_published(source)
         model = convert.save_model_folder(found, None, tmp_path / f"from-{source.name}", "last.ckpt")
         for stem, expected in (("ema", averages), ("model", publications.weights(KINDS[3]))):
-            stored = factory.load_model(model, stem).network.state_dict()
+            stored = load_model(model, stem).network.state_dict()
             assert all(torch.equal(stored[name.removeprefix("backbone.")], v) for name, v in expected.items())
     assert found.config.model.seq_len == 1024
-    assert factory.load_model(model).tokenizer == Integers(size=V)
+    assert load_model(model).tokenizer == Integers(size=V)
 
 
 def test_a_lightning_checkpoint_without_averages_is_itself(tmp_path: Path) -> None:
@@ -223,6 +225,6 @@ def test_a_lightning_checkpoint_without_averages_is_itself(tmp_path: Path) -> No
     found = convert.read_published(lightning(tmp_path / "last.ckpt", None, hyper_parameters=settings))
     assert list(found.weights) == ["ema"]
     assert (found.config.time_conditioning, found.config.model.seq_len, found.original) == ("sigma", 33, None)
-    model = factory.load_model(convert.save_model_folder(found, None, tmp_path / "model", "last.ckpt")).model
+    model = load_model(convert.save_model_folder(found, None, tmp_path / "model", "last.ckpt")).model
     assert error(KINDS[3], model, "conditioned on σ") < 1e-4
     assert error(KINDS[3], model) > 1e-2

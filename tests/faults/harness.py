@@ -16,7 +16,7 @@ import torch
 from commands import Commands, Signals, start_server
 from safetensors.torch import load_file
 
-from sedd import checkpoint
+from sedd.training import checkpoint
 
 Outcome = str | None
 """What a trial lost; None: nothing."""

@@ -28,7 +28,7 @@ from harness import (
     success,
 )
 
-from sedd import checkpoint
+from sedd.training import checkpoint
 
 Trials = Iterator[Outcome]
 Fault = Callable[[Place, int], Trials]

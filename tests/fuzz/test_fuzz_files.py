@@ -19,13 +19,13 @@ from mutations import changed_bytes, changed_json, deepen
 
 from sedd import data
 from sedd.cli import push, runs
-from sedd.config import RunConfig
 from sedd.data.readers import read_chunks
 from sedd.evaluation import compare, report
 from sedd.evaluation.quality import quality_table, results
 from sedd.evaluation.quality import samples as sample_sets
 from sedd.runtime.run_log import read_log
 from sedd.tokenizer import Integers
+from sedd.training.config import RunConfig
 from sedd.training.overrides import merge_config
 
 FUZZ = settings.get_profile("fuzz")

@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import changed_bytes, changed_json, deepen
 
-from sedd import checkpoint, factory, hub
+from sedd import hub
 from sedd.cli import info
 from sedd.cli.root import find_model
 from sedd.hub import convert
+from sedd.loading import load_model
 from sedd.samplers.template import parse_template, template_ids
 from sedd.tokenizer import BPE, Bytes, load_tokenizer
+from sedd.training import checkpoint
 
 FUZZ = settings.get_profile("fuzz")
 
@@ -44,7 +46,7 @@ def use(folder: Path) -> None:
         lambda: find_model(folder),
         lambda: info.info(folder),
         lambda: info.info(folder, as_json=True),
-        lambda: factory.load_model(folder),
+        lambda: load_model(folder),
         lambda: hub.CardFacts.read(folder),
         lambda: load_tokenizer(folder).decode([0, 1]),
     ]

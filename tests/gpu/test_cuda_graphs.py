@@ -11,7 +11,6 @@ from measure import free_memory
 from torch import Tensor
 from train import NoisyBatch, TrainSetting, random_batch
 
-from sedd import factory, registry
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.runtime import cuda_graphs
@@ -19,6 +18,7 @@ from sedd.training import loop
 from sedd.training.datasets import prepare_data
 from sedd.training.dry_run import estimate_cost
 from sedd.training.overrides import merge_config
+from sedd.training.setup import ARCHITECTURES, build_model, build_network, build_setup
 
 pytestmark = pytest.mark.gpu
 
@@ -39,12 +39,12 @@ class SmallRun:
         setting = TrainSetting(recipe="tiny", batch=batch, vocab_size=500, **options)
         run = setting.run()
         run.model.architecture, run.model.dropout, run.model.depth = architecture, 0.1, 3
-        self.parts, generator = factory.build_setup(run, 500), torch.Generator().manual_seed(0)
+        self.parts, generator = build_setup(run, 500), torch.Generator().manual_seed(0)
         made = [random_batch(self.parts, setting, run.model.seq_len, generator) for _ in range(4)]
         self.batches = [NoisyBatch(*(a.cuda() for a in b)) for b in made]
         lengths = torch.arange(batch, device="cuda")[:, None] * 5 + 20
         self.valid = torch.arange(run.model.seq_len, device="cuda") < lengths if padded else None
-        self.network: Transformer = factory.build_network(run, self.parts).cuda()
+        self.network: Transformer = build_network(run, self.parts).cuda()
         with torch.no_grad():
             for i, p in enumerate(self.network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
@@ -52,7 +52,7 @@ class SmallRun:
             self.network.enable_fp8()
         if graphs:
             self.network.enable_cuda_graphs()
-        self.model = factory.build_model(run, self.network, self.parts)
+        self.model = build_model(run, self.network, self.parts)
         self.precision = setting.precision
 
     def loss(self, i: int) -> Tensor:
@@ -182,10 +182,7 @@ def test_peak_memory_counts_graphs() -> None:
 
 def pair(architecture: str, **options: Any) -> tuple[Transformer, Transformer]:
     """Return two networks with the same weights, the first with CUDA graphs."""
-    made = [
-        registry.ARCHITECTURES.build(architecture, states=30, width=32, depth=3, heads=2, **options).cuda()
-        for _ in range(2)
-    ]
+    made = [ARCHITECTURES[architecture](states=30, width=32, depth=3, heads=2, **options).cuda() for _ in range(2)]
     for network in made:
         for i, p in enumerate(network.parameters()):
             torch.nn.init.normal_(p, 0, 0.2, generator=torch.Generator("cuda").manual_seed(i))

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import factory
-from sedd.config import RunConfig
 from sedd.evaluation import SINGLE_TEXT, evaluate, models_by_precision
 from sedd.evaluation.corpus import Corpus
 from sedd.likelihood import AnyOrderEstimator, BoundEstimator, Estimator, StratifiedTimes
 from sedd.likelihood.estimate import _Draws
+from sedd.loading import LoadedModel, prepare_for_inference
 from sedd.process import Absorbing, Uniform
 from sedd.runtime.distributed import Ranks
 from sedd.schedule import Geometric, LogLinear
+from sedd.tokenizer import build_tokenizer
+from sedd.training.config import RunConfig
+from sedd.training.setup import build_model, build_network, build_setup
 
 pytestmark = pytest.mark.gpu
 ROWS = [np.random.default_rng(i).integers(0, 27, 128) for i in range(64)]
@@ -38,17 +40,17 @@ def test_a_gpu_makes_the_noise_that_a_cpu_makes(estimator: Estimator) -> None:
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=0)
 
 
-def loaded(tmp_path: Path) -> factory.LoadedModel:
+def loaded(tmp_path: Path) -> LoadedModel:
     config = RunConfig.from_dict({"model": {"width": 256, "depth": 4, "heads": 4, "seq_len": 128}}).resolved()
-    setup = factory.build_setup(config, 27)
-    network = factory.build_network(config, setup)
+    setup = build_setup(config, 27)
+    network = build_network(config, setup)
     with torch.no_grad():
         network.head.weight.normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
-    network = factory.prepare_for_inference(network, "cuda", "float32")
-    model = factory.build_model(config, network, setup, cuda_graphs=True)
+    network = prepare_for_inference(network, "cuda", "float32")
+    model = build_model(config, network, setup, cuda_graphs=True)
     (tmp_path / "ema.safetensors").write_bytes(b"")
-    tokenizer = factory.build_tokenizer("bytes", lambda: iter(()))
-    return factory.LoadedModel(model, network, *setup, tokenizer, config, tmp_path)
+    tokenizer = build_tokenizer("bytes", lambda: iter(()))
+    return LoadedModel(model, network, *setup, tokenizer, config, tmp_path)
 
 
 def test_bfloat16_is_used_where_its_difference_is_negligible(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from sedd.config import RunConfig
 from sedd.training import loop
+from sedd.training.config import RunConfig
 from sedd.training.datasets import prepare_data
 from sedd.training.loop import OnEvent, TrainingResult
 

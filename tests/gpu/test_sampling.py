@@ -13,8 +13,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "exact"))
 import test_sampler_distributions as distributions
 
-from sedd import exact, factory, fused_forms, registry, samplers
+from sedd import exact, fused_forms, samplers
 from sedd.draws import AffineWeights, CounterRNG
+from sedd.loading import prepare_for_inference
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops.categorical import HeadLogits, sample_categorical
 from sedd.ops.categorical_triton import sample_categorical_triton
@@ -22,6 +23,7 @@ from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Absorbing
 from sedd.runtime.cuda_graphs import GraphedBackbone
 from sedd.samplers import Prompt, SamplingModel
+from sedd.training.config import PARAMETERIZATIONS, PROCESSES
 
 pytestmark = pytest.mark.gpu
 FUSED = [
@@ -152,7 +154,7 @@ def build_network(architecture: type[Transformer], time_conditioning: bool, stat
 @pytest.mark.parametrize("architecture", [Reference, Modern])
 def test_graphed_hidden_states(architecture: type[Transformer], time_conditioning: bool) -> None:
     """At several batch sizes, padded or not, and again after others were captured."""
-    network = factory.prepare_for_inference(build_network(architecture, time_conditioning), "cuda", "bfloat16")
+    network = prepare_for_inference(build_network(architecture, time_conditioning), "cuda", "bfloat16")
     graphed = GraphedBackbone(network)
     for _ in range(2):
         for rows in (1, 2, 5, 16, 7):
@@ -178,12 +180,12 @@ SAME += [(noise, "mean", "ancestral") for noise in ("absorbing", "uniform")]
 @pytest.mark.parametrize(("noise", "parameterization", "name"), SAME)
 def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: str) -> None:
     """In float32: CUDA graphs, kernels and draws together."""
-    process, tokens = registry.PROCESSES.build(noise, 31), []
+    process, tokens = PROCESSES.build(noise, 31), []
     for device in ("cpu", "cuda"):
         network = build_network(Reference, True, process.num_states)
-        prepared_network = factory.prepare_for_inference(network, device, "float32")
+        prepared_network = prepare_for_inference(network, device, "float32")
         graphed = GraphedBackbone(prepared_network) if device == "cuda" else None
-        model: Any = registry.PARAMETERIZATIONS.build(parameterization, prepared_network, process, graphed=graphed)
+        model: Any = PARAMETERIZATIONS.build(parameterization, prepared_network, process, graphed=graphed)
         sampler = samplers.build_sampler(name, model)
         tokens.append(sampler.sample(model, samplers.empty(24, 48, device), seed=3, steps=16).cpu())
     same = (tokens[0] == tokens[1]).all(-1).float().mean()
@@ -192,8 +194,8 @@ def test_the_same_tokens_as_on_a_cpu(noise: str, parameterization: str, name: st
 
 def test_a_planned_run_does_not_synchronize() -> None:
     """Once it is planned, steps follow each other without waiting for the device."""
-    network = factory.prepare_for_inference(build_network(Reference, time_conditioning=False), "cuda", "bfloat16")
-    model: Any = registry.PARAMETERIZATIONS.build("mean", network, Absorbing(31), graphed=GraphedBackbone(network))
+    network = prepare_for_inference(build_network(Reference, time_conditioning=False), "cuda", "bfloat16")
+    model: Any = PARAMETERIZATIONS.build("mean", network, Absorbing(31), graphed=GraphedBackbone(network))
     for mode in ("default", "error"):  # the first run captures and compiles
         states = samplers.FirstHitting().trajectory(model, samplers.empty(4, 48, "cuda"), steps=16)
         next(states)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from train import NoisyBatch, TrainingSteps, TrainSetting, count_in_loss, random_batch
 
-from sedd import factory, fused_forms
+from sedd import fused_forms
 from sedd.ops import block_ops
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.linear_loss import (
@@ -23,6 +23,7 @@ from sedd.ops.linear_loss import (
 from sedd.ops.linear_loss_triton import TRITON
 from sedd.process import Absorbing, Process, Uniform
 from sedd.training import optimizer
+from sedd.training.setup import build_model, build_network, build_setup
 
 pytestmark = pytest.mark.gpu
 
@@ -114,7 +115,7 @@ def steps(objective: str = "score-entropy", process: str = "absorbing", **option
     run = setting.run()
     run.model.dropout = 0.1
     run.optim.lr = 1e-3
-    parts = factory.build_setup(run, 500)
+    parts = build_setup(run, 500)
     generator = torch.Generator().manual_seed(0)
     batches_cpu = [random_batch(parts, setting, run.model.seq_len, generator) for _ in range(5)]
     counts = [count_in_loss(parts, b.x_t) for b in batches_cpu]
@@ -179,19 +180,19 @@ def test_fp8_kernels_agree_with_the_fp8_reference(
     setting = TrainSetting(recipe="tiny", objective=objective, batch=8, vocab_size=500)
     run = setting.run()
     run.model.architecture = architecture
-    parts = factory.build_setup(run, 500)
+    parts = build_setup(run, 500)
     batch = random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
 
     def gradient(use_fp8: bool) -> torch.Tensor:
-        network = factory.build_network(run, parts).cuda()
+        network = build_network(run, parts).cuda()
         with torch.no_grad():
             for i, p in enumerate(network.parameters()):
                 p.normal_(0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
         if use_fp8:
             network.enable_fp8()
         with torch.autocast("cuda", torch.bfloat16):
-            total = fused_loss(parts.objective, factory.build_model(run, network, parts), x_t, x_0, t, weight).total
+            total = fused_loss(parts.objective, build_model(run, network, parts), x_t, x_0, t, weight).total
         total.backward()
         return torch.cat([p.grad.flatten().double() for p in network.parameters() if p.grad is not None])
 
@@ -210,13 +211,13 @@ def test_kernels_agree_with_the_reference_on_labelled_sequences(
     setting = TrainSetting(recipe="tiny", batch=8, vocab_size=500)
     run = setting.run()
     run.model.architecture = architecture
-    parts = factory.build_setup(run, 500)
+    parts = build_setup(run, 500)
     batch = random_batch(parts, setting, run.model.seq_len, torch.Generator().manual_seed(0))
     x_t, x_0, t, weight = (a.cuda() for a in batch)
-    network = factory.build_network(run, parts, 3).cuda()
+    network = build_network(run, parts, 3).cuda()
     for i, p in enumerate(network.parameters()):
         torch.nn.init.normal_(p, 0, 0.1, generator=torch.Generator("cuda").manual_seed(i))
-    model = factory.build_model(run, network, parts).bind(label=torch.arange(8, device="cuda") % 4)
+    model = build_model(run, network, parts).bind(label=torch.arange(8, device="cuda") % 4)
 
     def gradient() -> Tensor:
         total = fused_loss(parts.objective, model, x_t, x_0, t, weight).total

@@ -13,7 +13,9 @@ import pytest
 import torch
 from runs import Sedd, ok
 
-from sedd import checkpoint, factory, files
+from sedd import files
+from sedd.loading import load_model
+from sedd.training import checkpoint
 
 AT_THE_FIRST_NETWORK_CALL = """
 import shutil
@@ -31,7 +33,7 @@ Transformer.hidden = once
 WHILE_LOADING = """
 import shutil
 from pathlib import Path
-from sedd import checkpoint
+from sedd.training import checkpoint
 root = Path({root!r})
 old, later = root / "step-00000001", root.with_name("step-00000002")
 shutil.copytree(old, later)
@@ -119,7 +121,7 @@ def test_a_digest_is_of_the_file_that_is_loaded(tmp_path: Path, monkeypatch: pyt
         return found
 
     monkeypatch.setattr(hashlib, "file_digest", replace)
-    loaded = factory.load_model(one)
+    loaded = load_model(one)
     assert loaded.sha256 == sha256
     assert all(torch.equal(value, weights[name]) for name, value in loaded.network.state_dict().items())
 
@@ -174,7 +176,7 @@ def test_a_checkpoint_may_be_pruned_at_any_moment_of_loading(
                     checkpoint.prune(root, 1, None)
 
         at_open.append(prune)
-        loaded = factory.load_model(run)
+        loaded = load_model(run)
         at_open.clear()
         if opened <= moment:
             break

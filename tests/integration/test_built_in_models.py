@@ -16,7 +16,8 @@ from runs import SMALL, Sedd, ok
 from without_torch import check_refusals
 
 import sedd as package
-from sedd import models, stored_weights
+from sedd import models
+from sedd.training import stored_weights
 
 ROOT = Path(__file__).parents[2]
 DRAWS = ["--draws", "2"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import SMALL, Sedd, log
 
-from sedd import checkpoint
+from sedd.training import checkpoint
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.verify

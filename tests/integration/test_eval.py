@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import sedd
-from sedd import factory
-from sedd.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
+from sedd.loading import load_model
 from sedd.training import loop
+from sedd.training.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.training.datasets import prepare_data
 
 KEYS = {
@@ -127,7 +127,7 @@ def test_a_record_contains_everything_it_depends_on(
     assert sum(found["terms"].values()) == pytest.approx(found["nats_per_token"], abs=2e-5)
     assert found["bits_per_char"] == pytest.approx(found["nats_per_token"] / 0.693147, abs=2e-5)
     assert 0 < found["stderr_nats_per_token"] < found["nats_per_token"]
-    folder = factory.load_model(runs["score"]).folder
+    folder = load_model(runs["score"]).folder
     assert found["model_sha256"] == hashlib.sha256((folder / "ema.safetensors").read_bytes()).hexdigest()
     code, printed, _ = sedd_in_process("eval", runs["score"], text, "--seed", 3)
     assert code == 0

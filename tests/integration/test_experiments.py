@@ -12,7 +12,8 @@ import boxed
 import pytest
 from runs import Sedd, ok
 
-from sedd import checkpoint, hub
+from sedd import hub
+from sedd.training import checkpoint
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ import pytest
 from runs import SMALL, Sedd, ok
 
 from sedd import data
-from sedd.config import DataConfig, ModelConfig, RunConfig
 from sedd.tokenizer import load_tokenizer
+from sedd.training.config import DataConfig, ModelConfig, RunConfig
 from sedd.training.datasets import prepare_data
 
 NONSENSE = "the cat sat on a mat and saw two small birds fly over old red houses near water"

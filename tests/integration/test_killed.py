@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import SMALL, Sedd, ok, same
 
-from sedd import checkpoint
+from sedd.training import checkpoint
 
 FLAGS = {
     "absorbing": [],
@@ -28,7 +28,7 @@ POINTS = {
     "while the one before is removed": ("kill_at('os.remove', 'model.safetensors', after='/step-00000010')", 10),
 }
 PRUNE_FIRST = """
-from sedd import checkpoint
+from sedd.training import checkpoint
 save = checkpoint.save
 checkpoint.save = lambda root, *rest, **more: (checkpoint.prune(root, 0, None), save(root, *rest, **more))
 """
@@ -82,7 +82,7 @@ start = saving.BackgroundWriter.__init__
 saving.BackgroundWriter.__init__ = lambda self, in_background: start(self, True)
 """
 FAILS = """
-from sedd import checkpoint
+from sedd.training import checkpoint
 def fail(root, name, *rest):
     raise ValueError(f"{root / name} could not be written: No space left on device")
 checkpoint.save = fail

@@ -12,9 +12,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from runs import SMALL, Sedd, ok
 
-from sedd import evaluation, factory
+from sedd import evaluation
 from sedd.evaluation.lm_eval import GenerationOptions, SeddLM
 from sedd.extras import install_hint
+from sedd.loading import load_model
 
 KINDS = {"diffusion": ["--parameterization", "mean"], "autoregressive": ["--objective", "autoregressive"]}
 DOCUMENTS = [
@@ -228,7 +229,7 @@ def test_impossible_requests_are_reported(models: Callable[[str], Path], sedd: S
     records = ["--set", "data.packing=lines", "--set", "model.seq_len=8", "--steps", 1, "--out", tmp_path / "run"]
     ok(sedd("train", tmp_path / "names.txt", *SMALL, *records))
     with pytest.raises(ValueError, match="padded records"):
-        SeddLM(factory.load_model(tmp_path / "run"))
+        SeddLM(load_model(tmp_path / "run"))
 
 
 def test_the_command_passes_its_arguments_to_the_harness(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from runs import Sedd, ok
 
-from sedd import factory
 from sedd.evaluation import molecules
+from sedd.loading import load_model
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=1", "--set", "model.heads=2", "--batch-size", "16"),
@@ -72,7 +72,7 @@ def test_samples_of_equal_length_records_hold_no_padding(sedd: Sedd, tmp_path: P
     ok(done)
     assert "60 records of 12 tokens each: sequences have 12 tokens" in done.stderr
     assert "padded" not in done.stderr
-    loaded = factory.load_model(tmp_path / "run")
+    loaded = load_model(tmp_path / "run")
     assert (loaded.tokenizer.pad, loaded.process.vocab_size) == (None, 4)
     done = sedd("sample", tmp_path / "run", "-n", 20, "--steps", 2, "--json")
     ok(done)
@@ -80,4 +80,4 @@ def test_samples_of_equal_length_records_hold_no_padding(sedd: Sedd, tmp_path: P
     done = sedd("train", tmp_path / "dna.txt", *words, "--seq-len", 16, "--out", tmp_path / "longer")
     ok(done)
     assert "records shorter than 16 tokens are padded" in done.stderr
-    assert factory.load_model(tmp_path / "longer").tokenizer.pad == 4
+    assert load_model(tmp_path / "longer").tokenizer.pad == 4

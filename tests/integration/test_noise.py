@@ -10,7 +10,7 @@ from commands import Commands
 from runs import SMALL, Sedd, ok, same
 
 import sedd as package
-from sedd import checkpoint
+from sedd.training import checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import Sedd, log, ok
 
-from sedd import checkpoint
+from sedd.training import checkpoint
 from sedd.training.state import TrainingState
 
 LETTERS = [

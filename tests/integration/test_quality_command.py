@@ -10,12 +10,12 @@ import pytest
 import tiny_judges
 from runs import Sedd, ok
 
-from sedd import factory
 from sedd.evaluation import quality
 from sedd.evaluation.quality import judges, samples, score_samples
 from sedd.evaluation.quality.judge import extract_features
 from sedd.exact import all_sequences
 from sedd.extras import install_hint
+from sedd.loading import load_model
 
 SMALL = [
     *("--set", "model.width=32", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=32"),
@@ -236,7 +236,7 @@ def test_missing_packages_are_reported(sedd: Sedd, models: Callable[[str], Path]
 
 def test_the_scores_of_a_sedd_judge_are_a_distribution(models: Callable[[str], Path]) -> None:
     """Σ e^(−nats) = 1 over all texts of two letters; if the first is skipped, over the second given the first."""
-    run, letters = models("ar"), factory.load_model(models("ar")).tokenizer.vocab_size
+    run, letters = models("ar"), load_model(models("ar")).tokenizer.vocab_size
     rows = list(all_sequences(letters, 2).numpy())
     scored, skipped = (
         np.exp(

@@ -12,7 +12,7 @@ import pytest
 from runs import SMALL, Sedd, ok, same
 from safetensors.torch import load_file, save_file
 
-from sedd import checkpoint
+from sedd.training import checkpoint
 
 
 def refused(done: subprocess.CompletedProcess[str], *sentences: str) -> None:

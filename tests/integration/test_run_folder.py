@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from runs import SMALL, Sedd, log, ok, same
 
-from sedd import checkpoint, config, files
+from sedd import files
 from sedd.runtime import run_log
+from sedd.training import checkpoint, config
 
 WORDS = [*SMALL, "--save-every", 5, "--steps", 10]
 

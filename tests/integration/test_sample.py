@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from runs import Sedd, ok
 
-from sedd import factory, samplers
+from sedd import samplers
+from sedd.loading import load_model
 from sedd.terminal import visible
 from sedd.trace import separator, split_texts
 
@@ -186,7 +187,7 @@ def test_padded_records_keep_their_padding(sedd: Sedd, tmp_path: Path) -> None:
     done = sedd("train", tmp_path / "names.txt", *SMALL, *words, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     whole, begun = lines(sedd("infill", tmp_path / "run", "b{2}b", "b{2}", "--json"))
-    pad = factory.load_model(tmp_path / "run").tokenizer.pad
+    pad = load_model(tmp_path / "run").tokenizer.pad
     assert whole["ids"][4:] == [pad] * 4
     assert len(begun["ids"]) == 3
     assert begun["text"].startswith("b")
@@ -218,7 +219,7 @@ def test_one_long_step_under_uniform_noise_does_not_return_the_noise(
     sedd: Sedd, models: Callable[[str], Path], steps: int
 ) -> None:
     """Of an untrained model, by which all tokens are equally likely: as many agree with the noise as by chance."""
-    loaded = factory.load_model(models("uniform geometric"))
+    loaded = load_model(models("uniform geometric"))
     rows = lines(sedd("sample", loaded.folder, "-n", 16, "--steps", steps, "--json"))
     sampling_run = samplers.SamplingRun.of(loaded, samplers.SamplingSettings(steps=steps))
     noise = next(sampling_run.states(samplers.empty(16, 32))).x.tolist()
@@ -247,7 +248,7 @@ def test_progress_counts_the_steps_of_every_batch(
 
     from sedd.cli import sample
 
-    loaded = factory.load_model(boxed.write_model(tmp_path / "model"))
+    loaded = load_model(boxed.write_model(tmp_path / "model"))
     run = samplers.SamplingRun.of(loaded, samplers.SamplingSettings(steps=steps))
     shown: list[tuple[int, int]] = []
     monkeypatch.setattr(sample, "stderr_progress", lambda *_, **__: nullcontext(lambda *done: shown.append(done)))

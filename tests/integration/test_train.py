@@ -10,9 +10,9 @@ import pytest
 from runs import SMALL, Sedd, log, ok
 from safetensors.torch import load_file
 
-from sedd import checkpoint
 from sedd.data import block_order
 from sedd.evaluation import compare
+from sedd.training import checkpoint
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from runs import Sedd, ok
 
-from sedd import registry
-from sedd.cli.train import OBJECTIVES
-from sedd.config import NOT_FOR_TRAINING
+from sedd.cli.train import OBJECTIVE_MEANINGS
+from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES
 
 TINY = [
     *("--set", "model.width=16", "--set", "model.depth=2", "--set", "model.heads=2", "--set", "model.seq_len=16"),
@@ -19,14 +18,14 @@ TINY = [
 
 
 def test_every_objective_is_described_or_refused() -> None:
-    assert {*OBJECTIVES} | {*NOT_FOR_TRAINING} == {*registry.OBJECTIVES.built_in}
-    assert not {*OBJECTIVES} & {*NOT_FOR_TRAINING}
+    assert {*OBJECTIVE_MEANINGS} | {*NOT_FOR_TRAINING} == {*OBJECTIVES.built_in}
+    assert not {*OBJECTIVE_MEANINGS} & {*NOT_FOR_TRAINING}
 
 
 @pytest.mark.parametrize(
     ("objective", "process"),
     [
-        *((name, "absorbing") for name in OBJECTIVES),
+        *((name, "absorbing") for name in OBJECTIVE_MEANINGS),
         *((name, "uniform") for name in ("score-entropy", "ratio-matching", "mean", "d3pm")),
         *((name, noise) for name in ("score-entropy", "mean") for noise in ("hybrid", "frequency")),
         *(("ratio-matching", "hybrid"), ("d3pm", "hybrid"), ("concrete-score", "frequency")),
@@ -64,5 +63,5 @@ def test_the_help_has_one_line_for_each(sedd: Sedd) -> None:
     done = sedd("train", "--help", before="os.environ['COLUMNS'] = '80'")
     ok(done)
     lines = [line.strip() for line in done.stdout.splitlines()]
-    for name, note in OBJECTIVES.items():
+    for name, note in OBJECTIVE_MEANINGS.items():
         assert f"• {name}: {note}" in lines

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from runs import SMALL, Sedd, ok
 
-from sedd import checkpoint, data, stored_weights
+from sedd import data
+from sedd.training import checkpoint, stored_weights
 
 PAIRS = """
 import json

@@ -385,7 +385,7 @@ MISTAKES = [
     ),
     Mistake(
         "a run ends one step early",
-        "config.py",
+        "training/config.py",
         'done = {"steps": step, ',
         'done = {"steps": step + 1, ',
         RATES_OF_A_RUN,
@@ -456,7 +456,7 @@ MISTAKES = [
     ),
     Mistake(
         "raw weights are loaded",
-        "factory.py",
+        "loading.py",
         "stored_weights.load_weights(path, weights)",
         'stored_weights.load_weights(path, "model")',
         AVERAGED,
@@ -477,7 +477,7 @@ MISTAKES = [
     ),
     Mistake(
         "a checkpoint after the best validation is not used",
-        "checkpoint.py",
+        "training/checkpoint.py",
         'not state.get("above_best") or ',
         "",
         f"{OVERFITTING}::test_a_checkpoint_after_the_best_validation_is_used",
@@ -612,7 +612,7 @@ MISTAKES = [
     ),
     Mistake(
         "BPE fitted to held-out text",
-        "config.py",
+        "training/config.py",
         'if self.tokenizer.startswith("bpe:") else 1.0',
         'if self.tokenizer.startswith("bpe") and False else 1.0',
         f"{HELD_OUT_NUMBERS}::test_held_out_text_does_not_change_the_tokenizer",
@@ -801,21 +801,21 @@ MISTAKES = [
     ),
     Mistake(
         "weights are hashed in one file and loaded from another",
-        "stored_weights.py",
+        "training/stored_weights.py",
         'Path(f"/dev/fd/{file.fileno()}")',
         "path",
         f"{BESIDE}::test_a_digest_is_of_the_file_that_is_loaded",
     ),
     Mistake(
         "a checkpoint that is pruned while it is loaded is an error",
-        "checkpoint.py",
+        "training/checkpoint.py",
         "if all(checkpoint.exists() for checkpoint in checkpoints):",
         "if True:",
         f"{BESIDE}::test_a_checkpoint_may_be_pruned_at_any_moment_of_loading",
     ),
     Mistake(
         "a checkpoint that was pruned counts as damaged",
-        "checkpoint.py",
+        "training/checkpoint.py",
         "if not folder.exists():",
         "if False:",
         f"{BESIDE}::test_a_checkpoint_may_be_pruned_at_any_moment_of_loading",
@@ -1106,7 +1106,7 @@ MISTAKES = [
     ),
     Mistake(
         "a run whose options were changed counts as trained here",
-        "networks.py",
+        "training/networks.py",
         ' and record["network"] == dict(network):',
         ":",
         "unit/test_networks.py::test_a_run_of_ones_own_is_found_again",
@@ -1120,14 +1120,14 @@ MISTAKES = [
     ),
     Mistake(
         "code in the working directory replaces installed modules",
-        "networks.py",
+        "training/networks.py",
         "sys.path.append(folder)",
         "sys.path.insert(0, folder)",
         "unit/test_networks.py::test_a_named_class_is_found_in_the_working_directory_and_built",
     ),
     Mistake(
         "initial weights of a user's network do not follow the seed",
-        "factory.py",
+        "training/setup.py",
         "            torch.manual_seed(config.seed)\n",
         "",
         "unit/test_networks.py::test_the_weights_are_the_classs_own_and_seeded",

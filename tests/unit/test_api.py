@@ -12,7 +12,8 @@ import pytest
 
 import sedd
 import sedd.model
-from sedd import evaluation, factory, hub
+from sedd import evaluation, hub
+from sedd.loading import load_model
 from sedd.runtime.distributed import Ranks
 
 TINY = {"width": 32, "depth": 1, "heads": 2, "seq_len": 32}
@@ -200,7 +201,7 @@ def test_resuming_a_run_and_its_events(model: sedd.Model, tmp_path: Path) -> Non
     last = tmp_path / "run" / "checkpoints" / "step-00000003"
     assert resumed.loaded.config.train.batch_size == 4
     np.testing.assert_array_equal(resumed.tokenizer.encode("abc"), model.tokenizer.encode("abc"))
-    assert factory.load_model(last).config.budget.steps == 3
+    assert load_model(last).config.budget.steps == 3
 
 
 def test_evaluate_equals_sedd_eval(model: sedd.Model, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sample import SampleSetting
 from serve import ServeSetting, measure_serving
 from train import TrainingSteps, TrainSetting, count_in_loss, random_batch
 
-from sedd import factory
+from sedd.training.setup import build_setup
 
 ROOT = Path(__file__).parents[2]
 ON = Machine("cpu", "a test", torch.__version__, "none", "float32", 1e-3)
@@ -48,7 +48,7 @@ def test_both_variants_train_alike(objective: str) -> None:
         compile=False,
     )
     run = setting.run()
-    parts = factory.build_setup(run, 32)
+    parts = build_setup(run, 32)
     generator = torch.Generator().manual_seed(0)
     batches = [random_batch(parts, setting, 16, generator) for _ in range(2)]
     counts = [count_in_loss(parts, b.x_t) for b in batches]

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from sedd import exact, objectives, parameterization, registry
-from sedd.config import NoiseConfig
+from sedd import exact, objectives, parameterization
 from sedd.exact import explicit_objectives
 from sedd.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
 from sedd.schedule import (
@@ -19,6 +18,7 @@ from sedd.schedule import (
     Schedule,
     UniformTimes,
 )
+from sedd.training.config import OBJECTIVES, PARAMETERIZATIONS, PROCESSES, SCHEDULES, NoiseConfig
 
 SIGMA = torch.tensor([0.5])
 X = torch.tensor([[0, 1]])
@@ -40,8 +40,8 @@ def test_distributions_that_noise_cannot_have(refuses: object) -> None:
     refuses(lambda: Frequency(4), "frequencies", "each token")
     refuses(lambda: NoiseConfig("uniform", mask_share=0.5), "mask_share", "noise.process=hybrid")
     refuses(lambda: NoiseConfig("hybrid", mask_share=1.0), "mask_share is 1.0", "between 0")
-    refuses(lambda: registry.PROCESSES.build("frequency", 4), "frequencies are missing")
-    refuses(lambda: registry.PROCESSES.build("absorbing", 4, mask_share=0.5), "mask_share")
+    refuses(lambda: PROCESSES.build("frequency", 4), "frequencies are missing")
+    refuses(lambda: PROCESSES.build("absorbing", 4, mask_share=0.5), "mask_share")
 
 
 @pytest.mark.parametrize("process", [Uniform(4), Absorbing(4)], ids=str)
@@ -125,7 +125,7 @@ def test_other_settings_of_schedules(refuses: object) -> None:
 
 @pytest.mark.parametrize("name", ["t-dce", "lambda-dce", "any-order"])
 def test_objectives_that_mask_need_a_mask(name: str, refuses: object) -> None:
-    loss, model = registry.OBJECTIVES.build(name), parameterization.MeanModel(exact.Table(4, 2), Uniform(4))
+    loss, model = OBJECTIVES.build(name), parameterization.MeanModel(exact.Table(4, 2), Uniform(4))
     refuses(lambda: loss(model, X), "Absorbing", "Uniform(vocab_size=4)", "tokens too")
 
 
@@ -140,7 +140,7 @@ def test_objectives_that_mask_need_a_mask(name: str, refuses: object) -> None:
     ],
 )
 def test_objectives_refuse_models_that_do_not_predict_what_they_need(name: str, method: str, refuses: object) -> None:
-    model, loss = parameterization.ScoreModel(exact.Table(5, 2), Absorbing(4)), registry.OBJECTIVES.build(name)
+    model, loss = parameterization.ScoreModel(exact.Table(5, 2), Absorbing(4)), OBJECTIVES.build(name)
     refuses(lambda: loss(model, X), method, "Score", "parameterization")
 
 
@@ -166,10 +166,10 @@ def test_distributions_that_are_none_are_refused(refuses: object) -> None:
 
 
 def test_unknown_names_are_refused(refuses: object) -> None:
-    refuses(lambda: registry.PROCESSES.build("gauss", 4), "'gauss'", "absorbing, uniform")
-    refuses(lambda: registry.SCHEDULES.build("linear"), "'linear'", "log-linear")
-    refuses(lambda: registry.SCHEDULES.build("cosine", lo=1.0), "cosine has no option lo", "eps")
-    refuses(lambda: registry.OBJECTIVES.build("dse"), "'dse'", "score-entropy")
-    refuses(lambda: registry.OBJECTIVES.build("d3pm", t_min=0.1), "no option t_min", "steps")
-    refuses(lambda: registry.OBJECTIVES.build("explicit-score-entropy"), "needs distribution")
-    refuses(lambda: registry.PARAMETERIZATIONS.build("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")
+    refuses(lambda: PROCESSES.build("gauss", 4), "'gauss'", "absorbing, uniform")
+    refuses(lambda: SCHEDULES.build("linear"), "'linear'", "log-linear")
+    refuses(lambda: SCHEDULES.build("cosine", lo=1.0), "cosine has no option lo", "eps")
+    refuses(lambda: OBJECTIVES.build("dse"), "'dse'", "score-entropy")
+    refuses(lambda: OBJECTIVES.build("d3pm", t_min=0.1), "no option t_min", "steps")
+    refuses(lambda: OBJECTIVES.build("explicit-score-entropy"), "needs distribution")
+    refuses(lambda: PARAMETERIZATIONS.build("noise", exact.Table(4, 2), Uniform(4)), "'noise'", "score, mean")

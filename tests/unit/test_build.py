@@ -5,13 +5,22 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sedd import exact, factory, objectives, parameterization, registry
-from sedd.config import ModelConfig, RunConfig, TrainConfig
+from sedd import exact, objectives, parameterization
 from sedd.evaluation.audit_losses import build_audited_process
 from sedd.ops.fused_loss import fused_loss
 from sedd.parameterization import CausalModel, ConditionalPredictor, Denoiser, MeanModel, NextTokenPredictor
 from sedd.process import Absorbing, Frequency, Hybrid, Uniform
 from sedd.schedule import ImportanceTimes
+from sedd.training.config import (
+    OBJECTIVES,
+    PARAMETERIZATIONS,
+    PROCESSES,
+    SCHEDULES,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+)
+from sedd.training.setup import build_model, build_network, build_setup
 
 P_DATA = exact.Distribution.random(4, 3, torch.Generator().manual_seed(0))
 BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregressive"}
@@ -19,11 +28,11 @@ BOUNDS = {"score-entropy", "d3pm", "t-dce", "lambda-dce", "any-order", "autoregr
 
 def make(name: str) -> objectives.Objective:
     options = {"distribution": P_DATA} if name.startswith("explicit") else {}
-    return registry.OBJECTIVES.build(name, **options)
+    return OBJECTIVES.build(name, **options)
 
 
-@pytest.mark.parametrize("process_name", registry.PROCESSES.built_in)
-@pytest.mark.parametrize("name", registry.OBJECTIVES.built_in)
+@pytest.mark.parametrize("process_name", PROCESSES.built_in)
+@pytest.mark.parametrize("name", OBJECTIVES.built_in)
 def test_every_objective_gives_a_finite_loss_per_position(name: str, process_name: str) -> None:
     if process_name != "absorbing" and name in {"t-dce", "lambda-dce", "any-order"}:
         return  # refused: see test_border
@@ -43,7 +52,7 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
             table = exact.Table(process.num_states, 3)
             with torch.no_grad():
                 table.weight.normal_()
-            model = registry.PARAMETERIZATIONS.build(name, table, process)
+            model = PARAMETERIZATIONS.build(name, table, process)
             x_t = torch.randint(process.num_states, (5, 3))
             log_score = model(x_t, torch.rand(5))
             assert log_score.shape == (5, 3, process.num_states)
@@ -55,13 +64,13 @@ def test_every_parameterization_gives_log_scores_that_are_0_at_x_t() -> None:
 
 
 def test_options_reach_what_is_built() -> None:
-    assert registry.SCHEDULES.build("geometric", lo=0.1, hi=3.0).hi == 3.0
+    assert SCHEDULES.build("geometric", lo=0.1, hi=3.0).hi == 3.0
     time_sampler = ImportanceTimes(torch.tensor([1.0, 3.0]))
-    built = registry.OBJECTIVES.build("score-entropy", t_min=0.25, time_sampler=time_sampler)
+    built = OBJECTIVES.build("score-entropy", t_min=0.25, time_sampler=time_sampler)
     times = built.times(torch.tensor([0.2, 0.6], dtype=torch.float64))
     torch.testing.assert_close(times.t, torch.tensor([0.25 + 0.75 * 0.4, 0.25 + 0.75 * (0.5 + 0.35 / 1.5)]).double())
     torch.testing.assert_close(times.weight, torch.tensor([1.5, 0.5]).double())
-    assert registry.OBJECTIVES.build("d3pm", steps=7).steps == 7
+    assert OBJECTIVES.build("d3pm", steps=7).steps == 7
 
 
 def test_the_time_sampling_of_a_run_reaches_its_objective(refuses: Callable[..., None]) -> None:
@@ -69,12 +78,10 @@ def test_the_time_sampling_of_a_run_reaches_its_objective(refuses: Callable[...,
     for name in ("score-entropy", "lambda-dce"):
         for time_sampler, t, weight in (("uniform", 0.5, 1.0), ("low-noise", 0.25, 1.0)):
             config = RunConfig(objective=name, train=TrainConfig(time_sampling=time_sampler)).resolved()
-            times = factory.build_setup(config, 4).objective.times(u)
+            times = build_setup(config, 4).objective.times(u)
             assert (times.t.item(), times.weight.item()) == (t, weight)
     refuses(
-        lambda: factory.build_setup(
-            RunConfig(objective="d3pm", train=TrainConfig(time_sampling="low-noise")).resolved(), 4
-        ),
+        lambda: build_setup(RunConfig(objective="d3pm", train=TrainConfig(time_sampling="low-noise")).resolved(), 4),
         "train.time_sampling is 'low-noise'; objective d3pm has uniform times only",
     )
     refuses(lambda: TrainConfig(time_sampling="late"), "'late'", "uniform, low-noise, bell")
@@ -85,12 +92,12 @@ def test_a_zero_network_makes_every_token_equally_likely() -> None:
     generator = torch.Generator().manual_seed(0)
     process = Absorbing(4)
     for name in ("score", "mean"):
-        model = registry.PARAMETERIZATIONS.build(name, exact.Table(5, 3), process)
+        model = PARAMETERIZATIONS.build(name, exact.Table(5, 3), process)
         x_t = torch.tensor([[4, 4, 0]])
         log_mean = model(x_t, torch.tensor([0.7])) + torch.log(torch.expm1(torch.tensor(0.7)))
         torch.testing.assert_close(log_mean[0, :2, :4].exp(), torch.full((2, 4), 0.25).double())
-    loss = registry.OBJECTIVES.build("any-order")
-    mean = registry.PARAMETERIZATIONS.build("mean", exact.Table(5, 3), process)
+    loss = OBJECTIVES.build("any-order")
+    mean = PARAMETERIZATIONS.build("mean", exact.Table(5, 3), process)
     total = loss(mean, P_DATA.draw(6, generator), generator=generator).sum(-1)
     torch.testing.assert_close(total, torch.full((6,), 3 * torch.log(torch.tensor(4.0)).item()).double())
 
@@ -120,12 +127,12 @@ def test_time_conditioning_reaches_the_network(conditioning: str) -> None:
         model=ModelConfig("reference", 16, 1, 2, time_conditioning=conditioning, parameterization="mean"),
         objective="t-dce",
     ).resolved()
-    made = factory.build_setup(run, 5)
-    network = factory.build_network(run, made)
+    made = build_setup(run, 5)
+    network = build_network(run, made)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
-    model = factory.build_model(run, network, made)
+    model = build_model(run, network, made)
     assert network.depends_on_sigma == (conditioning != "none")
     assert model.depends_on_sigma == (conditioning == "sigma")
     x, sigma = torch.tensor([[5, 1, 5, 2]] * 2), torch.tensor([0.3, 2.0])

@@ -8,8 +8,10 @@ import boxed
 import pytest
 import torch
 
-from sedd import checkpoint, factory, files
+from sedd import files
+from sedd.loading import load_model
 from sedd.tokenizer import CONFIG, Bytes
+from sedd.training import checkpoint
 from sedd.training.state import TrainingState
 
 Refuses = Callable[..., None]
@@ -131,19 +133,19 @@ def test_damage_without_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture
     """What cannot be read or is not finite is refused; that the rest cannot be noticed is said."""
     folder = boxed.write_model(tmp_path / "model")
     (folder / "manifest.json").unlink()
-    weights = factory.load_model(folder).network.state_dict()
+    weights = load_model(folder).network.state_dict()
     assert "model has no manifest.json" in capsys.readouterr().err
     whole = (folder / "ema.safetensors").read_bytes()
     for damaged in (whole[:-1], whole[:100], whole + b"0", b"\xff" * 8 + whole[8:], b""):
         (folder / "ema.safetensors").write_bytes(damaged)
-        refuses(lambda: factory.load_model(folder), "ema.safetensors cannot be read")
+        refuses(lambda: load_model(folder), "ema.safetensors cannot be read")
     for value in (float("nan"), float("-inf")):
         name = max(weights, key=lambda name: weights[name].numel())
         changed = {key: tensor.clone() for key, tensor in weights.items()}
         changed[name].view(-1)[-1] = value
         checkpoint.write_tensors(folder / "ema.safetensors", changed)
         refuses(
-            lambda: factory.load_model(folder),
+            lambda: load_model(folder),
             f"ema.safetensors: {name} holds a value that is NaN or infinite",
             "another checkpoint",
         )

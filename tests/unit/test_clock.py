@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sedd.config import RunConfig
 from sedd.training import loop
 from sedd.training.clock import Clock
+from sedd.training.config import RunConfig
 from sedd.training.datasets import prepare_data
 from sedd.training.loop import TrainingResult
 from sedd.training.state import TrainingState

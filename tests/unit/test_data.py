@@ -22,7 +22,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sedd import data, factory, files
+from sedd import data, files
 from sedd.data import (
     Index,
     TextEncoding,
@@ -35,7 +35,7 @@ from sedd.data import (
     shards,
 )
 from sedd.extras import install_hint
-from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, load_tokenizer
+from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, build_tokenizer, load_tokenizer
 
 Refuses = Callable[..., None]
 STORY = "".join(f"{i} once upon a time, naïvely, 漢字 🎉\n" + "\n" * (i % 3) for i in range(400))
@@ -125,7 +125,7 @@ def test_molecules_and_sequences(tmp_path: Path) -> None:
     assert list(read_documents([packed], packing="lines")) == ["CCO", "CC"]
     fasta = write(tmp_path / "a.fasta", b">one\nACGT\nAC GT\n\n>none\n>two; again\nTTT\r\nA")
     assert list(read_documents([fasta])) == ["ACGTACGT", "TTTA"]
-    made = factory.build_tokenizer("chars", lambda: read_documents([fasta]))
+    made = build_tokenizer("chars", lambda: read_documents([fasta]))
     index = prepare([fasta], tmp_path / "out", made, packing="lines", pad="model")
     assert (index.records, index.length) == (2, 8)
 
@@ -260,7 +260,7 @@ def test_integers_of_arrays(tmp_path: Path, compression: str, dtype: str) -> Non
         sink = io.BytesIO()
         np.save(sink, array)
         file = write(tmp_path / f"{array.ndim}.npy{compression}", PACK[compression](sink.getvalue()))
-        made = factory.build_tokenizer("ints", lambda file=file: read_documents([file]))
+        made = build_tokenizer("ints", lambda file=file: read_documents([file]))
         assert made.vocab_size == values.max() + 1
         prepare([file], tmp_path / f"packed{array.ndim}", made)
         assert stream(tmp_path / f"packed{array.ndim}") == values.ravel().tolist()
@@ -327,7 +327,7 @@ def test_datasets_of_the_hub(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) 
 def test_windows_of_packed_data_join_to_the_text(tmp_path: Path, spec: str) -> None:
     """For any block length, and across the boundaries of pieces and shards."""
     file = write(tmp_path / "a.txt", STORY.encode())
-    made = factory.build_tokenizer(spec, lambda: read_documents([file]))
+    made = build_tokenizer(spec, lambda: read_documents([file]))
     index = prepare([file], tmp_path / "out", made)
     assert made.decode(stream(tmp_path / "out")) == STORY
     assert (index.characters, index.bytes, index.records) == (len(STORY), len(STORY.encode()), 1)
@@ -399,7 +399,7 @@ def test_a_scan_finds_the_lengths_that_preparation_finds(
     index = prepare(
         [file],
         tmp_path / "out",
-        factory.build_tokenizer(spec, lambda: read_documents([file], packing="lines")),
+        build_tokenizer(spec, lambda: read_documents([file], packing="lines")),
         packing="lines",
     )
     assert lengths.longest == index.length
@@ -553,7 +553,7 @@ def test_the_cache_key_covers_content_and_options(tmp_path: Path) -> None:
     def get(source: Path, spec: str = "bytes", **options: object) -> Path:
         def make() -> Tokenizer:
             calls.append(spec)
-            return factory.build_tokenizer(spec, lambda: read_documents([source]))
+            return build_tokenizer(spec, lambda: read_documents([source]))
 
         return prepare_cached([source], spec, make, cache=tmp_path / "cache", **options)  # type: ignore[arg-type]
 
@@ -749,7 +749,7 @@ def test_corpora(
         with gzip.open(file) as rows:
             file = write(tmp_path / name, gzip.compress(b"".join(islice(rows, 5000))))
     packing = options.get("packing", "packed")
-    made = factory.build_tokenizer("chars", lambda: read_documents([file], packing=packing))
+    made = build_tokenizer("chars", lambda: read_documents([file], packing=packing))
     index = prepare([file], tmp_path / "out", made, packing=packing)
     assert (index.records, index.vocab_size, index.length, index.pad) == expected
     blocks = TokenBlocks.open(tmp_path / "out", index.length or 256, "validation", check=True)
@@ -779,7 +779,7 @@ print(int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0
 @pytest.mark.parametrize("spec", ["bytes", "bpe:1000"])
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, spec: str) -> None:
     """300 MB of text need less than 500 MB of memory, Python and libraries included."""
-    made = factory.build_tokenizer(spec, lambda: iter([STORY]))
+    made = build_tokenizer(spec, lambda: iter([STORY]))
     made.save(tmp_path / "tokenizer")
     with (tmp_path / "a.txt").open("w", encoding="utf-8") as file:
         for _ in range(300_000_000 // len(STORY.encode()) + 1):

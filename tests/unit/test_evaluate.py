@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given as over
 from hypothesis import strategies as st
 
-from sedd import data, evaluation, factory, tokenizer
-from sedd.config import DataConfig, ModelConfig, RunConfig
+from sedd import data, evaluation, tokenizer
 from sedd.data import readers
 from sedd.evaluation import detokenize
 from sedd.evaluation.packing import DropRemainder, KeepRemainder, ShardedBatches
 from sedd.evaluation.protocols import DATASETS, PROTOCOLS, Protocol
+from sedd.loading import LoadedModel
+from sedd.training.config import DataConfig, ModelConfig, RunConfig
+from sedd.training.setup import build_setup
 
 # Golden strings: tokenized text, and the result of the published rules, written by hand ----------------------
 
@@ -120,16 +122,14 @@ def test_sharded_batches_match_their_definition(rows: list[np.ndarray], length: 
 # Files --------------------------------------------------------------------------------------------------------
 
 
-def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> factory.LoadedModel:
+def loaded(made: tokenizer.Tokenizer, length: int, **options: str) -> LoadedModel:
     """A model without weights: a tokenizer, a sequence length and the data options."""
     config = RunConfig(data=DataConfig(**options), model=ModelConfig(seq_len=length)).resolved()
-    parts = factory.build_setup(config, made.vocab_size)
-    return factory.LoadedModel(None, None, *parts, made, config, Path("none"))
+    parts = build_setup(config, made.vocab_size)
+    return LoadedModel(None, None, *parts, made, config, Path("none"))
 
 
-def read(
-    path: Path, protocol: Protocol | str, model: factory.LoadedModel, dataset: str | None = None
-) -> evaluation.Corpus:
+def read(path: Path, protocol: Protocol | str, model: LoadedModel, dataset: str | None = None) -> evaluation.Corpus:
     chosen = evaluation.get_protocol(protocol) if isinstance(protocol, str) else protocol
     return evaluation.read_corpus(str(path), chosen, model, dataset, None)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from failing_disk import failing
 
-from sedd import checkpoint, data, files, hub
+from sedd import data, files, hub
 from sedd.tokenizer import Bytes
+from sedd.training import checkpoint
 
 Contents = dict[str, bytes]
 

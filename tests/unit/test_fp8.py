@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd import factory
-from sedd.config import RunConfig
+from sedd.loading import prepare_for_inference
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import fp8
 from sedd.ops.packed_tokens import pack_tokens
 from sedd.runtime import device
+from sedd.training.config import RunConfig
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -111,4 +111,4 @@ def test_unsupported_widths_devices_and_uses(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="float8"):
         RunConfig.from_dict({"train": {"precision": "float4"}}).resolved()
     with pytest.raises(ValueError, match="choose one of float32, bfloat16"):
-        factory.prepare_for_inference(networks(Reference, 32)[0], "cpu", "float8")
+        prepare_for_inference(networks(Reference, 32)[0], "cpu", "float8")

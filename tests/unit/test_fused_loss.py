@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import exact, fused_forms, registry
-from sedd.config import NOT_FOR_TRAINING
+from sedd import exact, fused_forms
 from sedd.evaluation.audit_losses import build_audited_process
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.objectives import (
@@ -47,10 +46,11 @@ from sedd.parameterization import (
 )
 from sedd.process import Absorbing, Process, Uniform
 from sedd.schedule import Geometric, LogLinear, Schedule
+from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PARAMETERIZATIONS, PROCESSES
 
 N, B, L = 13, 5, 7
 NOISE = LogLinear()
-TRAINABLE = [name for name in registry.OBJECTIVES.built_in if name not in NOT_FOR_TRAINING]
+TRAINABLE = [name for name in OBJECTIVES.built_in if name not in NOT_FOR_TRAINING]
 
 
 class FusedCase(NamedTuple):
@@ -171,19 +171,19 @@ DENOISERS = {"mean", "d3pm", "t-dce", "lambda-dce", "any-order", "score-entropy"
 FUSED = {
     *(("absorbing", "mean", objective) for objective in DENOISERS),
     *((process, "score", "score-entropy") for process in ("absorbing", "uniform")),
-    *((process, "causal", "autoregressive") for process in registry.PROCESSES.built_in),
+    *((process, "causal", "autoregressive") for process in PROCESSES.built_in),
 }
 """Process, parameterization and objective of every fused loss; `CASES` has each pair of the last two."""
 
 
-@pytest.mark.parametrize("process_name", registry.PROCESSES.built_in)
+@pytest.mark.parametrize("process_name", PROCESSES.built_in)
 def test_no_other_loss_is_fused(process_name: str) -> None:
     """Of all objectives that a model fits; logits alone do not determine the others."""
     process, found = build_audited_process(process_name, N), set()
-    for parameterization, objective_name in itertools.product(registry.PARAMETERIZATIONS.names, TRAINABLE):
+    for parameterization, objective_name in itertools.product(PARAMETERIZATIONS.names, TRAINABLE):
         states = N + 1 if parameterization == "causal" else process.num_states
-        model = registry.PARAMETERIZATIONS.build(parameterization, build_network(Modern, states), process)
-        objective = registry.OBJECTIVES.build(objective_name)
+        model = PARAMETERIZATIONS.build(parameterization, build_network(Modern, states), process)
+        objective = OBJECTIVES.build(objective_name)
         try:
             objective.check(model)
         except ValueError:

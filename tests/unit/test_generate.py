@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import factory, process, samplers, tokenizer, trace
+from sedd import process, samplers, tokenizer, trace
+from sedd.loading import LoadedModel, load_model
 from sedd.nn import transformer
 from sedd.parameterization import MeanModel, ScoreModel
 from sedd.samplers import template
@@ -297,13 +298,13 @@ def test_a_trace_is_saved_as_png(tmp_path: Path) -> None:
 
 def test_the_padding_of_a_model_reaches_samplers_by_confidence(tmp_path: Path) -> None:
     """That of records, unless another is given; packed text and records of one length have none."""
-    loaded = factory.load_model(boxed.write_model(tmp_path / "model"))
+    loaded = load_model(boxed.write_model(tmp_path / "model"))
     padded = loaded.tokenizer.with_specials(eos=False, pad=True)
     lines = replace(loaded.config, data=replace(loaded.config.data, packing="lines"))
     model = copy.copy(loaded.model)
     model.process = process.Absorbing(padded.vocab_size)
 
-    def pad(loaded: factory.LoadedModel, sampler: str, **options: int) -> object:
+    def pad(loaded: LoadedModel, sampler: str, **options: int) -> object:
         settings = samplers.SamplingSettings(sampler=sampler, options=options)
         return getattr(samplers.SamplingRun.of(loaded, settings).sampler, "pad", None)
 

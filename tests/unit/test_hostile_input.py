@@ -17,15 +17,17 @@ import pytest
 import torch
 import typer
 
-from sedd import checkpoint, cli, factory, files, schema, terminal
+from sedd import cli, files, schema, terminal
 from sedd.cli.resource_errors import explain
 from sedd.cli.root import app, check_limits, check_out, show
-from sedd.config import ModelConfig, RunConfig
 from sedd.data.index import Index
 from sedd.hub import convert
 from sedd.samplers.template import parse_template
 from sedd.tokenizer import BPE, bpe, load_tokenizer
+from sedd.training import checkpoint
+from sedd.training.config import ModelConfig, RunConfig
 from sedd.training.overrides import PATHS, merge_config
+from sedd.training.setup import build_network, build_setup
 
 Refuses = Callable[..., None]
 Sedd = Callable[..., subprocess.CompletedProcess[str]]
@@ -90,8 +92,8 @@ def test_counts_that_are_too_large(refuses: Refuses, call: Callable[[], object],
 
 def test_a_network_larger_than_the_memory_is_refused_before_it_is_built(refuses: Refuses) -> None:
     config = RunConfig(model=ModelConfig(width=2**16, depth=2**10, heads=1)).resolved()
-    setup = factory.build_setup(config, 256)
-    refuses(lambda: factory.build_network(config, setup), "width 65536", "depth 1024", "bytes")
+    setup = build_setup(config, 256)
+    refuses(lambda: build_network(config, setup), "width 65536", "depth 1024", "bytes")
 
 
 # Files -----------------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ from local_hub import COMMIT
 from publications import KINDS, V
 
 import sedd
-from sedd import checkpoint, factory, hub, models
+from sedd import hub, models
 from sedd.hub import convert
+from sedd.loading import LoadedModel, load_model
 from sedd.tokenizer import BPE, Characters, Integers
+from sedd.training import checkpoint
 
 Refuses = Callable[..., None]
 SEDD, _, RADD, MDLM = KINDS
@@ -69,7 +71,7 @@ def model(tmp_path: Path, kind: publications.Kind = SEDD, name: str = "model") -
     return convert.save_model_folder(found, Characters(alphabet="abcdefghijk"), tmp_path / name, "owner/published")
 
 
-def scores(loaded: factory.LoadedModel) -> torch.Tensor:
+def scores(loaded: LoadedModel) -> torch.Tensor:
     x = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(0))
     return loaded.model(x, torch.tensor([0.1, 1.0, 4.0]))
 
@@ -93,7 +95,7 @@ def test_a_model_is_loaded_from_the_cache(tmp_path: Path, cache: Path) -> None:
     folder = model(tmp_path)
     put(cache, "owner/name", hub.save_pretrained(folder, tmp_path / "shared"))
     loaded = hub.from_pretrained("owner/name")
-    assert torch.equal(scores(loaded), scores(factory.load_model(folder)))
+    assert torch.equal(scores(loaded), scores(load_model(folder)))
     assert loaded.tokenizer == Characters(alphabet="abcdefghijk")
     assert cache in loaded.folder.parents
     assert hub.from_pretrained("owner/name", revision=COMMIT).folder == loaded.folder
@@ -108,10 +110,10 @@ def test_a_published_checkpoint_is_converted_once(tmp_path: Path, cache: Path, k
     assert hub.fetch("owner/published") == first
     assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == times
     by_hand = convert.save_model_folder(convert.read_published(tmp_path / "source"), None, tmp_path / "by hand", "x")
-    assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(factory.load_model(by_hand)))
+    assert torch.equal(scores(hub.from_pretrained("owner/published")), scores(load_model(by_hand)))
     assert checkpoint.load_json(first, "published")["source"] == "owner/published"
     assert hub.fetch(first) == first
-    assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(factory.load_model(by_hand)))
+    assert torch.equal(scores(hub.from_pretrained(tmp_path / "source")), scores(load_model(by_hand)))
 
 
 def test_the_conversion_cache_depends_on_the_files(tmp_path: Path, cache: Path) -> None:
@@ -241,7 +243,7 @@ def test_a_model_is_pushed_and_loaded_again(tmp_path: Path, cache: Path, online:
     assert online.private == {"owner/name": True}
     loaded = hub.from_pretrained("owner/name")
     assert cache in loaded.folder.parents
-    assert torch.equal(scores(loaded), scores(factory.load_model(folder)))
+    assert torch.equal(scores(loaded), scores(load_model(folder)))
     assert list(Path(tempfile.gettempdir()).glob("sedd-*")) == []  # temporary files are removed
 
 
@@ -273,7 +275,7 @@ def test_the_card_describes_the_model(tmp_path: Path) -> None:
     ):
         assert words in card.text
     assert "secret" not in card.content
-    count = sum(p.numel() for p in factory.load_model(folder).network.parameters())
+    count = sum(p.numel() for p in load_model(folder).network.parameters())
     assert f"{count:,}" in card.text
     again = ModelCard.load(hub.save_pretrained(folder, tmp_path / "again") / "README.md")
     assert "≤ 1.23456 ± 0.00789" in again.text  # the same weights

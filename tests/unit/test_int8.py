@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sedd import checkpoint, evaluation, factory, hub, stored_weights
+from sedd import evaluation, hub
+from sedd.loading import load_model
 from sedd.ops.int8 import Int8Tensor, dequantize_int8, quantize_int8
 from sedd.runtime.distributed import Ranks
+from sedd.training import checkpoint, stored_weights
 
 Refuses = Callable[..., None]
 Quantize = Callable[[Tensor], Int8Tensor]
@@ -81,7 +83,7 @@ def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
         header, before = stored_weights.read_header(out), stored_weights.read_header(folder)
         assert (header.parameters, header.dtype) == (before.parameters, dtype)
         assert header.bytes <= size * before.bytes
-        loaded = factory.load_model(out)
+        loaded = load_model(out)
         assert all(p.dtype == torch.float32 for p in loaded.network.parameters())
         for name, value in stored_weights.load_weights(out, "ema").tensors.items():
             if dtype == "float32" or (dtype == "int8" and value.ndim != 2):
@@ -111,7 +113,7 @@ def test_what_cannot_be_stored_or_read_is_refused(tmp_path: Path, refuses: Refus
 def test_the_cost_of_a_dtype_is_measured_on_common_random_numbers(tmp_path: Path) -> None:
     """Its error is far below that of a bound, it is the difference of the two bounds, and 0 for the same weights."""
     folder = boxed.write_model(tmp_path / "model")
-    before, after = (factory.load_model(f) for f in (folder, hub.save_pretrained(folder, tmp_path / "s", dtype="int8")))
+    before, after = (load_model(f) for f in (folder, hub.save_pretrained(folder, tmp_path / "s", dtype="int8")))
     (tmp_path / "text.txt").write_text("abcde" * 80)
     protocol, ranks = evaluation.get_protocol("strict"), Ranks(0, 1, torch.device("cpu"))
     corpus = evaluation.read_corpus(str(tmp_path / "text.txt"), protocol, before)

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import data, factory, registry
-from sedd.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from sedd import data
 from sedd.parameterization import ScoreModel
 from sedd.process import Uniform
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Characters
 from sedd.training import optimizer, validation
 from sedd.training.batches import TrainingDataLoader
+from sedd.training.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from sedd.training.setup import ARCHITECTURES, build_setup
 from sedd.training.step import train_step
 from sedd.training.trainer import Trainer
 
@@ -125,11 +126,7 @@ def build_network(architecture: str, conditioned: bool, labels: int) -> torch.nn
         "time_conditioning": conditioned,
         "labels": labels,
     }
-    network = (
-        registry.ARCHITECTURES.build(architecture, **options, generator=torch.Generator().manual_seed(0))
-        .double()
-        .eval()
-    )
+    network = ARCHITECTURES[architecture](**options, generator=torch.Generator().manual_seed(0)).double().eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(1))
@@ -174,7 +171,7 @@ def test_a_bound_label_is_an_input_of_the_network_and_of_its_backbone() -> None:
 def build_loader(
     folder: Path, dropout: float, seed: int = 0, ranks: Ranks = ALONE, size: int = 400
 ) -> TrainingDataLoader:
-    parts = factory.build_setup(RunConfig(), 3)
+    parts = build_setup(RunConfig(), 3)
     blocks = data.TokenBlocks.open(folder, 2, "all")
     return TrainingDataLoader(blocks, parts, size, seed, ranks, dropout)
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from sedd import exact
-from sedd.config import RunConfig, TrainConfig
 from sedd.objectives import LambdaDCE, MeanCrossEntropy, TimeDCE
 from sedd.parameterization import MeanModel
 from sedd.process import Absorbing
 from sedd.runtime.distributed import Ranks
 from sedd.schedule import Cosine
 from sedd.training.batches import use_one_core
+from sedd.training.config import RunConfig, TrainConfig
 from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.trainer import Trainer
 

@@ -13,9 +13,10 @@ import boxed
 import pytest
 from tokenizers import normalizers
 
-from sedd import factory, files
+from sedd import files
 from sedd.data import budgets, read_documents
 from sedd.data.compression import open_decompressed
+from sedd.loading import load_model
 from sedd.samplers import SamplingRun, SamplingSettings, empty
 from sedd.schema import MAX_SAMPLES
 from sedd.tokenizer import BPE, growth
@@ -283,7 +284,7 @@ def test_a_template_of_many_gaps(source: Path, tmp_path: Path, rejected: Callabl
 
 
 def test_samples_that_do_not_fit_into_memory(refuses: Refuses, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = factory.load_model(source)
+    loaded = load_model(source)
     run = SamplingRun.of(loaded, SamplingSettings(steps=1))
     monkeypatch.setattr(os, "sysconf", lambda name: 1 << 10)  # a machine with 1 MiB
     refuses(lambda: run.sample(empty(16, 144)), "16 samples of 144 tokens", "1,048,576", "smaller batch")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.config import OptimConfig
 from sedd.nn.transformer import Modern, Reference
 from sedd.training import muon
+from sedd.training.config import OptimConfig
 from sedd.training.muon import Muon, orthogonalize
 from sedd.training.optimizer import build_optimizers
 

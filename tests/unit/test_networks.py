@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 import sedd
-from sedd import checkpoint, factory, networks
-from sedd.config import RunConfig
+from sedd.loading import convert_precision
+from sedd.training import checkpoint, networks
+from sedd.training.config import RunConfig
 from sedd.training.overrides import merge_config
+from sedd.training.setup import build_network, build_setup
 
 MODULE = '''
 from pathlib import Path
@@ -298,14 +300,14 @@ def test_the_weights_are_the_classs_own_and_seeded(tmp_path: Path) -> None:
     }
     assert weights["embed.weight"].shape[1] == 24
     config = model.loaded.config
-    setup = factory.build_setup(config, model.loaded.process.vocab_size)
+    setup = build_setup(config, model.loaded.process.vocab_size)
     torch.manual_seed(5)
-    one = factory.build_network(config, setup)
+    one = build_network(config, setup)
     state = torch.random.get_rng_state()
     torch.manual_seed(5)
     assert torch.equal(state, torch.random.get_rng_state())  # the global generator is as it was
     torch.manual_seed(6)
-    two = factory.build_network(config, setup)
+    two = build_network(config, setup)
     assert torch.equal(one.embed.weight, two.embed.weight)
 
 
@@ -356,13 +358,13 @@ def test_padding_that_is_ignored(tmp_path: Path) -> None:
 def test_bfloat16_is_autocast(tmp_path: Path) -> None:
     """In training, and in inference: weights stay in float32, and the results are close."""
     model = train(tmp_path, train={"precision": "bfloat16"})
-    low = factory.convert_precision(model.loaded, "bfloat16")
+    low = convert_precision(model.loaded, "bfloat16")
     assert (model.loaded.precision, low.precision) == ("float32", "bfloat16")
     x, sigma = torch.zeros(2, 5).long(), torch.ones(2)
     one, other = model.loaded.model(x, sigma), low.model(x, sigma)
     assert not torch.equal(one, other)
     torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
-    again = factory.convert_precision(low, "float32").model(x, sigma)
+    again = convert_precision(low, "float32").model(x, sigma)
     assert torch.equal(one, again)
     assert all(p.dtype == torch.float32 for p in low.network.parameters())
 

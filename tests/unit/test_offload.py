@@ -6,19 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from sedd import factory, registry, samplers
+from sedd import loading, samplers
+from sedd.loading import LoadedModel, prepare_for_inference
+from sedd.nn.transformer import Modern
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.samplers import empty
+from sedd.training.config import PARAMETERIZATIONS, PROCESSES, SCHEDULES
 
 KINDS = [("absorbing", "score"), ("absorbing", "mean"), ("uniform", "score"), ("absorbing", "causal")]
 
 
 @pytest.mark.parametrize(("process", "parameterization"), KINDS)
 def test_an_offloaded_network_samples_and_scores_the_same(process: str, parameterization: str) -> None:
-    noise, schedule = registry.PROCESSES.build(process, 5), registry.SCHEDULES.build("log-linear")
+    noise, schedule = PROCESSES.build(process, 5), SCHEDULES.build("log-linear")
     causal = parameterization == "causal"
-    network = registry.ARCHITECTURES.build(
-        "modern",
+    network = Modern(
         states=6 if causal else noise.num_states,
         width=16,
         depth=1,
@@ -42,7 +44,7 @@ def test_an_offloaded_network_samples_and_scores_the_same(process: str, paramete
     offloaded = OffloadedNetwork(network, "cpu")
     found = []
     for candidate in (network, offloaded):
-        model = registry.PARAMETERIZATIONS.build(parameterization, candidate, noise, schedule)
+        model = PARAMETERIZATIONS.build(parameterization, candidate, noise, schedule)
         run = samplers.SamplingRun(model, samplers.SamplingSettings(steps=4, seed=3))
         texts = [row.ids for row in run.sample(empty(6, 7))]
         hidden = model.hidden(torch.tensor([[0, 4, 2]]), torch.tensor([0.7], dtype=torch.float64))
@@ -57,12 +59,12 @@ def test_an_offloaded_network_samples_and_scores_the_same(process: str, paramete
 
 def test_only_the_network_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a type of device without float64; here the meta device stands in for it."""
-    monkeypatch.setattr(factory, "WITHOUT_FLOAT64", ("meta",))
-    network = registry.ARCHITECTURES.build("modern", states=6, width=16, depth=1, heads=2, cond_dim=8)
-    prepared = factory.prepare_for_inference(network, "meta", "float32")
+    monkeypatch.setattr(loading, "WITHOUT_FLOAT64", ("meta",))
+    network = Modern(states=6, width=16, depth=1, heads=2, cond_dim=8)
+    prepared = prepare_for_inference(network, "meta", "float32")
     assert isinstance(prepared, OffloadedNetwork)
     assert {p.device.type for p in prepared.parameters()} == {"meta"}
     assert prepared.head.weight.device.type == "meta"
-    loaded = factory.LoadedModel(None, prepared, None, None, None, None, None, Path())  # type: ignore[arg-type]
+    loaded = LoadedModel(None, prepared, None, None, None, None, None, Path())  # type: ignore[arg-type]
     assert loaded.device == torch.device("cpu")
-    assert isinstance(factory.prepare_for_inference(network.to_empty(device="cpu"), "cpu", "float32"), type(network))
+    assert isinstance(prepare_for_inference(network.to_empty(device="cpu"), "cpu", "float32"), type(network))

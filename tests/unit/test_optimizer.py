@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sedd.config import OptimConfig
 from sedd.training import optimizer
+from sedd.training.config import OptimConfig
 from sedd.training.ema import EMA
 from sedd.training.optimizer import lr_multiplier
 

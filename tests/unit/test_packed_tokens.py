@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from sedd import registry
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.objectives import DenoisingScoreEntropy
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.packed_tokens import PackedTokens, gather, pack_tokens
 from sedd.parameterization import ScoreModel
 from sedd.process import Absorbing
+from sedd.runtime import activation_checkpointing
 
 N, B, L, H = 11, 5, 7, 12
 PROCESS = Absorbing(N)
@@ -107,7 +107,7 @@ def test_losses_and_gradients_are_equal(
     architecture: type[Transformer], timed: bool, masked: str, padded: bool, checkpointing: str
 ) -> None:
     network, valid = build_network(architecture, timed), torch.arange(L) < torch.tensor([[L], [3], [1], [L - 1], [2]])
-    network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(checkpointing)
+    network.activation_checkpointing = getattr(activation_checkpointing, checkpointing)
     inputs = MASKED[masked], valid if padded else None
     with packed_after_the_last_block(network):
         expected = losses_and_gradients(network, *inputs)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from sedd import data, likelihood
-from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.runtime.distributed import Ranks
 from sedd.schedule import Geometric, LogLinear, Schedule, Times
 from sedd.tokenizer import Characters
 from sedd.training import optimizer, validation
 from sedd.training.batches import Batch
+from sedd.training.config import DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
 from sedd.training.step import StepMetrics, train_step
 from sedd.training.trainer import Trainer
 

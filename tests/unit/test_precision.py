@@ -7,18 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import factory, likelihood, registry
-from sedd.config import RunConfig
+from sedd import likelihood
 from sedd.evaluation import results
 from sedd.evaluation.quality.judge import Judge, score_in_low_precision
 from sedd.likelihood import BoundEstimator, PrecisionCheck, check_precision, estimate_likelihood
 from sedd.likelihood.estimate import default_batch
+from sedd.loading import LoadedModel
 from sedd.nn.transformer import Modern
 from sedd.parameterization import ScoreModel
 from sedd.process import Absorbing
 from sedd.runtime.distributed import Ranks
 from sedd.schedule import LogLinear
+from sedd.tokenizer import build_tokenizer
+from sedd.training.config import PARAMETERIZATIONS, RunConfig
 from sedd.training.datasets import open_datasets, prepare_data
+from sedd.training.setup import build_model, build_setup
 from sedd.training.trainer import Trainer
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -115,7 +118,7 @@ def test_a_low_precision_that_overflows_is_not_used() -> None:
 
 def test_an_exact_likelihood_never_uses_low_precision() -> None:
     process = Absorbing(5)
-    full = registry.PARAMETERIZATIONS.build("mean", network(), process)
+    full = PARAMETERIZATIONS.build("mean", network(), process)
     by = likelihood.FixedOrderEstimator(process, torch.arange)
     rows = [np.arange(5)] * 3
     options = {"draws": 8, "seed": 3, "batch": 32, "ranks": ALONE}
@@ -123,12 +126,12 @@ def test_an_exact_likelihood_never_uses_low_precision() -> None:
     assert estimate_likelihood(full, by, rows, low_precision_model=object(), **options) == found
 
 
-def loaded(tmp_path: Path) -> factory.LoadedModel:
+def loaded(tmp_path: Path) -> LoadedModel:
     config = RunConfig.from_dict({"model": {"width": 16, "depth": 2, "heads": 2, "seq_len": 8}}).resolved()
-    setup = factory.build_setup(config, 5)
+    setup = build_setup(config, 5)
     net = network()
-    model = factory.build_model(config, net, setup)
-    return factory.LoadedModel(model, net, *setup, factory.build_tokenizer("bytes", lambda: []), config, tmp_path)
+    model = build_model(config, net, setup)
+    return LoadedModel(model, net, *setup, build_tokenizer("bytes", lambda: []), config, tmp_path)
 
 
 def test_models_by_precision(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sedd import data, factory, templates
-from sedd.config import BudgetConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
+from sedd import data, templates
 from sedd.evaluation import report
 from sedd.runtime import run_log
+from sedd.tokenizer import build_tokenizer
 from sedd.training import loop
+from sedd.training.config import BudgetConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert(1)</script> & \"quoted\" <img src=x onerror='alert(2)'>"
@@ -190,7 +191,7 @@ def test_the_commit_is_that_of_this_checkout() -> None:
 def test_samples_are_drawn_from_the_newest_checkpoint(tmp_path: Path, objective: str) -> None:
     """They have the model's length and the corpus's characters, and depend on the seed."""
     (tmp_path / "text.txt").write_text("one two buckle my shoe\n" * 60)
-    tokenizer = factory.build_tokenizer("chars", lambda: data.read_documents([tmp_path / "text.txt"]))
+    tokenizer = build_tokenizer("chars", lambda: data.read_documents([tmp_path / "text.txt"]))
     data.prepare([tmp_path / "text.txt"], tmp_path / "shards", tokenizer)
     config = RunConfig(
         data=DataConfig([str(tmp_path / "text.txt")], tokenizer="chars"),

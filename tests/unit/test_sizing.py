@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sedd import data, recipes
-from sedd.config import BudgetConfig, RunConfig
+from sedd import data
 from sedd.tokenizer import Bytes
-from sedd.training import sizing
+from sedd.training import recipes, sizing
+from sedd.training.config import BudgetConfig, RunConfig
 from sedd.training.overrides import merge_config
 
 WORDS = ["The", "cat", "sat", "on", "a", "mat;", "TWO", "birds", "flew", "over", "(old)", "houses,", "0123456789", "!?"]

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
-from sedd.config import DataConfig
 from sedd.data import TokenBlocks, prepare, prepare_cached, read_documents, readers
 from sedd.data.text_file import TextEncoding
 from sedd.tokenizer import BPE, Bytes, Ids, Tokenizer, bpe
 from sedd.training import sizing
+from sedd.training.config import DataConfig
 
 WORDS = "once upon a time a naïve cat sat in 漢字 and ate\n"
 MADE = BPE.train(iter([WORDS * 9]), 300)

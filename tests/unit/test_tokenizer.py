@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sedd import factory, tokenizer
-from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, base, bpe, load_tokenizer
+from sedd import tokenizer
+from sedd.tokenizer import BPE, Bytes, Characters, Integers, Tokenizer, base, bpe, build_tokenizer, load_tokenizer
 
 Refuses = Callable[..., None]
 TEXTS = ["the cat sat on the mat\n", "the dog <|endoftext|> sat\t too", "naïve 漢字 🎉 the the the"]
@@ -244,21 +244,21 @@ def test_definitions_on_which_the_library_panics_or_aborts_are_refused(refuses: 
 def test_tokenizers_are_built_from_specs(tmp_path: Path) -> None:
     texts = lambda: iter(TEXTS)  # noqa: E731
     KINDS[2].save(tmp_path)
-    assert factory.build_tokenizer("bytes", texts) == Bytes()
-    assert factory.build_tokenizer("chars", texts) == KINDS[1]
-    assert factory.build_tokenizer("bpe:280", texts) == KINDS[2]
-    assert factory.build_tokenizer("ints", lambda: iter(["3 11", "5"])) == KINDS[3]
-    assert factory.build_tokenizer("ints:12", texts) == KINDS[3]
-    assert factory.build_tokenizer(str(tmp_path), texts) == KINDS[2]
-    assert factory.build_tokenizer(str(tmp_path / "tokenizer.json"), texts) == KINDS[2]
+    assert build_tokenizer("bytes", texts) == Bytes()
+    assert build_tokenizer("chars", texts) == KINDS[1]
+    assert build_tokenizer("bpe:280", texts) == KINDS[2]
+    assert build_tokenizer("ints", lambda: iter(["3 11", "5"])) == KINDS[3]
+    assert build_tokenizer("ints:12", texts) == KINDS[3]
+    assert build_tokenizer(str(tmp_path), texts) == KINDS[2]
+    assert build_tokenizer(str(tmp_path / "tokenizer.json"), texts) == KINDS[2]
 
 
 def test_unknown_specs_are_refused(refuses: Refuses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for spec in ("words", "bpe", "bpe:many", "chars:3", str(tmp_path / "nowhere")):
-        refuses(lambda spec=spec: factory.build_tokenizer(spec, lambda: iter(())), repr(spec), "bytes, chars, bpe:SIZE")
+        refuses(lambda spec=spec: build_tokenizer(spec, lambda: iter(())), repr(spec), "bytes, chars, bpe:SIZE")
     monkeypatch.setenv("SEDD_GPT2", str(tmp_path))
     refuses(
-        lambda: factory.build_tokenizer("gpt2", lambda: iter(())),
+        lambda: build_tokenizer("gpt2", lambda: iter(())),
         str(tmp_path / "tokenizer.json"),
         "download",
         "SEDD_GPT2",
@@ -290,7 +290,7 @@ def test_a_foreign_tokenizer_file(tmp_path: Path) -> None:
 
 def test_gpt2_from_either_form(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEDD_GPT2", str(gpt2))
-    made = factory.build_tokenizer("gpt2", lambda: iter(()))
+    made = build_tokenizer("gpt2", lambda: iter(()))
     other = BPE.gpt2(gpt2 / "encoder.json", gpt2 / "vocab.bpe")
     assert made.encode("Hello world").tolist() == [15496, 995]
     for one in (made, other):

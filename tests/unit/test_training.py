@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from sedd import evaluation, factory
-from sedd.config import RunConfig
+from sedd import evaluation
 from sedd.data import block_order
 from sedd.likelihood.variance_reduction import neighbour_differences, paired_variance
+from sedd.loading import load_model
 from sedd.runtime.distributed import Ranks
 from sedd.training import batches, loop, step, validation
+from sedd.training.config import RunConfig
 from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.state import TrainingState
 from sedd.training.step import train_step
@@ -118,7 +119,7 @@ def test_evaluation_of_a_run_never_sees_training_data(run_on_a: tuple[Path, list
     from sedd.cli.evaluation_data import corpora
 
     run, log = run_on_a
-    loaded = factory.load_model(run / "checkpoints" / "step-00000012")  # the run's best is that of step 3
+    loaded = load_model(run / "checkpoints" / "step-00000012")  # the run's best is that of step 3
     (corpus,) = corpora(loaded, None, evaluation.get_protocol("held-out"))
     assert [loaded.tokenizer.decode(ids) for ids in corpus.sequences] == ["b" * 8] * 20
     held_out = evaluation.evaluate(loaded, corpus, evaluation.get_protocol("held-out"), ALONE, draws=4)
@@ -163,7 +164,7 @@ def test_samples_validation_and_loading_use_averaged_weights(tmp_path: Path) -> 
         trainer.network.head.weight.fill_(7)
     assert results() == before
     trainer.save(tmp_path / "run" / "checkpoints")
-    default, model = (factory.load_model(tmp_path / "run", *names).network.head.weight for names in ((), ("model",)))
+    default, model = (load_model(tmp_path / "run", *names).network.head.weight for names in ((), ("model",)))
     assert torch.equal(default, trainer.ema.network.head.weight)
     assert (model == 7).all()
     with torch.no_grad():
@@ -317,7 +318,7 @@ def test_bits_per_character_of_characters_of_two_bytes(tmp_path: Path) -> None:
     bound = trainer.validation_bound()
     assert bound["bound_bits_per_char"] == pytest.approx(2 * bound["bound"] / math.log(2))
     trainer.save(tmp_path / "run" / "checkpoints")
-    loaded = factory.load_model(tmp_path / "run")
+    loaded = load_model(tmp_path / "run")
     held_out = evaluation.validation_corpus(trainer.blocks.folder, loaded)
     for corpus in (held_out, *evaluation.text_corpora(["éé"], loaded)):
         found = evaluation.evaluate(loaded, corpus, evaluation.SINGLE_TEXT, ALONE, draws=2)

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from sedd import registry
-from sedd.config import ModelConfig
 from sedd.nn import hollow
 from sedd.nn.attention import attention_context
 from sedd.nn.embeddings import NgramEmbedding, RotaryEmbedding, join_tables
@@ -21,6 +19,7 @@ from sedd.ops.block_ops import TORCH, apply_rotary
 from sedd.parameterization import CausalModel, MeanModel, ScoreModel
 from sedd.process import Absorbing
 from sedd.schedule import Geometric, LogLinear, Schedule, corruption_probability
+from sedd.training.config import ModelConfig
 
 ARCHITECTURES = [Reference, Modern, pytest.param(partial(Modern, ngrams=3, embedding_norm=True), id="ngrams")]
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -518,25 +517,12 @@ def test_invalid_inputs_are_refused(refuses: Callable[..., None], architecture: 
     refuses(lambda: network(ids(1, 3), -torch.ones(1)), "sigma is -1.0")
 
 
-def test_architectures_have_names(refuses: Callable[..., None]) -> None:
-    sizes = {"states": 7, "width": 24, "depth": 2, "heads": 3}
-    assert [type(registry.ARCHITECTURES.build(name, **sizes)) for name in registry.ARCHITECTURES.names] == [
-        Reference,
-        Modern,
-    ]
-    refuses(lambda: registry.ARCHITECTURES.build("ancient", **sizes), "network is 'ancient'", "reference, modern")
-    refuses(lambda: registry.ARCHITECTURES.build("modern", length=8, **sizes), "no option length")
-    refuses(lambda: registry.ARCHITECTURES.build("modern"), "needs states, width, depth, heads")
-
-
 @pytest.mark.parametrize("conditioned", [True, False])
 def test_only_modern_distinguishes_positions_of_masks(conditioned: bool) -> None:
     """Rotary attention depends on distances: with equal tokens, the reference network has equal outputs everywhere."""
     masks = torch.full((1, 6), 4)
-    for architecture, distinguishes in (("reference", False), ("modern", True)):
-        network = registry.ARCHITECTURES.build(
-            architecture, states=5, width=16, depth=2, heads=2, time_conditioning=conditioned
-        )
+    for build, distinguishes in ((Reference, False), (Modern, True)):
+        network = build(states=5, width=16, depth=2, heads=2, time_conditioning=conditioned)
         with torch.no_grad():
             for value in network.parameters():
                 value.normal_(generator=torch.Generator().manual_seed(0))

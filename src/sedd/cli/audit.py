@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedd import registry
 from sedd.cli.root import AsJson, app, list_names, stderr_progress
+from sedd.training.config import OBJECTIVES, PROCESSES
 
 if TYPE_CHECKING:
     from sedd.evaluation.audit import AuditResult, CounterExample
@@ -22,13 +22,13 @@ def audit(
     loss: Annotated[
         str | None,
         typer.Argument(
-            help=f"Objective ({list_names(registry.OBJECTIVES, hidden=EXPLICIT)}), or FILE.py:FUNCTION. The file is "
+            help=f"Objective ({list_names(OBJECTIVES, hidden=EXPLICIT)}), or FILE.py:FUNCTION. The file is "
             "run: name only files that you trust.",
             show_default=False,
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Audit all objectives, under every noise process.")] = False,
-    process: Annotated[str, typer.Option(help=f"Noise process: {list_names(registry.PROCESSES)}.")] = "absorbing",
+    process: Annotated[str, typer.Option(help=f"Noise process: {list_names(PROCESSES)}.")] = "absorbing",
     draws: Annotated[
         int, typer.Option(help="Random draws per sequence, for a function that takes generator; at least 100.")
     ] = 4000,
@@ -106,10 +106,10 @@ def _audit_one(loss: str, process: str, draws: int, entropy_only: bool) -> "Audi
         return audit.audit_function(function, process, draws=draws, entropy_only=entropy_only)
     if loss in EXPLICIT:
         raise ValueError(f"{loss} needs the true ratios of a distribution, so it is no loss of a model and data alone")
-    if loss not in registry.OBJECTIVES.names:
+    if loss not in OBJECTIVES.names:
         raise ValueError(
             f"loss is {loss!r}; name a function as FILE.py:FUNCTION, or choose one of "
-            f"{list_names(registry.OBJECTIVES, hidden=EXPLICIT)}"
+            f"{list_names(OBJECTIVES, hidden=EXPLICIT)}"
         )
     return audit.audit_objective(loss, process)
 
@@ -120,9 +120,9 @@ def _audit_all() -> "Iterator[tuple[AuditResult, int]]":
 
     pairs = [
         (name, process)
-        for name in registry.OBJECTIVES.built_in
+        for name in OBJECTIVES.built_in
         if name not in EXPLICIT
-        for process in registry.PROCESSES.built_in
+        for process in PROCESSES.built_in
         if audit.is_defined(name, process)
     ]
     for name, process in pairs:

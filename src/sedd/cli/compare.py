@@ -33,9 +33,10 @@ def compare(
     All runs are evaluated on the same text by the same protocol; runs trained on different data need --data. Runs that
     differ by their seed alone also have a row with their mean ± standard deviation. What else differs is named.
     """
-    from sedd import checkpoint, evaluation
+    from sedd import evaluation
     from sedd.evaluation import compare as comparison
     from sedd.likelihood.variance_reduction import check_draws
+    from sedd.training import checkpoint
 
     chosen_protocol = evaluation.get_protocol(protocol or ("strict" if data else "held-out"))
     path, curves, rows = comparison.check_plot_path(plot), [comparison.read_curve(run) for run in runs], []
@@ -49,14 +50,14 @@ def compare(
     config = next((c for c in configs if c.objective != "autoregressive"), configs[0] if configs else None)
     how = describe_draws(draws or chosen_protocol.draws, config)
     announce(f"{', '.join(map(str, runs))}: {where}, protocol {chosen_protocol.name}, {how}, seed {seed}")
-    from sedd import factory
+    from sedd.loading import LoadedModel, load_model
     from sedd.runtime import distributed
 
     with distributed.process_group(device) as ranks:
 
         @checkpoint.retry_if_pruned
-        def load(run: Path | str) -> tuple[factory.LoadedModel, dict[str, Any]]:
-            loaded = factory.load_model(run, device=str(ranks.device))
+        def load(run: Path | str) -> tuple[LoadedModel, dict[str, Any]]:
+            loaded = load_model(run, device=str(ranks.device))
             return loaded, checkpoint.read_state(loaded.folder)
 
         models, states = zip(*map(load, runs), strict=True)

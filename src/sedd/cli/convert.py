@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sedd import checkpoint, stored_weights
 from sedd.cli.evaluation_data import check_source, describe_source
 from sedd.cli.root import (
     AsJson,
@@ -21,9 +20,10 @@ from sedd.cli.root import (
     show,
     stderr_progress,
 )
-from sedd.config import check_choice
 from sedd.models import is_repo_id
 from sedd.terminal import warn
+from sedd.training import checkpoint, stored_weights
+from sedd.training.config import check_choice
 
 FORMATS = ("sedd", "radd", "mdlm")
 """The published formats, the keys of `hub.convert.LAYOUTS`."""
@@ -160,12 +160,13 @@ def _export_published(model: Path, out: Path, format: str | None, as_json: bool)
 
 def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: str | None) -> dict[str, Any]:
     """Evaluate both forms of a model on the same draws; add the bound and the difference to the model card."""
-    from sedd import evaluation, factory, hub
+    from sedd import evaluation, hub
+    from sedd.loading import load_model
     from sedd.runtime import distributed
 
     protocol = evaluation.get_protocol("strict")
     with distributed.process_group(device) as ranks:
-        before, after = (factory.load_model(folder, device=str(ranks.device)) for folder in (model, out))
+        before, after = (load_model(folder, device=str(ranks.device)) for folder in (model, out))
         corpus = evaluation.read_corpus(data, protocol, after)
         with stderr_progress("evaluating") as on_progress:
             result = evaluation.evaluate(after, corpus, protocol, ranks, draws=draws, on_progress=on_progress)

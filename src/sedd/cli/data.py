@@ -61,9 +61,9 @@ def data_prepare(
     as_json: AsJson = False,
 ) -> None:
     """Tokenize a corpus into memory-mapped shards with an index, hashes and the tokenizer."""
-    from sedd.config import DataConfig
     from sedd.data import TextEncoding, expand_sources, fit_tokenizer, prepare
     from sedd.data.token_files import refuse_fitting
+    from sedd.training.config import DataConfig
 
     packing = packing or ("packed" if label is None else "lines")
     refuse_fitting([file for source in expand_sources(sources) for file in source.files], tokenizer)

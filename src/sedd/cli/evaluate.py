@@ -33,11 +33,11 @@ from sedd.cli.root import (
     stderr_progress,
     writing_to,
 )
-from sedd.config import RunConfig, check_choice, check_label
 from sedd.files import read_text
 from sedd.models import built_in_folder
 from sedd.schema import check_seed
 from sedd.terminal import visible, warn
+from sedd.training.config import RunConfig, check_choice, check_label
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
 """The names that an estimator may have; which of them fit depends on the model."""
@@ -174,14 +174,14 @@ def evaluate_dataset(
         texts = check_data(data, chosen_protocol, suite, dataset)
         how = describe_draws(draws or evaluation.default_draws(chosen_protocol, number), config, estimator, number)
         announce(f"{model_name(folder)}: {texts}, protocol {chosen_protocol.name}, {how}, seed {seed}")
-    from sedd import factory
+    from sedd.loading import load_model
     from sedd.runtime import distributed
 
     run_evaluation = partial(
         evaluation.evaluate, estimator=estimator, orders=number, draws=draws, batch=batch, seed=seed
     )
     with distributed.process_group(device) as ranks:
-        loaded = factory.condition_on_label(factory.load_model(folder, device=str(ranks.device)), label)
+        loaded = load_model(folder, device=str(ranks.device)).with_label(label)
         if samples is not None and isinstance(number, int):
             with stderr_progress("evaluating samples", shown=ranks.is_main) as on_progress:
                 run_samples = partial(evaluation.evaluate_own_samples, samples=samples, orders=number)
@@ -227,9 +227,9 @@ def _check(
     Returns:
         The number of orders, and the configuration of the model if it can be read.
     """
-    from sedd import checkpoint
     from sedd.likelihood.orders import check_mixture, check_orders, parse_orders
     from sedd.likelihood.variance_reduction import check_draws
+    from sedd.training import checkpoint
 
     if estimator is not None:
         check_choice("estimator", estimator, ESTIMATORS)
@@ -361,15 +361,15 @@ def score_texts(
 
     how = describe_draws(draws or evaluation.default_draws(evaluation.SINGLE_TEXT, number), config, estimator, number)
     announce(f"{model_name(folder)}: {count_of(len(lines), 'text')}, {how}, seed {seed}")
-    from sedd import factory
     from sedd.draws import derive_seed
+    from sedd.loading import load_model
     from sedd.runtime import distributed
 
     run_evaluation = partial(
         evaluation.evaluate, estimator=estimator, orders=number, draws=draws, batch=batch, seed=seed
     )
     with distributed.process_group(device) as ranks:
-        loaded = factory.condition_on_label(factory.load_model(folder, device=str(ranks.device)), label)
+        loaded = load_model(folder, device=str(ranks.device)).with_label(label)
         models = evaluation.models_by_precision(loaded, precision)
         for text, corpus in zip(lines, evaluation.text_corpora(lines, loaded), strict=True):
             noise_seed = seed if shared_noise else derive_seed(seed, text)

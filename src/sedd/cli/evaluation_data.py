@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sedd.evaluation import Corpus, Protocol
-    from sedd.factory import LoadedModel
+    from sedd.loading import LoadedModel
 
 
 def check_source(source: str) -> None:

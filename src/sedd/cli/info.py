@@ -28,16 +28,16 @@ def info(
 
     The exit code is 2 if a weight is NaN or infinite: no other command takes such a model.
     """
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     assert model is not None  # its callback returns the default
     checkpoint.retry_if_pruned(_describe)(model, as_json)
 
 
 def _describe(model: Path | str, as_json: bool) -> None:
-    from sedd import checkpoint, stored_weights
     from sedd.card_facts import CardFacts
     from sedd.tokenizer import load_tokenizer
+    from sedd.training import checkpoint, stored_weights
 
     found = checkpoint.find_model(model)
     folder, config = found.folder, found.config
@@ -98,7 +98,7 @@ def _nonfinite(path: Path) -> str | None:
 
 def _no_bound(folder: Path, every: int, model: str) -> str:
     """Say why there is no bound, and how to get one."""
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     if not (checkpoint.run_folder(folder) / "log.jsonl").is_file():
         return f"none (no log of a run is with this model); compute it with: sedd eval {model} DATA"
@@ -108,8 +108,8 @@ def _no_bound(folder: Path, every: int, model: str) -> str:
 
 def _bounds(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     """Return the last validation bound up to the step of a checkpoint, and the best of those that were saved."""
-    from sedd import checkpoint
     from sedd.runtime.run_log import read_log
+    from sedd.training import checkpoint
 
     run = checkpoint.run_folder(folder)
     records = read_log(run) if (run / "log.jsonl").is_file() else []

@@ -25,7 +25,7 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Upload a model to the Hugging Face Hub: EMA weights, configuration, tokenizer, and a model card with results."""
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     if not is_repo_id(repo):
         raise ValueError(f"{repo!r} is not the name of a repository; write owner/name")

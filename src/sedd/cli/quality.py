@@ -27,11 +27,11 @@ from sedd.cli.root import (
 )
 from sedd.cli.sample import Batch, Length
 from sedd.cli.sampling_options import sampling_options, sampling_settings
-from sedd.config import check_choice
 from sedd.extras import install_hint
 from sedd.models import built_in_names, is_repo_id, list_built_in
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.terminal import warn
+from sedd.training.config import check_choice
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
@@ -217,10 +217,11 @@ class _Plan:
         return iter([replace(found, facts=facts)])
 
     def _draw(self, path: Path) -> "Iterator[SampleSet]":
-        from sedd import factory, samplers
+        from sedd import samplers
         from sedd.evaluation.quality import samples as sample_sets
+        from sedd.loading import load_model
 
-        loaded = factory.load_model(path, device=self.device)
+        loaded = load_model(path, device=self.device)
         sampling_runs = [samplers.SamplingRun.of(loaded, point.settings) for point in self.points]
         prompts = [samplers.blank_prompt(loaded, self.count, point.length) for point in self.points]
 
@@ -233,7 +234,7 @@ class _Plan:
 
 def _find_input(path: Path) -> Path:
     """Return an input: samples, results or a model at this path, else a model in the box or on the Hub."""
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     check_file_name(path)
     if path.exists() and not checkpoint.holds_model(path):
@@ -243,8 +244,8 @@ def _find_input(path: Path) -> Path:
 
 def _is_molecule_run(path: Path) -> bool:
     """Return whether ``path`` is the folder of a run that was trained on files of SMILES."""
-    from sedd import checkpoint
     from sedd.data.readers import SMILES, file_kind
+    from sedd.training import checkpoint
 
     stored = checkpoint.load_json(path, "config") if (path / "config.json").is_file() else {}
     match stored:
@@ -272,7 +273,8 @@ class _MoleculeCounter:
 
     def _read_known(self, samples: "SampleSet") -> list[str] | None:
         """Return the molecules that are not novel: those given, or the training data of the run that was sampled."""
-        from sedd import checkpoint, data
+        from sedd import data
+        from sedd.training import checkpoint
         from sedd.training.datasets import prepare_data
         from sedd.training.sources import find_sources
 
@@ -336,7 +338,7 @@ def _describe(paths: Sequence[Path], count: int, settings: int, judge: str | Non
 
 def _check_input(path: Path, needs_judge: bool) -> None:
     """Reject an input that does not exist, and a run without a judge."""
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     if not path.exists():
         raise ValueError(

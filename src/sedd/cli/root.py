@@ -15,11 +15,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
-from sedd import __version__, models, networks, registry
-from sedd.config import PRECISIONS, check_choice
+from sedd import __version__, models, registry
 from sedd.runtime.launch import find_launch
 from sedd.schema import MAX_COUNT, MAX_SAMPLES, MAX_VOCABULARY, check_count
 from sedd.terminal import visible, warn
+from sedd.training import networks
+from sedd.training.config import PRECISIONS, check_choice
 
 ORDER = (
     *(
@@ -343,7 +344,7 @@ def check_file_name(name: Path | str) -> None:
 
 def find_model(name: Path | str | None) -> Path:
     """Return the folder of a model: ``name`` itself, one in the box, or one on the Hub; None: the default."""
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     if name is None:
         folder = models.default_model()
@@ -374,7 +375,7 @@ def split_model(
     Args:
         fits: Whether a text can be one of the others; if not, it was meant as a model.
     """
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     if first is None:
         return find_model(None), list(others)

@@ -102,7 +102,7 @@ def _read_log(path: Path) -> list[Run]:
 
 
 def _count_parameters(checkpoint_folder: Path) -> int | None:
-    from sedd import stored_weights
+    from sedd.training import stored_weights
 
     try:
         return stored_weights.read_header(checkpoint_folder).parameters

@@ -30,14 +30,14 @@ from sedd.cli.root import (
     writing_to,
 )
 from sedd.cli.sampling_options import describe_sampling, sampling_options, sampling_settings
-from sedd.config import check_label
 from sedd.files import read_text
 from sedd.sampling_settings import check_length
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.terminal import visible
+from sedd.training.config import check_label
 
 if TYPE_CHECKING:
-    from sedd.factory import LoadedModel
+    from sedd.loading import LoadedModel
     from sedd.samplers import GeneratedSequence, Prompt, SamplingRun, SamplingSettings
 
 Length = Annotated[int | None, typer.Option(help="Tokens per sample; by default the model's sequence length.")]
@@ -178,7 +178,7 @@ def _check(
     batch: int = 1,
 ) -> "SamplingSettings":
     """Reject mistakes that show without the weights; then announce what is sampled."""
-    from sedd import checkpoint
+    from sedd.training import checkpoint
 
     check_count("count", count, most=MAX_SAMPLES)
     check_count("batch", batch)
@@ -207,10 +207,11 @@ def _check(
 def _load(
     model: Path, device: str | None, precision: str | None, sampling: "SamplingSettings"
 ) -> tuple["LoadedModel", "SamplingRun"]:
-    from sedd import factory, samplers
+    from sedd import samplers
+    from sedd.loading import load_model
     from sedd.runtime.device import resolve_device
 
-    loaded = factory.load_model(model, device=str(resolve_device(device)), precision=precision)
+    loaded = load_model(model, device=str(resolve_device(device)), precision=precision)
     return loaded, samplers.SamplingRun.of(loaded, sampling)
 
 

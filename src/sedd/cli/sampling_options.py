@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from sedd.cli.root import count_of
-from sedd.config import RunConfig
 from sedd.sampling_settings import SETTINGS, SamplingSettings, parse_options, parse_steps
+from sedd.training.config import RunConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -71,14 +71,14 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         announce(f"loading {model_name(model)} for {address}, {count_of(slots, 'text')} at a time")
-        from sedd import factory
+        from sedd.loading import load_model
         from sedd.runtime.device import resolve_device
         from sedd.serve.app import build_app
         from sedd.serve.guard import read_keys
         from sedd.serve.http import HttpServer
 
         keys = read_keys(api_key_file)
-        loaded = factory.load_model(model, device=str(resolve_device(device)), precision=precision)
+        loaded = load_model(model, device=str(resolve_device(device)), precision=precision)
         hosts = frozenset((*LOOPBACK, "[::1]")) if host in LOOPBACK else None
         application = build_app(loaded, name or model.resolve().name, limits, keys=keys, hosts=hosts)
         server = HttpServer(application, limits)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from sedd import recipes, registry
 from sedd.cli.root import (
     LABEL_HELP,
     PACKING_HELP,
@@ -24,9 +23,11 @@ from sedd.cli.root import (
     show,
     stderr_progress,
 )
-from sedd.config import NOT_FOR_TRAINING, RunConfig
 from sedd.runtime.launch import find_launch
 from sedd.terminal import warn
+from sedd.training import recipes
+from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PROCESSES, RunConfig
+from sedd.training.networks import NETWORKS
 from sedd.training.trackers import import_tracker, track_run
 
 Sources = Annotated[
@@ -57,16 +58,16 @@ Network = Annotated[
     str | None,
     typer.Option(
         help="Your own network: the import path of its class, as in my_package:MyNet"
-        f"{''.join(f', or {name}' for name in registry.NETWORKS.names)}; options of its constructor are set as in "
+        f"{''.join(f', or {name}' for name in NETWORKS.names)}; options of its constructor are set as in "
         "--set network.width=64. By default sedd's own transformer.",
-        autocompletion=lambda: list(registry.NETWORKS.names),
+        autocompletion=lambda: list(NETWORKS.names),
     ),
 ]
 Process = Annotated[
     str | None,
     typer.Option(
-        help=f"Noise process: {list_names(registry.PROCESSES, 'absorbing')}.",
-        autocompletion=lambda: list(registry.PROCESSES.names),
+        help=f"Noise process: {list_names(PROCESSES, 'absorbing')}.",
+        autocompletion=lambda: list(PROCESSES.names),
     ),
 ]
 Parameterization = Annotated[
@@ -79,12 +80,12 @@ Parameterization = Annotated[
 Objective = Annotated[
     str | None,
     typer.Option(
-        help=f"Training objective: {list_names(registry.OBJECTIVES, 'score-entropy', NOT_FOR_TRAINING)}; each is "
+        help=f"Training objective: {list_names(OBJECTIVES, 'score-entropy', NOT_FOR_TRAINING)}; each is "
         "described below.",
-        autocompletion=lambda: [name for name in registry.OBJECTIVES.names if name not in NOT_FOR_TRAINING],
+        autocompletion=lambda: [name for name in OBJECTIVES.names if name not in NOT_FOR_TRAINING],
     ),
 ]
-OBJECTIVES = {
+OBJECTIVE_MEANINGS = {
     "score-entropy": "ratios of probabilities, by the likelihood bound (SEDD)",
     "concrete-score": "the same ratios, in squared error",
     "ratio-matching": "a noisy token given all others, which are all it sees",
@@ -97,8 +98,8 @@ OBJECTIVES = {
 }
 """What each objective of ``--objective`` learns, in one line."""
 OBJECTIVES_HELP = "Objectives and what they learn, under every process unless one is named:\n\n" + "\n".join(
-    f"- `{name}`: {OBJECTIVES.get(name, 'from another package')}"
-    for name in registry.OBJECTIVES.names
+    f"- `{name}`: {OBJECTIVE_MEANINGS.get(name, 'from another package')}"
+    for name in OBJECTIVES.names
     if name not in NOT_FOR_TRAINING
 )
 TokenizerSpec = Annotated[str | None, typer.Option("--tokenizer", help=TOKENIZER_HELP)]
@@ -190,7 +191,7 @@ def train_model(
     - `sedd train book.txt --out run --minutes 5`
     - `torchrun --nproc-per-node 8 -m sedd train corpus/ --out run --recipe small`
     """
-    from sedd import checkpoint
+    from sedd.training import checkpoint
     from sedd.training.overrides import decide_resume
 
     resume = decide_resume(out, resume)

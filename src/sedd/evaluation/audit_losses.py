@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from sedd import objectives, registry
+from sedd import objectives
 from sedd.exact import (
     Distribution,
     Score,
@@ -33,6 +33,7 @@ from sedd.process import Process, at_token
 from sedd.reverse import denoising_table
 from sedd.samplers import Ancestral, LeftToRight
 from sedd.schedule import Geometric, LogLinear, Schedule
+from sedd.training.config import OBJECTIVES, PROCESSES
 
 FULL_NOISE = LogLinear(eps=1e-9)
 """At t = 1 nothing of the data is left, so that the model alone determines what is generated."""
@@ -106,7 +107,7 @@ def _randomize(network: nn.Module, scale: float, seed: int) -> nn.Module:
 def build_audited_process(name: str, vocab_size: int) -> Process:
     """Build a noise process; tokens have the frequencies 1, 2, 3 … where it needs some."""
     options = {"frequencies": range(1, vocab_size + 1)} if name == "frequency" else {}
-    process: Process = registry.PROCESSES.build(name, vocab_size, **options)
+    process: Process = PROCESSES.build(name, vocab_size, **options)
     return process
 
 
@@ -220,7 +221,7 @@ class ObjectiveLoss:
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
         options = {"steps": 4} if name == "d3pm" else {}  # few, so that the chain is far from continuous time
-        self.objective: objectives.Objective[Any] = registry.OBJECTIVES.build(name, **options)
+        self.objective: objectives.Objective[Any] = OBJECTIVES.build(name, **options)
         self.objective.check_process(build_audited_process(process_name, 2))
         enumerable = (objectives.Integral, objectives.LambdaDCE, objectives.AnyOrder)
         if not isinstance(self.objective, (*enumerable, objectives.D3PM, objectives.Autoregressive)):

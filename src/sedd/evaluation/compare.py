@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sedd import files, plot
-from sedd.config import RunConfig
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.results import likelihood_table
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.runtime import run_log
 from sedd.templates import render
+from sedd.training.config import RunConfig
 
 COLUMNS = (
     *("run", "objective", "process", "parameterization", "parameters", "step", "trained_tokens", "seconds"),

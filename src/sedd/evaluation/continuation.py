@@ -3,10 +3,10 @@
 import torch
 
 from sedd import factory
-from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, LikelihoodEstimate, estimate_likelihood
 from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.orders import Orders
+from sedd.loading import LoadedModel
 from sedd.runtime.distributed import Ranks
 from sedd.tokenizer import Ids
 

@@ -8,15 +8,15 @@ from typing import final
 
 import numpy as np
 
-from sedd import checkpoint
 from sedd.data import Index, TextEncoding, TokenBlocks, is_prepared
 from sedd.data.readers import TextOrIds, expand_sources, has_several_documents, read_chunks
 from sedd.data.text_file import Found
 from sedd.evaluation.protocols import DATASETS, Eos, Protocol
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.terminal import warn
 from sedd.tokenizer import Ids, Integers, Tokenizer
 from sedd.tokenizer.base import utf8
+from sedd.training import checkpoint
 
 
 @final

@@ -27,8 +27,8 @@ from rich.progress import track
 
 from sedd import evaluation, factory, hub, samplers
 from sedd.draws import derive_seed
-from sedd.factory import LoadedModel
 from sedd.likelihood import BoundTerms, estimate_likelihood
+from sedd.loading import LoadedModel
 from sedd.runtime.distributed import Ranks
 from sedd.samplers import Prompt, Warping
 

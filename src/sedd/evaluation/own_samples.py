@@ -13,9 +13,9 @@ from sedd.draws import CounterRNG, derive_seed
 from sedd.evaluation.corpus import sample_corpus
 from sedd.evaluation.protocols import OWN_SAMPLES
 from sedd.evaluation.results import make_record
-from sedd.factory import LoadedModel
 from sedd.likelihood import ImportanceWeightedEstimator, LikelihoodEstimate, OwnSampleBounds, own_sample_bounds
 from sedd.likelihood.estimate import OnProgress, default_batch, population_stderr
+from sedd.loading import LoadedModel
 from sedd.runtime.distributed import Ranks
 from sedd.samplers import GeneratedSequence
 

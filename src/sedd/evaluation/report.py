@@ -12,11 +12,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sedd import checkpoint, factory, plot, samplers
-from sedd.config import RunConfig
+from sedd import plot, samplers
+from sedd.loading import LoadedModel, load_model
 from sedd.runtime import run_log
 from sedd.runtime.device import resolve_device
 from sedd.templates import render
+from sedd.training import checkpoint
+from sedd.training.config import RunConfig
 
 MAX_POINTS = 300
 """Longer curves are shown as means over neighbouring records."""
@@ -76,13 +78,13 @@ def report_samples(history: RunHistory, count: int, seed: int, device: str | Non
         return ReportSamples(logged["samples"][:count], f"Logged by the run at step {logged['step']:,}.")
     if count == 0 or not checkpoint.list_checkpoints(history.folder / checkpoint.CHECKPOINTS):
         return ReportSamples([], "None were requested." if count == 0 else "There is no checkpoint yet to sample from.")
-    loaded = factory.load_model(history.folder, device=str(resolve_device(device)))
+    loaded = load_model(history.folder, device=str(resolve_device(device)))
     return ReportSamples(
         _generate_texts(loaded, count, seed), f"Drawn from {loaded.folder.name} with the EMA weights, seed {seed}."
     )
 
 
-def _generate_texts(loaded: factory.LoadedModel, count: int, seed: int, steps: int = 64) -> list[str]:
+def _generate_texts(loaded: LoadedModel, count: int, seed: int, steps: int = 64) -> list[str]:
     sampling_run = samplers.SamplingRun.of(loaded, samplers.SamplingSettings(steps=steps, seed=seed))
     rows = sampling_run.sample(samplers.empty(count, loaded.config.model.seq_len, loaded.device))
     return [loaded.tokenizer.decode(row.ids) for row in rows]

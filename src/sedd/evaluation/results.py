@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from sedd import factory
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol, default_draws
-from sedd.factory import LoadedModel
 from sedd.likelihood import (
     BoundTerms,
     Estimator,
@@ -17,6 +16,7 @@ from sedd.likelihood import (
 )
 from sedd.likelihood.estimate import OnProgress, default_batch
 from sedd.likelihood.orders import Orders
+from sedd.loading import LoadedModel, convert_precision
 from sedd.parameterization import DiscreteModel
 from sedd.runtime.distributed import Ranks
 
@@ -169,11 +169,11 @@ class ModelsByPrecision(NamedTuple):
 def models_by_precision(loaded: LoadedModel, precision: str | None = None) -> ModelsByPrecision:
     """Return the models to evaluate with: ``precision`` alone or, if it is None, on a GPU bfloat16 before float32.
 
-    The weights are in float32, as `factory.load_model` loads them by default.
+    The weights are in float32, as `load_model` loads them by default.
     """
     if precision is None and loaded.device.type == "cuda":
-        return ModelsByPrecision(loaded.model, "float32", factory.convert_precision(loaded, "bfloat16").model)
-    model = loaded.model if precision in (None, "float32") else factory.convert_precision(loaded, precision).model
+        return ModelsByPrecision(loaded.model, "float32", convert_precision(loaded, "bfloat16").model)
+    model = loaded.model if precision in (None, "float32") else convert_precision(loaded, precision).model
     return ModelsByPrecision(model, precision or "float32", None)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from sedd import checkpoint, factory, files, stored_weights
+from sedd import files
 from sedd.card_facts import FACTS, CardFacts
 from sedd.extras import DISTRIBUTION
-from sedd.factory import LoadedModel
 from sedd.hub.convert.convert import ORIGIN
+from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
+from sedd.training import checkpoint, stored_weights
 
 TEXT_TOKENIZERS = ("bytes", "chars", "bpe")
 """Kinds of tokenizers whose tokens are text."""
@@ -29,7 +30,7 @@ README = "README.md"
 
 def write_card(folder: Path, name: str, facts: CardFacts) -> Path:
     """Write the card of the model in ``folder``: card.json, and README.md from it and the model; return the latter."""
-    loaded = factory.load_model(folder)
+    loaded = load_model(folder)
     has_origin = (folder / f"{ORIGIN}.json").is_file()
     public = replace(facts, results=[_public(record) for record in facts.results])
     text = model_card(loaded, name, public, checkpoint.load_json(folder, ORIGIN) if has_origin else None)

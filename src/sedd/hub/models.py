@@ -11,26 +11,28 @@ from typing import Any
 
 from torch import nn
 
-from sedd import checkpoint, factory, files, models, networks, stored_weights
+from sedd import files, models
 from sedd import tokenizer as tokenizers
 from sedd.cache import cache_folder
 from sedd.card_facts import CardFacts
-from sedd.config import check_choice
 from sedd.hub import client, convert
 from sedd.hub.card import write_card
 from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
+from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
 from sedd.runtime import run_log
 from sedd.terminal import warn
-from sedd.tokenizer import BPE, Tokenizer
+from sedd.tokenizer import BPE, Tokenizer, build_tokenizer
+from sedd.training import checkpoint, networks, stored_weights
+from sedd.training.config import check_choice
 
 GPT2_REPOS = ("openai-community/gpt2", "gpt2")
 GPT2_VOCAB_SIZE = 50257
 
 
 def fetch(name: str | Path, revision: str | None = None) -> Path:
-    """Return a folder that `factory.load_model` reads, for a model given by name.
+    """Return a folder that `load_model` reads, for a model given by name.
 
     A folder here comes first, then a model in the box, then one on the Hub.
     A published checkpoint in safetensors is converted once and cached (``SEDD_CACHE``); pickles are read by
@@ -52,7 +54,7 @@ def fetch(name: str | Path, revision: str | None = None) -> Path:
         )
     weights = [file for file in WEIGHT_FILES if (folder / file).is_file()]
     if (folder / checkpoint.CHECKPOINTS).is_dir() or (folder / "ema.safetensors").is_file() or not weights:
-        return folder  # a run or a model folder; `factory.load_model` raises the error if it is neither
+        return folder  # a run or a model folder; `load_model` raises the error if it is neither
     if ".safetensors" not in weights[0]:
         raise ValueError(
             f"{name} holds no safetensors of a model; convert a published checkpoint to a model folder with: "
@@ -98,7 +100,7 @@ def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None
     if name is not None:
         if name == "gpt2":
             return _gpt2_tokenizer()
-        return factory.build_tokenizer(name, _no_texts)
+        return build_tokenizer(name, _no_texts)
     if (tokenizer := _tokenizer_in(imported.folder)) is not None:
         return tokenizer
     if imported.vocab_size != GPT2_VOCAB_SIZE:
@@ -127,7 +129,7 @@ def _tokenizer_in(folder: Path) -> Tokenizer | None:
 def _gpt2_tokenizer() -> Tokenizer:
     """Return GPT-2's tokenizer from the local folder ``SEDD_GPT2``, or from the Hub."""
     try:
-        return factory.build_tokenizer("gpt2", _no_texts)
+        return build_tokenizer("gpt2", _no_texts)
     except ValueError:
         return BPE.read(client.download_file(GPT2_REPOS, tokenizers.DEFINITION))
 
@@ -139,16 +141,16 @@ def from_pretrained(
     weights: str = "ema",
     device: str = "cpu",
     network: type[nn.Module] | str | None = None,
-) -> factory.LoadedModel:
+) -> LoadedModel:
     """Load a model by name: a folder, a model in the box, or a repository on the Hub; ours or a published one.
 
     Args:
         name: A folder, the name of a model in the box, or owner/name.
         revision: A branch, tag or commit on the Hub.
         weights: ``ema`` or ``model``.
-        network: As for `factory.load_model`.
+        network: As for `load_model`.
     """
-    return factory.load_model(fetch(name, revision), weights, device, network=network)
+    return load_model(fetch(name, revision), weights, device, network=network)
 
 
 def save_pretrained(
@@ -169,7 +171,7 @@ def save_pretrained(
         results: Records of `sedd eval` for the card.
         dtype: How the weights are stored: int8 (matrices, with a scale per row), bfloat16 or float32; by default as
             they are in ``model``.
-        network: As for `factory.load_model`.
+        network: As for `load_model`.
     """
     folder = _save_pretrained(model, out, name, results, dtype, network)
     networks.remember(folder, checkpoint.find_model(folder).config.network)
@@ -189,13 +191,13 @@ def _save_pretrained(
         check_choice("dtype", dtype, stored_weights.WEIGHT_DTYPES)
     with files.atomic_folder(out) as folder:
         checkpoint.require_empty(out)
-        loaded = factory.load_model(model, network=network)
+        loaded = load_model(model, network=network)
         _write_pretrained(loaded, Path(model), folder, name or out.absolute().name, results, dtype)
     return out.absolute()
 
 
 def _write_pretrained(
-    loaded: factory.LoadedModel,
+    loaded: LoadedModel,
     model: Path,
     out: Path,
     name: str,
@@ -259,7 +261,7 @@ def push_to_hub(
     Args:
         model: The folder of a run or of a model.
         results: Records of `sedd eval` for the card.
-        network: As for `factory.load_model`.
+        network: As for `load_model`.
     """
     if not is_repo_id(name):
         raise ValueError(f"{name!r} is not the name of a repository; write owner/name")

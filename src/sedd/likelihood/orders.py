@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd.config import RunConfig
 from sedd.draws import CounterRNG
 from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, diffusion_only
 from sedd.likelihood.terms import BoundTerms
@@ -55,7 +54,7 @@ def check_orders(orders: Orders, estimator: str | None) -> None:
         )
 
 
-def check_mixture(config: RunConfig) -> None:
+def check_mixture(config: Any) -> None:
     """Refuse a model whose distribution is not a mixture over orders."""
     process, kind = config.noise.process, config.model.parameterization
     if process == "absorbing" and kind == "mean" and config.time_conditioning != "sigma":

@@ -4,14 +4,14 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sedd.draws import PRECISION
-from sedd.factory import LoadedModel, check_memory, condition_on_label
 from sedd.parameterization import CausalModel, HiddenStateDenoiser
+from sedd.runtime.device import check_memory
 from sedd.samplers.autoregressive import LeftToRight
 from sedd.samplers.caching import SamplingModel
 from sedd.samplers.guidance import Guided
@@ -21,6 +21,9 @@ from sedd.samplers.wrapper import base_model, networks_per_call
 from sedd.sampling_settings import GRIDS, SAMPLERS, SamplingSettings, check_length, check_sampler_options
 from sedd.schema import check_count
 from sedd.tokenizer import Ids
+
+if TYPE_CHECKING:
+    from sedd.loading import LoadedModel
 
 REVEAL_PADDING_LAST = ("confidence", "entropy")
 """Samplers with an option for the id of padding; without it they would reveal padding first."""
@@ -85,7 +88,7 @@ def build_grid(spec: str, steps: int | None) -> Tensor:
     return times
 
 
-def build_guided_model(loaded: LoadedModel, label: str | None, guidance: float = 1.0) -> Any:
+def build_guided_model(loaded: "LoadedModel", label: str | None, guidance: float = 1.0) -> Any:
     """Build the model to sample from: conditioned on a label, with classifier-free guidance.
 
     Args:
@@ -99,7 +102,7 @@ def build_guided_model(loaded: LoadedModel, label: str | None, guidance: float =
         )
     if label is None and guidance != 1:
         raise ValueError(f"guidance is {guidance}, and there is no label to guide to; give one, or leave guidance out")
-    conditional = condition_on_label(loaded, label)
+    conditional = loaded.with_label(label)
     if guidance in (0, 1):
         return (conditional if guidance else loaded).model
     if isinstance(conditional.model, CausalModel):
@@ -153,7 +156,7 @@ class SamplingRun:
         self.times = self.sampler.times(build_grid(settings.grid, settings.steps))
 
     @staticmethod
-    def of(loaded: LoadedModel, settings: SamplingSettings) -> "SamplingRun":
+    def of(loaded: "LoadedModel", settings: SamplingSettings) -> "SamplingRun":
         """Build the run of a loaded model, conditioned on the label of the settings."""
         model = build_guided_model(loaded, settings.label, settings.guidance)
         return SamplingRun(model, with_padding(loaded, settings))
@@ -211,14 +214,14 @@ class SamplingRun:
         return sequences
 
 
-def with_padding(loaded: LoadedModel, settings: SamplingSettings) -> SamplingSettings:
+def with_padding(loaded: "LoadedModel", settings: SamplingSettings) -> SamplingSettings:
     """Return settings with the padding of the model, where the sampler has an option for it that is not given."""
     if loaded.learned_pad is None or settings.sampler not in REVEAL_PADDING_LAST:
         return settings
     return replace(settings, options={"pad": loaded.learned_pad, **settings.options})
 
 
-def blank_prompt(loaded: LoadedModel, count: int, length: int | None) -> Prompt:
+def blank_prompt(loaded: "LoadedModel", count: int, length: int | None) -> Prompt:
     """Return ``count`` rows of ``length`` tokens to fill, by default the model's sequence length."""
     seq_len = loaded.config.model.seq_len
     check_length(length, seq_len)
@@ -231,7 +234,7 @@ def final_sequences(last: State, prompt: Prompt) -> list[GeneratedSequence]:
     return [GeneratedSequence(x[:length], step[:length]) for x, step, length in columns]
 
 
-def decode_greedy(loaded: LoadedModel, context: Ids, length: int) -> Iterator[tuple[int, int]]:
+def decode_greedy(loaded: "LoadedModel", context: Ids, length: int) -> Iterator[tuple[int, int]]:
     """Yield positions after ``context`` and their tokens, in the order in which they are filled.
 
     An autoregressive model fills from left to right; under absorbing noise the position with the most probable token
@@ -250,7 +253,7 @@ def decode_greedy(loaded: LoadedModel, context: Ids, length: int) -> Iterator[tu
 
 
 @torch.no_grad()
-def _left_to_right(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
+def _left_to_right(loaded: "LoadedModel", x: Tensor, length: int) -> Iterator[tuple[int, int]]:
     for position in range(length):
         x = torch.nn.functional.pad(x, (0, 1))  # the model does not read the last token
         x[-1] = loaded.model.log_next(x[None])[0, -1].argmax()  # type: ignore[operator]
@@ -258,7 +261,7 @@ def _left_to_right(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tupl
 
 
 @torch.no_grad()
-def _most_probable_first(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
+def _most_probable_first(loaded: "LoadedModel", x: Tensor, length: int) -> Iterator[tuple[int, int]]:
     process, model, start = loaded.process, SamplingModel(loaded.model), len(x)
     x = torch.cat([x, process.prior_sample(torch.zeros(length, device=x.device))])
     while len(masked := process.is_noisy(x).nonzero().squeeze(-1)):
@@ -270,7 +273,7 @@ def _most_probable_first(loaded: LoadedModel, x: Tensor, length: int) -> Iterato
         yield int(position) - start, int(token[best])
 
 
-def _by_sampler(loaded: LoadedModel, x: Tensor, length: int) -> Iterator[tuple[int, int]]:
+def _by_sampler(loaded: "LoadedModel", x: Tensor, length: int) -> Iterator[tuple[int, int]]:
     prompt = Prompt(torch.nn.functional.pad(x, (0, length), value=-1)[None])
     sampling_run = SamplingRun(loaded.model, SamplingSettings(top_k=1))
     *_, last = sampling_run.states(prompt)

@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from sedd.factory import LoadedModel
 from sedd.parameterization import CausalModel
 from sedd.samplers.loop import Prompt
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from sedd.loading import LoadedModel
 
 _PARTS = re.compile(r"((?:[^{}]++|\{\{|\}\})++)|(\{[^{}]*\}|[{}])")
 """A text, in which braces are doubled; or a gap, or a brace that belongs to nothing."""
@@ -80,13 +83,13 @@ def template_ids(template: str, tokenizer: Tokenizer, longest: int = MAX_SAMPLES
     return row
 
 
-def template_prompt(templates: Sequence[str], loaded: LoadedModel) -> Prompt:
+def template_prompt(templates: Sequence[str], loaded: "LoadedModel") -> Prompt:
     """Build the prompt of a batch of templates for a model."""
     longest = loaded.config.model.seq_len
     return build_prompt([template_ids(text, loaded.tokenizer, longest) for text in templates], loaded)
 
 
-def build_prompt(rows: list[list[int]], loaded: LoadedModel) -> Prompt:
+def build_prompt(rows: list[list[int]], loaded: "LoadedModel") -> Prompt:
     """Build the prompt of rows of token ids for a model.
 
     A row of a padded record that ends in a gap is the beginning of a record: what follows it is unknown. A time-free

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from sedd import __version__
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.serve import schema
 from sedd.serve.engine import Engine
 from sedd.serve.guard import Guard, error_body

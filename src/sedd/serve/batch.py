@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd.draws import CounterRNG
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.runtime.cuda_graphs import batch_bucket
 from sedd.samplers import GridSampler, Prompt, Sampler, SamplingModel, StepContext
 from sedd.samplers.first_hitting import PlannedSampler

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.samplers import LeftToRight, Prompt, State
 from sedd.samplers.run import SamplingRun, SamplingStats
 from sedd.serve.batch import BatchRow, Counts, SharedBatch, failure_of, finish_ids, is_shared, width_bucket

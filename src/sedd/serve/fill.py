@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple, final
 
 from sedd import samplers
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.samplers import Remask
 from sedd.samplers.template import build_prompt, template_ids, without_stop
 from sedd.sampling_settings import SamplingSettings

@@ -14,7 +14,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 
 from sedd import evaluation, sampling_settings
 from sedd.card_facts import CardFacts
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.model import Bounds, Model
 from sedd.samplers import default_sampler_name
 from sedd.serve import schema

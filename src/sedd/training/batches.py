@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from sedd import data
-from sedd.factory import DiffusionSetup
 from sedd.runtime.distributed import Ranks
 from sedd.schedule import stratified
+from sedd.training.setup import DiffusionSetup
 
 NOISE_STREAM, VALIDATION_STREAM, DROPOUT_STREAM, LABEL_STREAM = 1, 2, 3, 4
 """Numbers that make the random numbers of different uses independent; see `seeded_generator`."""

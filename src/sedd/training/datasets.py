@@ -5,9 +5,9 @@ from pathlib import Path
 
 from sedd import data
 from sedd.cache import cache_folder
-from sedd.config import RunConfig
 from sedd.runtime.distributed import Ranks
 from sedd.terminal import warn
+from sedd.training.config import RunConfig
 
 
 def prepare_data(config: RunConfig, on_progress: Callable[[int, int], None] | None = None) -> Path:

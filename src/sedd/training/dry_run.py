@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from sedd import data
-from sedd.config import BudgetConfig, DataConfig, RunConfig
 from sedd.data.readers import has_several_documents, read_chunks
 from sedd.data.text_file import Found
 from sedd.runtime import cuda_graphs, distributed
 from sedd.runtime.distributed import Ranks
 from sedd.terminal import warn
 from sedd.training import scaling, sizing
+from sedd.training.config import BudgetConfig, DataConfig, RunConfig
 from sedd.training.datasets import open_datasets, prepare_data
 from sedd.training.step import finish_step, train_step
 from sedd.training.trainer import Trainer

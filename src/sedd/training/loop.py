@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sedd import checkpoint, files, networks
-from sedd.config import RunConfig
+from sedd import files
 from sedd.runtime import distributed, run_log
 from sedd.runtime.distributed import Ranks
-from sedd.training import optimizer
+from sedd.training import checkpoint, networks, optimizer
 from sedd.training.clock import Clock
+from sedd.training.config import RunConfig
 from sedd.training.datasets import open_datasets
 from sedd.training.overfitting import OverfittingCheck
 from sedd.training.sources import with_absolute_paths

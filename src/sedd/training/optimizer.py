@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sedd.config import OptimConfig
+from sedd.training.config import OptimConfig
 from sedd.training.muon import Muon
 
 _NOT_HIDDEN = ("embed", "head", "output", "linear", "adaLN", "modulation", "sigma", "time")

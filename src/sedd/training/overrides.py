@@ -6,11 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from sedd import checkpoint, data, networks
-from sedd.config import BudgetConfig, ModelConfig, RunConfig
-from sedd.recipes import RECIPES
+from sedd import data
 from sedd.runtime import run_log
 from sedd.runtime.launch import find_launch, is_restart
+from sedd.training import checkpoint, networks
+from sedd.training.config import BudgetConfig, ModelConfig, RunConfig
+from sedd.training.recipes import RECIPES
 from sedd.training.sources import check_data, find_sources, require_sources
 from sedd.yaml_file import parse_yaml, read_settings
 

@@ -13,7 +13,7 @@ Reference: the form is that of Hoffmann et al. 2022, "Training Compute-Optimal L
 import math
 from typing import NamedTuple
 
-from sedd.config import RunConfig
+from sedd.training.config import RunConfig
 
 RANGE = 1.5
 """How far outside the measured weights, characters and characters per weight a run may be, as a factor."""

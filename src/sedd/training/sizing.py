@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from sedd import data, networks
-from sedd.config import DataConfig, RunConfig
+from sedd import data
 from sedd.data.readers import read_chunks
 from sedd.data.text_file import Found
 from sedd.data.token_files import holds_ids
 from sedd.runtime.device import resolve_device
-from sedd.training import scaling
+from sedd.training import networks, scaling
+from sedd.training.config import DataConfig, RunConfig
 
 DEFAULT_MINUTES = 5.0
 """Budget of a run that has none."""

@@ -4,11 +4,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from sedd import checkpoint, data, registry
-from sedd.config import DataConfig, RunConfig
+from sedd import data, registry
 from sedd.data.readers import read_chunks
 from sedd.data.token_files import refuse_fitting
 from sedd.tokenizer import check_tokenizer
+from sedd.training import checkpoint
+from sedd.training.config import DataConfig, RunConfig
 
 
 def check_data(options: DataConfig) -> None:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sedd.config import RunConfig
 from sedd.extras import install_hint
 from sedd.runtime.launch import find_launch
+from sedd.training.config import RunConfig
 
 if TYPE_CHECKING:
     from sedd.training.loop import OnEvent

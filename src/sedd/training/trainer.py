@@ -16,19 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sedd import checkpoint, data, factory, registry, samplers, tokenizer
-from sedd.config import RunConfig
+from sedd import data, samplers, tokenizer
 from sedd.likelihood import LikelihoodEstimate
 from sedd.likelihood.precision_check import is_negligible
 from sedd.nn.adapter import AdaptedNetwork
 from sedd.nn.transformer import Transformer
 from sedd.ops.fused_loss import fused_loss
 from sedd.parameterization import DiscreteModel
+from sedd.runtime import activation_checkpointing
 from sedd.runtime.distributed import Ranks
-from sedd.training import optimizer, validation
+from sedd.training import checkpoint, optimizer, validation
 from sedd.training.batches import Batch, TrainingDataLoader
+from sedd.training.config import RunConfig
 from sedd.training.ema import EMA
 from sedd.training.saving import BackgroundWriter, copy_to_host
+from sedd.training.setup import build_model, build_network, build_setup
 from sedd.training.state import NonFiniteError, PendingStep, TrainingState
 
 
@@ -65,7 +67,7 @@ class Trainer:
         ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)  # raises if it cannot be divided
         self.config, self.blocks, self.validation_blocks, self.ranks = config, blocks, validation_blocks, ranks
         self.token_counts = blocks.token_counts() if config.noise.process == "frequency" else None
-        self.setup = factory.build_setup(config, blocks.vocab_size, self.token_counts)
+        self.setup = build_setup(config, blocks.vocab_size, self.token_counts)
         self.ignores_padding = blocks.index.pad == "ignore"  # decided by the data, so a compiled graph has one case
         if self.ignores_padding and not self.setup.objective.allows_padding:
             raise ValueError(
@@ -89,24 +91,24 @@ class Trainer:
         if ranks.world_size > 1 and not config.train.fsdp:
             self.ddp_model = nn.parallel.DistributedDataParallel(self.network)
         self._enable_optimizations()
-        self.model = factory.build_model(config, self.ddp_model, self.setup)
+        self.model = build_model(config, self.ddp_model, self.setup)
         if isinstance(adapted := self.model.network, AdaptedNetwork):
             for name in ("valid",) * self.ignores_padding + ("label",) * bool(blocks.labels):
                 adapted.require(name)
-        self.ema_model = factory.build_model(
+        self.ema_model = build_model(
             config, _WholeNetwork(ema_network) if config.train.fsdp else ema_network, self.setup
         )
         self.validation_model = self.ema_model
         self._float32_model: DiscreteModel | None = None  # until it was compared with mixed precision
         if config.train.precision != "float32" and not config.train.fsdp:
-            self._float32_model = factory.build_model(config, _Float32Network(ema_network), self.setup)
+            self._float32_model = build_model(config, _Float32Network(ema_network), self.setup)
         self.state = TrainingState()
         self.pending_step: PendingStep | None = None
         self.writer = BackgroundWriter(in_background=ranks.device.type == "cuda")
 
     def _build_network(self, reshard_after_forward: bool) -> nn.Module:
         """Build a network on the device, sharded by FSDP and with mixed precision as configured."""
-        network = factory.build_network(self.config, self.setup, len(self.blocks.labels)).to(self.ranks.device)
+        network = build_network(self.config, self.setup, len(self.blocks.labels)).to(self.ranks.device)
         if self.config.train.fsdp:
             if self.ranks.world_size == 1:
                 raise ValueError("train.fsdp shards the model over processes, and there is one; start it with torchrun")
@@ -127,7 +129,7 @@ class Trainer:
             return
         if options.precision == "float8":  # the EMA, which is evaluated, stays in bfloat16
             self.network.enable_fp8()
-        self.network.activation_checkpointing = registry.ACTIVATION_CHECKPOINTING.load(options.activation_checkpointing)
+        self.network.activation_checkpointing = getattr(activation_checkpointing, options.activation_checkpointing)
         if options.compile:  # the EMA is evaluated seldom, and with several batch shapes
             if options.fsdp:  # gathering weights between blocks would break the graph of the whole trunk
                 self.network.compile_blocks()

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sedd import data, likelihood
-from sedd.factory import DiffusionSetup
 from sedd.likelihood.variance_reduction import neighbour_differences, paired_variance
 from sedd.runtime.distributed import Ranks
 from sedd.schedule import LowNoiseTimes, stratified
 from sedd.training.batches import VALIDATION_STREAM, seeded_generator
+from sedd.training.setup import DiffusionSetup
 
 
 @torch.no_grad()

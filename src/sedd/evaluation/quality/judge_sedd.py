@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sedd.evaluation.quality.judge import Judge
-from sedd.factory import LoadedModel
+from sedd.loading import LoadedModel
 from sedd.parameterization import CausalModel
 from sedd.process import at_token
 from sedd.tokenizer import Ids

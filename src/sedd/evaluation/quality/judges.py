@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from sedd import checkpoint, factory
 from sedd.evaluation.quality import judge_hf
 from sedd.evaluation.quality.judge import Judge
 from sedd.evaluation.quality.judge_sedd import SeddJudge
+from sedd.loading import load_model
+from sedd.training import checkpoint
 
 SKIPS_FIRST_TOKEN = {"skipped": True, "scored": False}
 """Values of ``--first-token``."""
@@ -43,7 +44,7 @@ def load_judge(
 
 
 def _load_run(source: str, *, skips_first_token: bool, precision: str, device: str) -> Judge:
-    return SeddJudge(factory.load_model(source, device=device, precision=precision), source, skips_first_token)
+    return SeddJudge(load_model(source, device=device, precision=precision), source, skips_first_token)
 
 
 def is_run_folder(path: Path) -> bool:

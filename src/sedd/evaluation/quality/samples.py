@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from sedd import files, samplers, trace
-from sedd.config import RunConfig
 from sedd.evaluation.quality.judge import Judge, OnProgress
-from sedd.factory import LoadedModel
 from sedd.files import parse_json, read_text
+from sedd.loading import LoadedModel
 from sedd.samplers import Prompt
 from sedd.tokenizer import Ids
+from sedd.training.config import RunConfig
 
 SAMPLING_FIELDS = (
     *("sampler", "steps", "grid", "seed", "temperature", "top_p", "top_k", "options", "label", "guidance"),

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sedd import checkpoint, factory, stored_weights
-from sedd.config import RunConfig
 from sedd.files import atomic_folder
 from sedd.hub.convert import files
 from sedd.hub.convert.layout import LAYOUTS, ROTARY, CheckpointLayout, WeightSizes, choose_layout, detect_layout
+from sedd.loading import load_model
 from sedd.tokenizer import Integers, Tokenizer
+from sedd.training import checkpoint, stored_weights
+from sedd.training.config import RunConfig
+from sedd.training.setup import build_network, build_setup
 
 ORIGIN = "published"
 """Name of the JSON file of a model folder that records the checkpoint it was converted from."""
@@ -100,7 +102,7 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
     """
     with atomic_folder(out) as new:
         checkpoint.require_empty(out)
-        loaded = factory.load_model(folder)  # checks that the model can be loaded
+        loaded = load_model(folder)  # checks that the model can be loaded
         if loaded.labels:
             raise ValueError(
                 f"{loaded.folder} has labels, and no published layout has a place for them; share it as it is"
@@ -132,7 +134,7 @@ def _original_config(
 def _shapes(run: RunConfig, vocab_size: int) -> dict[str, torch.Size]:
     """Return the names and shapes of a run's network."""
     with torch.device("meta"):
-        network = factory.build_network(run, factory.build_setup(run, vocab_size))
+        network = build_network(run, build_setup(run, vocab_size))
     return {name: value.shape for name, value in network.state_dict().items()}
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sedd import checkpoint
+from sedd.training import checkpoint
 from sedd.yaml_file import read_settings
 
 WEIGHT_FILES = (

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar, final
 
-from sedd.config import DataConfig, ModelConfig, NoiseConfig, RunConfig
+from sedd.training.config import DataConfig, ModelConfig, NoiseConfig, RunConfig
 
 ROTARY = "rotary_emb.inv_freq"
 PROCESSES = {"absorb": "absorbing", "uniform": "uniform"}

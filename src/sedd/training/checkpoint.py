@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 from safetensors import SafetensorError
 
 from sedd import files, models
-from sedd.config import RunConfig
 from sedd.files import read_json
 from sedd.runtime.launch import find_launch
 from sedd.schema import MAX_VOCABULARY, check_count, check_fields
 from sedd.terminal import warn
+from sedd.training.config import RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,9 +5,61 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sedd import registry
+from sedd.registry import Registry
 from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_count, check_seed, from_dict
 
+SCHEDULES = Registry(
+    "schedule",
+    {
+        "log-linear": "sedd.schedule:LogLinear",
+        "geometric": "sedd.schedule:Geometric",
+        "cosine": "sedd.schedule:Cosine",
+        "polynomial": "sedd.schedule:Polynomial",
+    },
+    "sedd.schedules",
+    "sedd.schedule:Schedule",
+)
+PROCESSES = Registry(
+    "process",
+    {
+        "absorbing": "sedd.process:Absorbing",
+        "uniform": "sedd.process:Uniform",
+        "hybrid": "sedd.process:Hybrid",
+        "frequency": "sedd.process:Frequency",
+    },
+    "sedd.processes",
+    "sedd.process:Process",
+)
+OBJECTIVES = Registry(
+    "objective",
+    {
+        "score-entropy": "sedd.objectives:DenoisingScoreEntropy",
+        "explicit-score-entropy": "sedd.exact.explicit_objectives:ExplicitScoreEntropy",
+        "implicit-score-entropy": "sedd.objectives:ImplicitScoreEntropy",
+        "concrete-score": "sedd.objectives:DenoisingConcreteScore",
+        "explicit-concrete-score": "sedd.exact.explicit_objectives:ExplicitConcreteScore",
+        "ratio-matching": "sedd.objectives:RatioMatching",
+        "mean": "sedd.objectives:MeanCrossEntropy",
+        "d3pm": "sedd.objectives:D3PM",
+        "t-dce": "sedd.objectives:TimeDCE",
+        "lambda-dce": "sedd.objectives:LambdaDCE",
+        "any-order": "sedd.objectives:AnyOrder",
+        "softmax-linear": "sedd.objectives:SoftmaxLinear",
+        "autoregressive": "sedd.objectives:Autoregressive",
+    },
+    "sedd.objectives",
+    "sedd.objectives:Objective",
+)
+PARAMETERIZATIONS = Registry(
+    "parameterization",
+    {
+        "score": "sedd.parameterization:ScoreModel",
+        "signed-score": "sedd.parameterization:SignedScoreModel",
+        "mean": "sedd.parameterization:MeanModel",
+        "conditional": "sedd.parameterization:ConditionalModel",
+        "causal": "sedd.parameterization:CausalModel",
+    },
+)
 REQUIRED_PARAMETERIZATION = {
     "ratio-matching": "conditional",
     "mean": "mean",
@@ -139,7 +191,7 @@ class NoiseConfig:
     """Probability that hybrid noise replaces a token by the mask rather than by a random token; by default 0.9."""
 
     def __post_init__(self) -> None:
-        registry.PROCESSES.check(self.process, "noise.process")
+        PROCESSES.check(self.process, "noise.process")
         if self.mask_share is not None and self.process != "hybrid":
             raise ValueError(
                 f"noise.mask_share is {self.mask_share}, and {self.process} noise has no such share; set "
@@ -150,7 +202,7 @@ class NoiseConfig:
                 f"noise.mask_share is {self.mask_share}; it must lie between 0 (uniform noise) and 1 (absorbing noise)"
             )
         if self.schedule is not None:
-            registry.SCHEDULES.check(self.schedule, "noise.schedule")
+            SCHEDULES.check(self.schedule, "noise.schedule")
 
 
 @dataclass
@@ -201,7 +253,7 @@ class ModelConfig:
                 "model.architecture=modern, or leave it out"
             )
         if self.parameterization is not None:
-            check_choice("model.parameterization", self.parameterization, registry.PARAMETERIZATIONS.names)
+            check_choice("model.parameterization", self.parameterization, PARAMETERIZATIONS.names)
         if self.time_conditioning is not None:
             check_choice("model.time_conditioning", self.time_conditioning, ("sigma", "zero", "none"))
 
@@ -465,7 +517,7 @@ class RunConfig:
 
     def check_trainable(self) -> "RunConfig":
         """Refuse an objective that is unknown or that no run can have, and return this."""
-        registry.OBJECTIVES.check(self.objective, "objective")
+        OBJECTIVES.check(self.objective, "objective")
         if self.train.loss_weighting and self.objective == "autoregressive":
             raise ValueError(
                 f"train.loss_weighting is {self.train.loss_weighting}; it weights noise levels, of which objective "

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from sedd import checkpoint
-from sedd.config import check_choice
+from sedd.training import checkpoint
+from sedd.training.config import check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,13 +23,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sedd import files, registry
+from sedd import files
 from sedd.files import read_json
+from sedd.registry import Registry
 from sedd.terminal import warn
 
 if TYPE_CHECKING:
     from torch import nn
 
+NETWORKS = Registry("network", {}, "sedd.networks")
+"""Networks of other packages, by name."""
 Settings = Mapping[str, Any]
 """The section ``network`` of a configuration: ``class``, the name, and the options of its constructor."""
 
@@ -47,7 +50,7 @@ def allow(network: "str | type[nn.Module]") -> str:
         network: The class, or its name; modules are also searched in the working directory.
     """
     if isinstance(network, str):
-        if network not in registry.NETWORKS.plugins:
+        if network not in NETWORKS.plugins:
             _check_path(network)
             _allowed.setdefault(network, os.getcwd())
         return network
@@ -76,7 +79,7 @@ def allow_own(folder: Path, network: Settings) -> None:
 
 def remember(folder: Path, network: Settings) -> None:
     """Record in the user's own settings that the model in ``folder`` was made here, so that it is found again."""
-    if not network or network["class"] in registry.NETWORKS.plugins:
+    if not network or network["class"] in NETWORKS.plugins:
         return
     record = {"folder": os.path.realpath(folder), "network": dict(network), "code": _code_folder(import_class(network))}
     path = _record_path(folder)
@@ -107,8 +110,8 @@ def _code_folder(found: type) -> str | None:
 def import_class(network: Settings) -> "type[nn.Module]":
     """Import the class of a network; raise ValueError if it is not allowed, cannot be imported or is no module."""
     name: str = network["class"]
-    if name in registry.NETWORKS.plugins:
-        return _check_class(name, registry.NETWORKS.load(name))
+    if name in NETWORKS.plugins:
+        return _check_class(name, NETWORKS.load(name))
     if name not in _allowed:
         raise ValueError(
             f"the model names the network {name}, and sedd imports no code because a file names it; if you trust that "
@@ -125,7 +128,7 @@ def _check_path(name: str) -> None:
     if "<locals>" in name:
         raise ValueError(f"network {name} was defined in a function, where it is not found again; move it to a module")
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", name):
-        known = f", or one of {', '.join(registry.NETWORKS.names)}" if registry.NETWORKS.names else ""
+        known = f", or one of {', '.join(NETWORKS.names)}" if NETWORKS.names else ""
         raise ValueError(f"network is {name!r}; write the import path of its class, as in my_package:MyNet{known}")
 
 

@@ -1,0 +1,183 @@
+"""Load a trained model from disk: its configuration, weights and tokenizer."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from sedd import parameterization
+from sedd.nn.layers import Linear
+from sedd.nn.transformer import Transformer
+from sedd.objectives import Objective
+from sedd.process import Process
+from sedd.runtime.offload import OffloadedNetwork
+from sedd.schedule import Schedule
+from sedd.tokenizer import Tokenizer, load_tokenizer
+from sedd.training import checkpoint, networks, stored_weights
+from sedd.training.config import PRECISIONS, RunConfig, check_choice, check_label
+from sedd.training.setup import DiffusionSetup, build_model, build_network, build_setup
+
+WITHOUT_FLOAT64 = ("mps",)
+"""Types of devices that have no float64."""
+
+
+class LoadedModel(NamedTuple):
+    """A trained model with its process, schedule, tokenizer and configuration."""
+
+    model: parameterization.DiscreteModel
+    network: nn.Module
+    process: Process
+    schedule: Schedule
+    objective: Objective[Any]
+    tokenizer: Tokenizer
+    config: RunConfig
+    folder: Path
+    labels: tuple[str, ...] = ()
+    """The labels that it was trained with."""
+    label: str | None = None
+    """The label that ``model`` is conditioned on; None: none."""
+    sha256: str | None = None
+    """Hash of the file of its weights; None: they are from no file."""
+    data_sha256: str | None = None
+    """Hash of the data it was trained on, if it was recorded."""
+
+    @property
+    def learned_pad(self) -> int | None:
+        """The id of the padding that the model generates, as it learned from records of several lengths; None: none."""
+        data = self.config.data
+        return self.tokenizer.pad if data.packing == "lines" and data.pad == "model" else None
+
+    @property
+    def precision(self) -> str:
+        """The precision of matrix products."""
+        if isinstance(self.network, _AutocastNetwork):
+            return "bfloat16"
+        dtypes = (part.weight.dtype for part in self.network.modules() if isinstance(part, Linear))
+        return str(next(dtypes, torch.float32)).removeprefix("torch.")
+
+    @property
+    def device(self) -> torch.device:
+        """The device of tokens: that of the weights, or the CPU for an offloaded network."""
+        offloaded = isinstance(self.network, OffloadedNetwork)
+        return torch.device("cpu") if offloaded else next(self.network.parameters()).device
+
+    def with_label(self, label: str | None) -> "LoadedModel":
+        """Return the model conditioned on a label; None: the model without a label, of all sequences together."""
+        if label is None:
+            return self
+        check_label(label, self.labels)
+        number = torch.tensor(self.labels.index(label), device=self.device)
+        return self._replace(model=self.model.bind(label=number), label=label)
+
+
+class _AutocastNetwork(nn.Module):
+    """A network whose matrix products are in bfloat16, while its weights are as they were."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        with torch.autocast(arguments[0].device.type, torch.bfloat16):
+            return self.module(*arguments, **options)
+
+
+def prepare_for_inference(network: nn.Module, device: str, precision: str) -> nn.Module:
+    """Move a network to a device for inference, its linear layers in ``float32`` or ``bfloat16``.
+
+    A network of the user's own computes in bfloat16 by autocast. To a device without float64 the network alone is
+    moved: see `runtime.offload`.
+    """
+    check_choice("precision", precision, PRECISIONS)
+    offloaded = torch.device(device).type in WITHOUT_FLOAT64
+    network = network.to("cpu" if offloaded else device).eval().requires_grad_(False)
+    if precision == "bfloat16" and not isinstance(network, Transformer):
+        network = _AutocastNetwork(network)
+    for part in network.modules():
+        if precision == "bfloat16" and isinstance(part, Linear):
+            part.to(torch.bfloat16)
+    return OffloadedNetwork(network, device) if offloaded else network
+
+
+@checkpoint.retry_if_pruned
+def load_model(
+    folder: Path | str,
+    weights: str = "ema",
+    device: str = "cpu",
+    precision: str | None = "float32",
+    network: type[nn.Module] | str | None = None,
+) -> LoadedModel:
+    """Load a model from disk.
+
+    Args:
+        folder: A model folder, one of a run's checkpoints, or the run, of which
+            `checkpoint.best_or_newest` is taken.
+        weights: ``ema``, the exponential moving average, or ``model``, the weights of the last step.
+        device: cpu, cuda …
+        precision: Precision of matrix products, float32 or bfloat16; None: on a GPU that of training.
+        network: The class of a network of the user's own, or its name, instead of the name in its configuration.
+    """
+    path, config, vocab_size, labels, data_sha256, token_counts = checkpoint.find_model(folder, weights)
+    config = _with_network(config, path, network)
+    setup = build_setup(config, vocab_size, token_counts)
+    stored, tokenizer = stored_weights.load_weights(path, weights), load_tokenizer(path)
+    if difference := _difference(config, setup, len(labels), stored.tensors):
+        raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {difference}")
+    built = build_network(config, setup, len(labels))
+    built.load_state_dict(stored.tensors)
+    half_precision = config.train.precision != "float32"  # float8 is for training alone
+    default_precision = "bfloat16" if half_precision and device.startswith("cuda") else "float32"
+    prepared = prepare_for_inference(built, device, precision or default_precision)
+    model = build_model(config, prepared, setup, cuda_graphs=True)
+    return LoadedModel(
+        model, prepared, *setup, tokenizer, config, path, labels, sha256=stored.sha256, data_sha256=data_sha256
+    )
+
+
+def _difference(config: RunConfig, setup: DiffusionSetup, labels: int, weights: Mapping[str, torch.Tensor]) -> str:
+    """Return how weights differ from the network of a configuration, which takes no memory here; empty: they fit."""
+    with torch.device("cpu" if config.network else "meta"):  # a network of the user's own may need values
+        expected = build_network(config, setup, labels).state_dict()
+    for name, value in expected.items():
+        if name not in weights:
+            return f"{name} is missing"
+        if weights[name].shape != value.shape:
+            return f"{name} has shape {tuple(weights[name].shape)} instead of {tuple(value.shape)}"
+    unknown = next((name for name in weights if name not in expected), None)
+    return f"{unknown} is not part of it" if unknown else ""
+
+
+def _with_network(config: RunConfig, path: Path, network: type[nn.Module] | str | None) -> RunConfig:
+    """Return the configuration of a model with the network that the user named, which alone may be imported."""
+    if network is None:
+        networks.allow_own(checkpoint.run_folder(path), config.network)
+        return config
+    name = networks.allow(network)
+    if not config.network:
+        raise ValueError(f"network is {name}, and {path} has sedd's own transformer; leave network out")
+    return replace(config, network={**config.network, "class": name})
+
+
+def convert_precision(loaded: LoadedModel, precision: str, device: str | None = None) -> LoadedModel:
+    """Return a copy of a model, which is in float32, in another precision, conditioned on the same label.
+
+    On the same device, or on another: in bfloat16, if it is, whatever ``precision`` names.
+
+    Args:
+        loaded: The model.
+        precision: float32 or bfloat16.
+        device: Where the copy is; None: where the model is.
+    """
+    device = device or str(next(loaded.network.parameters()).device)
+    original: Any = loaded.network
+    while isinstance(original, OffloadedNetwork | _AutocastNetwork):
+        original = original.module
+    copied = copy.deepcopy(original)
+    network = prepare_for_inference(copied, device, precision)
+    setup = DiffusionSetup(loaded.process, loaded.schedule, loaded.objective)
+    model = build_model(loaded.config, network, setup, cuda_graphs=True)
+    return loaded._replace(model=model, network=network, label=None).with_label(loaded.label)
