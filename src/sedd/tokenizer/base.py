@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from jaxtyping import Int, UInt
@@ -74,7 +74,7 @@ class Tokenizer(ABC):
         return {}
 
     @classmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
         """Rebuild the tokenizer saved in ``folder``; raise KeyError or TypeError if ``config`` is damaged."""
         return cls(**{name: value for name, value in config.items() if name not in ("format", "kind")})
 
@@ -206,7 +206,7 @@ class Characters(Tokenizer):
         super().__post_init__()
 
     @classmethod
-    def fit(cls, texts: Iterable[str]) -> Self:
+    def fit(cls, texts: Iterable[str]) -> "Characters":
         """Collect the alphabet of ``texts``."""
         seen = np.zeros(sys.maxunicode + 1, bool)
         for text in texts:
@@ -275,7 +275,7 @@ class Integers(Tokenizer):
         super().__post_init__()
 
     @classmethod
-    def fit(cls, texts: Iterable[str]) -> Self:
+    def fit(cls, texts: Iterable[str]) -> "Integers":
         """Choose the smallest vocabulary that holds every integer of ``texts``."""
         low, top = 0, -(2**63)
         for row in map(_parse_integers, texts):

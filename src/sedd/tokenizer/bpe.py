@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 import tokenizers
@@ -59,7 +59,7 @@ class BPE(Tokenizer):
         super().__post_init__()
 
     @classmethod
-    def train(cls, texts: Iterator[str], vocab_size: int) -> Self:
+    def train(cls, texts: Iterator[str], vocab_size: int) -> "BPE":
         """Train byte-level BPE; the vocabulary may be smaller than ``vocab_size`` if ``texts`` repeat too little."""
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         if vocab_size < len(alphabet):
@@ -71,7 +71,7 @@ class BPE(Tokenizer):
         return cls(definition=model.to_str())
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> "BPE":
         """Read a ``tokenizer.json``; its own end-of-text and padding tokens become the special ids."""
         with _explain_errors(str(path)):
             tokenizer = cls(definition=read_text(path, MAX_DEFINITION))
@@ -82,7 +82,7 @@ class BPE(Tokenizer):
         return replace(tokenizer, eos=eos, pad=pad)
 
     @classmethod
-    def gpt2(cls, vocab: Path, merges: Path) -> Self:
+    def gpt2(cls, vocab: Path, merges: Path) -> "BPE":
         """Build GPT-2's tokenizer from its two published files, ``encoder.json`` and ``vocab.bpe``."""
         for path in (vocab, merges):
             read_text(path, MAX_DEFINITION)
@@ -202,7 +202,7 @@ class BPE(Tokenizer):
         return parts
 
     @classmethod
-    def restore(cls, folder: Path, config: Mapping[str, Any]) -> Self:
+    def restore(cls, folder: Path, config: Mapping[str, Any]) -> "Tokenizer":
         """Rebuild from tokenizer.json."""
         return super().restore(folder, {**config, "definition": read_text(folder / DEFINITION, MAX_DEFINITION)})
 
