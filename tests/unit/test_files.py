@@ -306,7 +306,13 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
 
 
 WRITES = re.compile(r"""\.write_text\(|\.write_bytes\(|open\(["'][wx]|save_file\(|savefig\(|np\.save|json\.dump\(""")
-IN_UNFINISHED_FOLDERS = {"data/index.py", "data/shards.py", "tokenizer/base.py", "training/checkpoint.py", "training/dry_run.py"}
+IN_UNFINISHED_FOLDERS = {
+    "data/index.py",
+    "data/shards.py",
+    "tokenizer/base.py",
+    "training/checkpoint.py",
+    "training/dry_run.py",
+}
 """Modules that write into a folder that gets its name when it is complete, or is removed."""
 
 

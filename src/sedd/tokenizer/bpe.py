@@ -64,6 +64,7 @@ class BPE(Tokenizer):
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         if vocab_size < len(alphabet):
             raise ValueError(f"vocab_size is {vocab_size}; byte-level BPE needs {len(alphabet)} or more, one per byte")
+        check_count("the vocabulary of bpe", vocab_size)
         model = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         clean = (part for text in texts for part in _ODD_BYTES.split(text)[::2])  # the library takes Unicode only
