@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd import fused_forms, tensors
+from sedd import reverse, tensors
 from sedd.process import Process
 from sedd.schedule import LogLinear, Schedule
 from sedd.tensors import upcast
@@ -351,7 +351,7 @@ class ScoreModel(DiffusionModel):
 
     def logit_shift(self, sigma: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
         """Return the process's shift: 0 (uniform) or −log(e^σ − 1) − log N (absorbing)."""
-        return fused_forms.log_score_shift(self.process, sigma)
+        return reverse.log_score_shift(self.process, sigma)
 
     def _log_score(self, output: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """log s_y = z_y (uniform) or z_y − log(e^σ − 1) − log N (absorbing).  [§5]"""

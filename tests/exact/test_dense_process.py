@@ -12,7 +12,7 @@ import torch
 from dense_process import DenseProcess
 from toys import KINDS, expected_loss, random_distribution, random_model, tensor
 
-from sedd import divergence, exact, fused_forms
+from sedd import divergence, exact, reverse
 from sedd.exact import Distribution
 from sedd.likelihood import bound_terms
 from sedd.objectives import DenoisingScoreEntropy
@@ -149,7 +149,7 @@ def test_bayes_rule_is_the_closed_form(process: Process, sigma: float) -> None:
     if process == Uniform(N):
         own = posteriors[1].gather(-1, x_t[..., None]) - log_p.gather(-1, x_t[..., None])
         other = posteriors[1].gather(-1, (x_t[..., None] + 1) % N) - log_p.gather(-1, (x_t[..., None] + 1) % N)
-        close((own - other)[..., 0, 0], fused_forms.own_log_likelihood(process, noise))
+        close((own - other)[..., 0, 0], reverse.own_log_likelihood(process, noise))
 
 
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric(1e-3, 8.0)], ids=str)
@@ -158,7 +158,7 @@ def test_the_bound_is_the_closed_form(process: Process, schedule: Schedule) -> N
     dense, p_data = Dense(N, process), random_distribution(N, 2, 0)
     model = random_model(MeanModel, process, 2).requires_grad_(False)
     sigma, noise = schedule(tensor(0.4))
-    x_t, x_0, _ = exact.propagation.pairs(p_data, process, sigma)
+    x_t, x_0, _ = exact.pairs(p_data, process, sigma)
     times = Times(tensor(0.4).expand(len(x_t)), noise.expand(len(x_t)))
     found, expected = (
         bound_terms(model, one, schedule, x_0, x_t, x_t, times, torch.ones_like(x_0, dtype=torch.bool))

@@ -11,8 +11,7 @@ from toys import random_distribution, random_model, with_schedule
 
 from sedd import exact, likelihood
 from sedd.draws import CounterRNG
-from sedd.exact import objectives
-from sedd.exact.propagation import pairs
+from sedd.exact import objectives, pairs
 from sedd.likelihood import (
     AnyOrderEstimator,
     AutoregressiveEstimator,

@@ -7,7 +7,7 @@ import torch
 from toys import random_distribution, random_model
 
 from sedd import exact, likelihood
-from sedd.exact.propagation import pairs
+from sedd.exact import pairs
 from sedd.parameterization import MeanModel, ScoreModel
 from sedd.process import Absorbing, Process, Uniform
 from sedd.schedule import Geometric, LogLinear, LowNoiseTimes, Schedule, Times, stratified

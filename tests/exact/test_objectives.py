@@ -10,7 +10,6 @@ from toys import KINDS, Kind, expected_loss, frequency, hybrid, random_distribut
 
 from sedd import exact, objectives
 from sedd.divergence import signed_square
-from sedd.exact import explicit_objectives
 from sedd.exact import objectives as definition
 from sedd.parameterization import CausalModel, ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
 from sedd.process import Absorbing, Process, Uniform, at_token, log_odds
@@ -34,15 +33,15 @@ AT_NOISE = {  # objective, definition, what it is tested on, whether the schedul
     objectives.DenoisingConcreteScore: (definition.denoising_concrete_score, ScoreModel, True),
     objectives.SoftmaxLinear: (definition.softmax_linear, ScoreModel, True),
     objectives.ImplicitScoreEntropy: (definition.implicit_score_entropy, ScoreModel, True),
-    explicit_objectives.ExplicitScoreEntropy: (definition.explicit_score_entropy, ScoreModel, True),
-    explicit_objectives.ExplicitConcreteScore: (definition.explicit_concrete_score, ScoreModel, True),
+    definition.ExplicitScoreEntropy: (definition.explicit_score_entropy, ScoreModel, True),
+    definition.ExplicitConcreteScore: (definition.explicit_concrete_score, ScoreModel, True),
     objectives.RatioMatching: (definition.ratio_matching, ConditionalModel, False),
     objectives.MeanCrossEntropy: (definition.mean_cross_entropy, MeanModel, False),
 }
 
 
 def make(kind: type) -> objectives.Objective:
-    return kind(P_DATA) if issubclass(kind, explicit_objectives.ExplicitObjective) else kind()
+    return kind(P_DATA) if issubclass(kind, definition.ExplicitObjective) else kind()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -13,7 +13,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "exact"))
 import test_sampler_distributions as distributions
 
-from sedd import exact, fused_forms, samplers
+from sedd import exact, reverse, samplers
 from sedd.draws import AffineWeights, CounterRNG
 from sedd.loading import prepare_for_inference
 from sedd.nn.transformer import Modern, Reference, Transformer
@@ -81,7 +81,7 @@ class ExactOnCpu(torch.nn.Module):
             logits = log_mean - process.add_log_likelihood(torch.zeros_like(log_mean), x_cpu, sigma_cpu)
             output = torch.nn.functional.pad(logits, (0, process.num_states - 3))
         else:
-            output = self.truth(x_cpu, sigma_cpu) - fused_forms.log_score_shift(process, sigma_cpu)[:, None, None]
+            output = self.truth(x_cpu, sigma_cpu) - reverse.log_score_shift(process, sigma_cpu)[:, None, None]
         return output.float().to(x.device)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from train import NoisyBatch, TrainingSteps, TrainSetting, count_in_loss, random_batch
 
-from sedd import fused_forms
+from sedd import reverse
 from sedd.ops import block_ops
 from sedd.ops.fused_loss import fused_loss
 from sedd.ops.linear_loss import (
@@ -53,15 +53,11 @@ def head(kind: str, n: int = 700, width: int = 256) -> tuple[list[Tensor], HeadL
     log_data, log_rest = process.ratios(x_t, x_0, noise)
     log_data, log_rest = log_data[:, 0], None if log_rest is None else log_rest[:, 0, 0]
     skip = x_t[:, 0] if kind == "uniform" else None
-    loss = ScoreEntropyLoss(
-        N, skip, x_0[:, 0], fused_forms.log_score_shift(process, noise), log_data, log_rest, weights
-    )
+    loss = ScoreEntropyLoss(N, skip, x_0[:, 0], reverse.log_score_shift(process, noise), log_data, log_rest, weights)
 
     def score_entropy(z: Tensor) -> Tensor:
-        log_s = (z + fused_forms.log_score_shift(process, noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)
-        return (
-            weights * process.score_entropy(log_s[:, None], x_t, x_0, noise)[:, 0] / fused_forms.incoming_rate(process)
-        )
+        log_s = (z + reverse.log_score_shift(process, noise.to(z.dtype))[:, None]).scatter(-1, x_t, 0)
+        return weights * process.score_entropy(log_s[:, None], x_t, x_0, noise)[:, 0] / reverse.incoming_rate(process)
 
     return leaves, loss, score_entropy
 

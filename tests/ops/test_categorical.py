@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd import fused_forms
+from sedd import reverse
 from sedd.draws import AffineWeights, CounterRNG
 from sedd.ops import block_ops, block_ops_triton, categorical_triton, philox_triton
 from sedd.ops.block_ops import select_backend
@@ -24,9 +24,9 @@ def build_inputs(process: Process, is_score: bool, k: int, seed: int = 0) -> Inp
     x = torch.full((k,), n) if process.only_masks else torch.randint(n, (k,), generator=generator)
     sigma_s, gap = torch.rand(2, k, generator=generator, dtype=torch.float64)
     if is_score:
-        weights = fused_forms.tweedie_weights(process, gap / 5)
+        weights = reverse.tweedie_weights(process, gap / 5)
     else:
-        weights = fused_forms.posterior_weights(process, sigma_s, sigma_s + gap)
+        weights = reverse.posterior_weights(process, sigma_s, sigma_s + gap)
     u = torch.rand(k, 2, generator=generator, dtype=torch.float64)
     return HeadLogits(z, n, torch.rand(k, generator=generator) - 3, is_score), x, weights, u
 
@@ -54,7 +54,7 @@ def test_kernel_and_reference_draw_the_same_tokens(
 def test_clamped_rows_are_counted(device: str) -> None:
     """A step too long for the score, in which a mask changes with probability above 1."""
     head, x, _, u = build_inputs(Absorbing(7), True, 8)
-    weights = fused_forms.tweedie_weights(Absorbing(7), torch.full((8,), 9.0, dtype=torch.float64))
+    weights = reverse.tweedie_weights(Absorbing(7), torch.full((8,), 9.0, dtype=torch.float64))
     inputs = to_device(device, head._replace(shift=torch.zeros(8)), x, weights, u)
     assert sample_categorical_triton(*inputs).clamped_count == sample_categorical_reference(*inputs).clamped_count == 8
 
@@ -64,7 +64,7 @@ def test_negative_weights_are_never_drawn(gap: float, device: str, monkeypatch: 
     """From steps in which no weight is negative, and the kernel saves a pass, to those in which many are."""
     monkeypatch.setattr(categorical_triton, "COLUMNS", 64)
     head, x, _, u = build_inputs(Uniform(150), True, 64)
-    weights = fused_forms.tweedie_weights(Uniform(150), torch.full((64,), gap, dtype=torch.float64))
+    weights = reverse.tweedie_weights(Uniform(150), torch.full((64,), gap, dtype=torch.float64))
     inputs = to_device(device, head._replace(logits=head.logits / 3), x, weights, u)
     ours, theirs = sample_categorical_triton(*inputs), sample_categorical_reference(*inputs)
     assert torch.equal(ours.tokens, theirs.tokens)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd import fused_forms
+from sedd import reverse
 from sedd.ops import linear_loss_triton
 from sedd.ops.linear_loss import (
     TORCH,
@@ -153,7 +153,7 @@ def head(kind: str, device: str) -> tuple[list[Tensor], HeadLoss]:
             states=states,
             x_t=x_t[:, 0].to(device) if kind == "uniform" else None,
             x_0=x_0[:, 0].to(device),
-            scale=fused_forms.log_score_shift(process, noise).to(device),
+            scale=reverse.log_score_shift(process, noise).to(device),
             log_data=log_data[:, 0].to(device),
             log_rest=None if log_rest is None else log_rest[:, 0, 0].to(device),
             weight=weight.to(device),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sedd import exact, objectives, parameterization
-from sedd.exact import explicit_objectives
+from sedd.exact.objectives import ExplicitScoreEntropy
 from sedd.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
 from sedd.schedule import (
     Cosine,
@@ -158,9 +158,8 @@ def test_distributions_that_are_none_are_refused(refuses: object) -> None:
     distribution = exact.Distribution(torch.eye(2) / 2)
     refuses(lambda: distribution.at(Uniform(3), SIGMA), "2 tokens", "Uniform(vocab_size=3)")
     refuses(lambda: distribution.at(Uniform(2), torch.tensor([math.inf])), "inf", "finite")
-    explicit = explicit_objectives.ExplicitScoreEntropy
     model = parameterization.ScoreModel(exact.Table(3, 2), Uniform(3))
-    refuses(lambda: explicit(distribution)(model, X), "2 tokens", "Uniform(vocab_size=3)")
+    refuses(lambda: ExplicitScoreEntropy(distribution)(model, X), "2 tokens", "Uniform(vocab_size=3)")
     refuses(lambda: distribution.given(torch.tensor([0, 1])), "[0, 1]", "probability 0")
     refuses(lambda: distribution.given(torch.tensor([0])), "(1,)", "2 positions")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedd import exact, fused_forms
+from sedd import exact, reverse
 from sedd.evaluation.audit_losses import build_audited_process
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.objectives import (
@@ -241,13 +241,13 @@ def head_case(
         None if a is None else a.flatten().float() for a in process.ratios(x_t[:, None], x_0[:, None], noise)
     )
     assert log_data is not None
-    scale = fused_forms.log_score_shift(process, noise).float()
+    scale = reverse.log_score_shift(process, noise).float()
     loss = ScoreEntropyLoss(states, x_t if kind == "uniform" else None, x_0, scale, log_data, log_rest, weights.float())
 
     def plain(z: Tensor) -> Tensor:
-        log_s = (z + fused_forms.log_score_shift(process, noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
+        log_s = (z + reverse.log_score_shift(process, noise.to(z.dtype))[:, None]).scatter(-1, x_t[:, None], 0)
         loss = process.score_entropy(log_s[:, None], x_t[:, None], x_0[:, None], noise)
-        return weights.to(z.dtype) * loss[:, 0] / fused_forms.incoming_rate(process)
+        return weights.to(z.dtype) * loss[:, 0] / reverse.incoming_rate(process)
 
     return Case(hidden, weight, bias, loss, plain)
 
@@ -391,7 +391,7 @@ def test_float32_near_the_minimum() -> None:
     hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
     weight = 1e-4 * torch.randn(states, width, generator=generator, dtype=torch.float64)
     log_s = (hidden @ weight.T)[:, None].scatter(-1, x[..., None], 0)
-    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / fused_forms.incoming_rate(process)
+    truth = process.score_entropy(log_s, x, x_0, noise[:, 0])[:, 0] / reverse.incoming_rate(process)
     ratio = process.ratios(x, x_0, noise[:, 0])
     assert ratio.log_rest is not None
     one = torch.ones(n)

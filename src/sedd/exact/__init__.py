@@ -6,11 +6,25 @@ sampler, `reverse_distribution` that of a model's reverse process.
 All of it is float64, from matrix exponentials and Bayes' rule; none of it uses the closed forms that it checks.
 """
 
-from sedd.exact.bound import ExactBound, bound, integrate
-from sedd.exact.distribution import Distribution, Score, Table, all_sequences, expm, index_of, transition_matrix
-from sedd.exact.propagation import expect, propagate
-from sedd.exact.reverse_process import reverse_distribution
-from sedd.exact.sampler_distribution import sample_distribution, step_distribution, transition_table
+from sedd.exact.distribution import (
+    Distribution,
+    Score,
+    Table,
+    all_sequences,
+    expect,
+    expm,
+    index_of,
+    pairs,
+    propagate,
+    transition_matrix,
+)
+from sedd.exact.objectives import ExactBound, bound, integrate
+from sedd.exact.sampler_distribution import (
+    reverse_distribution,
+    sample_distribution,
+    step_distribution,
+    transition_table,
+)
 
 __all__ = [
     "Distribution",
@@ -23,6 +37,7 @@ __all__ = [
     "expm",
     "index_of",
     "integrate",
+    "pairs",
     "propagate",
     "reverse_distribution",
     "sample_distribution",

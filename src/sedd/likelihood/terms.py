@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd import tensors
-from sedd.objectives.coefficients import weighted
+from sedd.objectives import weighted
 from sedd.parameterization import LogScoreModel
 from sedd.process import Process, at_token
 from sedd.reverse import denoising_table

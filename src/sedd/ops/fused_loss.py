@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sedd import fused_forms
+from sedd import reverse
 from sedd.objectives import Coefficients, CrossEntropyTerms, Objective, ScoreEntropyTerms
 from sedd.ops.linear_loss import CrossEntropyLoss, HeadLoss, ScoreEntropyLoss, linear_loss
 from sedd.ops.packed_tokens import PackedTokens, pack_tokens
@@ -109,8 +109,8 @@ def _head_loss(
         states=process.vocab_size,
         x_t=gather(c.x_t) if c.counts is None else None,  # the mask's own entry is not in the loss
         x_0=gather(c.x_0),
-        scale=gather(fused_forms.log_score_shift(process, sigma)[:, None]),
+        scale=gather(reverse.log_score_shift(process, sigma)[:, None]),
         log_data=gather(log_data),
         log_rest=None if log_rest is None else gather(log_rest[..., 0]),
-        weight=gather((fused_forms.incoming_rate(process) * rate * weight.to(dtype))[:, None]),
+        weight=gather((reverse.incoming_rate(process) * rate * weight.to(dtype))[:, None]),
     )

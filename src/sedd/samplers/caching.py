@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd import draws, fused_forms
+from sedd import draws, reverse
 from sedd.draws import AffineWeights
 from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
 from sedd.parameterization import LogitsModel
@@ -167,7 +167,7 @@ class SamplingModel:
         if model is None or (model.logits_are_scores and self.process.amplifies_rounding(sigma)):
             return DrawPlan(x, sigma, u)
         if model.logits_are_scores:
-            return self.plan_fused_draw(x, sigma, u, fused_forms.denoising_weights(self.process, sigma))
+            return self.plan_fused_draw(x, sigma, u, reverse.denoising_weights(self.process, sigma))
         weights = AffineWeights(torch.ones_like(sigma), torch.ones_like(sigma), torch.zeros_like(sigma))
         return self.plan_fused_draw(x, sigma, u, weights)
 
@@ -176,7 +176,7 @@ class SamplingModel:
     ) -> DrawPlan:
         """Plan a draw from logits, with weights in terms of the scores or of p(x_0 | x)."""
         if not self.model.logits_are_scores:  # logits are those of p(x_0 | x) but for the likelihood of x
-            weights = weights.scale_own(fused_forms.own_log_likelihood(self.process, sigma.double()).exp())
+            weights = weights.scale_own(reverse.own_log_likelihood(self.process, sigma.double()).exp())
         return DrawPlan(x, sigma, u, weights, self.model.logit_shift(sigma).float())
 
     def draw_clean(self, hidden: Float[Tensor, "k h"], plan: DrawPlan) -> Int[Tensor, " k"]:

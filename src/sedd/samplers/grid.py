@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import draws, fused_forms
+from sedd import draws, reverse
 from sedd.draws import AffineWeights
 from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
@@ -102,7 +102,7 @@ class Tweedie(FactorizedSampler):
 
     def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """[exp(−Δσ Q) s]_y · P_Δσ(x, y)."""
-        return fused_forms.tweedie_weights(model.process, model.schedule.sigma(t) - model.schedule.sigma(s))
+        return reverse.tweedie_weights(model.process, model.schedule.sigma(t) - model.schedule.sigma(s))
 
 
 @final
@@ -131,7 +131,7 @@ class Euler(FactorizedSampler):
 
     def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """(t − s)·σ'(t)·Q(x, y)·s_y for y ≠ x, and 1 minus their sum for y = x."""
-        rate = (t - s) * model.schedule.rate(t) * fused_forms.incoming_rate(model.process)
+        rate = (t - s) * model.schedule.rate(t) * reverse.incoming_rate(model.process)
         return AffineWeights(rate, torch.ones_like(rate), -rate)
 
 
@@ -163,4 +163,4 @@ class Ancestral(FactorizedSampler):
 
     def affine_weights(self, model: HasNoise, t: Float[Tensor, " k"], s: Float[Tensor, " k"]) -> AffineWeights:
         """Σ_{x_0} q(y | x, x_0)·p(x_0 | x)."""
-        return fused_forms.posterior_weights(model.process, model.schedule.sigma(s), model.schedule.sigma(t))
+        return reverse.posterior_weights(model.process, model.schedule.sigma(s), model.schedule.sigma(t))

@@ -34,10 +34,10 @@ OBJECTIVES = Registry(
     "objective",
     {
         "score-entropy": "sedd.objectives:DenoisingScoreEntropy",
-        "explicit-score-entropy": "sedd.exact.explicit_objectives:ExplicitScoreEntropy",
+        "explicit-score-entropy": "sedd.exact.objectives:ExplicitScoreEntropy",
         "implicit-score-entropy": "sedd.objectives:ImplicitScoreEntropy",
         "concrete-score": "sedd.objectives:DenoisingConcreteScore",
-        "explicit-concrete-score": "sedd.exact.explicit_objectives:ExplicitConcreteScore",
+        "explicit-concrete-score": "sedd.exact.objectives:ExplicitConcreteScore",
         "ratio-matching": "sedd.objectives:RatioMatching",
         "mean": "sedd.objectives:MeanCrossEntropy",
         "d3pm": "sedd.objectives:D3PM",

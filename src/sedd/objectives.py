@@ -1,0 +1,560 @@
+"""Training objectives.  [§4, §6]
+
+An objective samples times (`times`), corrupts the data (`corrupt`) and computes the loss of the model (`loss`);
+calling it does the three in turn, with the process and the schedule of the model:
+
+    loss = LambdaDCE()(model, x_0, generator=generator)    # nats, (*b, L)
+
+Sum it over positions and average it over the batch. Where ``is_bound`` is true, that sum is in expectation the
+diffusion term of an upper bound on −log p(x_0), with any schedule.  [§8]
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sedd import divergence, draws, tensors
+from sedd.parameterization import (
+    ConditionalPredictor,
+    Denoiser,
+    DiscreteModel,
+    HasNoise,
+    LogScoreModel,
+    NextTokenPredictor,
+    SignedScoreModel,
+)
+from sedd.process import Process, at_token, log_odds, reveal_probability
+from sedd.schedule import Times, TimeSampler, UniformTimes, corruption_probability, stratified
+
+
+def weighted(weight: Tensor, loss: Tensor) -> Tensor:
+    """Multiply the loss of every position by the weight of its row."""
+    return weight.to(loss.dtype)[..., None] * loss
+
+
+@dataclass(frozen=True)
+class Coefficients(ABC):
+    """A loss per position, as a function of what a model returns."""
+
+    x_t: Int[Tensor, "*b L"]
+    """The noisy tokens, on which the network is called."""
+    x_0: Int[Tensor, "*b L"]
+    """The clean tokens."""
+    sigma: Float[Tensor, "*b"]
+    """The noise level at which it is called."""
+    weight: Float[Tensor, "*b"]
+    """The weight of each sequence's loss."""
+    counts: Bool[Tensor, "*b L"] | None
+    """False where the loss is 0 whatever the model returns; None: no position is."""
+
+    @abstractmethod
+    def output(self, model: Any) -> Tensor:
+        """Return what the loss of this model is computed from."""
+
+    @abstractmethod
+    def loss(self, output: Tensor) -> Float[Tensor, "*b L"]:
+        """Return the loss of every position, in nats."""
+
+    @abstractmethod
+    def of_logits(self, model: DiscreteModel) -> "Coefficients | None":
+        """Return the coefficients of the same loss of the model's logits; None: logits alone do not determine it."""
+
+
+@final
+@dataclass(frozen=True)
+class CrossEntropyTerms(Coefficients):
+    """−weight·log p(x_0): what every objective on the clean token is, each with a weight of its own.  [§6]"""
+
+    def output(self, model: Any) -> Float[Tensor, "*b L N"]:
+        """log p(x_0 | x_t)."""
+        log_p: Tensor = model.log_mean(self.x_t, self.sigma)
+        return log_p
+
+    def loss(self, output: Float[Tensor, "*b L N"]) -> Float[Tensor, "*b L"]:
+        """−weight·log p(x_0) where it counts."""
+        loss = -at_token(output, self.x_0)
+        return weighted(self.weight, loss if self.counts is None else torch.where(self.counts, loss, 0))
+
+    def of_logits(self, model: DiscreteModel) -> "CrossEntropyTerms | None":
+        """Return these coefficients if log p is the log-softmax of the logits."""
+        return self if model.logits_are_log_p else None
+
+
+@final
+@dataclass(frozen=True)
+class ScoreEntropyTerms(Coefficients):
+    """weight·Σ_{y≠x_t} Q(x_t, y)·[s_y − a_y log s_y + K(a_y)]: the denoising score entropy.  [§4]"""
+
+    process: Process
+
+    def output(self, model: Any) -> Float[Tensor, "*b L n"]:
+        """log s."""
+        log_score: Tensor = model(self.x_t, self.sigma)
+        return log_score
+
+    def loss(self, output: Float[Tensor, "*b L n"]) -> Float[Tensor, "*b L"]:
+        """Score entropy against the denoising ratios."""
+        return weighted(self.weight, self.process.score_entropy(output, self.x_t, self.x_0, self.sigma))
+
+    def of_logits(self, model: DiscreteModel) -> Coefficients | None:
+        """For a denoiser of masks, return a cross entropy: score entropy is then −log p(x_0)/(e^σ − 1).  [§7]"""
+        if isinstance(model, Denoiser) and model.logits_are_log_p:
+            weight = self.weight * torch.exp(-log_odds(self.sigma))
+            return CrossEntropyTerms(self.x_t, self.x_0, self.sigma, weight, self.counts)
+        return self if model.logits_are_scores and self.process.has_fused_forms else None
+
+
+M = TypeVar("M", bound=HasNoise)
+
+
+class Objective(ABC, Generic[M]):
+    """A training loss per position, in nats, with its times and its noise; ``M`` is the kind of model it trains.
+
+    Process and schedule are the model's. A subclass defines ``times``, and either ``coefficients`` or ``loss``.
+    """
+
+    is_bound: ClassVar[bool]
+    """Whether the expected loss, summed over positions, is the diffusion term of a bound on −log p(x_0).  [§8]"""
+
+    needs: ClassVar[type | None] = None
+    """The protocol of `parameterization` that the model must have; None: log-scores are enough."""
+
+    needs_mask: ClassVar[bool] = False
+    """Whether it is defined under absorbing noise only."""
+
+    has_schedule: ClassVar[bool] = True
+    """Whether its noise levels are the schedule's; False: its model must not depend on the noise level."""
+
+    allows_padding: ClassVar[bool] = True
+    """Whether the loss of a position is the same if others are padding that does not count."""
+
+    def __call__(
+        self, model: M, x_0: Int[Tensor, "*b L"], *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "*b L"]:
+        """Draw times and noise, and return the weighted loss of every position.
+
+        Args:
+            model: The model to be trained.
+            x_0: Clean sequences.
+            generator: The source of times and noise; None: one that torch's global generator seeds.
+        """
+        self.check(model)
+        tensors.check_clean_tokens(x_0, model.process.vocab_size)
+        generator = _new_generator(x_0.device) if generator is None else generator
+        x, batch = x_0.to(generator.device), x_0.shape[:-1]
+        times = self.times(stratified(batch.numel(), generator).view(batch))
+        x_t = self.corrupt(model, x, times.t, generator)
+        x_t, t, weight = (a.to(x_0.device) for a in (x_t, *times))
+        return weighted(weight, self.loss(model, x_t, x_0, t))
+
+    @abstractmethod
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """Map uniforms to times in [0, 1] and their weights 1/density."""
+
+    def sigma(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the total noise at time t: the schedule's, unless the objective has its own.
+
+        Args:
+            noise: What has a process and a schedule: a model, or the setup of a run.
+            t: The time of each sequence.
+        """
+        return noise.schedule.sigma(t)
+
+    def corrupt(
+        self, noise: HasNoise, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
+    ) -> Int[Tensor, "*b L"]:
+        """Draw the noisy sequences x_t at times t."""
+        return noise.process.corrupt(x_0, self.sigma(noise, t), generator)
+
+    def corruption_probability(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the probability that noise has replaced a token at time t."""
+        return corruption_probability(self.sigma(noise, t))
+
+    def counts(self, noise: HasNoise, x_t: Int[Tensor, "*b L"]) -> Bool[Tensor, "*b L"] | None:
+        """Return where noise may have changed a token; elsewhere the loss is 0. None: everywhere."""
+        return noise.process.is_noisy(x_t) if noise.process.only_masks else None
+
+    def coefficients(
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Coefficients | None:
+        """Return all of the loss but the network's output; None: it has no such form."""
+        return None
+
+    def loss(
+        self, model: M, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """Return the loss of the model at every position, before the weight of its time."""
+        coefficients = self.coefficients(model, x_t, x_0, t)
+        if coefficients is None:
+            raise NotImplementedError(f"{type(self).__name__} has no loss; define coefficients() or loss()")
+        return coefficients.loss(coefficients.output(model))
+
+    def check_process(self, process: Process) -> None:
+        """Raise ValueError for noise under which the objective is not defined."""
+        if self.needs_mask and not process.only_masks:
+            raise ValueError(
+                f"{type(self).__name__} masks tokens, so it needs Absorbing; {process} makes noise of tokens too"
+            )
+
+    def check(self, model: Any) -> None:
+        """Raise ValueError for a model that the objective cannot train."""
+        name, given = type(self).__name__, type(model).__name__
+        if not isinstance(model, HasNoise):
+            raise ValueError(
+                f"{name} needs a model with process and schedule, and {given} has none; wrap the network, as in "
+                "ScoreModel(network, process)"
+            )
+        if self.needs is not None and not isinstance(model, self.needs):
+            method = next(name for name in vars(self.needs) if name.startswith("log_"))
+            raise ValueError(
+                f"{name} needs a model with {method}(), and {given} has none; choose the parameterization that has it"
+            )
+        self.check_process(model.process)
+
+
+def _new_generator(device: torch.device) -> torch.Generator:
+    """Return a generator that torch's global one seeds, on a device that has float64."""
+    seed = int(torch.randint(2**63 - 1, ()))
+    return torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Integral(Objective[M], ABC):
+    """An objective that is an integral over t from t_min to 1."""
+
+    _: KW_ONLY
+    t_min: float = 0.0
+    """Time at which the integral begins; the loss at times below it is left out."""
+    time_sampler: TimeSampler = field(default_factory=UniformTimes)
+    """`schedule.UniformTimes` or, to importance-sample the times, `schedule.ImportanceTimes`."""
+
+    def __post_init__(self) -> None:
+        tensors.check_t_min(self.t_min)
+
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """Map uniforms to times in [t_min, 1]."""
+        return self.time_sampler(u, self.t_min)
+
+
+@dataclass(frozen=True)
+class Masked(Objective[M], ABC):
+    """An objective on masked tokens without a schedule, for models that do not depend on time."""
+
+    needs_mask: ClassVar[bool] = True
+    has_schedule: ClassVar[bool] = False
+    _: KW_ONLY
+    time_sampler: TimeSampler = field(default_factory=UniformTimes)
+    """The distribution of the masked fraction, which stands for the time."""
+
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """Map uniforms to masked fractions."""
+        return self.time_sampler(u)
+
+    def corruption_probability(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the masked fraction, which stands for the time."""
+        return t
+
+
+@final
+@dataclass(frozen=True)
+class DenoisingScoreEntropy(Integral[LogScoreModel]):
+    """∫ σ' E Σ_i Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)] dt: the bound, and the default.  [§4]
+
+    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
+    arXiv 2310.16834. The denoising form is that of Vincent 2011, "A Connection Between Score Matching and
+    Denoising Autoencoders", doi:10.1162/NECO_a_00142.
+    """
+
+    is_bound: ClassVar[bool] = True
+
+    def coefficients(
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> ScoreEntropyTerms:
+        """σ'·(score entropy against the denoising ratios)."""
+        sigma, rate = noise.schedule(t)
+        return ScoreEntropyTerms(x_t, x_0, sigma, rate, self.counts(noise, x_t), noise.process)
+
+
+@final
+@dataclass(frozen=True)
+class DenoisingConcreteScore(Integral[LogScoreModel]):
+    """Denoising concrete score matching: ½(s_y − a_y)² in place of score entropy. No bound.  [§6]
+
+    Reference: Meng et al. 2022, "Concrete Score Matching: Generalized Score Matching for Discrete Data",
+    arXiv 2211.00802.
+    """
+
+    is_bound: ClassVar[bool] = False
+
+    def loss(
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)²; s may be negative if the model is a `SignedScoreModel`."""
+        sigma, rate = model.schedule(t)
+        if isinstance(model, SignedScoreModel):
+            loss = model.process.denoising(divergence.signed_square, model.score(x_t, sigma), x_t, x_0, sigma)
+        else:
+            loss = model.process.denoising(divergence.square, model(x_t, sigma), x_t, x_0, sigma)
+        return weighted(rate, loss)
+
+
+@final
+@dataclass(frozen=True)
+class SoftmaxLinear(Integral[LogScoreModel]):
+    """A faulty loss found in practice: s = softmax of the log-scores, and s where score entropy has log s.  [§6]
+
+    It is linear in s, so its minimum is not at the ratios, and it bounds nothing. It is here for comparison. The score
+    it trains is ``model(x_t, sigma).softmax(-1)``.
+    """
+
+    is_bound: ClassVar[bool] = False
+
+    def loss(
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y s_y + K(a_y)]."""
+        sigma, rate = model.schedule(t)
+        log_s = model(x_t, sigma).log_softmax(-1)
+        loss = model.process.denoising(divergence.linear, log_s, x_t, x_0, sigma)
+        return weighted(rate, loss)
+
+
+@final
+@dataclass(frozen=True)
+class ImplicitScoreEntropy(Integral[LogScoreModel]):
+    """Score entropy without ratios, from the model's scores at all neighbours of x_t: for small spaces.  [§6]
+
+    It differs from the explicit form by a constant that does not depend on the model, so it may be negative.
+
+    References: Lou et al. 2024, arXiv 2310.16834; in continuous spaces Hyvärinen 2005, "Estimation of Non-Normalized
+    Statistical Models by Score Matching".
+    """
+
+    is_bound: ClassVar[bool] = False
+
+    def loss(
+        self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """σ'·Σ_{y≠x_i} [Q(x_i, y)·s(x)_y − Q(y, x_i)·log s(x with x_i → y)_{x_i}]."""
+        sigma, rate = model.schedule(t)
+        log_score = model(x_t, sigma)
+        states, length = model.process.num_states, x_t.shape[-1]
+        y = torch.arange(states, device=x_t.device)
+        position = torch.eye(length, dtype=torch.bool, device=x_t.device)[:, None]  # i, 1, L
+        neighbours = torch.where(position, y[:, None], x_t[..., None, None, :])  # *b, i, y, L
+        back = model(neighbours, sigma[..., None, None].expand(neighbours.shape[:-1]))  # *b, i, y, L, n
+        back = back.gather(-1, x_t[..., None, None, :, None].expand(*neighbours.shape, 1)).squeeze(-1)
+        back = back.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)  # *b, i, y: at position i alone
+        is_x_t = y == x_t[..., None]
+        into, out = (
+            torch.where(is_x_t, 0, rates(x_t, log_score.dtype))
+            for rates in (model.process.rates_into, model.process.rates_out_of)
+        )
+        loss = torch.where(into > 0, into * log_score.exp(), 0) - torch.where(out > 0, out * back, 0)
+        return weighted(rate, loss.sum(-1))
+
+
+@final
+@dataclass(frozen=True)
+class RatioMatching(Integral[ConditionalPredictor]):
+    """Ratio matching: −log p_t(x_i | x_−i), the likelihood of each noisy token given the others. No bound.  [§6]
+
+    References: Hyvärinen 2007, "Some extensions of score matching", doi:10.1016/j.csda.2006.09.003; Sun et al. 2022,
+    "Score-based Continuous-time Discrete Diffusion Models", arXiv 2211.16750.
+    """
+
+    is_bound: ClassVar[bool] = False
+    needs: ClassVar[type | None] = ConditionalPredictor
+
+    def loss(
+        self, model: ConditionalPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """−log p(x_i | x_−i) at every position of x_t."""
+        return -at_token(model.log_conditional(x_t, model.schedule.sigma(t)), x_t)
+
+
+@final
+@dataclass(frozen=True)
+class MeanCrossEntropy(Integral[Denoiser]):
+    """Cross entropy −log p(x_0 | x_t) with the same weight at every time: a denoiser, but no bound.  [§6]"""
+
+    is_bound: ClassVar[bool] = False
+    needs: ClassVar[type | None] = Denoiser
+
+    def coefficients(
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
+        """−log p(x_0 | x_t); under absorbing noise at masked positions only, since the others are known."""
+        return CrossEntropyTerms(x_t, x_0, self.sigma(noise, t), torch.ones_like(t), self.counts(noise, x_t))
+
+
+@final
+@dataclass(frozen=True)
+class D3PM(Objective[Denoiser]):
+    """The variational bound of a chain of ``steps`` discrete steps, for a denoiser: D3PM.  [§6]
+
+    Step k of T goes from t = k/T to (k−1)/T, and p(x_s | x_t) = Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t). As T grows
+    it falls to the score entropy of the same denoiser.
+
+    Reference: Austin et al. 2021, "Structured Denoising Diffusion Models in Discrete State-Spaces", arXiv 2107.03006.
+    """
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Denoiser
+    steps: int = 1000
+    """Number T of steps of the chain."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; the chain needs a whole number of at least 1 step")
+
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """Map uniforms to the ends k/T of the steps, each with weight T."""
+        tensors.check_times(u)
+        k = (1 + torch.floor(u * self.steps)).clamp_max(self.steps)  # u = 1 belongs to the last step
+        return Times(t=k / self.steps, weight=torch.full_like(u, self.steps))
+
+    def coefficients(
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms | None:
+        """P(the step reveals a mask) · −log p_{x_0} at masked positions; None under other noise."""
+        if not noise.process.only_masks:
+            return None
+        sigma_s, sigma_t = self._step(noise, t)
+        return CrossEntropyTerms(x_t, x_0, sigma_t, reveal_probability(sigma_s, sigma_t), self.counts(noise, x_t))
+
+    def loss(
+        self, model: Denoiser, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), s = t − 1/T."""
+        if model.process.only_masks:
+            return super().loss(model, x_t, x_0, t)
+        sigma_s, sigma_t = self._step(model, t)
+        return model.process.posterior_kl(model.log_mean(x_t, sigma_t), x_t, x_0, sigma_s, sigma_t)
+
+    def _step(self, noise: HasNoise, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return σ_s and σ_t."""
+        s = (t - 1 / self.steps).clamp_min(0)  # 1/T − 1/T may round below 0
+        return self.sigma(noise, s), self.sigma(noise, t)
+
+
+@final
+@dataclass(frozen=True)
+class TimeDCE(Integral[Denoiser]):
+    """t-DCE: ∫ σ'/(e^σ − 1) · E Σ_{masked} −log p_{x_0} dt; score entropy for a denoiser, without the score.  [§6]
+
+    References: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of
+    Clean Data", arXiv 2406.03736; the same loss in Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language
+    Models", arXiv 2406.07524, and Shi et al. 2024, "Simplified and Generalized Masked Diffusion for Discrete Data",
+    arXiv 2406.04329.
+    """
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Denoiser
+    needs_mask: ClassVar[bool] = True
+
+    def coefficients(
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
+        """σ'/(e^σ − 1) · −log p_{x_0} at masked positions."""
+        sigma, rate = noise.schedule(t)
+        return CrossEntropyTerms(x_t, x_0, sigma, rate * torch.exp(-log_odds(sigma)), self.counts(noise, x_t))
+
+
+@final
+@dataclass(frozen=True)
+class LambdaDCE(Masked[Denoiser]):
+    """λ-DCE: mask each position with probability λ ~ U(0, 1); 1/λ · Σ_{masked} −log p_{x_0}. No schedule.  [§6]
+
+    Reference: Ou et al. 2024, arXiv 2406.03736.
+    """
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Denoiser
+
+    def sigma(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the noise that masks each position with probability λ = t."""
+        return -torch.log1p(-t)
+
+    def coefficients(
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
+        """1/λ · −log p_{x_0} at masked positions."""
+        weight = 1 / t.clamp_min(1e-30)  # λ = 0 masks nothing: avoid 0·∞
+        return CrossEntropyTerms(x_t, x_0, self.sigma(noise, t), weight, self.counts(noise, x_t))
+
+
+@final
+@dataclass(frozen=True)
+class AnyOrder(Masked[Denoiser]):
+    """Any-order: k ~ U{1..L}, exactly k random positions masked, L/k · Σ_{masked} −log p_{x_0}.  [§6]
+
+    References: Uria et al. 2013, "A Deep and Tractable Density Estimator", arXiv 1310.1757; Hoogeboom et al. 2021,
+    "Autoregressive Diffusion Models", arXiv 2110.02037; as an objective of diffusion, Ou et al. 2024, arXiv 2406.03736.
+    """
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = Denoiser
+    allows_padding: ClassVar[bool] = False
+
+    def corrupt(
+        self, noise: HasNoise, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
+    ) -> Int[Tensor, "*b L"]:
+        """Mask k random positions, k = 1 + ⌊tL⌋."""
+        order = draws.uniforms(tuple(x_0.shape), generator).argsort(-1).argsort(-1)
+        return torch.where(order < self._count(t, x_0)[..., None], noise.process.num_states - 1, x_0)
+
+    def coefficients(
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
+        """L/k · −log p_{x_0} at masked positions."""
+        length, k = x_0.shape[-1], self._count(t, x_0)
+        sigma = -torch.log1p(-k / (length + 1))  # the noise at which about k of L are masked; never infinite
+        return CrossEntropyTerms(x_t, x_0, sigma, length / k, self.counts(noise, x_t))
+
+    def _count(self, t: Tensor, x_0: Tensor) -> Tensor:
+        length = x_0.shape[-1]
+        return (1 + torch.floor(t * length)).clamp_max(length)  # t = 1 masks all
+
+
+@final
+@dataclass(frozen=True)
+class Autoregressive(Objective[NextTokenPredictor]):
+    """−log p(x_i | x_1 … x_{i−1}), the autoregressive baseline: the likelihood itself rather than a bound.  [§6]"""
+
+    is_bound: ClassVar[bool] = True
+    needs: ClassVar[type | None] = NextTokenPredictor
+    has_schedule: ClassVar[bool] = False
+
+    def times(self, u: Float[Tensor, "*b"]) -> Times:
+        """Return uniform times, which are not used."""
+        return UniformTimes()(u)
+
+    def sigma(self, noise: HasNoise, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return 0: there is no noise."""
+        return torch.zeros_like(t)
+
+    def corrupt(
+        self, noise: HasNoise, x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"], generator: torch.Generator
+    ) -> Int[Tensor, "*b L"]:
+        """Return x_0."""
+        return x_0
+
+    def counts(self, noise: HasNoise, x_t: Int[Tensor, "*b L"]) -> None:
+        """Return None: every token counts."""
+
+    def coefficients(
+        self, noise: HasNoise, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> CrossEntropyTerms:
+        """−log p of every token."""
+        return CrossEntropyTerms(x_0, x_0, self.sigma(noise, t), torch.ones_like(t), None)
+
+    def loss(
+        self, model: NextTokenPredictor, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b L"]:
+        """−log p(x_i | x_1 … x_{i−1})."""
+        return self.coefficients(model, x_t, x_0, t).loss(model.log_next(x_0))
