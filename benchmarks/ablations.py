@@ -39,15 +39,19 @@ from measure import free_memory
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.nn.attention import AttentionContext, attention
-from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer
-from sedd.nn.conditioning import block_modulations
-from sedd.nn.embeddings import PositionEmbedding
-from sedd.nn.layers import TransformerShape
+from sedd.nn.blocks import (
+    AttentionContext,
+    Block,
+    FinalLayer,
+    ModernBlock,
+    ModernFinalLayer,
+    attention,
+    block_modulations,
+)
+from sedd.nn.layers import PositionEmbedding, TransformerShape
 from sedd.nn.transformer import Transformer
 from sedd.ops import block_ops
-from sedd.ops.block_ops import ResidualBranch, Rotation
-from sedd.ops.packed_tokens import PackedTokens, gather
+from sedd.ops.block_ops import PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import distributed
 from sedd.tensors import compute_dtype
 from sedd.training import batches, loop, optimizer, setup, validation

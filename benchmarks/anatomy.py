@@ -22,9 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 from train import NoisyBatch, TrainingSteps, TrainSetting, count_in_loss, random_batch
 
-from sedd.ops import linear_loss, linear_loss_triton
-from sedd.ops.linear_loss import EntropyTerms
-from sedd.ops.linear_loss_triton import TRITON
+from sedd.ops import fused_loss, fused_loss_triton
+from sedd.ops.fused_loss import EntropyTerms
+from sedd.ops.fused_loss_triton import TRITON
 from sedd.training.setup import build_setup
 
 TOKENS, LENGTH, WIDTH, HEADS = 64 * 1024, 1024, 768, 12
@@ -82,18 +82,18 @@ def loss_kernels() -> None:
     terms = EntropyTerms(states, bias, scale, weight, data, weight)
     log(f"read once: {seconds(lambda: z.sum(dtype=torch.float32)) * 1e3:.3f} ms")
     for sizes in itertools.product((64, 128), (256, 512), (1, 2, 3, 4)):
-        with set_to(linear_loss_triton.SIZES, False, sizes):
+        with set_to(fused_loss_triton.SIZES, False, sizes):
             elapsed = seconds(lambda: TRITON.entropy_and_grad_(z, terms))
         log(f"entropy and gradient, rows, columns and stages {sizes}: {elapsed * 1e3:.3f} ms")
     for sums in itertools.product((2, 4, 8), (512, 1024), (1, 3), (2, 4)):
         with contextlib.ExitStack() as stack:
             for name, value in zip(("SUM_ROWS", "SUM_COLUMNS", "SUM_STAGES", "SUM_WARPS"), sums, strict=True):
-                stack.enter_context(set_to(vars(linear_loss_triton), name, value))
+                stack.enter_context(set_to(vars(fused_loss_triton), name, value))
             elapsed = seconds(lambda: TRITON.logsumexp(z, states, bias))
         log(f"logsumexp, rows, columns, stages and warps {sums}: {elapsed * 1e3:.3f} ms")
     machine = describe_machine("cuda", "bfloat16")
     for power, kind in itertools.product((28, 29, 30), ("score", "mean")):
-        with set_to(linear_loss.MAX_LOGITS, "cuda", 2**power):
+        with set_to(fused_loss.MAX_LOGITS, "cuda", 2**power):
             row = next(measure_loss(LossSetting(parameterization=kind), machine))
         times = f"{row.milliseconds:.2f} ms, {row.utilization:.1%}, {row.peak_gib:.2f} GiB"
         log(f"loss, {kind}, 2^{power} logits: {times}")

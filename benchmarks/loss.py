@@ -22,8 +22,8 @@ from measure import (
 from torch import Tensor, nn
 
 from sedd.nn.layers import Linear
+from sedd.ops.block_ops import PackedTokens, gather
 from sedd.ops.fused_loss import fused_loss
-from sedd.ops.packed_tokens import PackedTokens, gather
 from sedd.tensors import compute_dtype, upcast
 from sedd.training.config import OBJECTIVES, PARAMETERIZATIONS, PROCESSES, SCHEDULES
 

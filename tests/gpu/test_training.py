@@ -11,16 +11,16 @@ from train import NoisyBatch, TrainingSteps, TrainSetting, count_in_loss, random
 
 from sedd import reverse
 from sedd.ops import block_ops
-from sedd.ops.fused_loss import fused_loss
-from sedd.ops.linear_loss import (
+from sedd.ops.fused_loss import (
     TORCH,
     CrossEntropyLoss,
     HeadLoss,
     ScoreEntropyLoss,
+    fused_loss,
     linear_loss,
     linear_loss_backend,
 )
-from sedd.ops.linear_loss_triton import TRITON
+from sedd.ops.fused_loss_triton import TRITON
 from sedd.process import Absorbing, Process, Uniform
 from sedd.training import optimizer
 from sedd.training.setup import build_model, build_network, build_setup

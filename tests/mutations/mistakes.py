@@ -977,7 +977,7 @@ MISTAKES = [
     ),
     Mistake(
         "joined tables of n-grams count from the far end",
-        "nn/embeddings.py",
+        "nn/layers.py",
         "table.view(len(total), -1, table.shape[-1]) + total[:, None]",
         "table.view(-1, len(total), table.shape[-1]) + total",
         "unit/test_transformer.py::test_joined_tables_are_the_same_embedding",

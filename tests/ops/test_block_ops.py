@@ -7,12 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.nn.embeddings import RotaryEmbedding
+from sedd.nn.layers import RotaryEmbedding
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import activation_triton, block_ops, fp8, fp8_triton, residual_norm_triton, rotary_triton
-from sedd.ops.block_ops import RMS_NORM, TORCH, BlockOps, Modulation, NormSpec, ResidualBranch
+from sedd.ops.block_ops import (
+    RMS_NORM,
+    TORCH,
+    BlockOps,
+    Modulation,
+    NormSpec,
+    PackedTokens,
+    ResidualBranch,
+    pack_tokens,
+)
 from sedd.ops.block_ops_triton import TRITON
-from sedd.ops.packed_tokens import PackedTokens, pack_tokens
 
 
 def draw(*shape: int, seed: int = 0, device: str = "cpu") -> Tensor:

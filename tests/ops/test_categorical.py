@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sedd import reverse
 from sedd.draws import AffineWeights, CounterRNG
-from sedd.ops import block_ops, block_ops_triton, categorical_triton, philox_triton
+from sedd.ops import block_ops, block_ops_triton, categorical_triton
 from sedd.ops.block_ops import select_backend
 from sedd.ops.categorical import HeadLogits, sample_categorical_reference, samples_from_logits
 from sedd.ops.categorical_triton import sample_categorical_triton
@@ -86,16 +86,16 @@ def test_impossible_tokens_are_never_drawn_even_at_the_ends(device: str) -> None
 def test_uniforms_are_the_same_numbers(seed: int, device: str) -> None:
     rng = CounterRNG(seed, torch.tensor([0, 7, 123456], device=device))
     for step, event in ((0, 0), (3, 1), (70_000, 2)):
-        assert torch.equal(philox_triton.philox_uniforms(rng, 5, step, event), rng(5, step, event))
+        assert torch.equal(categorical_triton.philox_uniforms(rng, 5, step, event), rng(5, step, event))
 
 
 def test_uniforms_of_rows_with_seeds_and_steps_of_their_own(device: str) -> None:
     seeds, steps = (torch.tensor(values, device=device) for values in ([5, 2**63 - 1, 0], [3, 70_000, 1]))
     rng = CounterRNG(seeds, torch.tensor([0, 7, 123456], device=device))
     for step in (steps, 3):
-        assert torch.equal(philox_triton.philox_uniforms(rng, 5, step, 1), rng(5, step, 1))
+        assert torch.equal(categorical_triton.philox_uniforms(rng, 5, step, 1), rng(5, step, 1))
     one = CounterRNG(5, rng.rows)
-    assert torch.equal(philox_triton.philox_uniforms(one, 5, steps, 1), one(5, steps, 1))
+    assert torch.equal(categorical_triton.philox_uniforms(one, 5, steps, 1), one(5, steps, 1))
 
 
 def test_backends_by_device(pretend_gpu: Callable[[tuple[int, int]], None]) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedd.nn.embeddings import NgramEmbedding
+from sedd.nn.layers import NgramEmbedding
 from sedd.ops import embedding_triton
 from sedd.ops.block_ops import TORCH, Lookup
 from sedd.ops.block_ops_triton import TRITON

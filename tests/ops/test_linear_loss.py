@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sedd import reverse
-from sedd.ops import linear_loss_triton
-from sedd.ops.linear_loss import (
+from sedd.ops import fused_loss_triton
+from sedd.ops.fused_loss import (
     TORCH,
     CrossEntropyLoss,
     EntropyTerms,
@@ -19,7 +19,7 @@ from sedd.ops.linear_loss import (
     linear_loss,
     linear_loss_backend,
 )
-from sedd.ops.linear_loss_triton import TRITON
+from sedd.ops.fused_loss_triton import TRITON
 from sedd.process import Absorbing, Process, Uniform
 
 # Triton's interpreter computes with numpy
@@ -69,7 +69,7 @@ def test_entropy_and_grad_agree_with_the_reference(rows: int, states: int, width
 
 
 def test_programs_take_more_rows_where_the_grid_is_full(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_loss_triton, "MAX_GRID_Y", 2)
+    monkeypatch.setattr(fused_loss_triton, "MAX_GRID_Y", 2)
     terms = entropy_terms(300, 130, "uniform", device)  # five programs of 64 rows
     ours, theirs = (logits(300, 256, torch.float32, device) for _ in range(2))
     got, want = TRITON.entropy_and_grad_(ours, terms), TORCH.entropy_and_grad_(theirs, terms)

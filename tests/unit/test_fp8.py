@@ -7,7 +7,7 @@ from torch import Tensor
 from sedd.loading import prepare_for_inference
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.ops import fp8
-from sedd.ops.packed_tokens import pack_tokens
+from sedd.ops.block_ops import pack_tokens
 from sedd.runtime import device
 from sedd.training.config import RunConfig
 

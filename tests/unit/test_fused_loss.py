@@ -25,9 +25,9 @@ from sedd.objectives import (
     Objective,
     TimeDCE,
 )
-from sedd.ops import linear_loss as linear_loss_module
-from sedd.ops.fused_loss import fused_loss
-from sedd.ops.linear_loss import (
+from sedd.ops import fused_loss as fused_loss_module
+from sedd.ops.block_ops import gather, pack_tokens
+from sedd.ops.fused_loss import (
     TORCH,
     CrossEntropyLoss,
     EntropySums,
@@ -35,9 +35,9 @@ from sedd.ops.linear_loss import (
     HeadLoss,
     LinearLossBackend,
     ScoreEntropyLoss,
+    fused_loss,
     linear_loss,
 )
-from sedd.ops.packed_tokens import gather, pack_tokens
 from sedd.parameterization import (
     CausalModel,
     DiscreteModel,
@@ -331,7 +331,7 @@ class LargestTensor(TorchDispatchMode):
 
 def test_the_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of rows × vocabulary is made in the forward or backward pass; the plain path makes one."""
-    monkeypatch.setitem(linear_loss_module.MAX_LOGITS, "cpu", 2**15)
+    monkeypatch.setitem(fused_loss_module.MAX_LOGITS, "cpu", 2**15)
     process = Absorbing(400)
     objective, network = DenoisingScoreEntropy(), build_network(Reference, 401).float()
     model = ScoreModel(network, process)
@@ -416,10 +416,10 @@ def test_float32_near_the_minimum() -> None:
 def test_a_cpu_never_loads_triton() -> None:
     code = """
 import sys, torch
-from sedd.ops.linear_loss import CrossEntropyLoss, linear_loss
+from sedd.ops.fused_loss import CrossEntropyLoss, linear_loss
 loss = CrossEntropyLoss(3, torch.zeros(2, dtype=torch.long), torch.ones(2))
 linear_loss(torch.ones(2, 4, requires_grad=True), torch.ones(3, 4), None, loss).total.backward()
-print(any(name.split('.')[0] == 'triton' or name == 'sedd.ops.linear_loss_triton' for name in sys.modules))
+print(any(name.split('.')[0] == 'triton' or name == 'sedd.ops.fused_loss_triton' for name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "False\n", done.stderr

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.objectives import DenoisingScoreEntropy
+from sedd.ops.block_ops import PackedTokens, gather, pack_tokens
 from sedd.ops.fused_loss import fused_loss
-from sedd.ops.packed_tokens import PackedTokens, gather, pack_tokens
 from sedd.parameterization import ScoreModel
 from sedd.process import Absorbing
 from sedd.runtime import activation_checkpointing

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from sedd.nn import hollow
-from sedd.nn.attention import attention_context
-from sedd.nn.embeddings import NgramEmbedding, RotaryEmbedding, join_tables
+from sedd.nn.blocks import attention_context
+from sedd.nn.layers import NgramEmbedding, RotaryEmbedding, join_tables
 from sedd.nn.transformer import Modern, Reference, Transformer
 from sedd.objectives import DenoisingScoreEntropy, LambdaDCE
 from sedd.ops.block_ops import TORCH, apply_rotary

@@ -9,16 +9,72 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple, final
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.nn.attention import AttentionContext, QKScale, attention
-from sedd.nn.conditioning import block_modulations, final_modulation
-from sedd.nn.layers import Float32Linear, LayerNorm, Linear, TransformerShape
+from sedd.nn.layers import Float32Linear, LayerNorm, Linear, QKScale, TransformerShape
 from sedd.ops import block_ops
-from sedd.ops.block_ops import RMS_NORM, NormSpec, ResidualBranch
-from sedd.ops.packed_tokens import PackedTokens, gather
+from sedd.ops.block_ops import RMS_NORM, Modulation, NormSpec, PackedTokens, ResidualBranch, Rotation, gather
 from sedd.tensors import compute_dtype
+
+
+class AttentionContext(NamedTuple):
+    """The inputs of attention besides queries, keys and values, the same for all blocks."""
+
+    rotation: Rotation
+    mask: Bool[Tensor, "b 1 #L L"] | None
+    """True where the query (row) attends to the key (column); None: no mask but ``causal``."""
+    causal: bool
+    """Whether a token attends to itself and earlier tokens alone; False where ``mask`` covers that."""
+
+
+def attention_context(rotation: Rotation, valid: Bool[Tensor, "b L"] | None, causal: bool) -> AttentionContext:
+    """Build the mask by which valid tokens do not attend to padding.
+
+    Every query attends to at least one key, since kernels differ on a softmax over no key.
+    """
+    if valid is None:
+        return AttentionContext(rotation, None, causal)
+    length = valid.shape[-1]
+    if not causal:
+        return AttentionContext(rotation, (valid | ~valid.any(-1, keepdim=True))[:, None, None], False)
+    lower_triangle = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
+    diagonal = torch.eye(length, dtype=torch.bool, device=valid.device)
+    return AttentionContext(rotation, (valid[:, None, None] & lower_triangle) | diagonal, False)
+
+
+def attention(
+    q: Float[Tensor, "b L heads d"],
+    k: Float[Tensor, "b L heads d"],
+    v: Float[Tensor, "b L heads d"],
+    context: AttentionContext,
+) -> Float[Tensor, "b L h"]:
+    """Compute softmax(q·k/√d) v with concatenated heads; q and k already carry the rotary embedding."""
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # views, since heads are adjacent in memory
+    output = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=context.causal)
+    return output.transpose(1, 2).flatten(-2)
+
+
+class BlockModulation(NamedTuple):
+    """adaLN of one half of a block: modulation of its norm and gate of its residual branch; None without σ."""
+
+    modulation: Modulation | None
+    gate: Float[Tensor, "b h"] | None
+
+
+def block_modulations(layer: Float32Linear | None, c: Tensor | None) -> tuple[BlockModulation, BlockModulation]:
+    """Return the modulation of the attention half and of the MLP half, from shift, scale and gate of each."""
+    if layer is None or c is None:
+        return BlockModulation(None, None), BlockModulation(None, None)
+    shift1, scale1, gate1, shift2, scale2, gate2 = layer(c).chunk(6, -1)
+    return BlockModulation(Modulation(shift1, scale1), gate1), BlockModulation(Modulation(shift2, scale2), gate2)
+
+
+def final_modulation(layer: Float32Linear | None, c: Tensor | None) -> Modulation | None:
+    """Return the modulation of the final norm."""
+    return None if layer is None or c is None else Modulation(*layer(c).chunk(2, -1))
 
 
 class BlockWeights(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sedd.nn.attention import AttentionContext
+from sedd.nn.blocks import AttentionContext
 from sedd.ops.block_ops import Rotation
 
 STREAMS = 3

@@ -18,14 +18,28 @@ from torch import Tensor, nn
 
 from sedd import tensors
 from sedd.nn import hollow
-from sedd.nn.attention import AttentionContext, attention_context
-from sedd.nn.blocks import Block, FinalLayer, ModernBlock, ModernFinalLayer, ReferenceBlock, ReferenceFinalLayer
-from sedd.nn.conditioning import NoiseEmbedding
-from sedd.nn.embeddings import Embedding, NgramEmbedding, PositionEmbedding, RotaryEmbedding
-from sedd.nn.layers import Layer, Linear, TransformerShape
+from sedd.nn.blocks import (
+    AttentionContext,
+    Block,
+    FinalLayer,
+    ModernBlock,
+    ModernFinalLayer,
+    ReferenceBlock,
+    ReferenceFinalLayer,
+    attention_context,
+)
+from sedd.nn.layers import (
+    Embedding,
+    Layer,
+    Linear,
+    NgramEmbedding,
+    NoiseEmbedding,
+    PositionEmbedding,
+    RotaryEmbedding,
+    TransformerShape,
+)
 from sedd.ops import block_ops, fp8
-from sedd.ops.block_ops import Lookup, ResidualBranch, Rotation
-from sedd.ops.packed_tokens import PackedTokens, gather
+from sedd.ops.block_ops import Lookup, PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.activation_checkpointing import ActivationCheckpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors

@@ -14,13 +14,13 @@ from sedd.ops.block_ops import (
     Lookup,
     Modulation,
     NormSpec,
+    PackedTokens,
     ResidualBranch,
     Rotation,
     WeightAndBias,
     sum_and_norm,
 )
 from sedd.ops.fp8 import Fp8Tensor
-from sedd.ops.packed_tokens import PackedTokens
 
 
 @final

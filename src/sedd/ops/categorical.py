@@ -94,7 +94,7 @@ def counter_uniforms(
 ) -> Float[Tensor, "b length 2"]:
     """Return ``rng(length, step, event)``, on CUDA by one kernel."""
     if rng.rows.device.type == "cuda" and devices.has_triton():
-        from sedd.ops import philox_triton
+        from sedd.ops import categorical_triton
 
-        return philox_triton.philox_uniforms(rng, length, step, event)
+        return categorical_triton.philox_uniforms(rng, length, step, event)
     return rng(length, step, event)

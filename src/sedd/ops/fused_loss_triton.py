@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sedd.ops.linear_loss import MAX_LOG_SCORE, EntropySums, EntropyTerms, LinearLossBackend
+from sedd.ops.fused_loss import MAX_LOG_SCORE, EntropySums, EntropyTerms, LinearLossBackend
 from sedd.runtime.device import cdiv
 
 SIZES = {False: (128, 512, 3), True: (64, 256, 1)}
