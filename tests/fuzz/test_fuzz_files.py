@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mutations import changed_bytes, changed_json, deepen
 
 from sedd import data
-from sedd.cli import push, runs
+from sedd.cli import convert, runs
 from sedd.data.readers import read_chunks
 from sedd.evaluation import compare, report
 from sedd.evaluation.quality import quality_table, results
@@ -172,7 +172,7 @@ SAMPLES = [{"text": "abc", "ids": [1, 2], "sample": 0, "calls": 2.0, "seconds": 
 def test_results_and_samples(tmp_path: Path) -> None:
     def check_likelihood(content: str) -> None:
         (tmp_path / "a.jsonl").write_text(deepen(content))
-        assert push._records(tmp_path / "a.jsonl")
+        assert convert._records(tmp_path / "a.jsonl")
 
     def check_samples(content: str) -> None:
         (tmp_path / "b.jsonl").write_text(deepen(content))

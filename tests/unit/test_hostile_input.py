@@ -18,7 +18,7 @@ import torch
 import typer
 
 from sedd import cli, files, schema, terminal
-from sedd.cli.resource_errors import explain
+from sedd.cli import explain
 from sedd.cli.root import app, check_limits, check_out, show
 from sedd.data.index import Index
 from sedd.hub import convert

@@ -25,8 +25,7 @@ from sedd.cli.root import (
     stderr_progress,
     writing_to,
 )
-from sedd.cli.sample import Batch, Length
-from sedd.cli.sampling_options import sampling_options, sampling_settings
+from sedd.cli.sample import Batch, Length, sampling_options, sampling_settings
 from sedd.extras import install_hint
 from sedd.models import built_in_names, is_repo_id, list_built_in
 from sedd.schema import MAX_SAMPLES, check_count
