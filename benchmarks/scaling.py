@@ -1,4 +1,4 @@
-"""Bits per character of short runs by the size of the network and the characters of training, for `training.scaling`.
+"""Bits per character of short runs by the size of the network and the characters of training, for `training.sizing`.
 
 python benchmarks/scaling.py --out benchmarks/results/scaling.jsonl text8.txt shakespeare.txt …
 

@@ -31,9 +31,9 @@ from sedd.runtime import activation_checkpointing
 from sedd.schedule import stratified
 from sedd.training import optimizer
 from sedd.training.config import RunConfig
-from sedd.training.ema import EMA
 from sedd.training.overrides import merge_config
 from sedd.training.setup import DiffusionSetup, build_model, build_network, build_setup
+from sedd.training.trainer import EMA
 
 TRAIN_FLOPS = (
     "per token, with f the fraction of tokens in the loss: 72 · (depth − ¾ · (1 − f)) · width² "

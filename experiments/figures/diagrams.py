@@ -143,7 +143,7 @@ TRAINING = (
     ("logits", "nn.transformer.Transformer.forward"),
     ("log-scores", "diffusion.parameterization.ScoreModel"),
     ("loss in nats", "training.trainer.Trainer.batch_loss"),
-    ("weights, EMA", "training.step.train_step"),
+    ("weights, EMA", "training.trainer.train_step"),
     ("checkpoint", "training.checkpoint.save"),
 )
 SAMPLING = (

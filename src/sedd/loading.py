@@ -17,7 +17,7 @@ from sedd.process import Process
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.schedule import Schedule
 from sedd.tokenizer import Tokenizer, load_tokenizer
-from sedd.training import checkpoint, networks, stored_weights
+from sedd.training import checkpoint, networks
 from sedd.training.config import PRECISIONS, RunConfig, check_choice, check_label
 from sedd.training.setup import DiffusionSetup, build_model, build_network, build_setup
 
@@ -124,7 +124,7 @@ def load_model(
     path, config, vocab_size, labels, data_sha256, token_counts = checkpoint.find_model(folder, weights)
     config = _with_network(config, path, network)
     setup = build_setup(config, vocab_size, token_counts)
-    stored, tokenizer = stored_weights.load_weights(path, weights), load_tokenizer(path)
+    stored, tokenizer = checkpoint.load_weights(path, weights), load_tokenizer(path)
     if difference := _difference(config, setup, len(labels), stored.tensors):
         raise ValueError(f"{path / weights}.safetensors is not of the model in its config.json: {difference}")
     built = build_network(config, setup, len(labels))

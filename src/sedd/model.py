@@ -29,8 +29,7 @@ from sedd.sampling_settings import SamplingSettings, shows_settings
 from sedd.schema import MAX_SAMPLES, check_count
 from sedd.tokenizer import Ids, Tokenizer
 from sedd.training import checkpoint
-from sedd.training.datasets import prepare_data
-from sedd.training.sources import check_data, find_sources, require_sources
+from sedd.training.datasets import check_data, find_sources, prepare_data, require_sources
 
 
 def load(
@@ -81,8 +80,7 @@ def train(
     """
     from sedd.training import loop  # a loaded model needs none of these
     from sedd.training.overrides import decide_resume, merge_config
-    from sedd.training.progress import progress_bar
-    from sedd.training.trackers import track_run
+    from sedd.training.progress import progress_bar, track_run
 
     folder, paths = Path(out), [sources] if isinstance(sources, str | Path) else list(sources)
     flags = {**options, **({"sources": [str(path) for path in paths]} if paths else {})}

@@ -19,8 +19,7 @@ from sedd.tokenizer import Bytes
 from sedd.training import loop
 from sedd.training.batches import Batch
 from sedd.training.config import BudgetConfig, DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
-from sedd.training.step import train_step
-from sedd.training.trainer import Trainer
+from sedd.training.trainer import Trainer, train_step
 
 
 @pytest.mark.parametrize("wrapper", [ScoreModel, MeanModel])

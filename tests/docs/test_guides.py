@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sedd.evaluation.protocols import DATASETS
-from sedd.training import recipes, step
+from sedd.training import recipes, trainer
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs/guides"
@@ -94,7 +94,7 @@ def test_the_keys_of_the_log_are_listed() -> None:
     for key in listed:
         assert any(f'"{key}"' in source for source in sources), key
     assert {"loss", "bits_per_char", "grad_norm", "loss_by_time", "skipped", "bound", "bound_stderr"} <= listed
-    assert step.TIME_BINS == 10
+    assert trainer.TIME_BINS == 10
 
 
 # Error messages ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from without_torch import check_refusals
 
 import sedd as package
 from sedd import models
-from sedd.training import stored_weights
+from sedd.training import checkpoint
 
 ROOT = Path(__file__).parents[2]
 DRAWS = ["--draws", "2"]
@@ -51,7 +51,7 @@ def test_a_model_is_exported_small_and_its_cost_is_stated(sedd: Sedd, corpus: Pa
     ok(done)
     record = json.loads(done.stdout)
     assert record["bytes"] < 0.4 * record["bytes_before"]
-    assert (record["dtype"], record["parameters"]) == ("int8", stored_weights.read_header(small).parameters)
+    assert (record["dtype"], record["parameters"]) == ("int8", checkpoint.read_header(small).parameters)
     first, second = (json.loads(sedd("eval", folder, text, "--draws", 4, "--json").stdout) for folder in (run, small))
     cost = record["cost"]
     assert cost["nats_per_token"] == pytest.approx(second["nats_per_token"] - first["nats_per_token"], abs=2e-4)
@@ -157,7 +157,7 @@ def test_python_loads_by_name(box: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert one.loaded.folder == box / "tales"
     assert str(one.sample(steps=2)) == str(two.sample(steps=2))
     saved = one.save(tmp_path / "half", dtype="bfloat16")
-    assert stored_weights.read_header(saved).dtype == "bfloat16"
+    assert checkpoint.read_header(saved).dtype == "bfloat16"
 
 
 REFUSALS = [

@@ -77,7 +77,7 @@ def test_a_killed_run_resumes_bit_for_bit(
 
 
 BACKGROUND = """
-from sedd.training import saving
+from sedd.training import trainer
 start = saving.BackgroundWriter.__init__
 saving.BackgroundWriter.__init__ = lambda self, in_background: start(self, True)
 """

@@ -9,7 +9,7 @@ import pytest
 from runs import Sedd, log, ok
 
 from sedd.training import checkpoint
-from sedd.training.state import TrainingState
+from sedd.training.trainer import TrainingState
 
 LETTERS = [
     *("--objective", "autoregressive", "--tokenizer", "chars", "--lr", 0.02, "--steps", 160, "--save-every", 20),
@@ -122,7 +122,7 @@ def test_a_checkpoint_after_the_best_validation_is_used(sedd: Sedd, overfit: Pat
     ],
 )
 def test_three_bounds_in_a_row_must_be_higher_by_more_than_the_error(nats: list[float], reported: list[int]) -> None:
-    from sedd.training.overfitting import OverfittingCheck
+    from sedd.training.loop import OverfittingCheck
 
     records = [{"step": step, "bound": bound, "bound_stderr": 0.1} for step, bound in enumerate(nats)]
     check = OverfittingCheck(())

@@ -165,7 +165,7 @@ def test_numbers_that_no_run_can_have(
 
 BAD_WEIGHT = """
 import torch
-from sedd.training import ema
+from sedd.training import trainer
 update = ema.EMA.update
 def damage(self, step):
     update(self, step)

@@ -6,7 +6,7 @@ from pathlib import Path
 from runs import SMALL, Sedd, ok
 
 from sedd import data
-from sedd.training import checkpoint, stored_weights
+from sedd.training import checkpoint
 
 PAIRS = """
 import json
@@ -73,7 +73,7 @@ def test_two_exports(sedd: Sedd, words_run: Path, tmp_path: Path) -> None:
     pairs = [[["export", words_run, "--out", out, "--dtype", dtype] for dtype in dtypes] for out in outs]
     for out, ends in zip(outs, run_pairs(sedd, tmp_path, pairs), strict=True):
         winner = one_wins(ends)
-        assert stored_weights.read_header(out).dtype == dtypes[winner]
+        assert checkpoint.read_header(out).dtype == dtypes[winner]
         assert checkpoint.corruption(out, checkpoint.MODEL_FILES) is None
         assert (out / "README.md").read_text().startswith("---")
         assert {path.name for path in out.iterdir()} == {

@@ -12,7 +12,7 @@ from sedd import files
 from sedd.loading import load_model
 from sedd.tokenizer import CONFIG, Bytes
 from sedd.training import checkpoint
-from sedd.training.state import TrainingState
+from sedd.training.trainer import TrainingState
 
 Refuses = Callable[..., None]
 

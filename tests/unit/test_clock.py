@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from sedd.training import loop
-from sedd.training.clock import Clock
 from sedd.training.config import RunConfig
 from sedd.training.datasets import prepare_data
-from sedd.training.loop import TrainingResult
-from sedd.training.state import TrainingState
-from sedd.training.trainer import Trainer
+from sedd.training.loop import Clock, TrainingResult
+from sedd.training.trainer import Trainer, TrainingState
 
 
 def test_every_second_is_counted_once() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from sedd import data
 from sedd.runtime.distributed import Ranks
-from sedd.training import dry_run, scaling, sizing
+from sedd.training import dry_run, sizing
 from sedd.training.dry_run import estimate_cost
 from sedd.training.overrides import merge_config
 
@@ -46,7 +46,7 @@ def test_a_plan_states_steps_characters_memory_and_expected_bits(sedd: Sedd, tmp
     assert found["training_minutes"] == pytest.approx(1000 * found["milliseconds_per_step"] / 60_000)
     total = found["training_minutes"] + found["evaluation_minutes"]
     assert found["minutes_to_finish"] == pytest.approx(total)
-    expected = scaling.GENERAL.expected_bits(12 * 2 * 64**2, 256_000, size)
+    expected = sizing.GENERAL.expected_bits(12 * 2 * 64**2, 256_000, size)
     assert expected is not None
     assert found["expected_bits_per_char"] == pytest.approx(expected, abs=0.006)
     dna = tmp_path / "dna.txt"
@@ -94,7 +94,7 @@ def test_a_batch_too_large_to_be_measured_is_measured_in_part(tmp_path: Path, mo
     assert calls[-1] == (dry_run.MAX_STEPS + 1, dry_run.MAX_STEPS + 1)
 
 
-FORMULAS = {"scaling": scaling.GENERAL, "scaling-sized": scaling.SIZED}
+FORMULAS = {"scaling": sizing.GENERAL, "scaling-sized": sizing.SIZED}
 """By the name of the file of their runs."""
 
 
@@ -162,17 +162,17 @@ def test_a_formula_and_its_ranges_are_those_of_the_results(name: str) -> None:
 def test_runs_with_ngrams_and_weighted_losses_have_a_formula_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(words(60_000))
     flags = {"sources": [str(tmp_path / "book.txt")], "steps": 7, "tokenizer": "bpe:512"}
-    assert scaling.formula_of(merge_config(flags)) is scaling.SIZED
-    assert scaling.formula_of(merge_config(flags, sets=["model.ngrams=0"])) is scaling.GENERAL
-    assert scaling.formula_of(merge_config(flags, sets=["train.loss_weighting=0"])) is scaling.GENERAL
-    assert scaling.formula_of(merge_config({**flags, "tokenizer": "bytes"})) is scaling.GENERAL
+    assert sizing.formula_of(merge_config(flags)) is sizing.SIZED
+    assert sizing.formula_of(merge_config(flags, sets=["model.ngrams=0"])) is sizing.GENERAL
+    assert sizing.formula_of(merge_config(flags, sets=["train.loss_weighting=0"])) is sizing.GENERAL
+    assert sizing.formula_of(merge_config({**flags, "tokenizer": "bytes"})) is sizing.GENERAL
     for other in ({"process": "uniform"}, {"objective": "mean"}, {"packing": "lines"}, {"tokenizer": "gpt2"}):
-        assert scaling.formula_of(merge_config({**flags, **other})) is None
+        assert sizing.formula_of(merge_config({**flags, **other})) is None
 
 
 def test_nothing_is_expected_far_from_what_was_measured() -> None:
     """Neither for other weights, characters or characters per weight, nor after many passes over the data."""
-    formula = scaling.GENERAL
+    formula = sizing.GENERAL
     expected = formula.expected_bits(10**6, 5 * 10**6, math.nan)
     assert expected == pytest.approx(predict(formula[:5], 10**6, 5 * 10**6))
     for weights, characters, available in (

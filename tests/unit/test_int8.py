@@ -15,7 +15,7 @@ from sedd import evaluation, hub
 from sedd.loading import load_model
 from sedd.ops.int8 import Int8Tensor, dequantize_int8, quantize_int8
 from sedd.runtime.distributed import Ranks
-from sedd.training import checkpoint, stored_weights
+from sedd.training import checkpoint
 
 Refuses = Callable[..., None]
 Quantize = Callable[[Tensor], Int8Tensor]
@@ -76,16 +76,16 @@ def test_mutants_break_it(mutant: Quantize) -> None:
 def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
     """int8 keeps all but matrices exactly; parameters are counted without scales; a small folder stays small."""
     folder = boxed.write_model(tmp_path / "model")
-    weights = stored_weights.load_weights(folder, "ema").tensors
+    weights = checkpoint.load_weights(folder, "ema").tensors
     for dtype, size in (("int8", 0.35), ("bfloat16", 0.6), ("float32", 1.0)):
         out = hub.save_pretrained(folder, tmp_path / dtype, dtype=dtype)
         assert checkpoint.corruption(out) is None
-        header, before = stored_weights.read_header(out), stored_weights.read_header(folder)
+        header, before = checkpoint.read_header(out), checkpoint.read_header(folder)
         assert (header.parameters, header.dtype) == (before.parameters, dtype)
         assert header.bytes <= size * before.bytes
         loaded = load_model(out)
         assert all(p.dtype == torch.float32 for p in loaded.network.parameters())
-        for name, value in stored_weights.load_weights(out, "ema").tensors.items():
+        for name, value in checkpoint.load_weights(out, "ema").tensors.items():
             if dtype == "float32" or (dtype == "int8" and value.ndim != 2):
                 assert torch.equal(value, weights[name]), name
             else:
@@ -100,14 +100,14 @@ def test_each_dtype_is_stored_and_loaded(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_or_read_is_refused(tmp_path: Path, refuses: Refuses) -> None:
     folder = boxed.write_model(tmp_path / "model")
     refuses(lambda: hub.save_pretrained(folder, tmp_path / "x", dtype="int4"), "'int4'", "int8, bfloat16, float32")
-    refuses(lambda: stored_weights.pack_weights({"w": torch.tensor([float("nan")])}, "int8"), "w is not finite")
+    refuses(lambda: checkpoint.pack_weights({"w": torch.tensor([float("nan")])}, "int8"), "w is not finite")
     out = hub.save_pretrained(folder, tmp_path / "small", dtype="int8")
     tensors = checkpoint.load_tensors(out, "ema")
     scales = [name for name in tensors if name.endswith("_scale")]
     for changed in ({}, {scales[0]: tensors[scales[0]][:-1]}):
         others = {name: value for name, value in tensors.items() if name != scales[0]}
         checkpoint.write_tensors(tmp_path / "damaged" / "ema.safetensors", others | changed)
-        refuses(lambda: stored_weights.load_weights(tmp_path / "damaged", "ema"), scales[0][:-6], "one per row")
+        refuses(lambda: checkpoint.load_weights(tmp_path / "damaged", "ema"), scales[0][:-6], "one per row")
 
 
 def test_the_cost_of_a_dtype_is_measured_on_common_random_numbers(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from sedd.training import optimizer, validation
 from sedd.training.batches import TrainingDataLoader
 from sedd.training.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from sedd.training.setup import ARCHITECTURES, build_setup
-from sedd.training.step import train_step
-from sedd.training.trainer import Trainer
+from sedd.training.trainer import Trainer, train_step
 
 ROWS = [("ab", "up"), ("ba", None), ("b", "down"), ("", "lost"), ("aa", "up"), ("bb", ""), ("a", 3)] * 4
 NONEMPTY = [row for row in ROWS if row[0]]

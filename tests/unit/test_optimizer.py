@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sedd.training import optimizer
 from sedd.training.config import OptimConfig
-from sedd.training.ema import EMA
 from sedd.training.optimizer import lr_multiplier
+from sedd.training.trainer import EMA
 
 STEPS = 5
 SHAPES = [(37, 29), (1, 1), (64, 3), (7,), (1,), (130,)]
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 class Training:
-    """A network with its optimizers and EMA, stepped as `training.step` does."""
+    """A network with its optimizers and EMA, stepped as `train_step` does."""
 
     def __init__(self) -> None:
         self.network = Net()

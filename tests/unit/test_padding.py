@@ -16,8 +16,7 @@ from sedd.tokenizer import Characters
 from sedd.training import optimizer, validation
 from sedd.training.batches import Batch
 from sedd.training.config import DataConfig, ModelConfig, NoiseConfig, RunConfig, TrainConfig
-from sedd.training.step import StepMetrics, train_step
-from sedd.training.trainer import Trainer
+from sedd.training.trainer import StepMetrics, Trainer, train_step
 
 LENGTH, ALONE = 9, Ranks(0, 1, torch.device("cpu"))
 TEXTS = ["ACGT" * 2, "A", "CG", "GGT", "TACA", "ACGTA", "CCCCCC", "GATTACA"] * 5

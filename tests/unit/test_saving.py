@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from sedd.training.saving import BackgroundWriter, copy_to_host
+from sedd.training.trainer import BackgroundWriter, copy_to_host
 
 
 def test_one_write_at_a_time_while_work_goes_on() -> None:

@@ -15,12 +15,11 @@ from sedd.data import block_order
 from sedd.likelihood.variance_reduction import neighbour_differences, paired_variance
 from sedd.loading import load_model
 from sedd.runtime.distributed import Ranks
-from sedd.training import batches, loop, step, validation
+from sedd.training import batches, loop, validation
+from sedd.training import trainer as trainer_module
 from sedd.training.config import RunConfig
 from sedd.training.datasets import open_datasets, prepare_data
-from sedd.training.state import TrainingState
-from sedd.training.step import train_step
-from sedd.training.trainer import Trainer
+from sedd.training.trainer import Trainer, TrainingState, train_step
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 Options = dict[str, dict[str, Any]]
@@ -247,7 +246,7 @@ def test_dropout_is_a_function_of_seed_step_and_rank(tmp_path: Path, monkeypatch
             seeds[trainer.config.seed, trainer.state.step, trainer.ranks.rank] = seed
             raise InterruptedError
 
-        patch.setattr(step, "_seed_dropout", stop)
+        patch.setattr(trainer_module, "_seed_dropout", stop)
         for key in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0)):
             trainer.config.seed, trainer.state.step, rank = key
             trainer.ranks = Ranks(rank, 2, torch.device("cpu"))
@@ -292,7 +291,7 @@ def test_every_use_of_random_numbers_has_a_stream_of_its_own(tmp_path: Path, mon
         keys.append(key)
         return seeded(*key)
 
-    for module in (batches, step, validation):
+    for module in (batches, trainer_module, validation):
         monkeypatch.setattr(module, "seeded_generator", record)
     for number in (0, 1):
         train_step(trainer, trainer.dataloader[number], 0.0, no_handler)

@@ -25,7 +25,7 @@ from sedd.files import parse_json, read_text
 from sedd.models import is_repo_id
 from sedd.schema import check_fields
 from sedd.terminal import warn
-from sedd.training import checkpoint, stored_weights
+from sedd.training import checkpoint
 from sedd.training.config import check_choice
 
 FORMATS = ("sedd", "radd", "mdlm")
@@ -123,7 +123,7 @@ def export(
             raise ValueError("eval measures what the dtype of the weights costs; add --dtype, or use sedd eval")
         _export_published(model, out, format, as_json)
         return
-    check_choice("dtype", dtype, stored_weights.WEIGHT_DTYPES)
+    check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
     if format is not None:
         raise ValueError(f"dtype {dtype} is for model folders, and --format writes a published one; give one of them")
     if data is not None:
@@ -136,10 +136,10 @@ def export(
     announce(f"{model_name(model)}: weights in {dtype}, to {out}{measured}")
     from sedd import hub
 
-    was = stored_weights.read_header(checkpoint.find_model(model).folder)
+    was = checkpoint.read_header(checkpoint.find_model(model).folder)
     with Console(stderr=True).status("writing"):
         hub.save_pretrained(model, out, dtype=dtype)
-    stored = stored_weights.read_header(out)
+    stored = checkpoint.read_header(out)
     cost = {} if data is None else _measure_cost(model, out, data, draws, device)
     if as_json:
         print_record({"model": str(out), **stored._asdict(), "bytes_before": was.bytes, **cost}, as_json)
@@ -177,7 +177,7 @@ def _measure_cost(model: Path, out: Path, data: str, draws: int | None, device: 
             difference = evaluation.evaluate_difference(
                 before, after, corpus, protocol, ranks, draws=draws, on_progress=on_progress
             )
-    cost = {"dtype": stored_weights.read_header(out).dtype, "data": Path(data).name, **difference}
+    cost = {"dtype": checkpoint.read_header(out).dtype, "data": Path(data).name, **difference}
     facts = hub.CardFacts.read(out)
     hub.write_card(out, out.name, replace(facts, results=[*facts.results, result], weights_cost=cost))
     return {"evaluation": result, "cost": cost}

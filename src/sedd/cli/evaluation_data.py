@@ -73,8 +73,7 @@ def corpora(
     With protocol held-out, ``data`` is the place of the run's own data; ``advice`` says how to name it.
     """
     from sedd import evaluation
-    from sedd.training.datasets import prepare_data
-    from sedd.training.sources import find_sources, require_sources
+    from sedd.training.datasets import find_sources, prepare_data, require_sources
 
     if suite is not None:
         for name in evaluation.suite_datasets(suite, protocol, dataset):

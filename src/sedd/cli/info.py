@@ -37,11 +37,11 @@ def info(
 def _describe(model: Path | str, as_json: bool) -> None:
     from sedd.card_facts import CardFacts
     from sedd.tokenizer import load_tokenizer
-    from sedd.training import checkpoint, stored_weights
+    from sedd.training import checkpoint
 
     found = checkpoint.find_model(model)
     folder, config = found.folder, found.config
-    state, options, stored = checkpoint.read_state(folder), config.noise.options, stored_weights.read_header(folder)
+    state, options, stored = checkpoint.read_state(folder), config.noise.options, checkpoint.read_header(folder)
     record: dict[str, Any] = {
         "folder": str(folder),
         "parameters": stored.parameters,

@@ -274,8 +274,7 @@ class _MoleculeCounter:
         """Return the molecules that are not novel: those given, or the training data of the run that was sampled."""
         from sedd import data
         from sedd.training import checkpoint
-        from sedd.training.datasets import prepare_data
-        from sedd.training.sources import find_sources
+        from sedd.training.datasets import find_sources, prepare_data
 
         if self.given is not None:
             return list(data.read_documents([self.given], packing="lines"))

@@ -102,10 +102,10 @@ def _read_log(path: Path) -> list[Run]:
 
 
 def _count_parameters(checkpoint_folder: Path) -> int | None:
-    from sedd.training import stored_weights
+    from sedd.training import checkpoint
 
     try:
-        return stored_weights.read_header(checkpoint_folder).parameters
+        return checkpoint.read_header(checkpoint_folder).parameters
     except ValueError:
         return None
 

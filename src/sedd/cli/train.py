@@ -28,7 +28,7 @@ from sedd.terminal import warn
 from sedd.training import recipes
 from sedd.training.config import NOT_FOR_TRAINING, OBJECTIVES, PROCESSES, RunConfig
 from sedd.training.networks import NETWORKS
-from sedd.training.trackers import import_tracker, track_run
+from sedd.training.progress import import_tracker, track_run
 
 Sources = Annotated[
     list[str] | None,
@@ -125,7 +125,7 @@ Minutes = Annotated[
 
 def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
     """Build the configuration from a command's options; with ``out``, continue from the one stored there."""
-    from sedd.training import overrides, sources
+    from sedd.training import datasets, overrides
 
     given = {name: None if options[name] == () else options[name] for name in overrides.PATHS if name in options}
     config = overrides.merge_config(
@@ -137,7 +137,7 @@ def _configure(options: dict[str, Any], out: Path | None = None) -> RunConfig:
         on_sizing=announce,
         device=options["device"],
     )
-    sources.check_data(config.data)
+    datasets.check_data(config.data)
     return config
 
 
@@ -202,7 +202,7 @@ def train_model(
     from sedd.training import loop
     from sedd.training.datasets import prepare_data
     from sedd.training.progress import format_duration, progress_bar
-    from sedd.training.state import NonFiniteError
+    from sedd.training.trainer import NonFiniteError
 
     with progress_bar() as (on_event, preparing):
         prepare = partial(prepare_data, run_config, preparing)

@@ -14,7 +14,7 @@ from sedd.extras import DISTRIBUTION
 from sedd.hub.convert.convert import ORIGIN
 from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
-from sedd.training import checkpoint, stored_weights
+from sedd.training import checkpoint
 
 TEXT_TOKENIZERS = ("bytes", "chars", "bpe")
 """Kinds of tokenizers whose tokens are text."""
@@ -87,7 +87,7 @@ def _metadata(loaded: LoadedModel, name: str, results: Sequence[Mapping[str, Any
 
 
 def _description(loaded: LoadedModel, origin: Mapping[str, Any] | None) -> str:
-    run, stored = loaded.config, stored_weights.read_header(loaded.folder)
+    run, stored = loaded.config, checkpoint.read_header(loaded.folder)
     network = f"{run.model.architecture}, {run.model.depth} blocks, width {run.model.width}"
     network = run.describe_network() if run.network else network
     lines = [

@@ -24,7 +24,7 @@ from sedd.models import is_repo_id
 from sedd.runtime import run_log
 from sedd.terminal import warn
 from sedd.tokenizer import BPE, Tokenizer, build_tokenizer
-from sedd.training import checkpoint, networks, stored_weights
+from sedd.training import checkpoint, networks
 from sedd.training.config import check_choice
 
 GPT2_REPOS = ("openai-community/gpt2", "gpt2")
@@ -188,7 +188,7 @@ def _save_pretrained(
 ) -> Path:
     """Write a model folder, as `save_pretrained` does, and record it nowhere."""
     if dtype is not None:
-        check_choice("dtype", dtype, stored_weights.WEIGHT_DTYPES)
+        check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
     with files.atomic_folder(out) as folder:
         checkpoint.require_empty(out)
         loaded = load_model(model, network=network)
@@ -217,10 +217,10 @@ def _write_pretrained(
     if dtype is None:
         weights = checkpoint.load_tensors(loaded.folder, "ema")
     else:
-        weights = stored_weights.pack_weights(stored_weights.load_weights(loaded.folder, "ema").tensors, dtype)
+        weights = checkpoint.pack_weights(checkpoint.load_weights(loaded.folder, "ema").tensors, dtype)
     checkpoint.write(out, {"ema": weights}, records, loaded.tokenizer.files())
     facts = CardFacts.read(loaded.folder)
-    if dtype in (None, stored_weights.read_header(loaded.folder).dtype):
+    if dtype in (None, checkpoint.read_header(loaded.folder).dtype):
         facts = replace(facts, results=[*_validation_result(model, state), *facts.results])
     else:  # what was measured before is not of these weights
         facts = replace(facts, results=[], weights_cost=None, sample_metrics=None, samples=[])

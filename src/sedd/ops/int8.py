@@ -1,7 +1,7 @@
 """Int8 weights: rounded to nearest, symmetric, one scale per row; nothing is calibrated on data.
 
-Weights are stored in int8 and computed with in float32: `stored_weights.pack_weights` quantizes them once when a model
-is exported, `stored_weights.load_weights` dequantizes them once when it is loaded.
+Weights are stored in int8 and computed with in float32: `checkpoint.pack_weights` quantizes them once when a model
+is exported, `checkpoint.load_weights` dequantizes them once when it is loaded.
 """
 
 from typing import NamedTuple

@@ -19,11 +19,10 @@ from sedd.data.text_file import Found
 from sedd.runtime import cuda_graphs, distributed
 from sedd.runtime.distributed import Ranks
 from sedd.terminal import warn
-from sedd.training import scaling, sizing
+from sedd.training import sizing
 from sedd.training.config import BudgetConfig, DataConfig, RunConfig
 from sedd.training.datasets import open_datasets, prepare_data
-from sedd.training.step import finish_step, train_step
-from sedd.training.trainer import Trainer
+from sedd.training.trainer import Trainer, finish_step, train_step
 
 SAMPLE_CHARACTERS = 400_000
 """Characters of the data that are read for a plan; smaller sources are read as a whole."""
@@ -241,8 +240,8 @@ def _validation_seconds(trainer: Trainer, sequences: int, steps: int) -> float:
 
 def _expectation(config: RunConfig, blocks: data.TokenBlocks, fraction: float, tokens: float) -> dict[str, float]:
     """Return the expected bits per character and their error, for text in words."""
-    (per_token, _), formula = blocks.text_per_token(), scaling.formula_of(config)
-    if per_token is None or formula is None or not scaling.is_prose(_first_text(blocks)):
+    (per_token, _), formula = blocks.text_per_token(), sizing.formula_of(config)
+    if per_token is None or formula is None or not sizing.is_prose(_first_text(blocks)):
         return {}
     weights = sizing.block_weights((config.model.width, config.model.depth))
     bits = formula.expected_bits(weights, tokens * per_token, blocks.index.characters / fraction)

@@ -4,12 +4,13 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -17,14 +18,17 @@ from sedd import files
 from sedd.runtime import distributed, run_log
 from sedd.runtime.distributed import Ranks
 from sedd.training import checkpoint, networks, optimizer
-from sedd.training.clock import Clock
 from sedd.training.config import RunConfig
-from sedd.training.datasets import open_datasets
-from sedd.training.overfitting import OverfittingCheck
-from sedd.training.sources import with_absolute_paths
-from sedd.training.state import NonFiniteError, PendingStep, TrainingState
-from sedd.training.step import StepMetrics, finish_step, train_step
-from sedd.training.trainer import Trainer
+from sedd.training.datasets import open_datasets, with_absolute_paths
+from sedd.training.trainer import (
+    NonFiniteError,
+    PendingStep,
+    StepMetrics,
+    Trainer,
+    TrainingState,
+    finish_step,
+    train_step,
+)
 
 Record = dict[str, Any]
 OnEvent = Callable[[str, Record], None]
@@ -36,6 +40,88 @@ GPU the metrics of a logged step come in a second record, one step later.
 
 FEW_VALIDATIONS = 4
 """A run that is validated at most so often is saved at each validation that is the best."""
+
+
+class Clock:
+    """Divides wall-clock time between ``seconds``, ``eval_seconds`` and ``save_seconds`` of a run's state.
+
+    What is not evaluation or saving is training: also the wait for data, for the device and for log files. On a GPU the
+    host queues at most one step ahead, so its clock is the device's up to one step.
+    """
+
+    def __init__(self, state: TrainingState, now: Callable[[], float] = time.perf_counter) -> None:
+        self.state, self._now, self._since = state, now, now()
+
+    def _elapsed(self) -> float:
+        """Return the seconds since this was last called."""
+        before, self._since = self._since, self._now()
+        return self._since - before
+
+    def count_training(self) -> None:
+        """Count the time until now as training."""
+        self.state.seconds += self._elapsed()
+
+    @contextmanager
+    def count_apart(self, counter: str) -> Iterator[None]:
+        """Count the time inside as ``eval_seconds`` or ``save_seconds``; queued steps must have ended before."""
+        self.count_training()
+        try:
+            yield
+        finally:
+            setattr(self.state, counter, getattr(self.state, counter) + self._elapsed())
+
+
+PATIENCE = 3
+"""Validations in a row that are above the lowest bound, by more than its standard error, when a run overfits."""
+
+
+class _Bound(NamedTuple):
+    step: int
+    nats: float
+    stderr: float
+
+
+@final
+class OverfittingCheck:
+    """Follows the validation bounds of a run, which have the same sequences, times and noise; it is reported once."""
+
+    def __init__(self, records: Iterable[dict[str, Any]]) -> None:
+        """Begin with the bounds among the records of a log."""
+        self._bounds: list[_Bound] = []
+        self._is_reported = False
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: dict[str, Any]) -> None:
+        if math.isfinite(record.get("bound", math.nan)):
+            self._bounds.append(_Bound(record["step"], record["bound"], record["bound_stderr"]))
+
+    def describe(self, record: dict[str, Any], saved_step: int | None) -> str | None:
+        """Add a record; return what to say where it is the first that shows overfitting."""
+        self._add(record)
+        if "bound" not in record or self._is_reported or not self._bounds:
+            return None
+        lowest = min(self._bounds, key=lambda bound: bound.nats)
+        later = self._bounds[self._bounds.index(lowest) + 1 :][-PATIENCE:]
+        if len(later) < PATIENCE or any(bound.nats <= lowest.nats + lowest.stderr for bound in later):
+            return None
+        self._is_reported = True
+        return (
+            f"the run overfits: its validation bound was {lowest.nats:.3f} nats per token at step {lowest.step:,}, the "
+            f"last {PATIENCE} were higher, and now it is {later[-1].nats:.3f}. "
+            f"{_describe_saved(lowest.step, saved_step)}; stop, and train on more text, a smaller network, or with "
+            "--set model.dropout=0.1"
+        )
+
+
+def _describe_saved(lowest: int, saved: int | None) -> str:
+    if saved is None:
+        return "No checkpoint is saved before the end; set train.save_every to keep the best"
+    if saved == lowest:
+        return f"Commands use the checkpoint of step {saved:,}"
+    return (
+        f"Commands use the checkpoint of step {saved:,}, the best that was saved; a lower train.save_every saves more"
+    )
 
 
 class TrainingResult(NamedTuple):

@@ -11,8 +11,8 @@ from sedd.runtime import run_log
 from sedd.runtime.launch import find_launch, is_restart
 from sedd.training import checkpoint, networks
 from sedd.training.config import BudgetConfig, ModelConfig, RunConfig
+from sedd.training.datasets import check_data, find_sources, require_sources
 from sedd.training.recipes import RECIPES
-from sedd.training.sources import check_data, find_sources, require_sources
 from sedd.yaml_file import parse_yaml, read_settings
 
 PATHS = {

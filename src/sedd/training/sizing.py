@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from sedd.data.readers import read_chunks
 from sedd.data.text_file import Found
 from sedd.data.token_files import holds_ids
 from sedd.runtime.device import resolve_device
-from sedd.training import networks, scaling
+from sedd.training import networks
 from sedd.training.config import DataConfig, RunConfig
 
 DEFAULT_MINUTES = 5.0
@@ -123,7 +123,7 @@ def choose_size(config: RunConfig, device: str) -> tuple[int, int]:
         if tokens[size] >= TOKENS_PER_WEIGHT[device] * block_weights(size)
         and block_weights(size) <= WEIGHTS_PER_BYTE * available
     ] or [SIZES[0]]
-    formula = scaling.formula_of(config)
+    formula = formula_of(config)
     if formula is None or not _is_prose(config.data):
         return fitting[-1]
     per_token = BPE_CHARACTERS if config.data.tokenizer.startswith("bpe") else 1.0
@@ -224,7 +224,7 @@ def _is_prose(options: DataConfig) -> bool:
     """Whether the sources are files of text in words."""
     if data.is_prepared(options.sources[0]) or _is_elsewhere(options) or _holds_ids(options):
         return False
-    return scaling.is_prose(_first_text(options, Found()) or "")
+    return is_prose(_first_text(options, Found()) or "")
 
 
 def _is_elsewhere(options: DataConfig) -> bool:
@@ -271,3 +271,73 @@ def _tokenizer(options: DataConfig, most: int) -> str:
     if options.packing == "lines" or size < MIN_BPE_BYTES:
         return "bytes"
     return f"bpe:{min(most, max(512, 2 ** round(math.log2(size / 500))))}"
+
+
+RANGE = 1.5
+"""How far outside the measured weights, characters and characters per weight a run may be, as a factor."""
+MAX_PASSES = 10.0
+"""Passes over the data from which repeated characters are expected to be worth less."""
+OBJECTIVES = ("score-entropy", "lambda-dce", "t-dce", "any-order")
+
+
+class Formula(NamedTuple):
+    """E + A N^−α + B C^−β, fitted to runs of one kind, and the least and the most that they had."""
+
+    e: float
+    a: float
+    alpha: float
+    b: float
+    beta: float
+    error: float
+    """Root mean square of the errors for runs that were left out of the fit."""
+    weights: tuple[float, float]
+    characters: tuple[float, float]
+    characters_per_weight: tuple[float, float]
+
+    def expected_bits(self, weights: int | float, characters: int | float, available: int | float) -> float | None:
+        """Return the expected bits per character, or None where nothing comparable was measured.
+
+        Args:
+            available: Characters of the data, NaN if unknown; many passes over it are not comparable.
+        """
+        values = weights, characters, characters / weights
+        ranges = self.weights, self.characters, self.characters_per_weight
+        is_near = all(low / RANGE <= value <= high * RANGE for value, (low, high) in zip(values, ranges, strict=True))
+        if not is_near or characters > MAX_PASSES * available:
+            return None
+        return self.e + self.a * math.pow(weights, -self.alpha) + self.b * math.pow(characters, -self.beta)
+
+
+GENERAL = Formula(
+    *(1.1008, 2.6752, 0.25, 35.065, 0.20),
+    error=0.13,
+    weights=(98_304, 56_623_104),
+    characters=(256_000, 474_873_856),
+    characters_per_weight=(16_449_536 / 56_623_104, 4_096_000 / 98_304),
+)
+SIZED = Formula(
+    *(1.3981, 2.9896, 0.25, 16.155, 0.20),
+    error=0.14,
+    weights=(98_304, 1_327_104),
+    characters=(1_176_003, 8_376_078),
+    characters_per_weight=(2_352_005 / 1_327_104, 5_709_988 / 98_304),
+)
+
+
+def formula_of(config: RunConfig) -> Formula | None:
+    """Return the formula of runs of this kind; None if there is none.
+
+    Measured were text, absorbing noise, and objectives whose value is the bound.
+    """
+    tokenizer = config.data.tokenizer.partition(":")[0]
+    is_text = config.data.packing == "packed" and tokenizer in ("bytes", "chars", "bpe")
+    if config.network or not is_text or config.noise.process != "absorbing" or config.objective not in OBJECTIVES:
+        return None
+    is_sized = tokenizer == "bpe" and config.model.ngrams and config.train.loss_weighting
+    return SIZED if is_sized else GENERAL
+
+
+def is_prose(text: str) -> bool:
+    """Whether a text is one in words, of letters with spaces between them, as DNA and molecules are not."""
+    letters, spaces = sum(map(str.isalpha, text)), sum(map(str.isspace, text))
+    return letters + spaces > 0.75 * len(text) and 0.05 * len(text) < spaces < 0.35 * len(text)

@@ -6,12 +6,14 @@ network here, from outside it.
 Reference: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +28,155 @@ from sedd.parameterization import DiscreteModel
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.distributed import Ranks
 from sedd.training import checkpoint, optimizer, validation
-from sedd.training.batches import Batch, TrainingDataLoader
+from sedd.training.batches import DROPOUT_STREAM, Batch, TrainingDataLoader, seeded_generator, use_one_core
 from sedd.training.config import RunConfig
-from sedd.training.ema import EMA
-from sedd.training.saving import BackgroundWriter, copy_to_host
 from sedd.training.setup import build_model, build_network, build_setup
-from sedd.training.state import NonFiniteError, PendingStep, TrainingState
+
+
+class NonFiniteError(RuntimeError):
+    """A loss, gradient, weight or final bound was not finite; checkpoints from before that are kept."""
+
+
+@dataclass
+class TrainingState:
+    """Counters of a run, stored as state.json in each checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    """Wall-clock seconds of training; see `clock.Clock`."""
+    eval_seconds: float = 0.0
+    """Wall-clock seconds of validation and of logged samples."""
+    save_seconds: float = 0.0
+    """Wall-clock seconds of saving checkpoints."""
+    skipped: int = 0
+    """Steps skipped because their loss or gradient was not finite."""
+    best: float | None = None
+    """Lowest validation bound of a checkpoint so far."""
+    best_step: int | None = None
+    above_best: bool = False
+    """Whether the latest validation found a higher bound than that."""
+    logged: int | None = None
+    """Records in the log."""
+
+    def update_best(self, bound: float, is_saved: bool = True) -> bool:
+        """Store ``bound`` if it is the lowest of a checkpoint so far, and return whether it is stored.
+
+        Args:
+            is_saved: Whether this step is saved if its bound is the lowest.
+        """
+        is_lowest = math.isfinite(bound) and (self.best is None or bound < self.best)
+        self.above_best = not is_lowest
+        if is_lowest and is_saved:
+            self.best, self.best_step = bound, self.step
+        return is_lowest and is_saved
+
+
+class PendingStep(NamedTuple):
+    """A step whose finiteness flag may still be on the GPU; a step that is not finite has changed no weight."""
+
+    step: int
+    tokens: int
+    """Training tokens before this step."""
+    batch: Batch
+    finite: Tensor
+    """On the CPU; to be read once ``copied`` is reached."""
+    copied: torch.cuda.Event | None
+    """None: ``finite`` can be read at once."""
+
+    @classmethod
+    def start(cls, state: TrainingState, batch: Batch, finite: Tensor) -> "PendingStep":
+        """Begin to copy the flag to the host without waiting for it."""
+        if finite.device.type != "cuda":
+            return cls(state.step, state.tokens, batch, finite, None)
+        on_host = torch.empty((), dtype=torch.bool, pin_memory=True)
+        on_host.copy_(finite, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(state.step, state.tokens, batch, on_host, copied)
+
+    def is_finite(self) -> bool:
+        """Wait for this step, not for later ones, and return its flag."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return bool(self.finite)
+
+
+@final
+class EMA:
+    """A second network with the exponential moving average of the weights of the trained one.
+
+    Step n (from 0) sets ``ema ← d·ema + (1 − d)·weight`` with ``d = min(decay, (1 + n)/(10 + n))``: early in training
+    the average is short, so that the initial weights soon have no part in it.
+
+    Reference: averaging of iterates, Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging",
+    doi:10.1137/0330046; here with exponential weights.
+    """
+
+    def __init__(self, network: nn.Module, ema_network: nn.Module, decay: float) -> None:
+        self.source, self.network, self.decay = network, ema_network.requires_grad_(False).eval(), decay
+        # collected once: looking parameters up takes as long as launching a kernel for each
+        self.source_weights: list[Tensor] = list(network.parameters())
+        self.weights: list[Tensor] = list(ema_network.parameters())
+        self.buffers = list(zip(ema_network.buffers(), network.buffers(), strict=True))
+
+    def decay_at(self, step: int) -> float:
+        """Return the decay of step ``step``, which rises from 0.1 to ``decay``."""
+        return min(self.decay, (1 + step) / (10 + step))
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Average the weights after optimizer step ``step``, and copy the buffers."""
+        values = [value.to(mean.dtype) for mean, value in zip(self.weights, self.source_weights, strict=True)]
+        torch._foreach_lerp_(self.weights, values, 1 - self.decay_at(step))  # one launch where a loop has hundreds
+        for target, source in self.buffers:
+            target.copy_(source)
+
+
+@final
+class BackgroundWriter:
+    """Runs one write at a time, in a thread or at once; the error of a write is raised by the next call."""
+
+    def __init__(self, in_background: bool) -> None:
+        self._threads = ThreadPoolExecutor(1, "checkpoint") if in_background else None
+        if self._threads is not None:
+            use_one_core(self._threads)
+        self._pending: Future[None] | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Begin a write once the one before it has ended."""
+        self.wait()
+        if self._threads is None:
+            write()
+        else:
+            self._pending = self._threads.submit(write)
+
+    def check(self) -> None:
+        """Raise the error of a write that has failed; do not wait for one that is not done."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+
+def copy_to_host(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Copy tensors to the host, from a GPU through pinned memory, so that training may change them."""
+    copies = {stem: {name: _start_copy(value) for name, value in values.items()} for stem, values in groups.items()}
+    if any(value.is_cuda for values in groups.values() for value in values.values()):
+        torch.cuda.current_stream().synchronize()
+    return copies
+
+
+def _start_copy(value: Tensor) -> Tensor:
+    """Begin to copy a tensor; one on a GPU is there once its stream is synchronized."""
+    value = value.detach()
+    if not value.is_cuda:
+        return value.clone(memory_format=torch.contiguous_format)
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
 
 
 class _WholeNetwork(nn.Module):
@@ -344,3 +489,100 @@ class Trainer:
         for part in ("model", "network", "noise", "objective"):
             if trained[part] != current[part]:
                 raise ValueError(f"{folder} was trained with {part} {trained[part]}; resume with the same {part}")
+
+
+TIME_BINS = 10
+"""Number of equal intervals of time in which the loss is also logged."""
+
+
+class StepMetrics(NamedTuple):
+    """Metrics of a step over all processes, on the device: reading one waits for the step and those queued after it."""
+
+    loss: Tensor
+    """In nats per token."""
+    grad_norm: Tensor
+    """Before clipping."""
+    by_time: Tensor
+    """Summed loss and number of tokens in each time bin, (2, TIME_BINS)."""
+
+    def start_copy(self) -> Callable[[], "StepMetrics"]:
+        """Begin to copy the metrics to the host; the function returned waits for this step alone and returns them."""
+        if self.loss.device.type != "cuda":
+            return lambda: self
+        copies = StepMetrics(*(torch.empty(a.shape, dtype=a.dtype, pin_memory=True) for a in self))
+        for copy, value in zip(copies, self, strict=True):
+            copy.copy_(value, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def wait() -> "StepMetrics":
+            copied.synchronize()
+            return copies
+
+        return wait
+
+
+OnNonFinite = Callable[[PendingStep], None]
+"""Called with a step whose loss or gradient was not finite; raises to stop the run."""
+
+
+def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFinite) -> StepMetrics:
+    """Train on one batch.
+
+    The weights are updated only if loss and gradient are finite. On a GPU the optimizer reads that flag on the device;
+    the host reads it one step later, in `finish_step`, when the next forward and backward pass are queued, so that the
+    device is never idle.
+
+    Args:
+        trainer: Network, EMA and optimizers; its counters advance by one step.
+        on_nonfinite: Called if the loss or gradient of the previous step, on a CPU of this one, was not finite.
+    """
+    config, state, ranks = trainer.config, trainer.state, trainer.ranks
+    _seed_dropout(ranks.device, seeded_generator(config.seed, state.step, DROPOUT_STREAM, ranks.rank).initial_seed())
+    trainer.network.train()
+
+    by_time = torch.zeros(2, TIME_BINS, device=ranks.device)
+    micro_batches = batch.micro_batches(config.train.grad_accumulation)
+    for micro_batch in micro_batches:
+        with trainer.gradient_sync(micro_batch is micro_batches[-1]):
+            total, sequence_losses = trainer.batch_loss(micro_batch)  # forward pass and loss
+            # gradients are averaged over processes; the factor makes that average their sum
+            (total / batch.tokens * ranks.world_size).backward()
+        time_bin = (micro_batch.t * TIME_BINS).long().clamp_max(TIME_BINS - 1)
+        by_time[0].index_add_(0, time_bin, sequence_losses.float())
+        by_time[1].index_add_(0, time_bin, micro_batch.valid.sum(-1).float())
+
+    grad_norm = optimizer.clip_grad_norm(trainer.weights, config.optim.grad_clip)
+    by_time = ranks.all_reduce_sum(by_time)
+    loss = by_time[0].sum() / batch.tokens
+    finite = loss.isfinite() & grad_norm.isfinite()
+
+    finish_step(trainer, on_nonfinite)  # the step before this one, whose EMA update must precede new weights
+    optimizer.set_learning_rate(trainer.optimizers, lr)
+    optimizer.step_if_finite(trainer.optimizers, finite)
+    trainer.pending_step = PendingStep.start(state, batch, finite)
+    if ranks.device.type == "cpu":
+        finish_step(trainer, on_nonfinite)
+    optimizer.zero_grad(trainer.optimizers)
+
+    state.step, state.tokens = state.step + 1, state.tokens + int(batch.tokens)
+    return StepMetrics(loss, grad_norm, by_time)
+
+
+def _seed_dropout(device: torch.device, seed: int) -> None:
+    """Seed the generator of one device; `torch.manual_seed` makes a traceback for each kind that is not there."""
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def finish_step(trainer: Trainer, on_nonfinite: OnNonFinite) -> None:
+    """Update the EMA once the last step is known to have been finite; else call ``on_nonfinite``."""
+    pending, trainer.pending_step = trainer.pending_step, None
+    if pending is None:
+        return
+    if pending.is_finite():
+        trainer.ema.update(pending.step)
+    else:
+        on_nonfinite(pending)

@@ -14,7 +14,7 @@ from sedd.hub.convert import files
 from sedd.hub.convert.layout import LAYOUTS, ROTARY, CheckpointLayout, WeightSizes, choose_layout, detect_layout
 from sedd.loading import load_model
 from sedd.tokenizer import Integers, Tokenizer
-from sedd.training import checkpoint, stored_weights
+from sedd.training import checkpoint
 from sedd.training.config import RunConfig
 from sedd.training.setup import build_network, build_setup
 
@@ -109,7 +109,7 @@ def export_model(folder: Path, out: Path, format: str | None = None) -> Checkpoi
             )
         layout = choose_layout(loaded.config, format)
         vocab_size = loaded.process.vocab_size
-        weights = stored_weights.load_weights(loaded.folder, "ema").tensors  # in their stored precision, but for int8
+        weights = checkpoint.load_weights(loaded.folder, "ema").tensors  # in their stored precision, but for int8
         config = _original_config(layout, loaded.folder, loaded.config, weights)
         config = config or layout.write_config(loaded.config, vocab_size)
         tensors = {"model": {f"{layout.prefix}{name}": value for name, value in weights.items()}}
