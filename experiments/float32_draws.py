@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from sedd.parameterization import MeanModel
 from sedd.process import Absorbing
-from sedd.samplers.caching import SamplingModel
 from sedd.samplers.grid import Ancestral
+from sedd.samplers.model import SamplingModel
 
 VOCABULARY = 50_257
 STEPS = (16, 64, 256, 1024, 4096)

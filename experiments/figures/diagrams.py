@@ -150,7 +150,7 @@ SAMPLING = (
     ("checkpoint", "loading.load_model"),
     ("prompt, gaps", "samplers.template.template_prompt"),
     ("noise at $t = 1$", "samplers.loop.initial_state"),
-    ("ratios", "sampling.caching.SamplingModel"),
+    ("ratios", "samplers.model.SamplingModel"),
     ("step $t \\to u$", "samplers.loop.GridSampler.step"),
     ("last step", "samplers.loop.draw_clean_tokens"),
     ("text", "tokenizer.base.Tokenizer.decode"),

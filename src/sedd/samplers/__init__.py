@@ -7,7 +7,6 @@ distribution of its samples can be enumerated on small spaces by `exact.sample_d
 
 from sedd.samplers import template
 from sedd.samplers.autoregressive import LeftToRight
-from sedd.samplers.caching import SamplingModel
 from sedd.samplers.confidence import Confident, EntropyBounded
 from sedd.samplers.first_hitting import FirstHitting, Ordered
 from sedd.samplers.gibbs import Gibbs
@@ -29,6 +28,7 @@ from sedd.samplers.loop import (
     time_grid,
     uniform_grid,
 )
+from sedd.samplers.model import SamplingModel, Wrapper, base_model, networks_per_call
 from sedd.samplers.remasking import Remask
 from sedd.samplers.run import (
     GeneratedSequence,
@@ -45,7 +45,6 @@ from sedd.samplers.run import (
 )
 from sedd.samplers.theta import Theta
 from sedd.samplers.warping import Warped, Warping
-from sedd.samplers.wrapper import Wrapper, base_model, networks_per_call
 from sedd.sampling_settings import SamplingSettings
 
 __all__ = [

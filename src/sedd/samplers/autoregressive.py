@@ -11,8 +11,8 @@ from torch import Tensor
 from sedd import draws
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
-from sedd.samplers.caching import SamplingModel
 from sedd.samplers.loop import Prompt, Sampler, State
+from sedd.samplers.model import SamplingModel
 
 
 @final

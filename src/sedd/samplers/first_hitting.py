@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sedd.draws import CounterRNG
 from sedd.parameterization import HasNoise
-from sedd.samplers.caching import SamplingModel
 from sedd.samplers.loop import (
     POSITION,
     STEP,
@@ -24,6 +23,7 @@ from sedd.samplers.loop import (
     initial_state,
     sigma_of_masked_fraction,
 )
+from sedd.samplers.model import SamplingModel
 from sedd.schedule import corruption_probability
 
 

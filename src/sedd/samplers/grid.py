@@ -13,8 +13,8 @@ from sedd.draws import AffineWeights
 from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
 from sedd.reverse import analytic_weights
-from sedd.samplers.caching import gather_rows
 from sedd.samplers.loop import STEP, GridSampler, StepContext
+from sedd.samplers.model import gather_rows
 
 
 class FactorizedSampler(GridSampler, ABC):

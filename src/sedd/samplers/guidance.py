@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sedd.process import Process
-from sedd.samplers.wrapper import Wrapper, implied_probs_at, is_denoiser, log_score_at, networks_per_call
+from sedd.samplers.model import Wrapper, implied_probs_at, is_denoiser, log_score_at, networks_per_call
 
 
 def check_guidance(guidance: float) -> None:

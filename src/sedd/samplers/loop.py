@@ -15,7 +15,7 @@ from sedd.ops.categorical import counter_uniforms
 from sedd.parameterization import HasNoise
 from sedd.process import Process
 from sedd.runtime.offload import OffloadedNetwork
-from sedd.samplers.caching import SamplingModel, gather_rows
+from sedd.samplers.model import SamplingModel, gather_rows
 from sedd.schedule import Schedule
 
 START, STEP, MIDPOINT, POSITION = range(4)

@@ -9,8 +9,8 @@ from torch import Tensor
 from sedd import draws
 from sedd.parameterization import HasNoise
 from sedd.reverse import analytic_weights, forward_likelihood, normalize_probs
-from sedd.samplers.caching import gather_rows
 from sedd.samplers.loop import MIDPOINT, STEP, GridSampler, StepContext
+from sedd.samplers.model import gather_rows
 
 
 @final

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.process import Process
-from sedd.samplers.wrapper import Wrapper, implied_probs_at, is_denoiser, log_score_at
+from sedd.samplers.model import Wrapper, implied_probs_at, is_denoiser, log_score_at
 
 COLDEST = 1e-30
 """Lower temperatures give the same distribution, but log p divided by them may exceed float32."""

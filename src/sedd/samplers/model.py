@@ -1,19 +1,137 @@
-"""The model during a sampling run: cached hidden states, counted calls, and draws at some positions."""
+"""Models as samplers call them: wrappers that change a model's output, and the model during one run.  [§9]"""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from sedd import draws, reverse
 from sedd.draws import AffineWeights
 from sedd.ops.categorical import HeadLogits, sample_categorical, samples_from_logits
-from sedd.parameterization import LogitsModel
+from sedd.parameterization import HiddenStateDenoiser, LogitsModel
 from sedd.process import Process
-from sedd.samplers import wrapper
+from sedd.reverse import denoised_probs
 from sedd.schedule import Schedule
+
+
+def is_denoiser(model: Any) -> bool:
+    """Return whether a model predicts the clean token; of any other model the score implies p(x_0 | x)."""
+    return model.is_denoiser if isinstance(model, Wrapper) else isinstance(model, HiddenStateDenoiser)
+
+
+def base_model(model: Any) -> Any:
+    """Return the model inside all wrappers."""
+    return base_model(model.model) if isinstance(model, Wrapper) else model
+
+
+def log_score_at(
+    model: Any, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+) -> Float[Tensor, "k n"]:
+    """Return the log-score in float64, since long steps under uniform noise multiply rounding errors by e^Δσ."""
+    log_score: Tensor = model.log_score_at(hidden, x, sigma)
+    return log_score.double()
+
+
+def implied_probs_at(
+    model: Any, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+) -> Float[Tensor, "k N"]:
+    """Return the p(x_0 | x) that the score implies."""
+    log_score = log_score_at(model, hidden, x, sigma)
+    return denoised_probs(model.process, log_score[:, None], x[:, None], sigma)[:, 0]
+
+
+def clean_probs_at(
+    model: Any, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+) -> Float[Tensor, "k N"]:
+    """Return p(x_0 | x): a denoiser's own, or the one that the score implies."""
+    if not is_denoiser(model):
+        return implied_probs_at(model, hidden, x, sigma)
+    log_mean: Tensor = model.log_mean_at(hidden, x, sigma)
+    return log_mean.exp()
+
+
+class Wrapper(nn.Module, ABC):
+    """A model on top of another, with its process and schedule.
+
+    Calling it returns log-scores, as for every model. A subclass says how it changes the log-score and p(x_0 | x) at
+    some positions.
+
+    Args:
+        model: The model that is wrapped.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def process(self) -> Process:
+        """The noise process."""
+        process: Process = self.model.process
+        return process
+
+    @property
+    def schedule(self) -> Schedule:
+        """The noise schedule."""
+        schedule: Schedule = self.model.schedule
+        return schedule
+
+    @property
+    def depends_on_sigma(self) -> bool:
+        """Whether `hidden` depends on the noise level."""
+        return bool(self.model.depends_on_sigma)
+
+    @property
+    def networks_per_call(self) -> int:
+        """Network calls per call of this model."""
+        return networks_per_call(self.model)
+
+    @property
+    @abstractmethod
+    def is_denoiser(self) -> bool:
+        """Whether it predicts the clean token, rather than by its score."""
+
+    def hidden(
+        self, x_t: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
+    ) -> Float[Tensor, "b L h"]:
+        """Return what `log_score_at` and `log_mean_at` are computed from, at every position."""
+        hidden: Tensor = self.model.hidden(x_t, sigma, valid)
+        return hidden
+
+    @abstractmethod
+    def log_score_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k n"]:
+        """Return the log-score at k positions."""
+
+    @abstractmethod
+    def log_mean_at(
+        self, hidden: Float[Tensor, "k h"], x_t: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
+    ) -> Float[Tensor, "k N"]:
+        """Return log p(x_0 | x_t) at k positions."""
+
+    def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
+        """Return the log-score at every position."""
+        return self._everywhere(self.log_score_at, x_t, sigma)
+
+    @final
+    def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
+        """Return log p(x_0 | x_t) at every position."""
+        return self._everywhere(self.log_mean_at, x_t, sigma)
+
+    def _everywhere(self, function_at: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
+        rows, length = x_t.reshape(-1, x_t.shape[-1]), x_t.shape[-1]
+        hidden = self.hidden(rows, sigma.reshape(-1)).flatten(0, 1)
+        found = function_at(hidden, rows.flatten(), sigma.reshape(-1).repeat_interleave(length))
+        return found.view(*x_t.shape, -1)
+
+
+def networks_per_call(model: Any) -> int:
+    """Return the network calls per call of a model: two with guidance."""
+    return model.networks_per_call if isinstance(model, Wrapper) else 1
 
 
 class DrawPlan(NamedTuple):
@@ -107,7 +225,7 @@ class SamplingModel:
         self, x: Int[Tensor, "b L"], sigma: Float[Tensor, " b"], valid: Bool[Tensor, "b L"] | None = None
     ) -> Float[Tensor, "b L h"]:
         """Return the hidden states without the cache."""
-        networks = wrapper.networks_per_call(self.model)
+        networks = networks_per_call(self.model)
         self.calls, self.rows = self.calls + networks, self.rows + networks * len(x)
         hidden: Tensor = self.model.hidden(x, sigma, valid)
         if self.requires_finite and not hidden.isfinite().all():
@@ -121,13 +239,13 @@ class SamplingModel:
         self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k n"]:
         """Return the log-score at k positions, in float64."""
-        return wrapper.log_score_at(self.model, hidden, x, sigma)
+        return log_score_at(self.model, hidden, x, sigma)
 
     def log_mean_at(
         self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k N"]:
         """Return log p(x_0 | x) of a denoiser at k positions."""
-        if not wrapper.is_denoiser(self.model):
+        if not is_denoiser(self.model):
             raise ValueError("sampler ancestral needs a denoiser (parameterization mean); use tweedie for a score")
         log_mean: Tensor = self.model.log_mean_at(hidden, x, sigma)
         return log_mean
@@ -136,7 +254,7 @@ class SamplingModel:
         self, hidden: Float[Tensor, "k h"], x: Int[Tensor, " k"], sigma: Float[Tensor, " k"]
     ) -> Float[Tensor, "k N"]:
         """Return p(x_0 | x) at k positions: a denoiser's own, or the one that the score implies."""
-        return wrapper.clean_probs_at(self.model, hidden, x, sigma)
+        return clean_probs_at(self.model, hidden, x, sigma)
 
     def log_next_at(self, hidden: Float[Tensor, "k h"]) -> Float[Tensor, "k N"]:
         """Return the log-probabilities of the next token of an autoregressive model at k positions."""
