@@ -9,11 +9,10 @@ import torch
 from test_bound import NoConstant
 from toys import random_distribution, random_model
 
-from sedd import exact
+from sedd import exact, objectives
 from sedd.evaluation import audit
 from sedd.evaluation import audit_losses as losses
 from sedd.evaluation.audit_losses import TimeDependentTable, audit_models
-from sedd.objectives import coefficients
 from sedd.parameterization import MeanModel
 from sedd.process import Absorbing, Process, Uniform
 from sedd.samplers import FirstHitting
@@ -199,8 +198,8 @@ def without_reconstruction(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_a_smaller_weight(patch: pytest.MonkeyPatch) -> None:
-    weighted = coefficients.weighted
-    patch.setattr(coefficients, "weighted", lambda weight, loss: 0.95 * weighted(weight, loss))
+    weighted = objectives.weighted
+    patch.setattr(objectives, "weighted", lambda weight, loss: 0.95 * weighted(weight, loss))
 
 
 def without_constant(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from sedd.samplers import FactorizedSampler, Tweedie
 @pytest.fixture(scope="module", params=[0, 1, 2])
 def learnt(request: pytest.FixtureRequest) -> tuple[torch.Tensor, dict[str, list[ratios.RatioEstimate]]]:
     found = list(ratios.learn_ratios(states=8, steps=100, seed=request.param))
-    by_name = {name: [row for row in found if row.objective == name] for name in ratios.OBJECTIVES}
+    by_name = {name: [row for row in found if row.objective == name] for name in ratios.COLOURS}
     return ratios.true_log_ratios(8, request.param), by_name
 
 
@@ -210,7 +210,7 @@ def test_under_absorbing_log_linear_noise_euler_is_tweedie() -> None:
         process: [
             abs(a.error - b.error) for a, b in zip(found[process, "Euler"], found[process, "Tweedie"], strict=True)
         ]
-        for process in samplers.PROCESSES
+        for process in samplers.NOISES
     }
     assert max(pairs["absorbing"]) < 1e-12
     assert max(pairs["uniform"]) > 1e-3
@@ -236,7 +236,7 @@ def test_pictures_show_what_was_found(tmp_path: Path) -> None:
     drawn = ratios.plot_ratios(learnt, truth)
     images = [ax.images[0].get_array() for ax in drawn.subfigs[0].axes if ax.images]
     expected = []
-    for name in ratios.OBJECTIVES:
+    for name in ratios.COLOURS:
         expected += [row.log_score for row in learnt if row.objective == name and row.step in (0, 2, 4, 6, 8, 10)]
         expected.append(truth)
     for image, matrix in zip(images, expected, strict=True):

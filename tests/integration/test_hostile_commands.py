@@ -6,7 +6,6 @@ import publications
 import pytest
 from typer.testing import CliRunner
 
-from sedd import factory
 from sedd.cli.root import app
 from sedd.hub import convert
 
@@ -37,7 +36,7 @@ def test_commands_refuse_them_before_any_work(words: list[str], message: str, mo
 def test_the_gaps_of_a_template_are_added_up_before_any_work(
     command: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factory, "load_model", None)
+    monkeypatch.setattr("sedd.loading.load_model", None)
     words = [command, str(model), "{16777216}" * 30, "--out", str(tmp_path / "out.html")]
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, ValueError)
@@ -62,7 +61,7 @@ def test_commands_refuse_them_before_the_model_is_loaded(
     def load_model(*args: object, **options: object) -> None:
         raise AssertionError("the model is loaded")
 
-    monkeypatch.setattr(factory, "load_model", load_model)
+    monkeypatch.setattr("sedd.loading.load_model", load_model)
     (tmp_path / "data.txt").write_text("1 2 3\n")
     names = {"MODEL": str(model), "DATA": str(tmp_path / "data.txt")}
     error = CliRunner().invoke(app, [names.get(word, word.replace("OUT", "/proc/out")) for word in words]).exception

@@ -9,7 +9,7 @@ import pytest
 from runs import Sedd, ok, same
 from test_refusals import refused
 
-from sedd import hub
+from sedd import hub, load
 
 FIRST = {"up": "a", "down": "b"}
 TINY = [
@@ -95,7 +95,7 @@ def test_infilling_bounds_and_exports_use_labels(sedd: Sedd, table: Path, runs: 
     own = json.loads(sedd("eval", run, "--label", "up", "--json").stdout)
     rows = [json.loads(line) for line in table.read_text().splitlines()][-30:]
     assert own["sequences"] == sum(row["mood"] == "up" for row in rows)
-    model = sedd.load(run)
+    model = load(run)
     assert set(model.labels) == set(FIRST)
     texts = model.sample(4, label="up", guidance=1.5, steps=4, seed=1)
     command = sedd("sample", run, "-n", 4, "--label", "up", "--guidance", 1.5, "--steps", 4, "--seed", 1)
@@ -104,7 +104,7 @@ def test_infilling_bounds_and_exports_use_labels(sedd: Sedd, table: Path, runs: 
     assert alone.nats / 3 == pytest.approx(right["nats_per_token"], abs=1e-5)
     shared = runs / "shared"
     hub.save_pretrained(run, shared)
-    assert str(sedd.load(shared).sample(4, label="up", guidance=1.5, steps=4, seed=1)) == str(texts)
+    assert str(load(shared).sample(4, label="up", guidance=1.5, steps=4, seed=1)) == str(texts)
     assert f"| labels | {', '.join(model.labels)} |" in (shared / "README.md").read_text()
     info = json.loads(sedd("info", run, "--json").stdout)["labels"]
     assert info == ", ".join(model.labels)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from runs import SMALL, Sedd, ok
 
+from sedd import load
+
 HELD_OUT = ("--draws", 2, "--json")
 
 
@@ -50,7 +52,7 @@ def test_a_run_is_used_from_elsewhere_moved_and_copied(
     moved = tmp_path / "moved"
     assert value(command(sedd, away, "eval", "../moved/run", *HELD_OUT)) == expected
     monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
-    in_python = sedd.load(moved / "run", device="cpu").evaluate(draws=2)
+    in_python = load(moved / "run", device="cpu").evaluate(draws=2)
     assert in_python["nats_per_token"] == pytest.approx(expected, rel=1e-6)
     ok(command(sedd, moved, "train", "--out", "run", "--resume", "--steps", 3))
     config = json.loads((moved / "run" / "config.json").read_text())
