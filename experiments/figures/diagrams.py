@@ -138,7 +138,7 @@ TRAINING = (
     ("token ids", "tokenizer.base.Tokenizer.encode_batch"),
     ("shards on disk", "data.shards.prepare"),
     ("batch $x_0$", "training.batches.TrainingDataLoader"),
-    ("times $t$", "diffusion.schedule.stratified"),
+    ("times $t$", "schedule.stratified"),
     ("noisy $x_t$", "process.Process.corrupt"),
     ("logits", "nn.transformer.Transformer.forward"),
     ("log-scores", "parameterization.ScoreModel"),
