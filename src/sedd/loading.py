@@ -16,9 +16,10 @@ from sedd.objectives import Objective
 from sedd.process import Process
 from sedd.runtime.offload import OffloadedNetwork
 from sedd.schedule import Schedule
+from sedd.schema import check_choice
 from sedd.tokenizer import Tokenizer, load_tokenizer
 from sedd.training import checkpoint, networks
-from sedd.training.config import PRECISIONS, RunConfig, check_choice, check_label
+from sedd.training.config import PRECISIONS, RunConfig, check_label
 from sedd.training.setup import DiffusionSetup, build_model, build_network, build_setup
 
 WITHOUT_FLOAT64 = ("mps",)

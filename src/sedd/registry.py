@@ -14,15 +14,16 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, final
 
+from sedd.schema import check_choice
 from sedd.terminal import warn
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Registry:
     """Names of one kind, and the classes or functions that they stand for."""
 
@@ -48,14 +49,10 @@ class Registry:
         """All names, the built-in ones first."""
         return (*self.built_in, *(name for name in self.plugins if name not in self.built_in))
 
-    def check(self, name: str, what: str | None = None) -> None:
-        """Raise ValueError for an unknown name; ``what`` is the option that was set, by default the kind."""
-        if name not in self.names:
-            raise ValueError(f"{what or self.kind} is {name!r}; choose one of {', '.join(self.names)}")
-
-    def load(self, name: str, what: str | None = None) -> Any:
-        """Import the class or function that ``name`` stands for; see `check` for ``what``."""
-        self.check(name, what)
+    @cache  # noqa: B019  registries live as long as the process
+    def load(self, name: str) -> Any:
+        """Import the class or function that ``name`` stands for."""
+        check_choice(self.kind, name, self.names)
         plugins = self.plugins.get(name, [])
         packages = " and ".join(_package(entry) for entry in plugins)
         if name in self.built_in:

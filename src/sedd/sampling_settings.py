@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, final
 
 from sedd.registry import Registry
-from sedd.schema import check_count, check_seed
+from sedd.schema import check_choice, check_count, check_seed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -107,13 +107,13 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         if self.sampler is not None:
-            SAMPLERS.check(self.sampler)
+            check_choice("sampler", self.sampler, SAMPLERS.names)
             if self.options:
                 check_sampler_options(self.sampler, self.options)
         if self.steps is not None:
             check_count("steps", self.steps)
         if "," not in self.grid:
-            GRIDS.check(self.grid)
+            check_choice("grid", self.grid, GRIDS.names)
         check_seed(self.seed)
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0 (near 0 is the likeliest token)")

@@ -39,6 +39,12 @@ def check_count(name: str, value: int | float, least: int | float = 1, most: int
         raise ValueError(f"{name} is {value}; it must be {most:,} or less")
 
 
+def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
+    """Reject a value that is not one of ``allowed``."""
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+
+
 def check_seed(seed: int) -> int:
     """Reject a seed that no generator takes, and return it."""
     if not 0 <= seed < 2**63:

@@ -23,10 +23,9 @@ from sedd.cli.root import (
 )
 from sedd.files import parse_json, read_text
 from sedd.models import is_repo_id
-from sedd.schema import check_fields
+from sedd.schema import check_choice, check_fields
 from sedd.terminal import warn
 from sedd.training import checkpoint
-from sedd.training.config import check_choice
 
 FORMATS = ("sedd", "radd", "mdlm")
 """The published formats, the keys of `hub.convert.LAYOUTS`."""

@@ -35,9 +35,9 @@ from sedd.cli.root import (
 )
 from sedd.files import read_text
 from sedd.models import built_in_folder
-from sedd.schema import check_seed
+from sedd.schema import check_choice, check_seed
 from sedd.terminal import visible, warn
-from sedd.training.config import RunConfig, check_choice, check_label
+from sedd.training.config import RunConfig, check_label
 
 ESTIMATORS = ("bound", "any-order", "forward", "backward", "random")
 """The names that an estimator may have; which of them fit depends on the model."""

@@ -28,9 +28,8 @@ from sedd.cli.root import (
 from sedd.cli.sample import Batch, Length, sampling_options, sampling_settings
 from sedd.extras import install_hint
 from sedd.models import built_in_names, is_repo_id, list_built_in
-from sedd.schema import MAX_SAMPLES, check_count
+from sedd.schema import MAX_SAMPLES, check_choice, check_count
 from sedd.terminal import warn
-from sedd.training.config import check_choice
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet

@@ -17,10 +17,10 @@ from typer.models import CommandFunctionType
 
 from sedd import __version__, models, registry
 from sedd.runtime.launch import find_launch
-from sedd.schema import MAX_COUNT, MAX_SAMPLES, MAX_VOCABULARY, check_count
+from sedd.schema import MAX_COUNT, MAX_SAMPLES, MAX_VOCABULARY, check_choice, check_count
 from sedd.terminal import visible, warn
 from sedd.training import networks
-from sedd.training.config import PRECISIONS, check_choice
+from sedd.training.config import PRECISIONS
 
 ORDER = (
     *(

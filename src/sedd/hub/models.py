@@ -22,10 +22,10 @@ from sedd.hub.convert.files import WEIGHT_FILES
 from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
 from sedd.runtime import run_log
+from sedd.schema import check_choice
 from sedd.terminal import warn
 from sedd.tokenizer import BPE, Tokenizer, build_tokenizer
 from sedd.training import checkpoint, networks
-from sedd.training.config import check_choice
 
 GPT2_REPOS = ("openai-community/gpt2", "gpt2")
 GPT2_VOCAB_SIZE = 50257

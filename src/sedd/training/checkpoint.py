@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from sedd import files, models
 from sedd.files import read_json
 from sedd.runtime.launch import find_launch
-from sedd.schema import MAX_VOCABULARY, check_count, check_fields
+from sedd.schema import MAX_VOCABULARY, check_choice, check_count, check_fields
 from sedd.terminal import warn
-from sedd.training.config import RunConfig, check_choice
+from sedd.training.config import RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

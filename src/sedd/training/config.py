@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sedd.registry import Registry
-from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_count, check_seed, from_dict
+from sedd.schema import MAX_COUNT, MAX_SAMPLES, check_choice, check_count, check_seed, from_dict
 
 SCHEDULES = Registry(
     "schedule",
@@ -105,12 +105,6 @@ PRECISIONS = ("float32", "bfloat16")
 """Precisions of matrix products in inference."""
 
 
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a value that is not one of ``allowed``."""
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
-
-
 def check_label(label: str, labels: Sequence[str]) -> None:
     """Refuse a label that a model with these labels does not have."""
     if not labels:
@@ -191,7 +185,7 @@ class NoiseConfig:
     """Probability that hybrid noise replaces a token by the mask rather than by a random token; by default 0.9."""
 
     def __post_init__(self) -> None:
-        PROCESSES.check(self.process, "noise.process")
+        check_choice("noise.process", self.process, PROCESSES.names)
         if self.mask_share is not None and self.process != "hybrid":
             raise ValueError(
                 f"noise.mask_share is {self.mask_share}, and {self.process} noise has no such share; set "
@@ -202,7 +196,7 @@ class NoiseConfig:
                 f"noise.mask_share is {self.mask_share}; it must lie between 0 (uniform noise) and 1 (absorbing noise)"
             )
         if self.schedule is not None:
-            SCHEDULES.check(self.schedule, "noise.schedule")
+            check_choice("noise.schedule", self.schedule, SCHEDULES.names)
 
 
 @dataclass
@@ -517,7 +511,7 @@ class RunConfig:
 
     def check_trainable(self) -> "RunConfig":
         """Refuse an objective that is unknown or that no run can have, and return this."""
-        OBJECTIVES.check(self.objective, "objective")
+        check_choice("objective", self.objective, OBJECTIVES.names)
         if self.train.loss_weighting and self.objective == "autoregressive":
             raise ValueError(
                 f"train.loss_weighting is {self.train.loss_weighting}; it weights noise levels, of which objective "
