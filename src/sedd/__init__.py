@@ -50,50 +50,29 @@ if TYPE_CHECKING:
     from sedd.schedule import Schedule as Schedule
 
 __version__ = "0.1.0"
-_MODULES = {
-    "sedd.model": ("Bound", "Bounds", "Model", "Text", "Texts", "load", "train"),
-    "sedd.diffusion": ("Diffusion",),
-    "sedd.process": ("Absorbing", "Frequency", "Hybrid", "Process", "Uniform"),
-    "sedd.schedule": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),
-    "sedd.objectives": (
-        "AnyOrder",
-        "D3PM",
-        "DenoisingScoreEntropy",
-        "LambdaDCE",
-        "MeanCrossEntropy",
-        "Objective",
-        "TimeDCE",
-    ),
-    "sedd.parameterization": ("MeanModel", "ScoreModel"),
-    "sedd.samplers": (
-        "Ancestral",
-        "Confident",
-        "EntropyBounded",
-        "Euler",
-        "FirstHitting",
-        "Gibbs",
-        "Guided",
-        "Ordered",
-        "Remask",
-        "Sampler",
-        "Theta",
-        "Tweedie",
-        "Warped",
-    ),
-    "sedd.likelihood": ("bound",),
+_NAMES = {
+    "model": "Bound Bounds Model Text Texts load train",
+    "diffusion": "Diffusion",
+    "process": "Absorbing Frequency Hybrid Process Uniform",
+    "schedule": "Cosine Geometric LogLinear Polynomial Schedule",
+    "objectives": "AnyOrder D3PM DenoisingScoreEntropy LambdaDCE MeanCrossEntropy Objective TimeDCE",
+    "parameterization": "MeanModel ScoreModel",
+    "samplers": "Ancestral Confident EntropyBounded Euler FirstHitting Gibbs Guided Ordered Remask Sampler "
+    "Theta Tweedie Warped",
+    "likelihood": "bound",
 }
 """The public names, by the modules that define them."""
-__all__ = ["__version__", *(name for names in _MODULES.values() for name in names)]
+_MODULES = {name: f"sedd.{module}" for module, names in _NAMES.items() for name in names.split()}
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use."""
-    module = next((module for module, names in _MODULES.items() if name in names), None)
-    if module is None:
+    if name not in _MODULES:
         raise AttributeError(f"module 'sedd' has no attribute {name!r}; its names are {', '.join(__all__)}")
     from importlib import import_module
 
-    return getattr(import_module(module), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
