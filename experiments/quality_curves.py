@@ -33,7 +33,7 @@ from study_runs import Results, TimeLimit, has_gpu, report_skipped, save_figure
 from sedd import draws, plot, samplers
 from sedd.evaluation.quality import evaluate_samples, judges
 from sedd.evaluation.quality import samples as sample_sets
-from sedd.evaluation.quality.mauve import MauveReference
+from sedd.evaluation.quality.metrics import MauveReference
 from sedd.loading import load_model
 from sedd.samplers.run import with_padding
 

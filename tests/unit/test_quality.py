@@ -14,7 +14,7 @@ import torch
 
 from sedd import draws, samplers, sampling_settings
 from sedd.evaluation import quality
-from sedd.evaluation.quality import judges, metrics, results, samples, sweep
+from sedd.evaluation.quality import judges, metrics, results, samples
 from sedd.evaluation.quality.judge import Judge, SampleScore, extract_features, score_samples
 from sedd.evaluation.quality.metrics import MeanWithError, QualityMetrics
 from sedd.evaluation.quality.samples import Sample, SampleSet
@@ -199,11 +199,9 @@ def test_a_gguf_file_is_the_same_judge(judge: Judge, folder: Path, tmp_path: Pat
 def test_a_judge_without_a_start_token_cannot_score_the_first_token(folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    from sedd.evaluation.quality.judge_hf import HuggingFaceJudge
-
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, bos_token=None, eos_token=None)
     with pytest.raises(ValueError, match="no token that starts a text"):
-        HuggingFaceJudge(tiny_judges.network(len(tokenizer)), tokenizer, "nameless", skips_first_token=False)
+        judges.HuggingFaceJudge(tiny_judges.network(len(tokenizer)), tokenizer, "nameless", skips_first_token=False)
 
 
 def test_the_hash_of_a_judge_depends_on_its_weights(judge: Judge, tmp_path: Path) -> None:
@@ -415,14 +413,15 @@ def test_the_plot_joins_records_that_differ_in_the_first_swept_setting() -> None
 
 
 def test_sweeps() -> None:
-    base = sweep.SweepPoint(samplers.SamplingSettings(seed=3))
-    assert sweep.sweep_points(base, []) == [base]
-    found = sweep.sweep_points(base, ["steps=4,inf", "temperature=0.5,1"])
+    base = samples.SweepPoint(samplers.SamplingSettings(seed=3))
+    assert samples.sweep_points(base, {}) == [base]
+    found = samples.sweep_points(base, samples.parse_sweeps(["steps=4,inf", "temperature=0.5,1"]))
     settings = [(point.settings.steps, point.settings.temperature, point.settings.seed) for point in found]
     assert settings == [(4, 0.5, 3), (4, 1.0, 3), (None, 0.5, 3), (None, 1.0, 3)]
-    (point,) = sweep.sweep_points(base, ["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
+    axes = samples.parse_sweeps(["sampler=remask", "eta=0.1", "top-k=2", "length=5"])
+    (point,) = samples.sweep_points(base, axes)
     assert (point.settings.sampler, point.settings.options, point.length) == ("remask", {"eta": 0.1}, 5)
-    assert (point.settings.top_k, sweep.swept_names(["top-k=2", "eta=1"])) == (2, ["top_k", "eta"])
+    assert (point.settings.top_k, [*axes]) == (2, ["sampler", "eta", "top_k", "length"])
 
 
 @pytest.mark.parametrize(
@@ -438,18 +437,16 @@ def test_sweeps() -> None:
 )
 def test_bad_sweeps(spec: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        sweep.sweep_points(sweep.SweepPoint(samplers.SamplingSettings()), [spec])
+        samples.sweep_points(samples.SweepPoint(samplers.SamplingSettings()), samples.parse_sweeps([spec]))
 
 
 def test_mauve_is_near_one_for_equal_and_near_zero_for_different_distributions(judge: Judge) -> None:
-    from sedd.evaluation.quality.mauve import MauveReference
-
     random = np.random.default_rng(0)
 
     def texts(letters: str) -> SampleSet:
         return SampleSet([Sample("".join(random.choice(list(letters), 12)), None) for _ in range(60)], letters)
 
-    reference = MauveReference(texts("abcdef"), judge)
+    reference = metrics.MauveReference(texts("abcdef"), judge)
     same = quality.evaluate_samples(texts("abcdef"), judge, reference=reference)
     other = quality.evaluate_samples(texts("uvwxyz"), judge, reference=reference)
     assert same["mauve"] > 0.8 > 0.3 > other["mauve"]
@@ -459,11 +456,9 @@ def test_mauve_is_near_one_for_equal_and_near_zero_for_different_distributions(j
 def test_missing_packages_are_named_with_the_command_that_installs_them(
     judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sedd.evaluation.quality.mauve import MauveReference
-
     for module in ("mauve", "transformers"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=re.escape(install_hint("mauve"))):
-        MauveReference(SampleSet([Sample("a", None)] * 2, "a"), judge)
+        metrics.MauveReference(SampleSet([Sample("a", None)] * 2, "a"), judge)
     with pytest.raises(ValueError, match=re.escape(install_hint("judge"))):
         judges.load_judge("gpt2")

@@ -1,8 +1,8 @@
 """``sedd quality``: generative perplexity and other metrics of samples."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,17 +33,13 @@ from sedd.terminal import warn
 
 if TYPE_CHECKING:
     from sedd.evaluation.quality import SampleSet
-    from sedd.evaluation.quality.sweep import SweepPoint
-    from sedd.samplers import Prompt, SamplingRun
 
 PICTURES, RECORDS = (".png",), (".json", ".jsonl")
-FIRST_TOKEN, JUDGE_PRECISIONS = ("skipped", "scored"), ("float32", "bfloat16", "float64")
 NO_JUDGE = (
     "samples need a judge; name a Hugging Face model or an autoregressive run with --judge, or, for molecules, add "
     "--molecules"
 )
 Record = dict[str, Any]
-ScoreSamples = Callable[["SampleSet"], Record]
 
 
 @app.command()
@@ -140,7 +136,12 @@ def quality(
     - `sedd quality samples.jsonl --judge ar-run --json > a.json`
     - `sedd quality a.json b.json`
     """
-    from sedd.evaluation.quality import sweep as sweeps
+    from sedd import samplers
+    from sedd.evaluation.quality import judges, results
+    from sedd.evaluation.quality import samples as sample_sets
+    from sedd.evaluation.quality.metrics import MauveReference
+    from sedd.loading import load_model
+    from sedd.runtime.device import resolve_device
 
     sampling = sampling_settings(settings)
     for path in out or []:
@@ -148,16 +149,9 @@ def quality(
     if save is not None:
         _check_writable(save, RECORDS[1:])
     paths = [_find_input(path) for path in inputs] if inputs else [find_model(None)]
-    points = sweeps.sweep_points(sweeps.SweepPoint(sampling, length), sweep or [])
+    swept = sample_sets.parse_sweeps(sweep or [])
+    points = sample_sets.sweep_points(sample_sets.SweepPoint(sampling, length), swept)
     molecules = molecules or (judge is None and all(_is_molecule_run(path) for path in paths))
-    for path in paths:
-        _check_input(path, needs_judge=judge is None and not molecules)
-    for name, value, allowed in (
-        ("first-token", first_token, FIRST_TOKEN),
-        ("judge-precision", judge_precision, JUDGE_PRECISIONS),
-    ):
-        if value is not None:
-            check_choice(name, value, allowed)
     check_count("count", count, most=MAX_SAMPLES)
     check_count("batch", batch)
     if save is not None and (len(paths) > 1 or len(points) > 1):
@@ -166,78 +160,75 @@ def quality(
         raise ValueError("the plot shows generative perplexity, which needs --judge; save the results as .jsonl")
     if known is not None and not molecules:
         raise ValueError(f"known is {known}, and there are no molecules to compare with it; add --molecules")
+    stored = [results.read_results(path) for path in paths]
+    if judge is None and not molecules and None in stored:
+        raise ValueError(NO_JUDGE)
     announce(_describe(paths, count, len(points), judge, molecules))
-    from sedd.evaluation.quality import results
-    from sedd.runtime.device import resolve_device
+    where = str(resolve_device(device))
 
-    plan = _Plan(points, count, batch, str(resolve_device(device)), draw_precision, bool(sweep), molecules)
-    work = [results.read_results(path) or plan.samples(path) for path in paths]
-    records = [record for item in work if isinstance(item, list) for record in item]
-    if not all(isinstance(item, list) for item in work):
-        if judge is None and molecules:
-            score: ScoreSamples = results.sampling_record
-        else:
-            score = _judge(judge, first_token, judge_precision, plan.device, mauve, ids, truncate, judge_batch, records)
-        count_molecules = _MoleculeCounter(known) if molecules else None
-
-        def evaluate(samples: "SampleSet") -> Record:
-            record = score(_save_samples(samples, save))
-            return record if count_molecules is None else record | count_molecules(samples)
-
-        scored = (item if isinstance(item, list) else map(evaluate, item) for item in work)
-        records = [record for item in scored for record in item]
-    _report(records, sweeps.swept_names(sweep or []), out or [], as_json)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How to sample from runs and read files of samples."""
-
-    points: "list[SweepPoint]"
-    count: int
-    batch: int
-    device: str
-    draw_precision: str | None
-    swept: bool
-    molecules: bool
-
-    def samples(self, path: Path) -> "Iterator[SampleSet]":
+    def sample_sets_of(path: Path) -> "Iterator[SampleSet]":
         """Check an input now; samples of a run are drawn when iterated over."""
-        from sedd.evaluation.quality import judges
-        from sedd.evaluation.quality import samples as sample_sets
-
         if judges.is_run_folder(path):
-            return self._draw(path)
-        if self.swept:
+            loaded = load_model(path, device=where)
+            runs = [samplers.SamplingRun.of(loaded, point.settings) for point in points]
+            prompts = [samplers.blank_prompt(loaded, count, point.length) for point in points]
+
+            def draw(run: samplers.SamplingRun, prompt: samplers.Prompt) -> "SampleSet":
+                with stderr_progress(f"sampling {path}") as on_progress:
+                    return sample_sets.generate_samples(loaded, run, prompt, batch, str(path), on_progress)
+
+            return map(draw, runs, prompts)
+        if sweep:
             raise ValueError(f"{path} is a file of samples; --sweep needs the folder of a run")
-        found = sample_sets.read_samples(path, allow_empty=self.molecules)
-        facts = {**found.facts, "draw_precision": found.facts.get("draw_precision") or self.draw_precision}
+        found = sample_sets.read_samples(path, allow_empty=molecules)
+        facts = {**found.facts, "draw_precision": found.facts.get("draw_precision") or draw_precision}
         return iter([replace(found, facts=facts)])
 
-    def _draw(self, path: Path) -> "Iterator[SampleSet]":
-        from sedd import samplers
-        from sedd.evaluation.quality import samples as sample_sets
-        from sedd.loading import load_model
+    work = [saved or sample_sets_of(path) for path, saved in zip(paths, stored, strict=True)]
+    scorer = reference = None
+    if judge is not None and None in stored:
+        texts = None if mauve is None else sample_sets.read_samples(mauve)
+        scorer = judges.load_judge(judge, first_token=first_token, precision=judge_precision, device=where)
+        beside = [record for saved in stored for record in saved or []]
+        results.check_comparable([*beside, results.judge_record(scorer)])  # before any work
+        reference = None if texts is None else MauveReference(texts, scorer, judge_batch)
+    known_by_source: dict[str, list[str] | None] = {}
 
-        loaded = load_model(path, device=self.device)
-        sampling_runs = [samplers.SamplingRun.of(loaded, point.settings) for point in self.points]
-        prompts = [samplers.blank_prompt(loaded, self.count, point.length) for point in self.points]
+    def evaluate(item: "SampleSet | Record") -> Record:
+        if isinstance(item, dict):
+            return item
+        if save is not None:
+            with writing_to(save):
+                sample_sets.write_samples(item, save)
+        if scorer is None:
+            record = results.sampling_record(item)
+        else:
+            with stderr_progress(f"scoring {item.source}") as on_progress:
+                options: Any = {"by_ids": ids, "truncate": truncate, "reference": reference, "batch": judge_batch}
+                record = results.evaluate_samples(item, scorer, on_progress=on_progress, **options)
+        if molecules:
+            if item.source not in known_by_source:
+                known_by_source[item.source] = _read_known(known, item)
+            record |= _count_molecules(item, known_by_source[item.source])
+        return record
 
-        def draw(sampling_run: "SamplingRun", prompt: "Prompt") -> "SampleSet":
-            with stderr_progress(f"sampling {path}") as on_progress:
-                return sample_sets.generate_samples(loaded, sampling_run, prompt, self.batch, str(path), on_progress)
-
-        return map(draw, sampling_runs, prompts)
+    _report([evaluate(item) for items in work for item in items], [*swept], out or [], as_json)
 
 
 def _find_input(path: Path) -> Path:
-    """Return an input: samples, results or a model at this path, else a model in the box or on the Hub."""
+    """Return an input: samples, results or a model at this path, else a bundled model or one on the Hub."""
     from sedd.training import checkpoint
 
     check_file_name(path)
     if path.exists() and not checkpoint.holds_model(path):
         return path
-    return checkpoint.locate_model(path) or (find_model(path) if is_repo_id(str(path)) else path)
+    if found := checkpoint.locate_model(path):
+        return found
+    if is_repo_id(str(path)):
+        return find_model(path)
+    raise ValueError(
+        f"{path} does not exist; name the folder of a run, a file of samples, or saved results; {list_built_in()}"
+    )
 
 
 def _is_molecule_run(path: Path) -> bool:
@@ -252,73 +243,32 @@ def _is_molecule_run(path: Path) -> bool:
     return False
 
 
-class _MoleculeCounter:
-    """Counts molecules among samples; reads the known ones of each source once."""
+def _count_molecules(samples: "SampleSet", known: list[str] | None) -> Record:
+    from sedd.evaluation import molecules
 
-    def __init__(self, known: Path | None) -> None:
-        self.given, self.known = known, dict[str, list[str] | None]()
-
-    def __call__(self, samples: "SampleSet") -> Record:
-        from sedd.evaluation import molecules
-
-        if samples.source not in self.known:
-            self.known[samples.source] = self._read_known(samples)
-        known = self.known[samples.source]
-        texts = [sample.text or "" for sample in samples.samples]
-        with stderr_progress("comparing with known molecules") as on_progress:
-            found = molecules.measure_molecules(texts, known, on_progress)
-        return found.as_record() | {"known_molecules": None if known is None else len(known)}
-
-    def _read_known(self, samples: "SampleSet") -> list[str] | None:
-        """Return the molecules that are not novel: those given, or the training data of the run that was sampled."""
-        from sedd import data
-        from sedd.training import checkpoint
-        from sedd.training.datasets import find_sources, prepare_data
-
-        if self.given is not None:
-            return list(data.read_documents([self.given], packing="lines"))
-        try:
-            folder = Path(samples.facts.get("model") or samples.source)
-            trained = samples.config or checkpoint.find_model(folder).config
-            config = find_sources(trained, folder)
-            length, fraction = config.model.seq_len, config.data.val_fraction
-            blocks = data.TokenBlocks.open(prepare_data(config), length, "train", fraction)
-        except ValueError as error:
-            warn(f"novelty is not known, name the training data with --known: {error}")
-            return None
-        return blocks.decode()
+    with stderr_progress("comparing with known molecules") as on_progress:
+        found = molecules.measure_molecules([sample.text or "" for sample in samples.samples], known, on_progress)
+    return found.as_record() | {"known_molecules": None if known is None else len(known)}
 
 
-def _judge(
-    name: str | None,
-    first: str | None,
-    precision: str | None,
-    device: str,
-    mauve: Path | None,
-    ids: bool,
-    truncate: bool,
-    batch: int,
-    beside: list[Record],
-) -> ScoreSamples:
-    """Load the judge and MAUVE's reference; return a function from samples to their record."""
-    from sedd.evaluation.quality import evaluate_samples, judges, results
-    from sedd.evaluation.quality import samples as sample_sets
-    from sedd.evaluation.quality.mauve import MauveReference
+def _read_known(given: Path | None, samples: "SampleSet") -> list[str] | None:
+    """Return the molecules that are not novel: those given, or the training data of the run that was sampled."""
+    from sedd import data
+    from sedd.training import checkpoint
+    from sedd.training.datasets import find_sources, prepare_data
 
-    if name is None:
-        raise ValueError(NO_JUDGE)
-    texts = None if mauve is None else sample_sets.read_samples(mauve)
-    judge = judges.load_judge(name, first_token=first, precision=precision, device=device)
-    results.quality_table([*beside, results.judge_record(judge)], ())  # raises if the judges differ, before any work
-    reference = None if texts is None else MauveReference(texts, judge, batch)
-
-    def score(samples: "SampleSet") -> Record:
-        with stderr_progress(f"scoring {samples.source}") as on_progress:
-            return evaluate_samples(
-                samples, judge, by_ids=ids, truncate=truncate, reference=reference, batch=batch, on_progress=on_progress
-            )
-
-    return score
+    if given is not None:
+        return list(data.read_documents([given], packing="lines"))
+    try:
+        folder = Path(samples.facts.get("model") or samples.source)
+        trained = samples.config or checkpoint.find_model(folder).config
+        config = find_sources(trained, folder)
+        length, fraction = config.model.seq_len, config.data.val_fraction
+        blocks = data.TokenBlocks.open(prepare_data(config), length, "train", fraction)
+    except ValueError as error:
+        warn(f"novelty is not known, name the training data with --known: {error}")
+        return None
+    return blocks.decode()
 
 
 def _describe(paths: Sequence[Path], count: int, settings: int, judge: str | None, molecules: bool) -> str:
@@ -333,19 +283,6 @@ def _describe(paths: Sequence[Path], count: int, settings: int, judge: str | Non
     )
 
 
-def _check_input(path: Path, needs_judge: bool) -> None:
-    """Reject an input that does not exist, and a run without a judge."""
-    from sedd.training import checkpoint
-
-    if not path.exists():
-        raise ValueError(
-            f"{path} does not exist; name the folder of a run, a file of samples, or saved results; {list_built_in()}"
-        )
-    is_model = (path / checkpoint.CHECKPOINTS).is_dir() or (path / "ema.safetensors").is_file()
-    if needs_judge and is_model:
-        raise ValueError(NO_JUDGE)
-
-
 def _check_writable(path: Path, kinds: Sequence[str]) -> None:
     """Raise ValueError, before any work, if ``path`` cannot be written."""
     if path.suffix not in kinds:
@@ -353,15 +290,6 @@ def _check_writable(path: Path, kinds: Sequence[str]) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} does not exist; make it, or choose another folder for {path.name}")
     check_out(path)
-
-
-def _save_samples(samples: "SampleSet", path: Path | None) -> "SampleSet":
-    from sedd.evaluation.quality.samples import write_samples
-
-    if path is not None:
-        with writing_to(path):
-            write_samples(samples, path)
-    return samples
 
 
 IDENTIFYING = ("source", "sampler", "steps")
@@ -382,7 +310,9 @@ def _report(records: list[Record], swept: list[str], out: list[Path], as_json: b
     from sedd.evaluation.quality.plots import plot_quality
 
     extra = [name if name in records[0] else "options" for name in swept if name not in IDENTIFYING]
-    extra += [name for name in SETTINGS if name not in extra and _differs(records, name)]
+    for name in SETTINGS:  # a column each if they tell records apart
+        values = {json.dumps(record.get(name), sort_keys=True) for record in records}
+        extra += [name] if len(values) > 1 and name not in extra else []
     metrics = [name for name in METRICS if any(record.get(name) is not None for record in records)]
     columns = [*IDENTIFYING, *extra, *metrics, *COSTS]
     rows = quality_table(records, columns)
@@ -401,45 +331,36 @@ def _report(records: list[Record], swept: list[str], out: list[Path], as_json: b
         _print(records, columns, rows)
 
 
-def _differs(records: list[Record], name: str) -> bool:
-    """Whether records differ in a setting, so that a table needs it to tell them apart."""
-    return len({json.dumps(record.get(name), sort_keys=True) for record in records}) > 1
-
-
 def _print(records: list[Record], columns: list[str], found: list[list[Any]]) -> None:
-    """Print one record as a line per number, several as a table; standard errors follow their numbers."""
-    cells = [
-        [_format(value, record.get(f"stderr_{name}")) for name, value in zip(columns, row, strict=True)]
-        for record, row in zip(records, found, strict=True)
-    ]
-    heads, first = [name.replace("_", " ") for name in columns], records[0]
-    for line in _about(records):
-        show(line)
-    if len(cells) == 1:
-        counts = [name for name in ("samples", "tokens", "truncated", "known_molecules") if first.get(name) is not None]
-        shown = [*cells[0], *(str(first[name]) for name in counts)]
-        for name, cell in zip([*heads, *(name.replace("_", " ") for name in counts)], shown, strict=True):
-            show(f"{name:22s} {cell}")
-        return
-    for row in (heads, ["---"] * len(heads), *cells):
-        show(f"| {' | '.join(row)} |")
-
-
-def _about(records: list[Record]) -> Iterator[str]:
-    """Yield what the numbers depend on: the judge, and what decides whether a sample is a molecule."""
+    """Print what the numbers depend on, then one record as a line per number, or several as a table."""
     if judged := next((record for record in records if "judge" in record), None):
         about = f"judge {judged['judge']} in {judged['judge_precision']}, first token {judged['first_token']}"
-        yield f"{about}; in the judge's tokens, entropy in nats"
+        show(f"{about}; in the judge's tokens, entropy in nats")
     if counted := next((record for record in records if "validity" in record), None):
-        yield (
+        show(
             f"molecules by RDKit {counted['rdkit_version']}, in any spelling"
             if counted["validity_by"] == "RDKit"
             else "molecules by the syntax of SMILES alone, as text; with RDKit also by valence, in any spelling: "
             + install_hint("molecules")
         )
+    cells = [
+        [_format(value, record.get(f"stderr_{name}")) for name, value in zip(columns, row, strict=True)]
+        for record, row in zip(records, found, strict=True)
+    ]
+    heads, first = [name.replace("_", " ") for name in columns], records[0]
+    if len(cells) == 1:
+        for head, cell in zip(heads, cells[0], strict=True):
+            show(f"{head:22s} {cell}")
+        for name in ("samples", "tokens", "truncated", "known_molecules"):
+            if first.get(name) is not None:
+                show(f"{name.replace('_', ' '):22s} {first[name]}")
+        return
+    for row in (heads, ["---"] * len(heads), *cells):
+        show(f"| {' | '.join(row)} |")
 
 
 def _format(value: Any, stderr: float | None) -> str:
+    """Return a table cell; a standard error follows its number."""
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.4g}" if stderr is None else f"{value:.4g} ± {stderr:.2g}"

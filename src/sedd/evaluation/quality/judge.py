@@ -1,4 +1,4 @@
-"""The interface of judges: causal language models that assign a cost, −log p, to each token of a text."""
+"""Judges: causal language models that assign a cost, −log p, to each token of a text; scoring of samples by them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -55,12 +55,11 @@ class Judge(ABC):
 
 
 class SampleScore(NamedTuple):
-    """The cost of a sample under a judge."""
+    """The cost of a sample under a judge: a sum of nats over ``scored_tokens``."""
 
     ids: Ids
     nats: float
     scored_tokens: int
-    """Number of tokens that ``nats`` is a sum over."""
 
 
 @torch.no_grad()

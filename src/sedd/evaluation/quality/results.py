@@ -5,16 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from sedd.evaluation.quality.judge import Judge, OnProgress, score_in_low_precision
-from sedd.evaluation.quality.mauve import MauveReference
-from sedd.evaluation.quality.metrics import (
-    NGRAM_SIZES,
-    REPETITION_SIZE,
-    MeanWithError,
-    QualityMetrics,
-    compute_metrics,
-)
+from sedd.evaluation.quality.metrics import NGRAM_SIZES, REPETITION_SIZE, MauveReference, compute_metrics
 from sedd.evaluation.quality.samples import SAMPLING_FIELDS, SampleSet, encode_for_judge, read_json_records
-from sedd.likelihood import PrecisionCheck
 from sedd.schema import check_count
 
 JUDGE_FIELDS = ("judge_sha256", "judge_precision", "first_token", "scored")
@@ -24,7 +16,6 @@ REQUIRED_FIELDS = (
     *JUDGE_FIELDS,
 )
 """Fields that every result has."""
-DIGITS = 6
 
 
 def evaluate_samples(
@@ -37,30 +28,38 @@ def evaluate_samples(
     batch: int = 8,
     on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Compute the metrics of ``samples`` under ``judge``.
+    """Compute the metrics of ``samples`` under ``judge``; return the record that is printed and stored.
 
     Args:
         by_ids: Score the samples' own token ids instead of encoding their text.
-        truncate: Cut samples longer than the judge's context instead of refusing them.
+        truncate: Cut samples longer than the judge's context instead of raising an error.
         batch: Samples per forward pass of the judge.
         on_progress: Called with the number of samples done and their total.
-
-    Returns:
-        The record that is printed and stored.
     """
     check_count("judge-batch", batch)
     encoded = encode_for_judge(samples, judge, by_ids=by_ids, truncate=truncate)
     scores, check = score_in_low_precision(judge, encoded.ids, batch, on_progress)
     metrics = compute_metrics(scores)
-    return {
-        **sampling_record(samples),
-        **_metric_fields(metrics),
-        **({} if reference is None else reference.compare(judge, encoded.ids, batch)),
-        **judge_record(judge),
-        **_precision_fields(judge, check),
-        "scored": encoded.source,
-        "truncated": encoded.truncated,
-    }
+    record = {**sampling_record(samples), "samples": metrics.samples, "tokens": metrics.tokens}
+    for name, mean in (
+        ("gen_ppl_by_token", metrics.gen_ppl_by_token),
+        ("gen_ppl_by_sample", metrics.gen_ppl_by_sample),
+        ("entropy_nats", metrics.entropy),
+        (f"self_repetition_{REPETITION_SIZE}", metrics.self_repetition or (None, None)),
+    ):
+        record[name], record[f"stderr_{name}"] = map(_round, mean)
+    record |= {f"distinct_{n}": _round(value) for n, value in zip(NGRAM_SIZES, metrics.distinct, strict=True)}
+    record |= {} if reference is None else reference.compare(judge, encoded.ids, batch)
+    record |= judge_record(judge) | {"judge_precision_difference": None}
+    if check is not None and judge.low_precision is not None:
+        record["judge_precision_difference"] = {
+            "nats_per_token": _round(check.difference),
+            "stderr": _round(check.stderr),
+            "samples": check.compared,
+        }
+        if check.is_negligible:
+            record["judge_precision"] = judge.low_precision.precision
+    return record | {"scored": encoded.source, "truncated": encoded.truncated}
 
 
 def sampling_record(samples: SampleSet) -> dict[str, Any]:
@@ -85,36 +84,14 @@ def judge_record(judge: Judge) -> dict[str, Any]:
     }
 
 
-def _precision_fields(judge: Judge, check: PrecisionCheck | None) -> dict[str, Any]:
-    """Return the precision in which samples were scored and, if another was tried, the difference that was measured."""
-    if check is None or judge.low_precision is None:
-        return {"judge_precision": judge.precision, "judge_precision_difference": None}
-    difference = {"nats_per_token": _round(check.difference), "stderr": _round(check.stderr), "samples": check.compared}
-    precision = judge.low_precision.precision if check.is_negligible else judge.precision
-    return {"judge_precision": precision, "judge_precision_difference": difference}
-
-
-def _metric_fields(metrics: QualityMetrics) -> dict[str, Any]:
-    means = {
-        "gen_ppl_by_token": metrics.gen_ppl_by_token,
-        "gen_ppl_by_sample": metrics.gen_ppl_by_sample,
-        "entropy_nats": metrics.entropy,
-        f"self_repetition_{REPETITION_SIZE}": metrics.self_repetition or MeanWithError(float("nan"), None),
-    }
-    numbers: dict[str, Any] = {"samples": metrics.samples, "tokens": metrics.tokens}
-    for name, mean in means.items():
-        numbers |= {name: _round(mean.value), f"stderr_{name}": _round(mean.stderr)}
-    return numbers | {f"distinct_{n}": _round(value) for n, value in zip(NGRAM_SIZES, metrics.distinct, strict=True)}
-
-
 def _round(value: float | None) -> float | None:
-    return None if value is None or value != value else float(f"{value:.{DIGITS}g}")
+    return None if value is None or value != value else float(f"{value:.6g}")
 
 
 def read_results(path: Path) -> list[dict[str, Any]] | None:
     """Read the results in a file written by ``sedd quality``; None if it is not such a file.
 
-    A generative perplexity without an entropy is refused.
+    A generative perplexity without an entropy is rejected.
     """
     if not path.is_file() or not (records := read_json_records(path)):
         return None
@@ -128,32 +105,33 @@ def read_results(path: Path) -> list[dict[str, Any]] | None:
     return records
 
 
-def _comparable(record: dict[str, Any], field: str) -> Any:
-    """Return a field; a precision that was chosen since it makes no difference counts as float32."""
-    is_chosen = field == "judge_precision" and record.get("judge_precision_difference") is not None
-    return "float32" if is_chosen else record[field]
+def check_comparable(records: Sequence[dict[str, Any]]) -> None:
+    """Reject records that differ in one of `JUDGE_FIELDS`, in MAUVE's reference or in what decides validity."""
 
+    def value(record: dict[str, Any], field: str) -> Any:
+        is_chosen = field == "judge_precision" and record.get("judge_precision_difference") is not None
+        return "float32" if is_chosen else record[field]  # bfloat16 was chosen since it makes no difference
 
-def quality_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
-    """Return these columns of the records; records that differ in one of `JUDGE_FIELDS` are refused.
-
-    A table with a generative perplexity must contain the entropy.
-    """
-    if any(name.startswith("gen_ppl") for name in columns) and "entropy_nats" not in columns:
-        raise ValueError("a table with a generative perplexity must contain entropy_nats too")
     for field in (*JUDGE_FIELDS, "mauve_reference", "validity_by"):
-        found = {str(_comparable(record, field)): record for record in records if record.get(field) is not None}
+        found = {str(value(record, field)): record for record in records if record.get(field) is not None}
         if len(found) > 1:
             values = sorted(f"{r['judge']} ({v[:8]})" if field == "judge_sha256" else v for v, r in found.items())
             raise ValueError(
                 f"these results have {field.removesuffix('_sha256')} {' and '.join(values)}; results that differ in it "
                 "cannot share a table"
             )
+
+
+def quality_table(records: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
+    """Return these columns of comparable records; a generative perplexity needs the entropy next to it."""
+    if any(name.startswith("gen_ppl") for name in columns) and "entropy_nats" not in columns:
+        raise ValueError("a table with a generative perplexity must contain entropy_nats too")
+    check_comparable(records)
     return [[record.get(column) for column in columns] for record in records]
 
 
 def comparison_warnings(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Return warnings about differences that affect a comparison of these records."""
+    """Return warnings about differences, and shared random numbers, that affect a comparison of these records."""
     messages = []
     precisions = sorted({str(record["draw_precision"] or "unknown") for record in records})
     if len(precisions) > 1:
@@ -162,17 +140,13 @@ def comparison_warnings(records: Sequence[dict[str, Any]]) -> list[str]:
             "float32 act like a lower temperature and can reduce the generative perplexity several times, and the "
             "entropy with it: compare entropies"
         )
-    if len({record["samples"] for record in records if "tokens" in record}) > 1:
+    judged = [record for record in records if "tokens" in record]
+    if len({record["samples"] for record in judged}) > 1:
         messages.append("note: distinct-n falls with the number of samples, which differs here")
-    lengths = [record["tokens"] / record["samples"] for record in records if "tokens" in record]
+    lengths = [record["tokens"] / record["samples"] for record in judged]
     if lengths and max(lengths) > 1.1 * min(lengths):
         messages.append("note: entropy rises and distinct-n falls with the length of samples, which differs here")
-    return messages + _dependence_warnings(records)
-
-
-def _dependence_warnings(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Return warnings about results whose samples are equal, or drawn with the same random numbers."""
-    messages = [
+    messages += [
         f"warning: the samples of rows {' and '.join(map(str, rows))} are equal, so these rows are one measurement: "
         "their settings made no difference with these random numbers"
         for rows in _rows_by(records, "seed", "samples_sha256")
