@@ -4,21 +4,14 @@ Transfers use ``huggingface_hub``; its caches and settings apply here too (``HF_
 and others).
 """
 
-from sedd.card_facts import CardFacts
-from sedd.hub.card import describe_cost, model_card, write_card
-from sedd.hub.client import download
-from sedd.hub.models import fetch, find_tokenizer, from_pretrained, push_to_hub, save_pretrained, source_name
-
-__all__ = [
-    "CardFacts",
-    "describe_cost",
-    "download",
-    "fetch",
-    "find_tokenizer",
-    "from_pretrained",
-    "model_card",
-    "push_to_hub",
-    "save_pretrained",
-    "source_name",
-    "write_card",
-]
+from sedd.card_facts import CardFacts as CardFacts
+from sedd.hub.card import describe_cost as describe_cost
+from sedd.hub.card import model_card as model_card
+from sedd.hub.card import write_card as write_card
+from sedd.hub.client import download as download
+from sedd.hub.models import fetch as fetch
+from sedd.hub.models import find_tokenizer as find_tokenizer
+from sedd.hub.models import from_pretrained as from_pretrained
+from sedd.hub.models import push_to_hub as push_to_hub
+from sedd.hub.models import save_pretrained as save_pretrained
+from sedd.hub.models import source_name as source_name

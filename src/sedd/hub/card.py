@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from sedd import files
 from sedd.card_facts import FACTS, CardFacts
 from sedd.extras import DISTRIBUTION
-from sedd.hub.convert.convert import ORIGIN
+from sedd.hub.convert import read_origin
 from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
 from sedd.training import checkpoint
@@ -26,39 +26,43 @@ CONDITIONING = {
 """Descriptions of ``time_conditioning``."""
 README = "README.md"
 """The model card; it is not in the manifest, as it may be edited."""
+SAMPLE_METRICS = (
+    *("samples", "steps", "sampler", "temperature", "validity", "uniqueness", "novelty"),
+    *("validity_by", "judge", "gen_ppl_by_token", "entropy_nats"),
+)
+"""Fields of a record of `sedd quality` that a card shows."""
 
 
 def write_card(folder: Path, name: str, facts: CardFacts) -> Path:
     """Write the card of the model in ``folder``: card.json, and README.md from it and the model; return the latter."""
-    loaded = load_model(folder)
-    has_origin = (folder / f"{ORIGIN}.json").is_file()
-    public = replace(facts, results=[_public(record) for record in facts.results])
-    text = model_card(loaded, name, public, checkpoint.load_json(folder, ORIGIN) if has_origin else None)
+    # folders of this machine are not published
+    results = [
+        record | {k: Path(record[k]).name for k in ("data", "model") if record.get(k)} for record in facts.results
+    ]
+    public = replace(facts, results=results)
+    text = model_card(load_model(folder), name, public, read_origin(folder))
     checkpoint.write_json(folder / f"{FACTS}.json", asdict(public))
     with checkpoint.explain_write_errors(folder / README):
         files.write_text(folder / README, text)
     return folder / README
 
 
-def _public(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record without local folders, which are not published."""
-    return {**record, **{key: Path(record[key]).name for key in ("data", "model") if record.get(key)}}
-
-
 def model_card(loaded: LoadedModel, name: str, facts: CardFacts, origin: Mapping[str, Any] | None) -> str:
     """Return the README.md of a model, with the Hub's metadata.
 
     Args:
-        name: Its name on the Hub or in the box.
+        name: Its name on the Hub or of the bundled model.
         origin: The published checkpoint it was converted from, if any.
     """
+    # indented, so that nothing in the texts is markup
+    samples = textwrap.indent("\n\n".join(text.strip("\n") for text in facts.samples), "    ")
     parts = [
         f"# {name}",
         *([facts.summary] if facts.summary else []),
         _description(loaded, origin),
         "## Use\n\n" + _usage(loaded, name, facts),
         "## Evaluation\n\n" + _evaluation(facts),
-        *(["## Samples\n\nNot selected:\n\n" + _samples(facts.samples)] if facts.samples else []),
+        *(["## Samples\n\nNot selected:\n\n" + samples] if samples else []),
         "## Training\n\n" + _training(loaded, facts, origin),
         *([f"## Limits\n\n{facts.limits}"] if facts.limits else []),
     ]
@@ -142,23 +146,13 @@ def _evaluation(facts: CardFacts) -> str:
             f"evaluated on {cost['data']} with the same times and noise."
         )
     if metrics := facts.sample_metrics:
-        shown = (
-            "samples",
-            "steps",
-            "sampler",
-            "temperature",
-            "validity",
-            "uniqueness",
-            "novelty",
-            "validity_by",
-            "judge",
-            "gen_ppl_by_token",
-            "entropy_nats",
-        )
-        rows = [
-            f"| {name.replace('_', ' ')} | {_cell(metrics, name)} |" for name in shown if metrics.get(name) is not None
-        ]
-        parts.append("\n".join(["| of samples | |", "|---|---|", *rows]))
+        rows = ["| of samples | |", "|---|---|"]
+        for name in SAMPLE_METRICS:
+            if metrics.get(name) is not None:
+                error = metrics.get(f"stderr_{name}")
+                stderr = "" if error is None else f" ± {error}"
+                rows.append(f"| {name.replace('_', ' ')} | {metrics[name]}{stderr} |")
+        parts.append("\n".join(rows))
     return "\n\n".join(parts)
 
 
@@ -167,17 +161,6 @@ def describe_cost(cost: Mapping[str, Any]) -> str:
     error = "" if cost["stderr_nats_per_token"] is None else f" ± {cost['stderr_nats_per_token']:.6f}"
     bits = "" if cost["bits_per_char"] is None else f", {cost['bits_per_char']:.6f} bits per character"
     return f"{cost['nats_per_token']:.6f}{error} nats per token{bits}"
-
-
-def _cell(record: Mapping[str, Any], name: str) -> str:
-    """Return a number with its standard error, if it has one."""
-    error = record.get(f"stderr_{name}")
-    return f"{record[name]}" if error is None else f"{record[name]} ± {error}"
-
-
-def _samples(texts: Sequence[str]) -> str:
-    """Return texts as a block of code, indented, so that nothing in them is markup; a line apart."""
-    return textwrap.indent("\n\n".join(text.strip("\n") for text in texts), "    ")
 
 
 def _likelihoods(results: Sequence[Mapping[str, Any]]) -> str:
@@ -212,16 +195,13 @@ def _nats(record: Mapping[str, Any]) -> str:
 def _training(loaded: LoadedModel, facts: CardFacts, origin: Mapping[str, Any] | None) -> str:
     if origin is not None:
         return f"By the authors of `{origin['source']}`; see there for data and licence."
-    stated = [f"{name}: {text}" for name, text in (("Data", facts.data), ("Licence", facts.licence)) if text]
-    made = [f"Made with:\n\n```sh\n{facts.command}\n```"] if facts.command else []
-    return "\n\n".join([*stated, _configuration(loaded), *made])
-
-
-def _configuration(loaded: LoadedModel) -> str:
     run = loaded.config
     sources = ", ".join(Path(source).name for source in run.data.sources) or "not recorded"
-    return (
+    parts = [f"{name}: {text}" for name, text in (("Data", facts.data), ("Licence", facts.licence)) if text]
+    parts.append(
         f"On {sources} ({run.data.packing}), objective `{run.objective}`, {run.optim.name} with learning rate "
         f"{run.optim.lr}, batches of {run.train.batch_size} sequences, EMA decay {run.optim.ema_decay}, seed "
         f"{run.seed}. All options are in `config.json`; the number of steps is in `state.json`."
     )
+    parts += [f"Made with:\n\n```sh\n{facts.command}\n```"] if facts.command else []
+    return "\n\n".join(parts)

@@ -10,8 +10,19 @@ from huggingface_hub import constants, errors
 DATA_FILES = ("*.json", "*.safetensors", "merges.txt")
 """Files that hold data only."""
 PICKLE_FILES = ("*.bin", "*.ckpt", "*.pt", "*.pth")
-HTTP_ERRORS: tuple[type[Exception], ...] = (OSError, errors.HTTPError)  # type: ignore[attr-defined]
-"""What the library's HTTP client raises, in all of its major versions."""
+SENTENCES: tuple[tuple[type[Exception], str], ...] = (
+    (errors.GatedRepoError, "{name} is gated: request access on its page, then log in with: hf auth login"),
+    (
+        errors.RepositoryNotFoundError,
+        "{name} is not on the Hub, or it is private and you are not logged in (hf auth login); check its spelling",
+    ),
+    (errors.RevisionNotFoundError, "{name} has no such revision; name a branch, a tag or a commit that it has"),
+    (errors.LocalEntryNotFoundError, "{name} is not in the cache at {cache}, and {reason}"),
+    (errors.HFValidationError, "{name} is not a valid name of a repository: {error}"),
+    (OSError, "the request to the Hub for {name} failed: {reason}"),
+    (errors.HTTPError, "the request to the Hub for {name} failed: {reason}"),  # type: ignore[attr-defined]
+)
+"""What each error of the library means, the more special ones first."""
 
 
 def download(name: str, revision: str | None = None, pickles: bool = False) -> Path:
@@ -36,7 +47,7 @@ def download_file(names: tuple[str, ...], path: str) -> Path:
 
 def upload(folder: Path, name: str, private: bool, message: str) -> str:
     """Upload ``folder`` as the repository ``name``, created if missing, and return its address."""
-    with translate_errors(name):
+    with _translate_errors(name):
         api = huggingface_hub.HfApi()
         address = str(api.create_repo(name, private=private, exist_ok=True))
         api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
@@ -44,7 +55,7 @@ def upload(folder: Path, name: str, private: bool, message: str) -> str:
 
 
 def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    with translate_errors(name):
+    with _translate_errors(name):
         found = huggingface_hub.snapshot_download(
             name,
             revision=revision,
@@ -55,28 +66,15 @@ def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
 
 
 @contextmanager
-def translate_errors(name: str) -> Iterator[None]:
+def _translate_errors(name: str) -> Iterator[None]:
     """Turn the errors of the Hub's client into one sentence each."""
     try:
         yield
-    except errors.GatedRepoError:
-        raise ValueError(f"{name} is gated: request access on its page, then log in with: hf auth login") from None
-    except errors.RepositoryNotFoundError:
-        raise ValueError(
-            f"{name} is not on the Hub, or it is private and you are not logged in (hf auth login); check its spelling"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ValueError(f"{name} has no such revision; name a branch, a tag or a commit that it has") from None
-    except errors.LocalEntryNotFoundError as error:
-        raise ValueError(f"{name} is not in the cache at {constants.HF_HUB_CACHE}, and {_reason(error)}") from None
-    except errors.HFValidationError as error:
-        raise ValueError(f"{name} is not a valid name of a repository: {error}") from None
-    except HTTP_ERRORS as error:
-        raise ValueError(f"the request to the Hub for {name} failed: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set: unset it, or copy the files there"
-    message = str(error).strip().split("\n")[0].removeprefix("Got: ")
-    return f"{constants.ENDPOINT} did not answer ({message}): try again online, or use files you have"
+    except tuple(kind for kind, _ in SENTENCES) as error:
+        message = str(error).strip().split("\n")[0].removeprefix("Got: ")
+        reason = f"{constants.ENDPOINT} did not answer ({message}): try again online, or use files you have"
+        if constants.HF_HUB_OFFLINE:
+            reason = "HF_HUB_OFFLINE is set: unset it, or copy the files there"
+        sentence = next(sentence for kind, sentence in SENTENCES if isinstance(error, kind))
+        cache = constants.HF_HUB_CACHE
+        raise ValueError(sentence.format(name=name, cache=cache, reason=reason, error=error)) from None

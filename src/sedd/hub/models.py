@@ -1,4 +1,4 @@
-"""Models by name: a folder, a folder in a published layout, a model in the box, or a repository on the Hub."""
+"""Models by name: a folder, a folder in a published layout, a bundled model, or a repository on the Hub."""
 
 import hashlib
 import os
@@ -17,7 +17,6 @@ from sedd.cache import cache_folder
 from sedd.card_facts import CardFacts
 from sedd.hub import client, convert
 from sedd.hub.card import write_card
-from sedd.hub.convert.convert import ORIGIN
 from sedd.hub.convert.files import WEIGHT_FILES
 from sedd.loading import LoadedModel, load_model
 from sedd.models import is_repo_id
@@ -34,7 +33,7 @@ GPT2_VOCAB_SIZE = 50257
 def fetch(name: str | Path, revision: str | None = None) -> Path:
     """Return a folder that `load_model` reads, for a model given by name.
 
-    A folder here comes first, then a model in the box, then one on the Hub.
+    A folder here comes first, then a bundled model, then one on the Hub.
     A published checkpoint in safetensors is converted once and cached (``SEDD_CACHE``); pickles are read by
     `sedd import` only.
     """
@@ -88,27 +87,28 @@ def source_name(name: str) -> str:
 
 
 def find_tokenizer(imported: convert.ImportedCheckpoint, name: str | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a published checkpoint.
+    """Return the tokenizer of a published checkpoint, or None if there is none: its tokens are then integers.
 
     Args:
         name: ``gpt2``, or a path; by default the tokenizer in the checkpoint's folder, or GPT-2's if the vocabulary has
             its size.
-
-    Returns:
-        The tokenizer, or None if there is none; the tokens are then integers.
     """
-    if name is not None:
-        if name == "gpt2":
-            return _gpt2_tokenizer()
-        return build_tokenizer(name, _no_texts)
-    if (tokenizer := _tokenizer_in(imported.folder)) is not None:
-        return tokenizer
-    if imported.vocab_size != GPT2_VOCAB_SIZE:
-        return None
+    if name not in (None, "gpt2"):
+        return build_tokenizer(str(name), _no_texts)
+    if name is None:
+        if (tokenizer := _tokenizer_in(imported.folder)) is not None:
+            return tokenizer
+        if imported.vocab_size != GPT2_VOCAB_SIZE:
+            return None
     try:
-        return _gpt2_tokenizer()
+        return build_tokenizer("gpt2", _no_texts)  # from ``SEDD_GPT2``
     except ValueError:
-        return None  # the model works with integers, which the caller reports
+        try:
+            return BPE.read(client.download_file(GPT2_REPOS, tokenizers.DEFINITION))
+        except ValueError:
+            if name is not None:
+                raise
+            return None
 
 
 def _no_texts() -> Iterator[str]:
@@ -126,14 +126,6 @@ def _tokenizer_in(folder: Path) -> Tokenizer | None:
     return None
 
 
-def _gpt2_tokenizer() -> Tokenizer:
-    """Return GPT-2's tokenizer from the local folder ``SEDD_GPT2``, or from the Hub."""
-    try:
-        return build_tokenizer("gpt2", _no_texts)
-    except ValueError:
-        return BPE.read(client.download_file(GPT2_REPOS, tokenizers.DEFINITION))
-
-
 def from_pretrained(
     name: str | Path,
     revision: str | None = None,
@@ -142,10 +134,10 @@ def from_pretrained(
     device: str = "cpu",
     network: type[nn.Module] | str | None = None,
 ) -> LoadedModel:
-    """Load a model by name: a folder, a model in the box, or a repository on the Hub; ours or a published one.
+    """Load a model by name: a folder, a bundled model, or a repository on the Hub; ours or a published one.
 
     Args:
-        name: A folder, the name of a model in the box, or owner/name.
+        name: A folder, the name of a bundled model, or owner/name.
         revision: A branch, tag or commit on the Hub.
         weights: ``ema`` or ``model``.
         network: As for `load_model`.
@@ -173,58 +165,45 @@ def save_pretrained(
             they are in ``model``.
         network: As for `load_model`.
     """
-    folder = _save_pretrained(model, out, name, results, dtype, network)
+    folder = _write_model(model, out, name, results, dtype, network)
     networks.remember(folder, checkpoint.find_model(folder).config.network)
     return folder
 
 
-def _save_pretrained(
+def _write_model(
     model: str | Path,
-    out: Path,
+    target: Path,
     name: str | None,
     results: Sequence[Mapping[str, Any]],
     dtype: str | None,
     network: str | None,
 ) -> Path:
-    """Write a model folder, as `save_pretrained` does, and record it nowhere."""
     if dtype is not None:
         check_choice("dtype", dtype, checkpoint.WEIGHT_DTYPES)
-    with files.atomic_folder(out) as folder:
-        checkpoint.require_empty(out)
+    with files.atomic_folder(target) as out:
+        checkpoint.require_empty(target)
         loaded = load_model(model, network=network)
-        _write_pretrained(loaded, Path(model), folder, name or out.absolute().name, results, dtype)
-    return out.absolute()
-
-
-def _write_pretrained(
-    loaded: LoadedModel,
-    model: Path,
-    out: Path,
-    name: str,
-    results: Sequence[Mapping[str, Any]],
-    dtype: str | None,
-) -> None:
-    """Write the files of `save_pretrained` into ``out``."""
-    config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
-    if (counts := checkpoint.read_stored_model(loaded.folder).token_counts) is not None:
-        config["token_counts"] = counts
-    config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
-    config["data"]["tokenizer"], config["out"] = Path(loaded.config.data.tokenizer).name, None
-    imported = (loaded.folder / f"{ORIGIN}.json").is_file()
-    origin = checkpoint.load_json(loaded.folder, ORIGIN) if imported else None
-    state = checkpoint.read_state(loaded.folder)
-    records = {"config": config, "state": state} | ({ORIGIN: origin} if imported else {})
-    if dtype is None:
-        weights = checkpoint.load_tensors(loaded.folder, "ema")
-    else:
-        weights = checkpoint.pack_weights(checkpoint.load_weights(loaded.folder, "ema").tensors, dtype)
-    checkpoint.write(out, {"ema": weights}, records, loaded.tokenizer.files())
-    facts = CardFacts.read(loaded.folder)
-    if dtype in (None, checkpoint.read_header(loaded.folder).dtype):
-        facts = replace(facts, results=[*_validation_result(model, state), *facts.results])
-    else:  # what was measured before is not of these weights
-        facts = replace(facts, results=[], weights_cost=None, sample_metrics=None, samples=[])
-    write_card(out, name, replace(facts, results=[*facts.results, *results]))
+        config = {**loaded.config.as_dict(), "vocab_size": loaded.process.vocab_size, "labels": loaded.labels}
+        if (counts := checkpoint.read_stored_model(loaded.folder).token_counts) is not None:
+            config["token_counts"] = counts
+        config["data"]["sources"] = loaded.config.data.sources = [Path(s).name for s in loaded.config.data.sources]
+        config["data"]["tokenizer"], config["out"] = Path(loaded.config.data.tokenizer).name, None
+        records = {"config": config, "state": checkpoint.read_state(loaded.folder)}
+        if (origin := convert.read_origin(loaded.folder)) is not None:
+            records[convert.ORIGIN] = origin
+        if dtype is None:
+            weights = checkpoint.load_tensors(loaded.folder, "ema")
+        else:
+            weights = checkpoint.pack_weights(checkpoint.load_weights(loaded.folder, "ema").tensors, dtype)
+        checkpoint.write(out, {"ema": weights}, records, loaded.tokenizer.files())
+        facts = CardFacts.read(loaded.folder)
+        if dtype in (None, checkpoint.read_header(loaded.folder).dtype):
+            facts = replace(facts, results=[*_validation_result(Path(model), records["state"]), *facts.results])
+        else:  # what was measured before is not of these weights
+            facts = replace(facts, results=[], weights_cost=None, sample_metrics=None, samples=[])
+        facts = replace(facts, results=[*facts.results, *map(dict, results)])
+        write_card(out, name or target.absolute().name, facts)
+    return target.absolute()
 
 
 def _validation_result(folder: Path, state: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -266,5 +245,5 @@ def push_to_hub(
     if not is_repo_id(name):
         raise ValueError(f"{name!r} is not the name of a repository; write owner/name")
     with files.temporary_folder(Path(tempfile.gettempdir()), "sedd-push-", mode=0o700) as temporary:
-        folder = _save_pretrained(model, temporary / "model", name, results, None, network)
+        folder = _write_model(model, temporary / "model", name, results, None, network)
         return client.upload(folder, name, private, f"Model and card of {name}")

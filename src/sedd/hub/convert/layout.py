@@ -1,9 +1,10 @@
 """The published checkpoint layouts: SEDD, RADD and MDLM, their weight names and their configurations."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, final
 
+from sedd.schema import is_of_type
 from sedd.training.config import DataConfig, ModelConfig, NoiseConfig, RunConfig
 
 ROTARY = "rotary_emb.inv_freq"
@@ -13,6 +14,15 @@ RADD_LOSSES = {"lambda_DCE": "lambda-dce", "t_DCE": "t-dce"}
 """Losses of RADD. They are equal in expectation, and the network does not depend on time under either."""
 EPS = 1e-3
 """Parameter of the log-linear schedule in all published code."""
+SIZE_PATHS = {
+    "width": ("model.hidden_size", "hidden_dim"),
+    "depth": ("model.n_blocks", "n_blocks"),
+    "heads": ("model.n_heads", "n_heads"),
+    "cond_dim": ("model.cond_dim", "cond_dim"),
+    "seq_len": ("model.length", "model_length"),
+    "dropout": ("model.dropout", "dropout"),
+}
+"""Where the nested configuration of a run and the flat one of the Hub have our settings of a network."""
 Config = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -28,137 +38,105 @@ class WeightSizes(NamedTuple):
     """None for a network without a noise-level embedding."""
 
 
-class CheckpointLayout(ABC):
-    """A published format: names of weights and of configuration keys."""
+@final
+@dataclass(frozen=True)
+class CheckpointLayout:
+    """A published format and the models that it describes."""
 
     name: str
+    parameterization: str
+    processes: Mapping[str, str]
+    """Its names of noise processes, and ours."""
+    time_conditioning: tuple[str, ...]
+    dropout: float
+    """What its code takes where the configuration has none."""
     prefix: str = ""
     """Prefix of the names of weights."""
 
-    @abstractmethod
     def fits(self, run: RunConfig) -> bool:
         """Return whether a model with the reference network can be written in this layout."""
+        # a configuration of MDLM has no schedule
+        has_schedule = self is not MDLM or (run.noise.schedule, run.noise.options.get("eps", EPS)) == (
+            "log-linear",
+            EPS,
+        )
+        return (
+            run.model.parameterization == self.parameterization
+            and run.noise.process in self.processes.values()
+            and run.time_conditioning in self.time_conditioning
+            and has_schedule
+        )
 
-    @abstractmethod
     def parse_config(self, config: Config, sizes: WeightSizes) -> tuple[RunConfig, int]:
         """Return the run that a published configuration describes, and its vocabulary size."""
+        process = _choice(config, "graph.type", self.processes, None if self is SEDD else "absorb")
+        conditioning = None
+        match self.name:
+            case "sedd":
+                objective = "score-entropy"
+                scaled = _value(config, "model.scale_by_sigma", bool, process == "absorbing")
+                if scaled != (process == "absorbing"):
+                    raise ValueError(
+                        f"model.scale_by_sigma is {scaled} and graph.type {process}: a published score is scaled by σ "
+                        "under absorbing noise, and there alone"
+                    )
+            case "radd":
+                objective, conditioning = _choice(config, "training.loss_type", RADD_LOSSES, "lambda_DCE"), "none"
+            case "mdlm":
+                _choice(config, "parameterization", {"subs": "mean"}, "subs")
+                objective = "t-dce"
+                conditioning = "sigma" if _value(config, "time_conditioning", bool, False) else "zero"
+        options = {"parameterization": self.parameterization, "time_conditioning": conditioning}
+        run = RunConfig(
+            data=DataConfig(tokenizer="gpt2"),
+            noise=NoiseConfig(process, *_schedule(config)),
+            model=_model_config(config, sizes, self.dropout, **options),
+            objective=objective,
+        )
+        return run.resolved(), _vocab_size(config, sizes, has_mask=process == "absorbing")
 
-    @abstractmethod
     def write_config(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
-        """Return the published configuration that describes a run."""
-
-
-@final
-class SeddLayout(CheckpointLayout):
-    """SEDD: a score conditioned on σ.
-
-    log s = output − ln(e^σ − 1) − ln(D − 1) under absorbing noise, and the output itself under uniform noise.
-
-    Reference: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
-    arXiv 2310.16834.
-    """
-
-    name = "sedd"
-
-    def fits(self, run: RunConfig) -> bool:
-        """Return whether the model is a score conditioned on σ, under absorbing or uniform noise."""
-        known = run.noise.process in PROCESSES.values()
-        return known and run.model.parameterization == "score" and run.time_conditioning == "sigma"
-
-    def parse_config(self, config: Config, sizes: WeightSizes) -> tuple[RunConfig, int]:
-        """Parse ``tokens``, ``graph``, ``noise`` and ``model``."""
-        process = _choice(config, "graph.type", PROCESSES)
-        scaled = _value(config, "model.scale_by_sigma", bool, process == "absorbing")
-        if scaled != (process == "absorbing"):
+        """Return the published configuration of a run: nested, or flat for MDLM."""
+        nested = self is not MDLM
+        sizes = {paths[not nested].removeprefix("model."): getattr(run.model, n) for n, paths in SIZE_PATHS.items()}
+        if not nested:
+            conditioned = run.time_conditioning == "sigma"
+            return {"model_type": "mdlm", "vocab_size": vocab_size + 1, **sizes, "time_conditioning": conditioned}
+        noise = run.noise
+        kind = [published for published, name in SCHEDULES.items() if name == noise.schedule]
+        if not kind:
             raise ValueError(
-                f"model.scale_by_sigma is {scaled} and graph.type {process}: a published score is scaled by σ under "
-                "absorbing noise, and there alone"
+                f"the schedule is {noise.schedule}; published models have {' or '.join(SCHEDULES.values())}"
             )
-        noise = NoiseConfig(process, *_schedule(config))
-        model = _model_config(config, sizes, parameterization="score", dropout=0.1)
-        return _run_config(noise, model, "score-entropy"), _vocab_size(config, sizes, has_mask=process == "absorbing")
-
-    def write_config(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
-        """Return the nested configuration of a run of SEDD's code."""
-        absorbing = run.noise.process == "absorbing"
-        nested = _nested_config(run, vocab_size)
-        nested["model"] |= {"scale_by_sigma": absorbing}
-        return nested | {"graph": {"type": "absorb" if absorbing else "uniform"}}
-
-
-@final
-class RaddLayout(CheckpointLayout):
-    """RADD: a denoiser under absorbing noise whose network does not depend on the noise level.
-
-    Reference: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean
-    Data", arXiv 2406.03736.
-    """
-
-    name = "radd"
-
-    def fits(self, run: RunConfig) -> bool:
-        """Return whether the model is a denoiser under absorbing noise without noise-level conditioning."""
-        return _is_mask_denoiser(run) and run.time_conditioning == "none"
-
-    def parse_config(self, config: Config, sizes: WeightSizes) -> tuple[RunConfig, int]:
-        """Parse ``tokens``, ``noise``, ``model`` and ``training.loss_type``."""
-        _choice(config, "graph.type", {"absorb": "absorbing"}, "absorb")
-        noise = NoiseConfig("absorbing", *_schedule(config))
-        model = _model_config(config, sizes, parameterization="mean", dropout=0.02, time_conditioning="none")
-        objective = _choice(config, "training.loss_type", RADD_LOSSES, "lambda_DCE")
-        return _run_config(noise, model, objective), _vocab_size(config, sizes, has_mask=True)
-
-    def write_config(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
-        """Return the nested configuration of a run of RADD's code, with the keys it requires."""
-        nested = _nested_config(run, vocab_size)
-        nested["model"] |= {"use_checkpoint": False, "dtype": "float32"}
+        ends = {"sigma_min": noise.options.get("lo", 1e-4), "sigma_max": noise.options.get("hi", 20.0)}
+        eps = {} if (value := noise.options.get("eps", EPS)) == EPS else {"eps": value}
+        config = {"tokens": vocab_size, "noise": {"type": kind[0], **ends, **eps}}
+        if self is SEDD:
+            absorbing = noise.process == "absorbing"
+            graph = {"type": "absorb" if absorbing else "uniform"}
+            return {**config, "model": {**sizes, "scale_by_sigma": absorbing}, "graph": graph}
         loss = [name for name, objective in RADD_LOSSES.items() if objective == run.objective]
-        return nested | ({"training": {"loss_type": loss[0]}} if loss else {})
+        training = {"training": {"loss_type": loss[0]}} if loss else {}
+        return {**config, "model": {**sizes, "use_checkpoint": False, "dtype": "float32"}, **training}
 
 
-@final
-class MdlmLayout(CheckpointLayout):
-    """MDLM: a denoiser under absorbing noise with SEDD's network, which receives σ = 0 unless time conditioning is on.
+MASK = {"absorb": "absorbing"}
+SEDD = CheckpointLayout("sedd", "score", PROCESSES, ("sigma",), 0.1)
+"""A score: log s = output − ln(e^σ − 1) − ln(D − 1) under absorbing noise, and the output itself under uniform noise.
 
-    Reference: Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language Models", arXiv 2406.07524.
-    """
+Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution", arXiv 2310.16834.
+"""
+RADD = CheckpointLayout("radd", "mean", MASK, ("none",), 0.02)
+"""A denoiser whose network does not depend on the noise level.
 
-    name = "mdlm"
-    prefix = "backbone."
+Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean Data",
+arXiv 2406.03736.
+"""
+MDLM = CheckpointLayout("mdlm", "mean", MASK, ("sigma", "zero"), 0.1, "backbone.")
+"""A denoiser with SEDD's network, which receives σ = 0 unless time conditioning is on.
 
-    def fits(self, run: RunConfig) -> bool:
-        """Return whether the model is a denoiser under absorbing noise with a noise-level embedding.
-
-        The layout has no schedule option: only the log-linear schedule with the published ε fits.
-        """
-        published_schedule = run.noise.schedule == "log-linear" and run.noise.options.get("eps", EPS) == EPS
-        return _is_mask_denoiser(run) and run.time_conditioning != "none" and published_schedule
-
-    def parse_config(self, config: Config, sizes: WeightSizes) -> tuple[RunConfig, int]:
-        """Parse the flat configuration of the Hub or the nested one of a run; both may be missing."""
-        _choice(config, "parameterization", {"subs": "mean"}, "subs")
-        conditioning = "sigma" if _value(config, "time_conditioning", bool, False) else "zero"
-        noise = NoiseConfig("absorbing", *_schedule(config))
-        model = _model_config(config, sizes, parameterization="mean", dropout=0.1, time_conditioning=conditioning)
-        return _run_config(noise, model, "t-dce"), _vocab_size(config, sizes, has_mask=True)
-
-    def write_config(self, run: RunConfig, vocab_size: int) -> dict[str, Any]:
-        """Return the flat configuration of the Hub."""
-        model = run.model
-        return {
-            "model_type": "mdlm",
-            "vocab_size": vocab_size + 1,
-            "model_length": model.seq_len,
-            "hidden_dim": model.width,
-            "cond_dim": model.cond_dim,
-            "n_blocks": model.depth,
-            "n_heads": model.heads,
-            "dropout": model.dropout,
-            "time_conditioning": run.time_conditioning == "sigma",
-        }
-
-
-SEDD, RADD, MDLM = SeddLayout(), RaddLayout(), MdlmLayout()
+Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language Models", arXiv 2406.07524.
+"""
 LAYOUTS: Mapping[str, CheckpointLayout] = {layout.name: layout for layout in (SEDD, RADD, MDLM)}
 
 
@@ -199,14 +177,6 @@ def choose_layout(run: RunConfig, name: str | None) -> CheckpointLayout:
 # Configurations --------------------------------------------------------------------------------------------
 
 
-def _is_mask_denoiser(run: RunConfig) -> bool:
-    return run.model.parameterization == "mean" and run.noise.process == "absorbing"
-
-
-def _run_config(noise: NoiseConfig, model: ModelConfig, objective: str) -> RunConfig:
-    return RunConfig(data=DataConfig(tokenizer="gpt2"), noise=noise, model=model, objective=objective).resolved()
-
-
 def _lookup(config: Config, path: str) -> Any:
     """Return the value at a dotted path such as ``model.length``, or None."""
     found: Any = config
@@ -217,19 +187,16 @@ def _lookup(config: Config, path: str) -> Any:
 
 def _value(config: Config, path: str, kind: type[T], default: T) -> T:
     """Return the value at a path, which must be of this type, or the default."""
-    found = _lookup(config, path)
-    if found is None:
+    if (found := _lookup(config, path)) is None:
         return default
-    fits = isinstance(found, (int, float) if kind is float else kind)
-    if not fits or (isinstance(found, bool) and kind is not bool):
+    if not is_of_type(found, kind):
         raise ValueError(f"in the configuration {path} is {found!r}; it must be a {kind.__name__}")
     return kind(found)  # type: ignore[call-arg]
 
 
 def _choice(config: Config, path: str, choices: Mapping[str, str], default: str | None = None) -> str:
     """Return our name for the value at a path, which must be one of ``choices``."""
-    found = _lookup(config, path)
-    found = default if found is None else found
+    found = default if (stated := _lookup(config, path)) is None else stated
     if not isinstance(found, str) or found not in choices:
         given = f"in the configuration {path} is {found!r}"
         missing = f"the configuration has no {path}; is config.json, or .hydra/config.yaml of a training run, missing?"
@@ -245,44 +212,20 @@ def _schedule(config: Config) -> tuple[str, dict[str, float]]:
     return schedule, {option: _value(config, path, float, default) for option, (path, default) in ends.items()}
 
 
-SIZE_PATHS = {
-    "width": ("model.hidden_size", "hidden_dim"),
-    "depth": ("model.n_blocks", "n_blocks"),
-    "heads": ("model.n_heads", "n_heads"),
-    "cond_dim": ("model.cond_dim", "cond_dim"),
-    "length": ("model.length", "model_length"),
-}
-"""Paths of sizes in the nested configuration of a run and in the flat one of the Hub."""
-
-
-def _size(config: Config, name: str, default: int) -> int:
-    for path in SIZE_PATHS[name]:
-        default = _value(config, path, int, default)
-    return default
-
-
-def _model_config(config: Config, sizes: WeightSizes, **options: Any) -> ModelConfig:
+def _model_config(config: Config, sizes: WeightSizes, dropout: float, **options: Any) -> ModelConfig:
     """Return the network's configuration; sizes in the configuration must agree with those of the weights."""
-    for name in ("width", "heads", *([] if sizes.cond_dim is None else ["cond_dim"])):
-        measured = getattr(sizes, name)
-        if (configured := _size(config, name, measured)) != measured:
-            raise ValueError(
-                f"in the configuration {' or '.join(SIZE_PATHS[name])} is {configured}; the weights have {measured}"
-            )
-    depth = _size(config, "depth", sizes.depth)
-    # a slightly different depth passes here: the check of the weights names those that are missing or unknown
-    if not 0 < depth < 2 * sizes.depth + 2:
-        raise ValueError(f"in the configuration {SIZE_PATHS['depth'][0]} is {depth}; the weights have {sizes.depth}")
-    options["dropout"] = _value(config, "dropout", float, _value(config, "model.dropout", float, options["dropout"]))
-    return ModelConfig(
-        architecture="reference",
-        width=sizes.width,
-        depth=depth,
-        heads=sizes.heads,
-        cond_dim=sizes.cond_dim or _size(config, "cond_dim", 128),
-        seq_len=_size(config, "length", 1024),
-        **options,
-    )
+    measured = sizes._asdict() | {"cond_dim": sizes.cond_dim or 128, "seq_len": 1024, "dropout": dropout}
+    found = {}
+    for name, paths in SIZE_PATHS.items():
+        value = measured[name]
+        for path in paths:
+            value = _value(config, path, type(value), value)
+        # the check of the weights names those that are missing or unknown if the depth is slightly different
+        is_close = name == "depth" and 0 < value < 2 * sizes.depth + 2
+        if name in sizes._fields and getattr(sizes, name) not in (value, None) and not is_close:
+            raise ValueError(f"in the configuration {' or '.join(paths)} is {value}; the weights have {measured[name]}")
+        found[name] = value
+    return ModelConfig(architecture="reference", **found, **options)
 
 
 def _vocab_size(config: Config, sizes: WeightSizes, has_mask: bool) -> int:
@@ -294,25 +237,3 @@ def _vocab_size(config: Config, sizes: WeightSizes, has_mask: bool) -> int:
             f"in the configuration there are {configured} tokens; the embedding has {sizes.num_states} rows"
         )
     return vocab_size
-
-
-def _nested_config(run: RunConfig, vocab_size: int) -> dict[str, Any]:
-    """Return the keys that the configurations of SEDD and RADD share."""
-    model, schedule, options = run.model, run.noise.schedule, run.noise.options
-    kind = [published for published, name in SCHEDULES.items() if name == schedule]
-    if not kind:
-        raise ValueError(f"the schedule is {schedule}; published models have {' or '.join(SCHEDULES.values())}")
-    ends = {"sigma_min": options.get("lo", 1e-4), "sigma_max": options.get("hi", 20.0)}
-    eps = {} if (value := options.get("eps", EPS)) == EPS else {"eps": value}
-    return {
-        "tokens": vocab_size,
-        "noise": {"type": kind[0], **ends, **eps},
-        "model": {
-            "hidden_size": model.width,
-            "cond_dim": model.cond_dim,
-            "length": model.seq_len,
-            "n_blocks": model.depth,
-            "n_heads": model.heads,
-            "dropout": model.dropout,
-        },
-    }
