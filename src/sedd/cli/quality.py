@@ -28,7 +28,7 @@ from sedd.cli.root import (
 from sedd.cli.sample import Batch, Length, sampling_options, sampling_settings
 from sedd.extras import install_hint
 from sedd.models import built_in_names, is_repo_id, list_built_in
-from sedd.schema import MAX_SAMPLES, check_choice, check_count
+from sedd.schema import MAX_SAMPLES, check_count
 from sedd.terminal import warn
 
 if TYPE_CHECKING:
