@@ -39,17 +39,7 @@ from measure import free_memory
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
-from sedd.nn.blocks import (
-    AttentionContext,
-    Block,
-    FinalLayer,
-    ModernBlock,
-    ModernFinalLayer,
-    attention,
-    block_modulations,
-)
-from sedd.nn.layers import PositionEmbedding, TransformerShape
-from sedd.nn.transformer import Transformer
+from sedd.nn.transformer import AttentionContext, ModernBlock, Transformer, TransformerShape, attention
 from sedd.ops import block_ops
 from sedd.ops.block_ops import PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import distributed
@@ -177,8 +167,9 @@ class ShiftedSum(nn.Module):
 class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the package
     """A block that also reads the embeddings x0 and the stream of an earlier block."""
 
-    def __init__(self, shape: TransformerShape, features: dict[str, Any]) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
+        features = Variant.features
         self.x0: Tensor | None = None
         self.skip: Tensor | None = None
         self.stream: Tensor | None = None
@@ -203,7 +194,10 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
         w = self.block_weights()
         dtype = compute_dtype(w.qkv.weight)
         backend = block_ops.select_backend(x.device.type, dtype)
-        attention_half, mlp_half = block_modulations(w.modulation, c)
+        attention_adaln = mlp_adaln = attention_gate = mlp_gate = None
+        if w.modulation is not None:
+            shift1, scale1, attention_gate, shift2, scale2, mlp_gate = w.modulation(c).chunk(6, -1)
+            attention_adaln, mlp_adaln = (shift1, scale1), (shift2, scale2)
         if branch is not None and (self.gains is not None or self.adds_skips):
             y = branch.y if branch.gate is None else branch.gate[:, None].to(branch.y.dtype) * branch.y
             x, branch = x + y, None
@@ -213,9 +207,7 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
             self.stream = x
             if self.skip_gain is not None and self.skip is not None:
                 x = x + self.skip_gain.to(x.dtype) * self.skip
-        x, n, n_fp8 = backend.residual_norm_modulate(
-            x, branch, w.norms[0], attention_half.modulation, dtype, None, self.use_fp8
-        )
+        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[0], attention_adaln, dtype, None, self.use_fp8)
         if self.conv is not None:
             n, n_fp8 = self.conv(n), None
         q, k, v = backend.qkv_rotary(n, w.qkv.weight, self.heads, context.rotation, w.qk_scale, n_fp8)
@@ -225,18 +217,18 @@ class VariantBlock(ModernBlock):  # type: ignore[misc]  # final for users of the
         if self.gate_embed is not None:  # one gate per head, 1 at the start (Qiu et al. 2025, arXiv 2505.06708)
             gate = 2 * torch.sigmoid(F.linear(n, self.gate_embed.to(n.dtype)))
             attended = (attended.unflatten(-1, (self.heads, -1)) * gate[..., None]).flatten(-2)
-        x, attended = gather(x, packed), gather(attended, packed)
-        branch = ResidualBranch.with_dropout(backend.linear(attended, w.out.weight), attention_half.gate, 0.0)
-        x, n, n_fp8 = backend.residual_norm_modulate(
-            x, branch, w.norms[1], mlp_half.modulation, dtype, packed, self.use_fp8
-        )
+        if packed is not None:
+            x, attended = gather(x, packed), gather(attended, packed)
+        branch = ResidualBranch(backend.linear(attended, w.out.weight), attention_gate)
+        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[1], mlp_adaln, dtype, packed, self.use_fp8)
         y = backend.mlp(n, (w.up.weight, w.up.bias), w.down.weight, w.activation, n_fp8)
-        return x, ResidualBranch.with_dropout(y, mlp_half.gate, 0.0, None)
+        return x, ResidualBranch(y, mlp_gate)
 
 
 class Variant(Transformer):
     """The modern network with variants; all blocks but the last run as CUDA graphs, as they do without."""
 
+    block_class, is_reference = VariantBlock, False
     features: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, **options: Any) -> None:
@@ -251,15 +243,6 @@ class Variant(Transformer):
         """Return the network's output, its logits capped by cap·tanh(·/cap) if there is a cap."""
         output, cap = super().forward(*args, **options), self.features.get("soft_cap")
         return output if cap is None else cap * torch.tanh(output / cap)
-
-    def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
-        return PositionEmbedding(shape.width)
-
-    def _build_block(self, shape: TransformerShape) -> Block:
-        return VariantBlock(shape, self.features)
-
-    def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
-        return ModernFinalLayer(shape, outputs)
 
     def _first_blocks(
         self, h: Tensor, c: Tensor | None, context: AttentionContext

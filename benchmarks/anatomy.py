@@ -133,11 +133,8 @@ def training(setting: TrainSetting, dropout: float | None = None, piecewise: boo
     counts = [count_in_loss(parts, b.x_t) for b in cpu_batches]
     steps = TrainingSteps(run, parts, setting, True, [NoisyBatch(*(a.cuda() for a in b)) for b in cpu_batches], counts)
     if piecewise:
-        network = steps.network
-        network.activation_checkpointing = torch.compile(
-            network.activation_checkpointing, fullgraph=True, dynamic=False
-        )
-        network.output_layer.compile(fullgraph=True, dynamic=False)
+        for part in (*steps.network.blocks, steps.network.output_layer):
+            part.compile(fullgraph=True, dynamic=False)
     return steps
 
 

@@ -75,7 +75,8 @@ class _Head(nn.Module):
         return_hidden: bool = False,
     ) -> Tensor:
         with torch.autocast(self.states.device.type, torch.bfloat16, enabled=self.is_bfloat16):
-            hidden = gather(self.states, packed).to(compute_dtype(self.head.weight))
+            hidden = self.states if packed is None else gather(self.states, packed)
+            hidden = hidden.to(compute_dtype(self.head.weight))
             return hidden if return_hidden else upcast(self.head(hidden))
 
 

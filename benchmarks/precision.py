@@ -21,7 +21,7 @@ from typing import Any
 
 from measure import choose_device
 
-from sedd.nn.blocks import Block
+from sedd.nn.transformer import Block
 from sedd.training import loop
 from sedd.training.datasets import prepare_data
 from sedd.training.overrides import merge_config

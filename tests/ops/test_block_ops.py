@@ -14,7 +14,6 @@ from sedd.ops.block_ops import (
     RMS_NORM,
     TORCH,
     BlockOps,
-    Modulation,
     NormSpec,
     PackedTokens,
     ResidualBranch,
@@ -59,7 +58,7 @@ def residual_norm_case(
 
     def operation(backend: BlockOps, packed: PackedTokens | None = None) -> tuple[Tensor, Tensor]:
         branch = ResidualBranch(y, gate if modulated else None, dropout, seed, y_bias)
-        modulation = Modulation(shift, scale) if modulated else None
+        modulation = (shift, scale) if modulated else None
         total, n, _ = backend.residual_norm_modulate(x, branch, norm, modulation, torch.float32, packed)
         return total, n
 

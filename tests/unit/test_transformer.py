@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from sedd.nn import hollow
-from sedd.nn.blocks import attention_context
+from sedd.nn import transformer
 from sedd.nn.layers import NgramEmbedding, RotaryEmbedding, join_tables
-from sedd.nn.transformer import Modern, Reference, Transformer
+from sedd.nn.transformer import Modern, Reference, Transformer, attention_mask
 from sedd.objectives import DenoisingScoreEntropy, LambdaDCE
 from sedd.ops.block_ops import TORCH, apply_rotary
 from sedd.parameterization import CausalModel, MeanModel, ScoreModel
@@ -260,7 +259,7 @@ def test_padding_on_the_left_of_a_causal_sequence_is_ignored(architecture: type[
 def test_every_query_has_a_key_and_no_valid_query_attends_to_padding(causal: bool) -> None:
     """Some kernels return NaN for a query without a key."""
     valid = torch.tensor([[True, True, False], [False, False, True], [False, False, False]])
-    mask = attention_context(RotaryEmbedding(8)(3), valid, causal).mask
+    mask = attention_mask(valid, torch.ones(3, 3, dtype=torch.bool).tril() if causal else None)
     assert mask is not None
     mask = mask[:, 0].expand(3, 3, 3)
     assert mask.any(-1).all()
@@ -304,7 +303,7 @@ def test_the_output_of_a_hollow_network_depends_on_every_token_but_its_own(archi
 
 @pytest.mark.parametrize("leak", ["the token itself", "diagonal of ordinary attention"])
 def test_a_mask_that_leaks_the_token_is_caught(leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, length = hollow.hollow_mask, 6
+    whole, length = transformer.hollow_mask, 6
 
     def mutant(length: int, device: torch.device) -> Tensor:
         mask = whole(length, device)
@@ -314,7 +313,7 @@ def test_a_mask_that_leaks_the_token_is_caught(leak: str, monkeypatch: pytest.Mo
             mask[: 2 * length, : 2 * length] = True  # its neighbours have seen the token
         return mask
 
-    monkeypatch.setattr(hollow, "hollow_mask", mutant)
+    monkeypatch.setattr(transformer, "hollow_mask", mutant)
     depends = dependence(build_network(Modern, hollow=True, depth=3, outputs=7), length)
     assert depends.diagonal().any()
 
@@ -611,7 +610,7 @@ def test_the_embedding_norm_removes_the_scale_of_the_embeddings() -> None:
         ).double()
         x, sigma = ids(2, 5), torch.tensor([0.3, 2.0])
         hidden = network.hidden(x, sigma)
-        embedding = network.vocab_embed()[x] + network.position_embedding(5)
+        embedding = network.vocab_embed.embedding[x] + network.position_embedding(5)
         torch.testing.assert_close(hidden, F.rms_norm(embedding, (24,)), rtol=1e-5, atol=0)
         with torch.no_grad():
             for parameter in (*network.vocab_embed.parameters(), *network.position_embedding.parameters()):

@@ -1,49 +1,303 @@
 """Transformers that map noisy tokens to logits.
 
 ``network(x, sigma)`` reads ids ``(*b, L)`` and the total noise ``(*b,)`` and returns ``(*b, L, outputs)``, in float32
-or better; a model of `diffusion.parameterization` turns that into log-scores. There are two architectures: `Reference`
-is the network of the published models, down to the names of its weights; `Modern` is the one to train from scratch.
-The head is initialised to 0, so the first loss is known. No sequence length is fixed.
+or better; a model of `parameterization` turns that into log-scores. There are two architectures: `Reference` is the
+network of the published models, down to the names of its weights; `Modern` is the one to train from scratch. The head
+is initialised to 0, so the first loss is known. No sequence length is fixed.
+
+A block returns the residual stream and the branch that is still to be added to it; the next block, or the final layer,
+adds it, since that sum and the norm that follows are one fused kernel. An architecture defines the weights of a block;
+the computation is the same for both.
 
 Reference: Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762.
 """
 
 from abc import ABC, abstractmethod
-from functools import partial
-from typing import final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the conventional name)
 
 from sedd import tensors
-from sedd.nn import hollow
-from sedd.nn.blocks import (
-    AttentionContext,
-    Block,
-    FinalLayer,
-    ModernBlock,
-    ModernFinalLayer,
-    ReferenceBlock,
-    ReferenceFinalLayer,
-    attention_context,
-)
 from sedd.nn.layers import (
     Embedding,
+    Float32Linear,
     Layer,
     Linear,
     NgramEmbedding,
     NoiseEmbedding,
+    NormWeights,
     PositionEmbedding,
     RotaryEmbedding,
-    TransformerShape,
 )
 from sedd.ops import block_ops, fp8
-from sedd.ops.block_ops import Lookup, PackedTokens, ResidualBranch, Rotation, gather
+from sedd.ops.block_ops import RMS_NORM, Lookup, NormSpec, PackedTokens, ResidualBranch, Rotation, gather
 from sedd.runtime import activation_checkpointing
 from sedd.runtime.activation_checkpointing import ActivationCheckpointing
 from sedd.runtime.cuda_graphs import GraphedFunction, OptionalTensors
 from sedd.tensors import compute_dtype, upcast, upcast_dtype
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """The sizes that all blocks of a network have in common."""
+
+    width: int
+    heads: int
+    cond_dim: int | None
+    """Width of the noise-level embedding; None for a network without noise conditioning."""
+    dropout: float
+    zero_branches: bool = False
+    """Whether the last matrix of every residual branch is initialised to 0."""
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.width < 1 or self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(
+                f"width {self.width} over {self.heads} heads leaves {self.head_dim} per head; "
+                "rotary embeddings rotate pairs, so it must be even"
+            )
+        if self.cond_dim is not None and self.cond_dim < 1:
+            raise ValueError(
+                f"cond_dim is {self.cond_dim}; the noise-level embedding must be at least 1 wide "
+                "(time_conditioning=False has none)"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must lie in [0, 1)")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+
+# Attention -------------------------------------------------------------------------------------------------
+
+
+class AttentionContext(NamedTuple):
+    """The inputs of attention besides queries, keys and values, the same for all blocks."""
+
+    rotation: Rotation
+    mask: Bool[Tensor, "#b 1 #L L"] | None
+    """True where the query (row) attends to the key (column); None: no mask but ``causal``."""
+    causal: bool
+    """Whether a token attends to itself and earlier tokens alone; False where ``mask`` covers that."""
+
+
+def attention_mask(
+    valid: Bool[Tensor, "b L"] | None, pattern: Bool[Tensor, "L L"] | None
+) -> Bool[Tensor, "#b 1 #L L"] | None:
+    """Return the mask by which valid tokens attend within a pattern, and not to padding.
+
+    Every query attends to at least one key, since kernels differ on a softmax over no key.
+    """
+    if valid is None:
+        return None if pattern is None else pattern[None, None]
+    if pattern is None:
+        return (valid | ~valid.any(-1, keepdim=True))[:, None, None]
+    return (valid[:, None, None] & pattern) | torch.eye(len(pattern), dtype=torch.bool, device=valid.device)
+
+
+def attention(
+    q: Float[Tensor, "b L heads d"],
+    k: Float[Tensor, "b L heads d"],
+    v: Float[Tensor, "b L heads d"],
+    context: AttentionContext,
+) -> Float[Tensor, "b L h"]:
+    """Compute softmax(q·k/√d) v with concatenated heads; q and k already carry the rotary embedding."""
+    # transposes are views, since heads are adjacent in memory
+    output = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=context.mask, is_causal=context.causal
+    )
+    return output.transpose(1, 2).flatten(-2)
+
+
+STREAMS = 3
+"""Copies of a sequence that a hollow network reads: forward, backward and query stream."""
+
+
+def hollow_mask(length: int, device: torch.device) -> Bool[Tensor, "n n"]:
+    """Return the attention of a hollow network, whose output at a position depends on all tokens but its own.
+
+    The network reads three streams side by side, with the same positions and weights:
+
+    - in the *forward* stream position j attends to positions up to j, so it depends on x_1 … x_j;
+    - in the *backward* stream it attends to positions from j on, so it depends on x_j … x_L;
+    - in the *query* stream one more token replaces every token, and position i attends to itself, to the forward stream
+      before i and to the backward stream after i.
+
+    In every block the query stream at i therefore depends on x_1 … x_{i−1} and x_{i+1} … x_L, and never on x_i. Masking
+    the diagonal of ordinary attention is not enough: one block carries x_i to the neighbours, the next one back.
+
+    Reference: Sun et al. 2022, "Score-based Continuous-time Discrete Diffusion Models", arXiv 2211.16750.
+    """
+    every = torch.ones(length, length, dtype=torch.bool, device=device)
+    none = torch.zeros_like(every)
+    rows = (
+        (every.tril(), none, none),
+        (none, every.triu(), none),
+        (every.tril(-1), every.triu(1), every.tril() & every.triu()),
+    )
+    return torch.cat([torch.cat(row, -1) for row in rows])
+
+
+# Blocks ----------------------------------------------------------------------------------------------------
+
+
+class BlockWeights(NamedTuple):
+    """The weights of a block: norm and attention, then norm and MLP."""
+
+    norms: tuple[NormSpec, NormSpec]
+    qkv: Linear
+    qk_scale: tuple[Tensor, Tensor] | None
+    """Scales of normalized queries and keys; None: they are not normalized."""
+    out: Linear
+    up: Linear
+    down: Linear
+    activation: str
+    """``gelu`` or ``relu2``."""
+    modulation: Float32Linear | None
+    """The adaLN layer; None without noise conditioning."""
+
+
+class Block(nn.Module, ABC):
+    """A transformer block: attention and MLP, each after a norm and next to a residual connection."""
+
+    use_fp8 = False
+    """Whether matrix products run in float8 where that is faster; see `ops.fp8`."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.heads, self.dropout = shape.heads, shape.dropout
+
+    @abstractmethod
+    def block_weights(self) -> BlockWeights: ...
+
+    def forward(
+        self,
+        x: Float[Tensor, "b L h"],
+        branch: ResidualBranch | None,
+        c: Float[Tensor, "b cond"] | None,
+        context: AttentionContext,
+        packed: PackedTokens | None = None,
+    ) -> tuple[Float[Tensor, "*s h"], ResidualBranch]:
+        """Return the residual stream and the branch that is still to be added to it.
+
+        Args:
+            x: The residual stream.
+            branch: The previous block's branch, to be added to ``x``.
+            c: The noise-level embedding.
+            context: Rotary angles and the attention mask.
+            packed: In the last block, the positions that are read. Attention is over all positions, and everything
+                after it is computed for these alone.
+        """
+        w = self.block_weights()
+        dtype = compute_dtype(w.qkv.weight)
+        backend, dropout = block_ops.select_backend(x.device.type, dtype), self.dropout if self.training else 0.0
+        attention_adaln = mlp_adaln = attention_gate = mlp_gate = None
+        if w.modulation is not None:
+            shift1, scale1, attention_gate, shift2, scale2, mlp_gate = w.modulation(c).chunk(6, -1)
+            attention_adaln, mlp_adaln = (shift1, scale1), (shift2, scale2)
+
+        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[0], attention_adaln, dtype, None, self.use_fp8)
+        q, k, v = backend.qkv_rotary(n, w.qkv.weight, self.heads, context.rotation, w.qk_scale, n_fp8)
+        attended = attention(q, k, v, context)
+        if packed is not None:
+            x, attended = gather(x, packed), gather(attended, packed)
+        seed = torch.randint(2**32, (2,), device=x.device) if dropout else None
+        branch = ResidualBranch(backend.linear(attended, w.out.weight), attention_gate, dropout, seed)
+
+        x, n, n_fp8 = backend.residual_norm_modulate(x, branch, w.norms[1], mlp_adaln, dtype, packed, self.use_fp8)
+        y = backend.mlp(n, (w.up.weight, w.up.bias), w.down.weight, w.activation, n_fp8)
+        # a copy: FSDP has freed this block's weights when the next block adds the bias
+        bias = None if w.down.bias is None else w.down.bias.clone()
+        seed = torch.randint(2**32, (2,), device=x.device) if dropout else None
+        return x, ResidualBranch(y, mlp_gate, dropout, seed, bias)
+
+
+@final
+class ReferenceBlock(Block):
+    """LayerNorm → modulate → attention → gate, then LayerNorm → modulate → GELU MLP → gate, each with a residual."""
+
+    mlp: Mapping[str, Linear]
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__(shape)
+        width, cond_dim = shape.width, shape.cond_dim
+        self.norm1 = NormWeights(width, bias=cond_dim is None)
+        self.attn_qkv = Linear(width, 3 * width, bias=False)
+        self.attn_out = Linear(width, width, bias=False)
+        self.norm2 = NormWeights(width, bias=cond_dim is None)
+        mlp = nn.ModuleDict({"0": Linear(width, 4 * width), "2": Linear(4 * width, width)})  # GELU is between them
+        self.mlp = mlp  # type: ignore[assignment]
+        self.adaLN_modulation = None if cond_dim is None else Float32Linear(cond_dim, 6 * width, zero=True)
+
+    def block_weights(self) -> BlockWeights:
+        norms, (up, down) = (_layer_norm(self.norm1), _layer_norm(self.norm2)), self.mlp.values()
+        return BlockWeights(norms, self.attn_qkv, None, self.attn_out, up, down, "gelu", self.adaLN_modulation)
+
+
+def _layer_norm(weights: NormWeights) -> NormSpec:
+    return NormSpec(1e-5, True, weights.weight, weights.bias)
+
+
+@final
+class ModernBlock(Block):
+    """RMSNorm → modulate → attention with QK-norm → gate, then RMSNorm → modulate → squared-ReLU MLP → gate.
+
+    References: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv 1910.07467; So et al. 2021,
+    "Primer: Searching for Efficient Transformers for Language Modeling", arXiv 2109.08668 (squared ReLU).
+    """
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__(shape)
+        width, cond_dim = shape.width, shape.cond_dim
+        self.qkv = Linear(width, 3 * width, bias=False)
+        self.out = Linear(width, width, bias=False, zero=shape.zero_branches)
+        self.q_norm, self.k_norm = (NormWeights(shape.head_dim, bias=False) for _ in "qk")
+        self.up = Linear(width, 4 * width, bias=False)
+        self.down = Linear(4 * width, width, bias=False, zero=shape.zero_branches)
+        self.modulation = None if cond_dim is None else Float32Linear(cond_dim, 6 * width, bias=False, zero=True)
+
+    def block_weights(self) -> BlockWeights:
+        norms, scales = (RMS_NORM, RMS_NORM), (self.q_norm.weight, self.k_norm.weight)
+        return BlockWeights(norms, self.qkv, scales, self.out, self.up, self.down, "relu2", self.modulation)
+
+
+@final
+class FinalLayer(nn.Module):
+    """Norm → modulate → head: LayerNorm and a head with a bias if ``reference``, else RMSNorm and no bias."""
+
+    def __init__(self, shape: TransformerShape, outputs: int, reference: bool) -> None:
+        super().__init__()
+        width, cond_dim = shape.width, shape.cond_dim
+        self.norm_final = NormWeights(width, bias=cond_dim is None) if reference else None
+        self.linear = Linear(width, outputs, bias=reference, zero=True)
+        adaln = None if cond_dim is None else Float32Linear(cond_dim, 2 * width, bias=reference, zero=True)
+        self.adaLN_modulation = adaln if reference else None
+        self.modulation = None if reference else adaln
+
+    def forward(
+        self,
+        x: Float[Tensor, "*s h"],
+        branch: ResidualBranch | None,
+        c: Float[Tensor, "b cond"] | None,
+        packed: PackedTokens | None = None,
+    ) -> Float[Tensor, "*s h"]:
+        """Return the hidden states that the head reads."""
+        norm = RMS_NORM if self.norm_final is None else _layer_norm(self.norm_final)
+        layer = self.adaLN_modulation or self.modulation
+        modulation = None if layer is None else layer(c).chunk(2, -1)
+        dtype = compute_dtype(self.linear.weight)
+        backend = block_ops.select_backend(x.device.type, dtype)
+        return backend.residual_norm_modulate(x, branch, norm, modulation, dtype, packed)[1]
+
+
+# Networks --------------------------------------------------------------------------------------------------
 
 
 class Transformer(nn.Module, ABC):
@@ -59,13 +313,16 @@ class Transformer(nn.Module, ABC):
         dropout: Dropout probability of the residual branches.
         time_conditioning: Whether the network depends on σ.
         causal: Whether the output at i depends on x up to i alone.
-        hollow: Whether the output at i depends on all of x but x_i; see `nn.hollow`. It takes three times the work.
-        ngrams: Length of the longest n-grams whose embeddings are added; see `embeddings.NgramEmbedding`. 0: none.
+        hollow: Whether the output at i depends on all of x but x_i; see `hollow_mask`. It takes three times the work.
+        ngrams: Length of the longest n-grams whose embeddings are added; see `layers.NgramEmbedding`. 0: none.
         embedding_norm: RMSNorm after the embeddings. Without time conditioning, whose gates start at 0, the last matrix
             of every residual branch is then initialised to 0.
         labels: Number of labels. The embedding of a sequence's label, or of no label, is added to that of its tokens.
         generator: Source of the initial weights; torch's global one if None.
     """
+
+    block_class: ClassVar[type[Block]]
+    is_reference: ClassVar[bool]
 
     activation_checkpointing: ActivationCheckpointing
     """How a block is called: `none`, `selective` or `full` of `runtime.activation_checkpointing`."""
@@ -114,24 +371,12 @@ class Transformer(nn.Module, ABC):
         self.label_embed = Embedding(labels + 1, width) if labels else None  # the last row: no label
         self.ngram_embed = NgramEmbedding(states, width, ngrams, causal) if ngrams else None
         self.sigma_map = NoiseEmbedding(cond_dim) if time_conditioning else None
-        self.position_embedding = self._build_position_embedding(shape)
+        self.position_embedding = None if self.is_reference else PositionEmbedding(width)
         self.rotary_emb = RotaryEmbedding(shape.head_dim)
-        self.blocks = nn.ModuleList(self._build_block(shape) for _ in range(depth))
-        self.output_layer = self._build_final_layer(shape, outputs)
+        self.blocks = nn.ModuleList(self.block_class(shape) for _ in range(depth))
+        self.output_layer = FinalLayer(shape, outputs, self.is_reference)
         if not self.head.weight.is_meta:  # which has no memory to initialise
             self.reset_parameters(generator)
-
-    @abstractmethod
-    def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
-        """Build the absolute position embedding; None: there is none."""
-
-    @abstractmethod
-    def _build_block(self, shape: TransformerShape) -> Block:
-        """Build one block."""
-
-    @abstractmethod
-    def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
-        """Build the final norm and the head."""
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise all weights; a network built on the meta device needs this once it has memory."""
@@ -141,7 +386,6 @@ class Transformer(nn.Module, ABC):
 
     @property
     def depends_on_sigma(self) -> bool:
-        """Whether the output depends on the noise level."""
         return self.sigma_map is not None
 
     @property
@@ -190,24 +434,31 @@ class Transformer(nn.Module, ABC):
         shape, b, length = x.shape, sigma.numel(), x.shape[-1]
         x, valid = x.reshape(b, length), None if valid is None else valid.reshape(b, length)
         rotation = self.rotary_emb(length)
+        position = None if self.position_embedding is None else self.position_embedding(length)
         if self.hollow:
-            x, valid = hollow.to_streams(x, self.states), None if valid is None else valid.repeat(1, hollow.STREAMS)
-            rotation = Rotation(*(angles.repeat(hollow.STREAMS, 1) for angles in rotation))
-        backend = block_ops.select_backend(x.device.type, compute_dtype(self.head.weight))
-        lookups = [Lookup(x, self.vocab_embed())]
+            x = torch.cat([x, x, torch.full_like(x, self.states)], -1)
+            valid = None if valid is None else valid.repeat(1, STREAMS)
+            rotation = Rotation(*(angles.repeat(STREAMS, 1) for angles in rotation))
+            position = None if position is None else position.repeat(STREAMS, 1)
+        lookups = [Lookup(x, self.vocab_embed.embedding)]
         if self.ngram_embed is not None:
             lookups += self.ngram_embed.lookups(x, valid)
         if self.label_embed is not None:
             label = x.new_full((b,), self.labels) if label is None else label.reshape(b)
-            lookups.append(Lookup(label[:, None], self.label_embed()))
-        weight = self.head.weight
-        dtype = compute_dtype(weight) if self.blocks[0].use_fp8 else upcast_dtype(weight.dtype)
-        h = backend.embed(lookups, self._position_embedding(x.shape[1]), self.embedding_norm, dtype)
+            lookups.append(Lookup(label[:, None], self.label_embed.embedding))
+        weight = self.output_layer.linear.weight
+        dtype = compute_dtype(weight)
+        backend = block_ops.select_backend(x.device.type, dtype)
+        dtype = dtype if self.blocks[0].use_fp8 else upcast_dtype(weight.dtype)
+        h = backend.embed(lookups, position, self.embedding_norm, dtype)
         # a compiled trunk computes all positions: their number would be a shape that triggers recompilation
-        packed_in_trunk, packed_after = (None, packed) if self.compiled or self.hollow else (packed, None)
-        hidden = self.trunk(h, sigma.reshape(-1), valid, rotation, packed_in_trunk)
-        hidden = gather(hollow.query_stream(hidden) if self.hollow else hidden, packed_after)
-        return hidden.reshape(*shape, -1) if packed is None else hidden
+        packs_last_block = not (self.compiled or self.hollow)
+        hidden = self.trunk(h, sigma.reshape(-1), valid, rotation, packed if packs_last_block else None)
+        if self.hollow:
+            hidden = hidden[:, -length:]  # the query stream
+        if packed is None:
+            return hidden.reshape(*shape, -1)
+        return hidden if packs_last_block else gather(hidden, packed)
 
     def trunk(
         self,
@@ -222,29 +473,23 @@ class Transformer(nn.Module, ABC):
         The rotation is an argument, since a compiler would recompute its sines wherever they are used. In the last
         block everything after attention is computed for the packed positions alone, if they are given.
         """
-        build_context = hollow.hollow_context if self.hollow else partial(attention_context, causal=self.causal)
-        context = build_context(rotation, valid)
-        c = self._noise_embedding(sigma)
+        pattern = mask = c = None
+        if self.hollow:
+            pattern = hollow_mask(h.shape[1] // STREAMS, h.device)
+        elif self.causal and valid is not None:
+            pattern = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).tril()
+        if self.hollow or valid is not None:
+            mask = attention_mask(valid, pattern)
+        if self.sigma_map is not None:
+            tensors.check_sigma(sigma)
+            c = self.sigma_map(sigma.to(upcast_dtype(self.output_layer.linear.weight.dtype)))
+        context = AttentionContext(rotation, mask, self.causal and mask is None)
         use_graphs = self.graphed_blocks is not None and self.training and torch.is_grad_enabled() and h.is_cuda
         first_blocks = self._graphed_first_blocks if use_graphs else self._first_blocks
         h, branch = first_blocks(h, c, context)
         h, branch = self.activation_checkpointing(self.blocks[-1], h, branch, c, context, packed)
         hidden: Tensor = self.output_layer(h, branch, c, packed)
         return hidden
-
-    def _position_embedding(self, length: int) -> Tensor | None:
-        if self.position_embedding is None:
-            return None
-        streams = hollow.STREAMS if self.hollow else 1
-        embedding: Tensor = self.position_embedding(length // streams)
-        return embedding.repeat(streams, 1) if self.hollow else embedding
-
-    def _noise_embedding(self, sigma: Tensor) -> Tensor | None:
-        if self.sigma_map is None:
-            return None
-        tensors.check_sigma(sigma)
-        c: Tensor = self.sigma_map(sigma.to(upcast_dtype(self.head.weight.dtype)))
-        return c
 
     def _first_blocks(
         self, h: Tensor, c: Tensor | None, context: AttentionContext
@@ -316,35 +561,21 @@ class Transformer(nn.Module, ABC):
 class Reference(Transformer):
     """The network of the published models, weight by weight.
 
-    With time conditioning it has the layout of SEDD, without it that of RADD, a plain pre-norm transformer.
+    With time conditioning it has the layout of SEDD, without it the layout of RADD, a plain pre-norm transformer.
 
     References: Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
     arXiv 2310.16834; Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions
     of Clean Data", arXiv 2406.03736.
     """
 
-    def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
-        return None
-
-    def _build_block(self, shape: TransformerShape) -> Block:
-        return ReferenceBlock(shape)
-
-    def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
-        return ReferenceFinalLayer(shape, outputs)
+    block_class, is_reference = ReferenceBlock, True
 
 
 @final
 class Modern(Transformer):
     """RMSNorm, QK-norm, squared ReLU and no biases; with time conditioning, gates are initialised to 0.
 
-    Tokens also have an absolute position embedding; see `embeddings.PositionEmbedding`.
+    Tokens also have an absolute position embedding; see `layers.PositionEmbedding`.
     """
 
-    def _build_position_embedding(self, shape: TransformerShape) -> PositionEmbedding | None:
-        return PositionEmbedding(shape.width)
-
-    def _build_block(self, shape: TransformerShape) -> Block:
-        return ModernBlock(shape)
-
-    def _build_final_layer(self, shape: TransformerShape, outputs: int) -> FinalLayer:
-        return ModernFinalLayer(shape, outputs)
+    block_class, is_reference = ModernBlock, False

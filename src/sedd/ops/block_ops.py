@@ -1,12 +1,12 @@
-"""Operations of a transformer block beside attention, with their PyTorch reference.
+"""Operations of a transformer block besides attention, with their PyTorch reference.
 
 The reference runs on any device and in any precision and is differentiated by autograd; `block_ops_triton` has the
 kernels for CUDA. Weights are passed as they are stored and cast here to the dtype of their input.
 """
 
-from abc import ABC, abstractmethod
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -69,13 +69,6 @@ class Rotation(NamedTuple):
     sin: Float[Tensor, "L half"]
 
 
-class Modulation(NamedTuple):
-    """adaLN modulation x·(1 + scale) + shift, one shift and scale per sequence."""
-
-    shift: Float[Tensor, "b h"]
-    scale: Float[Tensor, "b h"]
-
-
 class ResidualBranch(NamedTuple):
     """The output of a block that is yet to be added to the residual stream: gate·dropout(y + bias)."""
 
@@ -87,22 +80,12 @@ class ResidualBranch(NamedTuple):
     """Seed of the dropout mask; None: no dropout."""
     bias: Float[Tensor, " h"] | None = None
 
-    @classmethod
-    def with_dropout(
-        cls,
-        y: Float[Tensor, "*s h"],
-        gate: Float[Tensor, "b h"] | None,
-        dropout: float,
-        bias: Float[Tensor, " h"] | None = None,
-    ) -> "ResidualBranch":
-        """Make a branch whose dropout seed is drawn from torch's global generator of the device."""
-        return cls(y, gate, dropout, torch.randint(2**32, (2,), device=y.device) if dropout else None, bias)
 
+class BlockOps:
+    """PyTorch reference of the operations; `block_ops_triton.TritonBlockOps` overrides all of them."""
 
-class BlockOps(ABC):
-    """Operations of a transformer block, implemented by `TorchBlockOps` and by `block_ops_triton.TritonBlockOps`."""
+    look_up: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.embedding)
 
-    @abstractmethod
     def embed(
         self, lookups: Sequence[Lookup], position: Float[Tensor, "L h"] | None, norm: bool, dtype: torch.dtype
     ) -> Float[Tensor, "b L h"]:
@@ -114,14 +97,19 @@ class BlockOps(ABC):
             norm: Whether to normalize, with the ε of the sum's dtype.
             dtype: Dtype of the output. The sum and its norm are in float32 or better.
         """
+        token, *others = lookups
+        h = upcast(self.look_up(token.keys, token.table))
+        if others:
+            h = h + functools.reduce(torch.add, [upcast(self.look_up(keys, table)) for keys, table in others])
+        h = h if position is None else h + position
+        return (F.rms_norm(h, h.shape[-1:]) if norm else h).to(dtype)
 
-    @abstractmethod
     def residual_norm_modulate(
         self,
         x: Float[Tensor, "*s h"],
         branch: ResidualBranch | None,
         norm: NormSpec,
-        modulation: Modulation | None,
+        modulation: tuple[Float[Tensor, "b h"], Float[Tensor, "b h"]] | None,
         dtype: torch.dtype,
         packed: PackedTokens | None = None,
         use_fp8: bool = False,
@@ -132,7 +120,7 @@ class BlockOps(ABC):
             x: Residual stream of whole sequences, (b, L, h), or of their packed tokens, (n, h).
             branch: The branch to add; None: nothing is added.
             norm: The normalization of the next block.
-            modulation: Shift and scale after the normalization (adaLN); None: no modulation.
+            modulation: adaLN modulation x·(1 + scale) + shift after the normalization: shift and scale.
             dtype: Dtype of the normalized output.
             packed: The positions of the rows of ``x``; None: ``x`` has all positions.
             use_fp8: Whether to quantize the normalized output as well.
@@ -141,7 +129,24 @@ class BlockOps(ABC):
             The residual stream in its own dtype, the normalized output, and that quantized if ``use_fp8``.
         """
 
-    @abstractmethod
+        def per_token(per_sequence: Tensor) -> Tensor:
+            if packed is None:
+                return per_sequence[:, None]
+            return per_sequence.index_select(0, packed.sequence)  # the backward pass of [ ] adds in any order on a CPU
+
+        if branch is not None:
+            y = upcast(branch.y) if branch.bias is None else upcast(branch.y) + upcast(branch.bias)
+            if branch.seed is not None:
+                keep = dropout_mask(y.numel(), branch.dropout, branch.seed).view(y.shape)
+                y = torch.where(keep, y / (1 - branch.dropout), 0)
+            x = (upcast(x) + (y if branch.gate is None else per_token(branch.gate) * y)).to(x.dtype)
+        n = _normalize(x, norm)
+        if modulation is not None:
+            shift, scale = modulation
+            n = n * (1 + per_token(scale)) + per_token(shift)
+        n = n.to(dtype)
+        return x, n, fp8.quantize_rowwise(n.detach().flatten(0, -2)) if use_fp8 else None
+
     def qkv_rotary(
         self,
         x: Float[Tensor, "b L h"],
@@ -161,8 +166,14 @@ class BlockOps(ABC):
             qk_scale: Weights of QK-norm, the RMS normalization of each head of queries and keys; None: no QK-norm.
             x_fp8: ``x`` quantized: products are then in float8, but for weight gradients.
         """
+        weight = weight.to(x.dtype)
+        qkv = F.linear(x, weight) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, weight, None)
+        q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(-3)
+        if qk_scale is not None:
+            q = _normalize(q, RMS_NORM._replace(weight=qk_scale[0])).to(q.dtype)
+            k = _normalize(k, RMS_NORM._replace(weight=qk_scale[1])).to(k.dtype)
+        return apply_rotary(q, rotation), apply_rotary(k, rotation), v
 
-    @abstractmethod
     def mlp(
         self,
         x: Float[Tensor, "*s h"],
@@ -177,95 +188,22 @@ class BlockOps(ABC):
             x: The normalized input.
             up: First weight and bias.
             down: Second weight.
-            activation: See `apply_activation`.
+            activation: ``gelu``, in its tanh form, or ``relu2``, max(0, z)².
             x_fp8: ``x`` quantized: products are then in float8, but for weight gradients.
         """
-
-    @abstractmethod
-    def linear(self, x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:
-        """Compute x·weightᵀ."""
-
-
-@final
-class TorchBlockOps(BlockOps):
-    """PyTorch reference of the block operations."""
-
-    def embed(
-        self, lookups: Sequence[Lookup], position: Float[Tensor, "L h"] | None, norm: bool, dtype: torch.dtype
-    ) -> Float[Tensor, "b L h"]:
-        """Add up rows of tables and the position embedding, and normalize the sum."""
-        return sum_and_norm(F.embedding, lookups, position, norm, dtype)
-
-    def residual_norm_modulate(
-        self,
-        x: Float[Tensor, "*s h"],
-        branch: ResidualBranch | None,
-        norm: NormSpec,
-        modulation: Modulation | None,
-        dtype: torch.dtype,
-        packed: PackedTokens | None = None,
-        use_fp8: bool = False,
-    ) -> tuple[Float[Tensor, "*s h"], Float[Tensor, "*s h"], Fp8Tensor | None]:
-        """Add a branch to the residual stream, normalize the sum and modulate it."""
-
-        def per_token(per_sequence: Tensor) -> Tensor:
-            if packed is None:
-                return per_sequence[:, None]
-            return per_sequence.index_select(0, packed.sequence)  # the backward pass of [ ] adds in any order on a CPU
-
-        if branch is not None:
-            y = upcast(branch.y) if branch.bias is None else upcast(branch.y) + upcast(branch.bias)
-            if branch.seed is not None:
-                keep = dropout_mask(y.numel(), branch.dropout, branch.seed).view(y.shape)
-                y = torch.where(keep, y / (1 - branch.dropout), 0)
-            x = (upcast(x) + (y if branch.gate is None else per_token(branch.gate) * y)).to(x.dtype)
-        n = apply_norm(x, norm)
-        n = n if modulation is None else n * (1 + per_token(modulation.scale)) + per_token(modulation.shift)
-        n = n.to(dtype)
-        return x, n, fp8.quantize_rowwise(n.detach().flatten(0, -2)) if use_fp8 else None
-
-    def qkv_rotary(
-        self,
-        x: Float[Tensor, "b L h"],
-        weight: Float[Tensor, "hhh h"],
-        heads: int,
-        rotation: Rotation,
-        qk_scale: tuple[Float[Tensor, " d"], Float[Tensor, " d"]] | None,
-        x_fp8: Fp8Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project to queries, keys and values, and apply rotary positions to queries and keys."""
-        weight = weight.to(x.dtype)
-        qkv = F.linear(x, weight) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, weight, None)
-        q, k, v = (part.unflatten(-1, (heads, -1)) for part in qkv.chunk(3, -1))
-        if qk_scale is not None:
-            q, k = (
-                apply_norm(a, RMS_NORM._replace(weight=scale)).to(a.dtype)
-                for a, scale in zip((q, k), qk_scale, strict=True)
-            )
-        return apply_rotary(q, rotation), apply_rotary(k, rotation), v
-
-    def mlp(
-        self,
-        x: Float[Tensor, "*s h"],
-        up: WeightAndBias,
-        down: Float[Tensor, "h inner"],
-        activation: str,
-        x_fp8: Fp8Tensor | None = None,
-    ) -> Float[Tensor, "*s h"]:
-        """Compute activation(x·upᵀ + bias)·downᵀ."""
         w1, b1, w2 = up[0].to(x.dtype), None if up[1] is None else up[1].to(x.dtype), down.to(x.dtype)
+        z = F.linear(x, w1, b1) if x_fp8 is None else fp8.fp8_linear(x, x_fp8, w1, b1)
+        inner = F.gelu(z, approximate="tanh") if activation == "gelu" else F.relu(z).square()
         if x_fp8 is None:
-            return F.linear(apply_activation(F.linear(x, w1, b1), activation), w2)
-        inner = apply_activation(fp8.fp8_linear(x, x_fp8, w1, b1), activation)
-        inner_fp8 = fp8.quantize_rowwise(inner.detach().flatten(0, -2))
-        return fp8.fp8_linear(inner, inner_fp8, w2, None)
+            return F.linear(inner, w2)
+        return fp8.fp8_linear(inner, fp8.quantize_rowwise(inner.detach().flatten(0, -2)), w2, None)
 
     def linear(self, x: Float[Tensor, "*s k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*s n"]:
         """Compute x·weightᵀ."""
         return F.linear(x, weight.to(x.dtype))
 
 
-TORCH = TorchBlockOps()
+TORCH = BlockOps()
 
 
 def select_backend(device: str, dtype: torch.dtype) -> BlockOps:
@@ -277,26 +215,13 @@ def select_backend(device: str, dtype: torch.dtype) -> BlockOps:
     return block_ops_triton.TRITON
 
 
-def sum_and_norm(
-    embedding: Callable[[Tensor, Tensor], Tensor],
-    lookups: Sequence[Lookup],
-    position: Float[Tensor, "L h"] | None,
-    norm: bool,
-    dtype: torch.dtype,
-) -> Float[Tensor, "b L h"]:
-    """Compute `BlockOps.embed` step by step, with a function that looks up rows of a table."""
-    token, *others = (upcast(embedding(keys, table)) for keys, table in lookups)
-    h = token + sum(others[1:], others[0]) if others else token
-    h = h if position is None else h + position
-    return (F.rms_norm(h, h.shape[-1:]) if norm else h).to(dtype)
-
-
-def apply_norm(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"]:
+def _normalize(x: Float[Tensor, "*s h"], norm: NormSpec) -> Float[Tensor, "*s h"]:
     """Normalize over the last dimension, in float32 or better."""
-    weight, bias = (None if a is None else upcast(a) for a in (norm.weight, norm.bias))
-    if norm.centred:
-        return F.layer_norm(upcast(x), x.shape[-1:], weight, bias, eps=norm.eps)
-    return F.rms_norm(upcast(x), x.shape[-1:], weight, eps=norm.eps)
+    weight = None if norm.weight is None else upcast(norm.weight)
+    if not norm.centred:
+        return F.rms_norm(upcast(x), x.shape[-1:], weight, eps=norm.eps)
+    bias = None if norm.bias is None else upcast(norm.bias)
+    return F.layer_norm(upcast(x), x.shape[-1:], weight, bias, eps=norm.eps)
 
 
 def apply_rotary(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[Tensor, "b L heads d"]:
@@ -305,13 +230,8 @@ def apply_rotary(x: Float[Tensor, "b L heads d"], rotation: Rotation) -> Float[T
     Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864.
     """
     a, b = upcast(x).chunk(2, -1)
-    cos, sin = (part[:, None] for part in rotation)
+    cos, sin = rotation.cos[:, None], rotation.sin[:, None]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
-
-
-def apply_activation(z: Float[Tensor, "*s"], activation: str) -> Float[Tensor, "*s"]:
-    """Apply ``gelu`` in its tanh form, or ``relu2``, max(0, z)²."""
-    return F.gelu(z, approximate="tanh") if activation == "gelu" else F.relu(z).square()
 
 
 # Dropout ---------------------------------------------------------------------------------------------------
@@ -357,10 +277,8 @@ def pack_tokens(selected: Bool[Tensor, "*b L"], count: int | None = None) -> Pac
     return PackedTokens(positions, torch.where(flat, flat.cumsum(0) - 1, count), cu_seqlens)
 
 
-def gather(hidden: Float[Tensor, "*b h"], packed: PackedTokens | None) -> Float[Tensor, "*n h"]:
-    """Return the rows of the selected tokens, (n, h); without a selection ``hidden`` unchanged."""
-    if packed is None:
-        return hidden
+def gather(hidden: Float[Tensor, "*b h"], packed: PackedTokens) -> Float[Tensor, "n h"]:
+    """Return the rows of the selected tokens."""
     rows: Tensor = _Gather.apply(hidden.flatten(0, -2), packed)  # type: ignore[no-untyped-call]
     return rows
 

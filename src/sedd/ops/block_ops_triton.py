@@ -12,13 +12,11 @@ from sedd.ops.block_ops import (
     RMS_NORM,
     BlockOps,
     Lookup,
-    Modulation,
     NormSpec,
     PackedTokens,
     ResidualBranch,
     Rotation,
     WeightAndBias,
-    sum_and_norm,
 )
 from sedd.ops.fp8 import Fp8Tensor
 
@@ -27,10 +25,15 @@ from sedd.ops.fp8 import Fp8Tensor
 class TritonBlockOps(BlockOps):
     """Block operations by Triton kernels, with hand-written backward passes."""
 
+    @staticmethod
+    def look_up(keys: Tensor, table: Tensor) -> Tensor:
+        """Return rows of a table; the gradient sums rows in a fixed order."""
+        rows: Tensor = _Embedding.apply(keys, table)  # type: ignore[no-untyped-call]
+        return rows
+
     def embed(self, lookups: Sequence[Lookup], position: Tensor | None, norm: bool, dtype: torch.dtype) -> Tensor:
-        """See `BlockOps.embed`."""
         if not norm or len(lookups) > embedding_triton.MAX_TABLES:
-            return sum_and_norm(_look_up, lookups, position, norm, dtype)
+            return super().embed(lookups, position, norm, dtype)
         keys = [lookup.keys.expand(lookups[0].keys.shape) for lookup in lookups]
         n: Tensor = _EmbedAndNorm.apply(keys, dtype, position, *(lookup.table for lookup in lookups))  # type: ignore[no-untyped-call]
         return n
@@ -40,12 +43,11 @@ class TritonBlockOps(BlockOps):
         x: Tensor,
         branch: ResidualBranch | None,
         norm: NormSpec,
-        modulation: Modulation | None,
+        modulation: tuple[Tensor, Tensor] | None,
         dtype: torch.dtype,
         packed: PackedTokens | None = None,
         use_fp8: bool = False,
     ) -> tuple[Tensor, Tensor, Fp8Tensor | None]:
-        """See `BlockOps.residual_norm_modulate`."""
         shift, scale = (None, None) if modulation is None else modulation
         y, gate, dropout, seed, bias = branch or (None, None, 0.0, None, None)
         tensors = y, bias, gate, norm.weight, norm.bias, shift, scale
@@ -62,7 +64,6 @@ class TritonBlockOps(BlockOps):
         qk_scale: tuple[Tensor, Tensor] | None,
         x_fp8: Fp8Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `BlockOps.qkv_rotary`."""
         q_scale, k_scale = qk_scale or (None, None)
         q, k, v = _QKVRotary.apply(x, weight, heads, *rotation, q_scale, k_scale, x_fp8)  # type: ignore[no-untyped-call]
         return q, k, v
@@ -70,7 +71,6 @@ class TritonBlockOps(BlockOps):
     def mlp(
         self, x: Tensor, up: WeightAndBias, down: Tensor, activation: str, x_fp8: Fp8Tensor | None = None
     ) -> Tensor:
-        """See `BlockOps.mlp`."""
         if x_fp8 is not None or torch.is_grad_enabled():
             y: Tensor = _MLP.apply(x, *up, down, activation, x_fp8)  # type: ignore[no-untyped-call]
             return y
@@ -83,17 +83,11 @@ class TritonBlockOps(BlockOps):
         return F.linear(inner, w2).view(x.shape)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """See `BlockOps.linear`."""
         y: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
         return y
 
 
 TRITON = TritonBlockOps()
-
-
-def _look_up(keys: Tensor, table: Tensor) -> Tensor:
-    rows: Tensor = _Embedding.apply(keys, table)  # type: ignore[no-untyped-call]
-    return rows
 
 
 class _Embedding(torch.autograd.Function):
