@@ -32,7 +32,7 @@ import typer
 from sedd import files, registry, sampling_settings, yaml_file
 from sedd.cli import app
 from sedd.cli.root import LIMITS
-from sedd.data import budgets
+from sedd.data import tables
 from sedd.schema import MAX_COUNT
 from sedd.tokenizer import bpe, growth
 from sedd.training import config
@@ -439,11 +439,11 @@ def limits_of_files() -> str:
         ("nesting of settings", yaml_file.MAX_NESTING, "levels"),
         ("`tokenizer.json`", bpe.MAX_DEFINITION, "bytes"),
         ("how many times as long a tokenizer may make a text", growth.MAX_GROWTH, "times"),
-        ("a line, row or cell of a data file, after decompression", budgets.LONGEST_LINE, "characters"),
-        ("a JSON document, a FASTA sequence", budgets.LONGEST_WHOLE, "characters"),
+        ("a line, row or cell of a data file, after decompression", tables.LONGEST_LINE, "characters"),
+        ("a JSON document, a FASTA sequence", tables.LONGEST_WHOLE, "characters"),
         (
             "a row group of Parquet: the size above, or a larger multiple of what is stored",
-            budgets.MAX_EXPANSION,
+            tables.MAX_EXPANSION,
             "times",
         ),
     )

@@ -1077,7 +1077,7 @@ MISTAKES = [
     ),
     Mistake(
         "a row group is read a thousand rows at a time whatever it holds",
-        "data/budgets.py",
+        "data/tables.py",
         "max(1, min(1024, 2 * LONGEST_WHOLE // max(1, size)))",
         "1024",
         "unit/test_memory_budgets.py::test_a_repeated_text_of_parquet_is_read_a_few_rows_at_a_time",

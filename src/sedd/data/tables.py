@@ -1,22 +1,42 @@
-"""Records of tables and of JSON: which columns hold texts and labels, and lists of integers."""
+"""Records of tables (JSON, CSV, Parquet): which columns hold texts and labels, and lists of integers.
 
+A small file may stand for any number of characters, so what is in memory at a time has a limit.
+"""
+
+import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedIOBase
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sedd.data.compression import import_optional, make_seekable
 from sedd.files import parse_json
 from sedd.tokenizer import Ids
 
+LONGEST_LINE = 1 << 26
+"""Characters of a line, a row or a cell."""
+LONGEST_WHOLE = 1 << 28
+"""Characters of what is in memory as a whole: a JSON document, a FASTA sequence, a row group."""
+MAX_EXPANSION = 100
+"""How many times its stored size a longer row group may have; text compresses to about a tenth."""
+VALUE = 8
+"""Bytes that a value of Parquet takes at least, however short its encoding is."""
 TEXT_COLUMNS = ("text", "content", "document", "sentence", "smiles", "selfies", "sequence", "seq")
 RECORDS = 'a text, a list of integers such as [60, 62, -1], or an object with columns, such as {"text": "a"}'
+_INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list<\w+: u?int\d+[^<>]*>(\[\d+\])?")
+"""How Arrow writes the type of a column of lists of integers."""
 
 TextOrIds = str | Ids
 Row = tuple[TextOrIds | None, str | None]
 """A text or integers, and its label."""
+
+
+# JSON ------------------------------------------------------------------------------------------------------
 
 
 def parse_lines(path: Path, lines: Iterable[str]) -> Iterator[Any]:
@@ -44,46 +64,42 @@ def parse_array(path: Path, text: str) -> list[Any]:
     return found
 
 
-def records(source: str, values: Iterable[Any], column: str | None, label: str | None) -> Iterator[Row]:
+def records(source: str, values: Iterator[Any], column: str | None, label: str | None) -> Iterator[Row]:
     """Yield the records of JSON: texts, lists of integers, or one column of objects."""
-    rest = iter(values)
-    head = list(islice(rest, 1))
+    head = list(islice(values, 1))
     if any(isinstance(value, dict) for value in head):
-        yield from column_of_rows(source, chain(head, rest), column, label)
+        yield from column_of_rows(source, chain(head, values), column, label)
         return
     for name, wanted in (("column", column), ("label", label)):
         if wanted is not None:
             raise ValueError(
                 f"{name} is {wanted!r}, but {source} holds no objects with columns; leave it out, or name a table"
             )
-    for number, value in enumerate(chain(head, rest), 1):
-        yield check_record(value, f"record {number} of {source}", head[0]), None
+    for number, value in enumerate(chain(head, values), 1):
+        yield _check_record(value, f"record {number} of {source}", head[0]), None
 
 
-def column_of_rows(source: str, rows: Iterable[Any], column: str | None, label: str | None) -> Iterator[Row]:
-    """Yield a column of texts or lists of integers, and that of the labels."""
-    rest = iter(rows)
-    head = list(islice(rest, 1))
-    if not head:
+def column_of_rows(source: str, rows: Iterator[Any], column: str | None, label: str | None) -> Iterator[Row]:
+    """Yield the column of texts or lists of integers, and the labels."""
+    if not (head := list(islice(rows, 1))):
         return
-    check_label_column(source, list(head[0]), label)
     others = {key: value for key, value in head[0].items() if key != label}
     texts = [key for key, value in others.items() if isinstance(value, str)]
     lists = [key for key, value in others.items() if isinstance(value, list)]
-    wanted = choose_column(source, list(head[0]), texts or lists, column)
+    wanted = _choose_column(source, list(head[0]), texts or lists, column, label)
     first = None
-    for number, row in enumerate(chain(head, rest), 1):
+    for number, row in enumerate(chain(head, rows), 1):
         where = f"record {number} of {source}"
         if not isinstance(row, Mapping):
             raise ValueError(f"{where} is {_describe(row)}; it must be an object with columns, as the first is")
         value = row.get(wanted)
         first = value if first is None else first
-        record = None if value is None else check_record(value, f"{wanted!r} in {where}", first)
-        yield record, None if label is None else label_of(row.get(label), where, label)
+        record = None if value is None else _check_record(value, f"{wanted!r} in {where}", first)
+        yield record, None if label is None else _label_of(row.get(label), where, label)
 
 
-def check_record(value: Any, where: str, first: Any) -> TextOrIds:
-    """Return a text, or a list of integers as ids; reject any other value, and another kind than the first has."""
+def _check_record(value: Any, where: str, first: Any) -> TextOrIds:
+    """Return a text, or a list of integers as ids; reject any other value, and a kind that the first does not have."""
     if isinstance(value, str) and isinstance(first, str):
         return value
     found = _integers(value) if isinstance(value, list) and not isinstance(first, str) else None
@@ -117,8 +133,104 @@ def _describe(value: Any) -> str:
     return f"the value {value!r}"
 
 
-def choose_column(source: str, columns: list[str], usable: list[str], wanted: str | None) -> str:
+# CSV and Parquet -------------------------------------------------------------------------------------------
+
+
+def csv_rows(file: Path, lines: Iterator[str], column: str | None, label: str | None) -> Iterator[Row]:
+    """Yield the column of texts of a CSV file, and the labels."""
+    csv.field_size_limit(LONGEST_LINE)  # Python's default is 128 KiB, less than a long document
+    try:
+        rows = short_rows(file, lines)
+        header, head = next(rows, []), list(islice(rows, 1))
+        if not head:
+            return
+        cells = zip(header, head[0], strict=False)
+        strings = [name for name, value in cells if name != label and not _is_number(value)]
+        text_index = header.index(_choose_column(str(file), header, strings, column, label))
+        label_index = len(header) if label is None else header.index(label)
+        for row in chain(head, rows):
+            text = row[text_index] if text_index < len(row) else None
+            yield text, (row[label_index] or None) if label_index < len(row) else None
+    except csv.Error as error:
+        raise ValueError(f"{file} is not CSV: {error}") from None
+
+
+def short_rows(file: Path, lines: Iterator[str]) -> Iterator[list[str]]:
+    """Yield the rows of a CSV file; one between quotes may have any number of lines, but not of characters."""
+    size = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal size
+        for line in lines:
+            size += len(line)
+            if size > LONGEST_LINE:
+                raise ValueError(f"{file} has a row of more than {LONGEST_LINE:,} characters; a quote may be missing")
+            yield line
+
+    for row in csv.reader(counted(), strict=True):
+        yield row
+        size = 0
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def parquet_rows(file: Path, stream: BufferedIOBase, column: str | None, label: str | None) -> Iterator[Row]:
+    """Yield the column of texts or lists of integers of a Parquet file, and the labels."""
+    parquet = import_optional("pyarrow.parquet", str(file))
+    with make_seekable(file, stream) as table:
+        try:
+            parquet_file = parquet.ParquetFile(table)
+        except import_optional("pyarrow", str(file)).ArrowInvalid as error:
+            raise ValueError(f"{file} is not a Parquet file: {error}") from None
+        schema = parquet_file.schema_arrow
+        texts = [field.name for field in schema if str(field.type) in ("string", "large_string")]
+        lists = [field.name for field in schema if _INTEGER_LIST.fullmatch(str(field.type))]
+        usable = [name for name in texts if name != label] or lists
+        text_column = _choose_column(str(file), schema.names, usable, column, label)
+        if text_column not in texts + lists:
+            raise ValueError(
+                f"column {text_column!r} of {file} is of type {schema.field(text_column).type}; it must be text, or "
+                "lists of integers"
+            )
+        columns = list({text_column, label or text_column})
+        for group in range(parquet_file.num_row_groups):
+            size = rows_at_a_time(file, parquet_file.metadata.row_group(group), columns)
+            for batch in parquet_file.iter_batches(batch_size=size, row_groups=[group], columns=columns):
+                for row in batch.to_pylist():
+                    value = row[text_column]
+                    if len(value or "") > LONGEST_LINE:
+                        raise ValueError(f"{file} has a text of more than {LONGEST_LINE:,} characters; split it")
+                    record = _check_record(value, str(file), value) if isinstance(value, list) else value
+                    yield record, None if label is None else _label_of(row[label], str(file), label)
+
+
+def rows_at_a_time(file: Path, group: Any, columns: list[str]) -> int:
+    """Return how many rows of a row group of Parquet fit into memory, even if each repeats the longest text in it."""
+    every = map(group.column, range(group.num_columns))
+    chunks = [chunk for chunk in every if chunk.path_in_schema.split(".")[0] in columns]  # ids.list.element of a list
+    size = sum(max(int(chunk.total_uncompressed_size), VALUE * int(chunk.num_values)) for chunk in chunks)
+    stored = sum(int(chunk.total_compressed_size) for chunk in chunks)
+    if size > LONGEST_WHOLE and size > MAX_EXPANSION * stored:
+        raise ValueError(
+            f"{file} has a row group of {stored:,} bytes that takes {size:,} in memory; above {LONGEST_WHOLE:,} it may "
+            f"take {MAX_EXPANSION} times its size: write the file again with smaller row groups"
+        )
+    return max(1, min(1024, 2 * LONGEST_WHOLE // max(1, size)))
+
+
+# Columns ---------------------------------------------------------------------------------------------------
+
+
+def _choose_column(source: str, columns: list[str], usable: list[str], wanted: str | None, label: str | None) -> str:
     """Return the requested column; by default one of `TEXT_COLUMNS`, or the only usable column."""
+    if label is not None and label not in columns:
+        raise ValueError(f"label is {label!r}; {source} has the columns {', '.join(columns)}")
     if wanted is not None:
         if wanted not in columns:
             raise ValueError(f"column is {wanted!r}; {source} has {', '.join(columns)}")
@@ -129,13 +241,7 @@ def choose_column(source: str, columns: list[str], usable: list[str], wanted: st
     raise ValueError(f"{source} has the columns {', '.join(columns)}; name the one that holds the text: --column NAME")
 
 
-def check_label_column(source: str, columns: list[str], label: str | None) -> None:
-    """Refuse a label that is no column."""
-    if label is not None and label not in columns:
-        raise ValueError(f"label is {label!r}; {source} has the columns {', '.join(columns)}")
-
-
-def label_of(value: Any, where: str, label: str) -> str | None:
+def _label_of(value: Any, where: str, label: str) -> str | None:
     """Return a label as text, None if it is missing or empty."""
     if value is not None and not isinstance(value, str | int):
         raise ValueError(f"{where} has a {type(value).__name__} as {label!r}; a label must be text or an integer")

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from sedd.data.budgets import short_rows
 from sedd.data.compression import BLOCK, COMPRESSED, make_seekable
+from sedd.data.tables import short_rows
 from sedd.files import read_text
 from sedd.tokenizer import Ids
 
@@ -34,32 +34,18 @@ DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """The integers among the dtypes of an .idx file, by their codes."""
 LONGEST_DOCUMENT = 1 << 26
 """Most tokens of a document that is read as one record."""
+Ends = Int[np.ndarray, " documents"]
+"""Where the documents of a file end, in tokens."""
 Rows = tuple[Sequence[Ids], bool]
 """Consecutive rows of ids, and whether the first continues the row before it."""
 
 
-@final
-class TokenFile(NamedTuple):
-    """A file of token ids, and where its documents end."""
-
-    path: Path
-    dtype: np.dtype[Any]
-    ends: Int[np.ndarray, " documents"]
-
-
 def is_token_file(path: Path) -> bool:
     """Return whether a file was written by Megatron, datatrove or dolma; the latter's arrays have no header."""
-    match path.suffix.lower():
-        case ".bin" | ".ds":
-            return True
-        case ".npy":
-            return path.with_suffix(".csv.gz").is_file() and not _has_numpy_header(path)
-    return False
-
-
-def _has_numpy_header(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(6) == b"\x93NUMPY"
+    if path.suffix.lower() == ".npy" and path.with_suffix(".csv.gz").is_file():
+        with path.open("rb") as file:
+            return file.read(6) != b"\x93NUMPY"
+    return path.suffix.lower() in (".bin", ".ds")
 
 
 def companions(path: Path) -> list[Path]:
@@ -81,17 +67,30 @@ def read_token_file(path: Path, stream: BufferedIOBase, packing: str, piece: int
         packing: ``packed`` or ``lines``.
         piece: About how many ids to yield at a time.
     """
-    file = _open(path)
+    dtype, ends = {".bin": _megatron, ".ds": _datatrove, ".npy": _dolma}[path.suffix.lower()](path)
+    lengths, total = np.diff(ends, prepend=0), int(ends[-1]) if len(ends) else 0
+    if (lengths < 0).any():
+        raise ValueError(f"{path} has documents that end before they begin; write its index again")
+    size, expected = path.stat().st_size, total * dtype.itemsize
+    if size != expected:
+        raise ValueError(f"{path} has {size:,} bytes, and its index describes {expected:,}; copy both files again")
+
+    def take(count: int) -> Ids:
+        content = stream.read(count * dtype.itemsize)
+        if len(content) != count * dtype.itemsize:
+            raise EOFError("it ends before its last token")
+        return np.frombuffer(content, dtype).astype(np.int64)
+
     if packing == "packed":
-        for start in range(0, _total(file), piece):
-            yield [_take(file, stream, min(piece, _total(file) - start))], start > 0
+        for start in range(0, total, piece):
+            yield [take(min(piece, total - start))], start > 0
         return
     rows: list[Ids] = []
     size = 0
-    for length in np.diff(file.ends, prepend=0).tolist():
+    for length in lengths.tolist():
         if length > LONGEST_DOCUMENT:
             raise ValueError(f"{path} has a document of {length} tokens; read it with packing packed")
-        rows += [_take(file, stream, length)] if length else []
+        rows += [take(length)] if length else []
         size += length
         if size >= piece:
             yield rows, False
@@ -100,29 +99,7 @@ def read_token_file(path: Path, stream: BufferedIOBase, packing: str, piece: int
         yield rows, False
 
 
-def _total(file: TokenFile) -> int:
-    return int(file.ends[-1]) if len(file.ends) else 0
-
-
-def _take(file: TokenFile, stream: BufferedIOBase, count: int) -> Ids:
-    content = stream.read(count * file.dtype.itemsize)
-    if len(content) != count * file.dtype.itemsize:
-        raise EOFError("it ends before its last token")
-    return np.frombuffer(content, file.dtype).astype(np.int64)
-
-
-def _open(path: Path) -> TokenFile:
-    """Read what describes a file of tokens, and check that it fits the file."""
-    file = {".bin": _megatron, ".ds": _datatrove, ".npy": _dolma}[path.suffix.lower()](path)
-    if (np.diff(file.ends, prepend=0) < 0).any():
-        raise ValueError(f"{path} has documents that end before they begin; write its index again")
-    size, expected = path.stat().st_size, _total(file) * file.dtype.itemsize
-    if size != expected:
-        raise ValueError(f"{path} has {size:,} bytes, and its index describes {expected:,}; copy both files again")
-    return file
-
-
-def _megatron(path: Path) -> TokenFile:
+def _megatron(path: Path) -> tuple[np.dtype[Any], Ends]:
     index = path.with_suffix(".idx")
     if not index.is_file():
         raise ValueError(f"{path} has no {index.name} beside it, which holds the dtype of its tokens; copy it there")
@@ -148,10 +125,10 @@ def _megatron(path: Path) -> TokenFile:
         raise ValueError(
             f"{index} has documents that do not go from sequence 0 to sequence {sequences}; write the files again"
         )
-    return TokenFile(path, dtype, np.concatenate([[0], ends])[documents[1:]])
+    return dtype, np.concatenate([[0], ends])[documents[1:]]
 
 
-def _datatrove(path: Path) -> TokenFile:
+def _datatrove(path: Path) -> tuple[np.dtype[Any], Ends]:
     index, metadata = (path.with_name(f"{path.name}.{name}") for name in ("index", "metadata"))
     if not index.is_file() or index.stat().st_size % 8:
         raise ValueError(f"{path} has no {index.name} beside it that lists where documents end; copy it there")
@@ -163,10 +140,10 @@ def _datatrove(path: Path) -> TokenFile:
         raise ValueError(f"{metadata} has {width[:20]!r} bytes per token; datatrove writes 2 or 4")
     if (ends > size).any():
         raise ValueError(f"{index} has a document that ends after the {size:,} bytes of {path.name}; copy both again")
-    return TokenFile(path, np.dtype(f"<u{width}"), ends.astype(np.int64))
+    return np.dtype(f"<u{width}"), ends.astype(np.int64)
 
 
-def _dolma(path: Path) -> TokenFile:
+def _dolma(path: Path) -> tuple[np.dtype[Any], Ends]:
     table, ends, size = path.with_suffix(".csv.gz"), array("q", [0]), path.stat().st_size
     try:
         with gzip.open(table, "rt", encoding="utf-8", newline="") as text:
@@ -186,17 +163,15 @@ def _dolma(path: Path) -> TokenFile:
         raise ValueError(
             f"{path} has {size:,} bytes, and {table.name} lists {total:,} tokens of 2 or 4 each; copy both again"
         )
-    return TokenFile(path, np.dtype(f"<u{fitting[0]}"), np.array(ends[1:], np.int64))
+    return np.dtype(f"<u{fitting[0]}"), np.array(ends[1:], np.int64)
 
 
-def read_array(path: Path, stream: BufferedIOBase, piece: int) -> Iterator[Rows]:
+def read_array(path: Path, stream: BufferedIOBase, packing: str, piece: int) -> Iterator[Rows]:
     """Yield the integers of a NumPy array: one-dimensional, it is one document; two-dimensional, a record per row."""
     with make_seekable(path, stream) as plain:
         try:
             version = np.lib.format.read_magic(plain)
-            read_header = (
-                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            )
+            read_header = getattr(np.lib.format, f"read_array_header_{1 if version == (1, 0) else 2}_0")
             shape, fortran_order, dtype = read_header(plain)
         except Exception as error:  # damaged bytes may raise anything: the header is Python's syntax
             raise ValueError(f"{path} is not an .npy file: {error}") from None
@@ -225,7 +200,7 @@ def holds_ids(files: Sequence[Path]) -> bool:
 
 
 def refuse_fitting(files: Sequence[Path], tokenizer: str) -> None:
-    """Refuse to fit a tokenizer to files of token ids, which need the one that made them."""
+    """Reject a tokenizer to be fitted to files of token ids, which need the one that made them."""
     name, _, size = tokenizer.partition(":")
     if (name == "chars" or (name == "bpe" and size)) and holds_ids(files):
         raise ValueError(
@@ -235,7 +210,6 @@ def refuse_fitting(files: Sequence[Path], tokenizer: str) -> None:
 
 
 def check_compression(path: Path) -> None:
-    """Refuse a compressed file of tokens, whose size its index must match."""
-    plain = path.with_suffix("")
-    if path.suffix.lower() in COMPRESSED and plain.suffix.lower() in (".bin", ".ds"):
+    """Reject a compressed file of tokens, whose size its index must match."""
+    if path.suffix.lower() in COMPRESSED and path.with_suffix("").suffix.lower() in (".bin", ".ds"):
         raise ValueError(f"{path} is compressed; decompress it: a file of tokens is read beside its index")
