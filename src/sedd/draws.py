@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import tensors
 from sedd.schema import check_seed
 
 _LOW = 0xFFFFFFFF
@@ -114,14 +113,10 @@ def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor
     return u.clamp_min(2.0**-54)  # 0 would choose an outcome of probability 0
 
 
-def bernoulli(probability: Float[Tensor, "*s"], generator: torch.Generator) -> Bool[Tensor, "*s"]:
-    """Draw True with the given probability, elementwise."""
-    return uniforms(tuple(probability.shape), generator) < probability
-
-
 def sample(weights: Float[Tensor, "*s n"], generator: torch.Generator) -> Int[Tensor, "*s"]:
     """Draw one index per row of unnormalised ``weights``."""
-    tensors.check_weights(weights)
+    if not ((weights >= 0) & (weights < math.inf)).all() or not (weights.amax(-1) > 0).all():
+        raise ValueError("weights must be finite and 0 or more, with at least one above 0 in each row")
     return sample_inverse_cdf(weights, uniforms(tuple(weights.shape[:-1]), generator))
 
 

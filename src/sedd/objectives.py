@@ -350,10 +350,9 @@ class ImplicitScoreEntropy(Integral[LogScoreModel]):
         back = back.gather(-1, x_t[..., None, None, :, None].expand(*neighbours.shape, 1)).squeeze(-1)
         back = back.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)  # *b, i, y: at position i alone
         is_x_t = y == x_t[..., None]
-        into, out = (
-            torch.where(is_x_t, 0, rates(x_t, log_score.dtype))
-            for rates in (model.process.rates_into, model.process.rates_out_of)
-        )
+        rate_of, dtype = model.process.rate, log_score.dtype
+        into = torch.where(is_x_t, 0, rate_of(x_t[..., None], y, dtype))
+        out = torch.where(is_x_t, 0, rate_of(y, x_t[..., None], dtype))
         loss = torch.where(into > 0, into * log_score.exp(), 0) - torch.where(out > 0, out * back, 0)
         return weighted(rate, loss.sum(-1))
 
@@ -414,7 +413,6 @@ class D3PM(Objective[Denoiser]):
 
     def times(self, u: Float[Tensor, "*b"]) -> Times:
         """Map uniforms to the ends k/T of the steps, each with weight T."""
-        tensors.check_times(u)
         k = (1 + torch.floor(u * self.steps)).clamp_max(self.steps)  # u = 1 belongs to the last step
         return Times(t=k / self.steps, weight=torch.full_like(u, self.steps))
 

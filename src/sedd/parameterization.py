@@ -340,7 +340,7 @@ class DiffusionModel(DiscreteModel, ABC):
 
     @final
     def _check_output(self, output: Tensor) -> None:
-        tensors.check_num_outputs(output, self.process.num_states, "network's output")
+        tensors.check_num_outputs(output, self.process.num_states)
 
 
 @final
@@ -473,7 +473,7 @@ class CausalModel(DiscreteModel):
 
     def _check_output(self, output: Tensor) -> None:
         """Accept at least as many outputs as tokens: those after the first N are not used."""
-        tensors.check_num_outputs(output[..., : self.process.vocab_size], self.process.vocab_size, "network's output")
+        tensors.check_num_outputs(output[..., : self.process.vocab_size], self.process.vocab_size)
 
     def _log_p(self, output: Tensor) -> Tensor:
         return output[..., : self.process.vocab_size].log_softmax(-1)

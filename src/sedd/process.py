@@ -1,33 +1,44 @@
 """Noise processes: what noise does to one token. Every position is corrupted independently.  [§1–§4]
 
 Noise replaces a token by a draw from a distribution π. `Absorbing`, `Uniform`, `Hybrid` and `Frequency` are four
-choices of π, and `Replacement` has the closed forms of all of them: 50,000 states cost a gather or a scalar where a
-matrix would not fit. Any other Markov chain is a subclass of `Process`; the guide to extensions writes one from its
-rate matrix.
+choices of π, and `Process` has the closed forms of all of them: 50,000 states cost a gather or a scalar where a matrix
+would not fit.
 
 Shapes: token ids are ``(*b, L)``, the total noise ``sigma`` is ``(*b,)``, scores are ``(*b, L, num_states)``.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
 
-from sedd import draws, tensors
+from sedd import tensors
 from sedd.divergence import Divergence, score_entropy
+from sedd.draws import uniforms
 from sedd.schedule import corruption_probability
-from sedd.tensors import upcast
+from sedd.tensors import PerPosition, PerSequence, PerState, PerToken, Tokens, upcast
 
 
-def at_token(x: Float[Tensor, "*b L n"], y: Int[Tensor, "*b L"]) -> Float[Tensor, "*b L"]:
+def at_token(x: PerState, y: Tokens) -> PerPosition:
     """Return the entry at y of every position."""
     return x.gather(-1, y[..., None]).squeeze(-1)
+
+
+def log_odds(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """Return log ω, ω = e^σ − 1: the log odds that noise has replaced a token; stable for every σ > 0."""
+    log_odds = sigma + torch.log(-torch.expm1(-sigma))
+    return log_odds.clamp_min(-70.0)  # σ = 0 is allowed; −∞ would make NaN of ratios that have probability 0
+
+
+def reveal_probability(sigma_s: PerSequence, sigma_t: PerSequence) -> PerSequence:
+    """P(a mask at σ_t is a token at σ_s) = (e^Δσ − 1)/(e^σ_t − 1), where only masks are noise.  [§9]"""
+    return torch.exp(-sigma_s) * corruption_probability(sigma_t - sigma_s) / corruption_probability(sigma_t)
 
 
 class Ratio(NamedTuple):
@@ -39,334 +50,83 @@ class Ratio(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Process(ABC):
-    """A continuous-time Markov chain on the states of one token.
+class Process:
+    """Noise that replaces a token by a draw from π: P_σ(y, x) = α[y = x] + mπ_y, α = e^−σ, m = 1 − α.  [§2]
 
-    A subclass writes the abstract methods; scores, reverse steps and losses follow from them.
+    π is the mask with probability ``mask_share``, and else a token with probabilities w, which are 1/N unless
+    ``frequencies`` are given. The prior of the bound is αw + mπ: the noise of tokens drawn from w. With ω = e^σ − 1,
+    ratios and scores follow from r_x = ωπ_x/(1 + ωπ_x).
+
+    A subclass for another Markov chain overrides the closed forms, from `rate` to `staggered_score`; the guide to
+    extensions computes them from a rate matrix.
 
     Reference: Campbell et al. 2022, "A Continuous Time Framework for Discrete Denoising Models", arXiv 2205.14987.
     """
 
     vocab_size: int
+    _: KW_ONLY
+    mask_share: float = 0.0
+    frequencies: Sequence[int | float] | None = field(default=None, repr=False)
+    """How often noise draws each token, in any unit; None: equally often."""
+    has_mask: bool = field(init=False, repr=False, compare=False)
+    """Whether a token may become a mask."""
+    only_masks: bool = field(init=False, repr=False, compare=False)
+    """Whether only masks are noise, so that every token is known to be clean; else any token may be noise."""
+    mask: int = field(init=False, repr=False, compare=False)
+    """The id of the mask, if there is one."""
+    num_states: int = field(init=False, repr=False, compare=False)
+    """The number of states of a token, the mask included."""
+    has_fused_forms: bool = field(init=False, repr=False, compare=False)
+    """Whether the fused loss and the fused draws cover this process: its ratios take two values."""
 
     def __post_init__(self) -> None:
         tensors.check_vocab_size(self.vocab_size)
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether a token may become a mask."""
-        return False
-
-    @property
-    def mask(self) -> int:
-        """The id of the mask, if there is one."""
-        return self.vocab_size
-
-    @property
-    def num_states(self) -> int:
-        """The number of states of a token, the mask included."""
-        return self.vocab_size + self.has_mask
-
-    @property
-    def only_masks(self) -> bool:
-        """Whether only masks are noise, so that every token is known to be clean; else any token may be noise."""
-        return False
-
-    @property
-    def has_fused_forms(self) -> bool:
-        """Whether the fused loss and the fused draws cover this process: see `process.fused`."""
-        return False
+        if not 0 <= self.mask_share <= 1:
+            raise ValueError(f"mask_share is {self.mask_share}; it is a probability and must lie in [0, 1]")
+        derived: dict[str, object] = {
+            "has_mask": self.mask_share > 0,
+            "only_masks": self.mask_share == 1,
+            "mask": self.vocab_size,
+            "num_states": self.vocab_size + (self.mask_share > 0),
+            "has_fused_forms": isinstance(self, Absorbing | Uniform),
+        }
+        if self.frequencies is not None:
+            found, total = tuple(map(float, self.frequencies)), math.fsum(self.frequencies)
+            if len(found) != self.vocab_size or not (min(found) > 0 and total < math.inf):
+                raise ValueError(
+                    f"frequencies hold {len(found)} numbers, the least of them {min(found, default=math.nan):g}; each "
+                    f"of the {self.vocab_size} tokens needs one above 0"
+                )
+            derived["frequencies"] = tuple(value / total for value in found)
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def is_noisy(self, x_t: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """Return where noise may have changed the token: the positions that reverse steps may change."""
         return x_t == self.mask if self.only_masks else torch.ones_like(x_t, dtype=torch.bool)
 
-    # The chain ---------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def rate(
-        self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], dtype: torch.dtype = torch.float64
-    ) -> Float[Tensor, "*#s"]:
-        """Q(y, x): the rate from x to y; for y = x, minus the rate of leaving x.  [§2]"""
-
-    @abstractmethod
-    def transition(
-        self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]
-    ) -> Float[Tensor, "*#s"]:
-        """P_σ(y, x): the probability of y at noise σ, given x without noise.  [§2]"""
-
-    def rates_out_of(
-        self, x: Int[Tensor, "*s"], dtype: torch.dtype = torch.float64
-    ) -> Float[Tensor, "*s {self.num_states}"]:
-        """Q(·, x): the rates from x to every state. Dense: for small spaces."""
-        return self.rate(self._states(x.device), x[..., None], dtype)
-
-    def rates_into(
-        self, x: Int[Tensor, "*s"], dtype: torch.dtype = torch.float64
-    ) -> Float[Tensor, "*s {self.num_states}"]:
-        """Q(x, ·): the rates from every state into x, which the reverse process runs along."""
-        return self.rate(x[..., None], self._states(x.device), dtype)
-
-    def incoming_rates(self, x: Int[Tensor, "*s"]) -> Float[Tensor, "*s #n"]:
-        """Q(x, y), the rates from every y ≠ x into x; the entry at y = x has no meaning."""
-        return self.rates_into(x)
-
-    def rate_matrix(self, dtype: torch.dtype = torch.float64) -> Float[Tensor, "n n"]:
-        """Q, dense: for tests and small spaces."""
-        return self.rates_into(self._states(), dtype)
-
-    def transition_matrix(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b n n"]:
-        """P_σ, dense: for tests and small spaces."""
-        tensors.check_sigma(sigma)
-        states = self._states(sigma.device)
-        return self.transition(states[:, None], states, sigma[..., None, None])
-
-    def _check_mean(self, log_mean: Tensor, x_t: Tensor) -> None:
-        tensors.check_num_outputs(log_mean, self.vocab_size, "mean")
-        tensors.check_states(x_t, self.num_states)
-
     def _states(self, device: torch.device | None = None) -> Tensor:
         return torch.arange(self.num_states, device=device)
 
-    # Forward: from data to noise ---------------------------------------------------------------------------
-
-    def corrupt(
-        self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], generator: torch.Generator
-    ) -> Int[Tensor, "*b L"]:
-        """Draw x_t given x_0 at total noise σ."""
-        return self.corrupt_by(x_0, sigma, draws.uniforms((*x_0.shape, 2), generator))
-
-    @abstractmethod
-    def corrupt_by(
-        self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], u: Float[Tensor, "*b L 2"]
-    ) -> Int[Tensor, "*b L"]:
-        """Make x_t from x_0 and two uniforms per position."""
-
-    @abstractmethod
-    def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        """Map uniforms to pure noise, from which every sampler starts."""
-
-    @abstractmethod
-    def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
-        """Return the log-probability of each state under the prior of the bound, at total noise σ.  [§8]"""
-
-    @abstractmethod
-    def prior_kl(self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L"]:
-        """KL(P_σ(·|x_0) ‖ prior) in nats per token.  [§8]"""
-
-    # Scores and ratios -------------------------------------------------------------------------------------
-
-    def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
-        """a_y = P_σ(y, x_0)/P_σ(x_t, x_0) for y ≠ x_t, where noise may have led to x_t.  [§4]"""
-        levels = sigma.double()[..., None, None]
-        log_p = self.transition(self._states(x_t.device), x_0[..., None], levels).clamp_min(1e-300).log()
-        log_ratio = (log_p - log_p.gather(-1, x_t[..., None])).to(sigma.dtype)
-        return Ratio(at_token(log_ratio, x_0), log_ratio)
-
-    def denoising(
-        self,
-        divergence: Divergence,
-        log_score: Float[Tensor, "*b L n"],
-        x_t: Int[Tensor, "*b L"],
-        x_0: Int[Tensor, "*b L"],
-        sigma: Float[Tensor, "*b"],
-    ) -> Float[Tensor, "*b L"]:
-        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios a_y = P_σ(y, x_0)/P_σ(x_t, x_0).  [§4]
-
-        Args:
-            divergence: D, such as score entropy or half the squared error.
-            log_score: log s_y of a model, at every position and state.
-            x_t: Noisy tokens.
-            x_0: Clean tokens.
-            sigma: Total noise of each sequence.
-        """
-        tensors.check_clean_tokens(x_0, self.vocab_size)
-        log_score = upcast(log_score)
-        log_ratio = self.ratios(x_t, x_0, sigma.to(log_score.dtype)).log_rest
-        assert log_ratio is not None
-        return self.explicit(divergence, log_score, log_ratio, x_t)
-
-    def score_entropy(
-        self,
-        log_score: Float[Tensor, "*b L n"],
-        x_t: Int[Tensor, "*b L"],
-        x_0: Int[Tensor, "*b L"],
-        sigma: Float[Tensor, "*b"],
-    ) -> Float[Tensor, "*b L"]:
-        """Σ_{y≠x_t} Q(x_t, y)·[s_y − a_y log s_y + K(a_y)], the integrand of the bound but for σ'.  [§4]"""
-        return self.denoising(score_entropy, log_score, x_t, x_0, sigma)
-
-    def explicit(
-        self,
-        divergence: Divergence,
-        log_score: Float[Tensor, "*b L n"],
-        log_ratio: Float[Tensor, "*b L n"],
-        x_t: Int[Tensor, "*b L"],
-    ) -> Float[Tensor, "*b L"]:
-        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against ratios given for every y. Dense: for small spaces.  [§6]"""
-        tensors.check_states(x_t, self.num_states)
-        tensors.check_num_outputs(log_score, self.num_states, "log-score")
-        rates = self.rates_into(x_t, log_score.dtype).scatter(-1, x_t[..., None], 0)
-        return torch.where(rates > 0, rates * divergence(log_score, log_ratio), 0).sum(-1)
-
-    def base_log_score(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b #L #n"]:
-        """Return the log-score of the prior, which `ScoreModel` adds to a network's output.  [§5]
-
-        An output of 0 then stands for tokens that are drawn from the prior.
-        """
-        log_prior = self.log_prior(self._states(x_t.device), sigma[..., None])
-        return log_prior[..., None, :] - log_prior.gather(-1, x_t)[..., None]
-
-    @abstractmethod
-    def add_log_likelihood(
-        self, logits: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L N"]:
-        """Add log P_σ(x_t, x_0), up to a constant, to the logits of x_0: Bayes' rule for a denoiser.  [§5]"""
-
-    @abstractmethod
-    def log_marginal(self, log_p: Float[Tensor, "*b L N"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """log Σ_{x_0} P_σ(y, x_0)·p(x_0): the distribution of the noisy token, given that of the clean one.  [§5]"""
-
-    def leave_one_out(
-        self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L N"]:
-        """Return log p(x_0 | all noisy tokens but its own) of a denoiser p(x_0 | x_t), up to a constant.  [§5]"""
-        self._check_mean(log_mean, x_t)
-        return log_mean - self.add_log_likelihood(torch.zeros_like(log_mean), x_t, sigma)
-
-    def marginal_score(
-        self, log_p: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L n"]:
-        """Return the log of the score s_y = p_σ(y)/p_σ(x_t), where p_σ = Σ_{x_0} P_σ(·, x_0)·p(x_0).  [§5]"""
-        self._check_mean(log_p, x_t)
-        log_marginal = self.log_marginal(log_p, sigma)
-        return log_marginal - log_marginal.gather(-1, x_t[..., None])
-
-    def mean_score(
-        self, log_mean: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L n"]:
-        """Return the log of the score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
-        return self.marginal_score(self.leave_one_out(log_mean, x_t, sigma), x_t, sigma)
-
-    @abstractmethod
-    def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """exp(−Δσ Q) s: the ratios p_{σ−Δσ}(y)/p_σ(x) of the lower noise level to the present one.  [§9]"""
-
-    def amplifies_rounding(self, dsigma: Float[Tensor, "*s"]) -> bool:
-        """Return whether some step Δσ is above 7: errors of the score grow as e^Δσ, and float32 has 7 digits."""
-        return not self.only_masks and bool((dsigma > 7).any())
-
-    # Steps of finite size ----------------------------------------------------------------------------------
-
-    def log_posterior(
-        self,
-        log_mean: Float[Tensor, "*b L N"],
-        x_t: Int[Tensor, "*b L"],
-        sigma_s: Float[Tensor, "*b"],
-        sigma_t: Float[Tensor, "*b"],
-    ) -> Float[Tensor, "*b L n"]:
-        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t) = log P_Δσ(x_t, x_s)·p_σs(x_s)/p_σt(x_t).  [§6]
-
-        This is a denoiser's reverse step from σ_t to σ_s < σ_t; p_σ is the marginal of its `leave_one_out`.
-        """
-        tensors.check_decreasing_sigma(sigma_s, sigma_t)
-        sigma_s, sigma_t = sigma_s.to(log_mean.dtype), sigma_t.to(log_mean.dtype)
-        log_p = self.leave_one_out(log_mean, x_t, sigma_t).log_softmax(-1)
-        step = self.transition(x_t[..., None], self._states(x_t.device), (sigma_t - sigma_s)[..., None, None])
-        before = self.log_marginal(log_p, sigma_t).gather(-1, x_t[..., None])
-        return step.log() + self.log_marginal(log_p, sigma_s) - before
-
-    def posterior_kl(
-        self,
-        log_mean: Float[Tensor, "*b L N"],
-        x_t: Int[Tensor, "*b L"],
-        x_0: Int[Tensor, "*b L"],
-        sigma_s: Float[Tensor, "*b"],
-        sigma_t: Float[Tensor, "*b"],
-    ) -> Float[Tensor, "*b L"]:
-        """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), the terms of the D3PM bound.  [§6]
-
-        It is the sum of the score-entropy divergences of p from q: both sum to 1, and no term is below 0.
-        """
-        tensors.check_clean_tokens(x_0, self.vocab_size)
-        certain = torch.full_like(log_mean, -torch.inf).scatter(-1, x_0[..., None], 0)
-        log_q = self.log_posterior(certain, x_t, sigma_s, sigma_t)
-        return score_entropy(self.log_posterior(log_mean, x_t, sigma_s, sigma_t), log_q).sum(-1)
-
-
-def log_odds(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Return log ω, ω = e^σ − 1: the log odds that noise has replaced a token; stable for every σ > 0."""
-    log_odds = sigma + torch.log(-torch.expm1(-sigma))
-    return log_odds.clamp_min(-70.0)  # σ = 0 is allowed; −∞ would make NaN of ratios that have probability 0
-
-
-def reveal_probability(sigma_s: Float[Tensor, "*b"], sigma_t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """P(a mask at σ_t is a token at σ_s) = (e^Δσ − 1)/(e^σ_t − 1), where only masks are noise.  [§9]"""
-    tensors.check_decreasing_sigma(sigma_s, sigma_t)
-    return torch.exp(-sigma_s) * corruption_probability(sigma_t - sigma_s) / corruption_probability(sigma_t)
-
-
-@dataclass(frozen=True)
-class Replacement(Process):
-    """Noise that replaces a token by a draw from π: P_σ(y, x) = α[y = x] + mπ_y, α = e^−σ, m = 1 − α.  [§2]
-
-    π is the mask with probability ``mask_share``, and else a token with probabilities w, which are 1/N unless
-    ``frequencies`` are given. The prior of the bound is αw + mπ: the noise of tokens drawn from w.
-    """
-
-    mask_share: float = 0.0
-    frequencies: Sequence[int | float] | None = field(default=None, repr=False)
-    """How often noise draws each token, in any unit; None: equally often."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.mask_share <= 1:
-            raise ValueError(f"mask_share is {self.mask_share}; it is a probability and must lie in [0, 1]")
-        if self.frequencies is None:
-            return
-        found, total = tuple(map(float, self.frequencies)), math.fsum(self.frequencies)
-        if len(found) != self.vocab_size or not (min(found) > 0 and total < math.inf):
-            raise ValueError(
-                f"frequencies hold {len(found)} numbers, the least of them {min(found, default=math.nan):g}; each of "
-                f"the {self.vocab_size} tokens needs one above 0"
-            )
-        object.__setattr__(self, "frequencies", tuple(value / total for value in found))
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether a token may become a mask."""
-        return self.mask_share > 0
-
-    @property
-    def only_masks(self) -> bool:
-        """Whether only masks are noise."""
-        return self.mask_share == 1
-
-    @property
-    def has_fused_forms(self) -> bool:
-        """True for absorbing and for uniform noise, whose ratios take two values."""
-        return self.frequencies is None and self.mask_share in (0, 1)
-
-    # π -----------------------------------------------------------------------------------------------------
+    # π and w -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def _weights(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
+    def _frequencies(self) -> dict[torch.device, Tensor]:
         return {}
 
-    def _weight(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _weight(self, x: Tensor) -> Tensor:
         """w of the given tokens, anything for a mask; one number where all are equal."""
         if self.frequencies is None:
-            return torch.full((), 1 / self.vocab_size, dtype=dtype, device=x.device)
-        key = x.device, dtype
-        if key not in self._weights:
-            self._weights[key] = torch.tensor(self.frequencies, dtype=dtype, device=x.device)
-        return self._weights[key][x.clamp_max(self.vocab_size - 1)]
+            return torch.full((), 1 / self.vocab_size, dtype=torch.float64, device=x.device)
+        if x.device not in self._frequencies:
+            self._frequencies[x.device] = torch.tensor(self.frequencies, dtype=torch.float64, device=x.device)
+        return self._frequencies[x.device][x.clamp_max(self.vocab_size - 1)]
 
     def _log_weight(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """log w of the given tokens."""
         if self.frequencies is None:
             return torch.full((), -math.log(self.vocab_size), dtype=dtype, device=x.device)
-        return self._weight(x, torch.float64).log().to(dtype)
+        return self._weight(x).log().to(dtype)
 
     def _log_pi(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """log π of the given states."""
@@ -381,7 +141,7 @@ class Replacement(Process):
 
     def _times_pi(self, m: Tensor, y: Tensor) -> Tensor:
         """m·π_y."""
-        token = m / self.vocab_size if self.frequencies is None else m * self._weight(y, m.dtype)
+        token = m / self.vocab_size if self.frequencies is None else m * self._weight(y).to(m.dtype)
         token = token * (1 - self.mask_share)
         return token if not self.has_mask else torch.where(y == self.mask, m * self.mask_share, token)
 
@@ -390,55 +150,58 @@ class Replacement(Process):
         return self._times_pi(torch.ones((), dtype=torch.float64, device=y.device), y)
 
     def _log_r(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """log ωπ_x/(1 + ωπ_x), by the logistic function: one minus a share would round to 0."""
-        return torch.nn.functional.logsigmoid(log_odds(sigma) + self._log_pi(x, sigma.dtype))
+        """log r_x, by the logistic function: one minus a share would round to 0."""
+        return logsigmoid(log_odds(sigma) + self._log_pi(x, sigma.dtype))
 
     # The chain ---------------------------------------------------------------------------------------------
 
     def rate(
         self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], dtype: torch.dtype = torch.float64
     ) -> Float[Tensor, "*#s"]:
-        """π_y − [y = x]."""
+        """Q(y, x) = π_y − [y = x]: the rate from x to y; for y = x, minus the rate of leaving x.  [§2]"""
         return self._pi(y).to(dtype) - (y == x).to(dtype)
 
-    def incoming_rates(self, x: Int[Tensor, "*s"]) -> Float[Tensor, "*s 1"]:
-        """π_x."""
+    def incoming_rates(self, x: Int[Tensor, "*s"]) -> Float[Tensor, "*s #n"]:
+        """Q(x, y) = π_x, the rates from every y ≠ x into x; the entry at y = x has no meaning."""
         return self._pi(x).expand(x.shape)[..., None]
 
     def transition(
         self, y: Int[Tensor, "*#s"], x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]
     ) -> Float[Tensor, "*#s"]:
-        """α[y = x] + mπ_y."""
-        tensors.check_sigma(sigma)
+        """P_σ(y, x) = α[y = x] + mπ_y: the probability of y at noise σ, given x without noise.  [§2]"""
         p = torch.where(y == x, torch.exp(-sigma), 0) + self._times_pi(corruption_probability(sigma), y)
         return torch.where(x == self.mask, (y == self.mask).to(p.dtype), p) if self.only_masks else p
 
-    def corrupt(
-        self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], generator: torch.Generator
-    ) -> Int[Tensor, "*b L"]:
+    def rate_matrix(self, dtype: torch.dtype = torch.float64) -> Float[Tensor, "n n"]:
+        """Q, dense: for tests and small spaces."""
+        return self.rate(self._states()[:, None], self._states(), dtype)
+
+    def transition_matrix(self, sigma: PerSequence) -> Float[Tensor, "*b n n"]:
+        """P_σ, dense: for tests and small spaces."""
+        states = self._states(sigma.device)
+        return self.transition(states[:, None], states, sigma[..., None, None])
+
+    # Forward: from data to noise ---------------------------------------------------------------------------
+
+    def corrupt(self, x_0: Tokens, sigma: PerSequence, generator: torch.Generator) -> Tokens:
         """Draw x_t given x_0 at total noise σ."""
         tensors.check_clean_tokens(x_0, self.vocab_size)
         tensors.check_sigma(sigma)
-        replaced = draws.bernoulli(corruption_probability(sigma.double())[..., None].expand(x_0.shape), generator)
-        return torch.where(replaced, self._noise(tuple(x_0.shape), generator), x_0)
-
-    def _noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Draw from π."""
+        replaced = uniforms(tuple(x_0.shape), generator) < corruption_probability(sigma.double())[..., None]
         if self.only_masks:
-            return torch.full(shape, self.mask, device=generator.device)
-        if self.has_fused_forms:
-            return torch.randint(self.vocab_size, shape, generator=generator, device=generator.device)
-        return self.prior_sample(draws.uniforms(shape, generator))
+            noise = torch.full(x_0.shape, self.mask, device=generator.device)
+        elif self.has_fused_forms:
+            noise = torch.randint(self.vocab_size, x_0.shape, generator=generator, device=generator.device)
+        else:
+            noise = self.prior_sample(uniforms(tuple(x_0.shape), generator))
+        return torch.where(replaced, noise, x_0)
 
-    def corrupt_by(
-        self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"], u: Float[Tensor, "*b L 2"]
-    ) -> Int[Tensor, "*b L"]:
+    def corrupt_by(self, x_0: Tokens, sigma: PerSequence, u: Float[Tensor, "*b L 2"]) -> Tokens:
         """Make x_t from x_0 and uniforms: the first decides whether a token is replaced, the second by what."""
-        tensors.check_clean_tokens(x_0, self.vocab_size)
         return torch.where(u[..., 0] < corruption_probability(sigma)[..., None], self.prior_sample(u[..., 1]), x_0)
 
     def prior_sample(self, u: Float[Tensor, "*s"]) -> Int[Tensor, "*s"]:
-        """Draw from π by the inverse of its distribution function.
+        """Map uniforms to pure noise, from which samplers start: draws from π by its distribution function.
 
         Masks carry no information, so starting from masks alone is exact, while the prior of the bound must also allow
         tokens.
@@ -449,46 +212,42 @@ class Replacement(Process):
         if self.frequencies is None:
             token = (share * self.vocab_size).long()
         else:
-            ends = self._weight(self._states(u.device)[: self.vocab_size], torch.float64).cumsum(0)
+            ends = self._weight(self._states(u.device)[: self.vocab_size]).cumsum(0)
             token = torch.searchsorted(ends, share.double(), right=True)
         return torch.where(u < self.mask_share, self.mask, token.clamp(0, self.vocab_size - 1))
 
     def log_prior(self, x: Int[Tensor, "*#s"], sigma: Float[Tensor, "*#s"]) -> Float[Tensor, "*#s"]:
-        """log(αw_x + mπ_x)."""
-        tensors.check_states(x, self.num_states)
-        tensors.check_sigma(sigma)
+        """log(αw_x + mπ_x), the prior of the bound at total noise σ.  [§8]"""
         log_weight, log_m = self._log_weight(x, sigma.dtype), torch.log(corruption_probability(sigma))
         if not self.has_mask:
             return log_weight + torch.zeros_like(x * sigma)
         token = torch.logaddexp(-sigma, log_m + _log(1 - self.mask_share)) + log_weight
         return torch.where(x == self.mask, log_m + _log(self.mask_share), token)
 
-    def prior_kl(self, x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L"]:
-        """Σ_y w_y D(P_σ(y|x_0)/w_y), D(u) = u log u − u + 1, which is score entropy at s = 1; a mask adds nothing.
+    def prior_kl(self, x_0: Tokens, sigma: PerSequence) -> PerPosition:
+        """KL(P_σ(·|x_0) ‖ prior) in nats per token.  [§8]
 
+        Σ_y w_y D(P_σ(y|x_0)/w_y) with D(u) = u log u − u + 1, which is score entropy at s = 1; a mask adds nothing.
         Where only masks are noise it is −α log w_{x_0}.
         """
-        tensors.check_clean_tokens(x_0, self.vocab_size)
-        tensors.check_sigma(sigma)
         levels = sigma[..., None].expand(x_0.shape)
         if self.only_masks:
             return torch.exp(-levels) * -self._log_weight(x_0, sigma.dtype)
         alpha = torch.exp(-levels.double())
         tokens = 1 - self.mask_share * (1 - alpha)  # the probability of a token, which the prior has as well
-        others = self.vocab_size - 1 if self.frequencies is None else 1 / self._weight(x_0, torch.float64) - 1
+        others = self.vocab_size - 1 if self.frequencies is None else 1 / self._weight(x_0) - 1
         log_same, log_other = torch.log1p(others * (alpha / tokens)), torch.log1p(-alpha / tokens)
         same, other = (score_entropy(torch.zeros_like(log_a), log_a) for log_a in (log_same, log_other))
         return (tokens * ((same + others * other) / (others + 1))).to(sigma.dtype)
 
     # Scores and ratios -------------------------------------------------------------------------------------
 
-    def ratios(self, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Ratio:
-        """a_y = (α[y = x_0] + mπ_y)/(α[x_t = x_0] + mπ_{x_t}) for y ≠ x_t, where noise may have led to x_t.  [§4]
+    def ratios(self, x_t: Tokens, x_0: Tokens, sigma: PerSequence) -> Ratio:
+        """a_y = P_σ(y, x_0)/P_σ(x_t, x_0) for y ≠ x_t, where noise may have led to x_t.  [§4]
 
-        With r_x = ωπ_x/(1 + ωπ_x) they are π_y/π_{x_t} times r_{x_t} where x_t = x_0; else times 1/r_{x_0} at y = x_0.
-        Where only masks are noise they are [y = x_0]/ω at masks.
+        They are π_y/π_{x_t} times r_{x_t} where x_t = x_0; else times 1/r_{x_0} at y = x_0. Where only masks are noise
+        they are [y = x_0]/ω at masks.
         """
-        tensors.check_sigma(sigma)
         if self.only_masks:
             return Ratio(-log_odds(sigma)[..., None].expand(x_t.shape), None)
         over, levels = self._log_pi_over(x_t, sigma.dtype), sigma[..., None]
@@ -496,18 +255,12 @@ class Replacement(Process):
         return Ratio(log_data, torch.where(x_t == x_0, self._log_r(x_t, levels), 0)[..., None] + over)
 
     def denoising(
-        self,
-        divergence: Divergence,
-        log_score: Float[Tensor, "*b L n"],
-        x_t: Int[Tensor, "*b L"],
-        x_0: Int[Tensor, "*b L"],
-        sigma: Float[Tensor, "*b"],
-    ) -> Float[Tensor, "*b L"]:
-        """π_{x_t}·Σ_{y≠x_t} D(s_y, a_y) where noise may have led to x_t, else 0.  [§4]"""
-        tensors.check_sigma(sigma)
-        tensors.check_states(x_t, self.num_states)
-        tensors.check_clean_tokens(x_0, self.vocab_size)
-        tensors.check_num_outputs(log_score, self.num_states, "log-score")
+        self, divergence: Divergence, log_score: PerState, x_t: Tokens, x_0: Tokens, sigma: PerSequence
+    ) -> PerPosition:
+        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, a_y) against the denoising ratios a_y = P_σ(y, x_0)/P_σ(x_t, x_0).  [§4]
+
+        D is a divergence of scores and ratios, such as score entropy. Where noise cannot have led to x_t it is 0.
+        """
         log_score = upcast(log_score)
         ratio = self.ratios(x_t, x_0, sigma.to(log_score.dtype))
         rest = divergence.sum_except(torch.stack([x_t, x_0], -1), log_score, ratio.log_rest)
@@ -515,46 +268,50 @@ class Replacement(Process):
         total = rest + torch.where(x_t == x_0, 0, data)
         return torch.where(self.is_noisy(x_t), self._pi(x_t).to(total.dtype) * total, 0)
 
-    def base_log_score(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b #L #n"]:
-        """−log ω + log w_y at masks where only they are noise; 0 under uniform noise."""
+    def score_entropy(self, log_score: PerState, x_t: Tokens, x_0: Tokens, sigma: PerSequence) -> PerPosition:
+        """Σ_{y≠x_t} Q(x_t, y)·[s_y − a_y log s_y + K(a_y)], the integrand of the bound but for σ'.  [§4]"""
+        return self.denoising(score_entropy, log_score, x_t, x_0, sigma)
+
+    def base_log_score(self, x_t: Tokens, sigma: PerSequence) -> Float[Tensor, "*b #L #n"]:
+        """Return the log-score of the prior, which `ScoreModel` adds to a network's output.  [§5]
+
+        An output of 0 then stands for tokens that are drawn from the prior. It is −log ω + log w_y at masks where only
+        they are noise, and 0 under uniform noise.
+        """
         if self.only_masks:
             return -log_odds(sigma)[..., None, None] + self._log_weight(self._states(x_t.device), sigma.dtype)
-        if self.has_fused_forms:
+        if self.frequencies is None and not self.has_mask:
             return torch.zeros_like(sigma)[..., None, None]
-        return super().base_log_score(x_t, sigma)
+        log_prior = self.log_prior(self._states(x_t.device), sigma[..., None])
+        return log_prior[..., None, :] - log_prior.gather(-1, x_t)[..., None]
 
-    def add_log_likelihood(
-        self, logits: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L N"]:
-        """Add log(1 + 1/(ωπ_{x_t})) to the logit of the token x_t; a mask is none of the clean tokens."""
-        self._check_mean(logits, x_t)
-        tensors.check_sigma(sigma)
+    def add_log_likelihood(self, logits: PerToken, x_t: Tokens, sigma: PerSequence) -> PerToken:
+        """Add log P_σ(x_t, x_0), up to a constant, to the logits of x_0: Bayes' rule for a denoiser.  [§5]
+
+        That is log 1/r_{x_t} at the token x_t; a mask is none of the clean tokens.
+        """
         if self.only_masks:
             return logits  # every token becomes a mask with the same probability, and other positions are known
         own = -self._log_r(x_t, sigma.to(logits.dtype)[..., None]).expand(x_t.shape)
         own = own if not self.has_mask else torch.where(x_t == self.mask, 0, own)
         return logits.scatter_add(-1, x_t.clamp_max(self.vocab_size - 1)[..., None], own[..., None])
 
-    def log_marginal(self, log_p: Float[Tensor, "*b L N"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """log(αp_y + mπ_y)."""
-        tensors.check_sigma(sigma)
+    def log_marginal(self, log_p: PerToken, sigma: PerSequence) -> PerState:
+        """log Σ_{x_0} P_σ(y, x_0)·p(x_0) = log(αp_y + mπ_y): the distribution of the noisy token.  [§5]"""
         sigma = sigma.to(log_p.dtype)[..., None, None]
         noise = log_odds(sigma) - sigma + self._log_pi(self._states(log_p.device), log_p.dtype)
         return torch.logaddexp(self._with_mask(log_p) - sigma, noise)
 
     def _with_mask(self, log_p: Tensor) -> Tensor:
         """Append the mask, which is none of the clean tokens."""
-        return log_p if not self.has_mask else torch.nn.functional.pad(log_p, (0, 1), value=-math.inf)
+        return log_p if not self.has_mask else pad(log_p, (0, 1), value=-math.inf)
 
-    def marginal_score(
-        self, log_p: Float[Tensor, "*b L N"], x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*b L n"]:
-        """s_y = (p_y + ωπ_y)/(p_{x_t} + ωπ_{x_t}); where only masks are noise, s_y = p_y/ω at a mask.
+    def marginal_score(self, log_p: PerToken, x_t: Tokens, sigma: PerSequence) -> PerState:
+        """Return the log of the score s_y = p_σ(y)/p_σ(x_t), where p_σ = Σ_{x_0} P_σ(·, x_0)·p(x_0).  [§5]
 
-        Much noise takes s_y to π_y/π_{x_t}: near it, by log1p of the relative difference.
+        s_y = (p_y + ωπ_y)/(p_{x_t} + ωπ_{x_t}); where only masks are noise, s_y = p_y/ω at a mask. Much noise takes s_y
+        to π_y/π_{x_t}: near it, by log1p of the relative difference.
         """
-        self._check_mean(log_p, x_t)
-        tensors.check_sigma(sigma)
         log_omega = log_odds(sigma.to(log_p.dtype))[..., None, None]
         if self.only_masks:
             to_mask = log_omega.expand(*log_p.shape[:-1], 1)  # the ratio of the mask to a token is ω
@@ -569,20 +326,55 @@ class Replacement(Process):
         near = near if isinstance(over, float) else near + over
         return torch.where(change.abs() < 0.5, near, far).scatter(-1, x_t[..., None], 0)
 
-    def staggered_score(self, score: Float[Tensor, "*b L n"], dsigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """s_y + (e^Δσ − 1)·(s_y − π_y Σ_z s_z): with much noise s is near π up to a factor, and little is left of it.
+    def staggered_score(self, score: PerState, dsigma: PerSequence) -> PerState:
+        """exp(−Δσ Q) s: the ratios p_{σ−Δσ}(y)/p_σ(x) of the lower noise level to the present one.  [§9]
 
+        s_y + (e^Δσ − 1)·(s_y − π_y Σ_z s_z): with much noise s is near π up to a factor, and little is left of it.
         Where only masks are noise, e^Δσ·s_y for tokens and s_M − (e^Δσ − 1)·Σ_y s_y for the mask.
         """
-        tensors.check_sigma(dsigma)
         dsigma = dsigma[..., None, None]
         if self.only_masks:
             tokens, mask = score[..., :-1], score[..., -1:]
-            return torch.cat(
-                [torch.exp(dsigma) * tokens, mask - torch.expm1(dsigma) * tokens.sum(-1, keepdim=True)], -1
-            )
+            kept = mask - torch.expm1(dsigma) * tokens.sum(-1, keepdim=True)
+            return torch.cat([torch.exp(dsigma) * tokens, kept], -1)
         noise = self._times_pi(score.sum(-1, keepdim=True), self._states(score.device))
         return score + torch.expm1(dsigma) * (score - noise)
+
+    # What follows from these, for every chain --------------------------------------------------------------
+
+    def leave_one_out(self, log_mean: PerToken, x_t: Tokens, sigma: PerSequence) -> PerToken:
+        """Return log p(x_0 | all noisy tokens but its own) of a denoiser p(x_0 | x_t), up to a constant.  [§5]"""
+        return log_mean - self.add_log_likelihood(torch.zeros_like(log_mean), x_t, sigma)
+
+    def mean_score(self, log_mean: PerToken, x_t: Tokens, sigma: PerSequence) -> PerState:
+        """Return the log of the score s_y = E[a_y(x_0) | x_t] of a denoiser p(x_0 | x_t).  [§3, §5]"""
+        return self.marginal_score(self.leave_one_out(log_mean, x_t, sigma), x_t, sigma)
+
+    def amplifies_rounding(self, dsigma: Float[Tensor, "*s"]) -> bool:
+        """Return whether some step Δσ is above 7: errors of the score grow as e^Δσ, and float32 has 7 digits."""
+        return not self.only_masks and bool((dsigma > 7).any())
+
+    def log_posterior(self, log_mean: PerToken, x_t: Tokens, sigma_s: PerSequence, sigma_t: PerSequence) -> PerState:
+        """log Σ_{x_0} q(x_s | x_t, x_0)·p(x_0 | x_t) = log P_Δσ(x_t, x_s)·p_σs(x_s)/p_σt(x_t).  [§6]
+
+        This is a denoiser's reverse step from σ_t to σ_s < σ_t; p_σ is the marginal of its `leave_one_out`.
+        """
+        sigma_s, sigma_t = sigma_s.to(log_mean.dtype), sigma_t.to(log_mean.dtype)
+        log_p = self.leave_one_out(log_mean, x_t, sigma_t).log_softmax(-1)
+        step = self.transition(x_t[..., None], self._states(x_t.device), (sigma_t - sigma_s)[..., None, None])
+        before = self.log_marginal(log_p, sigma_t).gather(-1, x_t[..., None])
+        return step.log() + self.log_marginal(log_p, sigma_s) - before
+
+    def posterior_kl(
+        self, log_mean: PerToken, x_t: Tokens, x_0: Tokens, sigma_s: PerSequence, sigma_t: PerSequence
+    ) -> PerPosition:
+        """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)), the terms of the D3PM bound.  [§6]
+
+        It is the sum of the score-entropy divergences of p from q: both sum to 1, and no term is below 0.
+        """
+        certain = torch.full_like(log_mean, -torch.inf).scatter(-1, x_0[..., None], 0)
+        log_q = self.log_posterior(certain, x_t, sigma_s, sigma_t)
+        return score_entropy(self.log_posterior(log_mean, x_t, sigma_s, sigma_t), log_q).sum(-1)
 
 
 def _log(p: float) -> float:
@@ -592,7 +384,7 @@ def _log(p: float) -> float:
 
 @final
 @dataclass(frozen=True)
-class Absorbing(Replacement):
+class Absorbing(Process):
     """Noise that replaces a token by the mask, state N, for good: π is the mask.
 
     Only masks change in reverse steps, so only they count in losses, and the entries of a score at tokens are never
@@ -607,7 +399,7 @@ class Absorbing(Replacement):
 
 @final
 @dataclass(frozen=True)
-class Uniform(Replacement):
+class Uniform(Process):
     """Noise that replaces a token by a uniformly random one, itself included: π is 1/N.
 
     Reference: Hoogeboom et al. 2021, "Argmax Flows and Multinomial Diffusion: Learning Categorical Distributions",
@@ -620,7 +412,7 @@ class Uniform(Replacement):
 
 @final
 @dataclass(frozen=True)
-class Hybrid(Replacement):
+class Hybrid(Process):
     """Noise that replaces a token by the mask with probability ``mask_share``, else by a uniformly random token.
 
     Both kinds stay noisy: a mask may become a token and a token a mask, so that samplers may correct tokens.
@@ -629,7 +421,7 @@ class Hybrid(Replacement):
     Diffusion", arXiv 2503.04482.
     """
 
-    mask_share: float = 0.9
+    mask_share: float = field(default=0.9, kw_only=False)
     frequencies: Sequence[int | float] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -642,14 +434,14 @@ class Hybrid(Replacement):
 
 @final
 @dataclass(frozen=True)
-class Frequency(Replacement):
+class Frequency(Process):
     """Noise that replaces a token by one drawn by its frequency in the data: the noise keeps the unigram distribution.
 
     The prior of the bound is a unigram model.
     """
 
     mask_share: float = field(default=0.0, init=False, repr=False)
-    frequencies: Sequence[int | float] | None = field(default=None, repr=False)
+    frequencies: Sequence[int | float] | None = field(default=None, repr=False, kw_only=False)
 
     def __post_init__(self) -> None:
         if self.frequencies is None:

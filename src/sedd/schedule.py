@@ -5,6 +5,7 @@ A schedule gives the total noise σ(t) and its rate σ'(t) for t in [0, 1]; t = 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -14,50 +15,57 @@ from torch import Tensor
 
 from sedd import tensors
 from sedd.draws import uniforms
+from sedd.tensors import PerSequence
 
 
 class NoiseLevel(NamedTuple):
     """Total noise and its rate at one time."""
 
-    sigma: Float[Tensor, "*b"]
-    rate: Float[Tensor, "*b"]
+    sigma: PerSequence
+    rate: PerSequence
 
 
 class Schedule(ABC):
     """Total noise σ(t), its derivative σ'(t), and the inverse t(σ)."""
 
     @abstractmethod
-    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def sigma(self, t: PerSequence) -> PerSequence:
         """Total noise σ(t)."""
 
     @abstractmethod
-    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def rate(self, t: PerSequence) -> PerSequence:
         """Rate of noise σ'(t)."""
-
-    def t(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the time at which the total noise is ``sigma``."""
-        tensors.check_sigma(sigma)
-        first, last = self.sigma(sigma.new_tensor([0.0, 1.0]))
-        tensors.check_in_range("sigma", sigma, first, last)
-        return self._inverse(sigma).clamp(0, 1)  # rounding may pass an end
 
     @abstractmethod
     def _inverse(self, sigma: Tensor) -> Tensor:
         """Solve σ(t) for t."""
 
-    def __call__(self, t: Float[Tensor, "*b"]) -> NoiseLevel:
+    def t(self, sigma: PerSequence) -> PerSequence:
+        """Return the time at which the total noise is ``sigma``."""
+        first, last = self.sigma(torch.tensor([0.0, 1.0], dtype=sigma.dtype)).tolist()
+        allowed = f"it must lie between {first:g} and {last:g}"
+        tensors.check_range(sigma, first * (1 - 1e-5), last * (1 + 1e-5), "sigma is {}; " + allowed)
+        return self._inverse(sigma).clamp(0, 1)  # rounding may pass an end
+
+    def __call__(self, t: PerSequence) -> NoiseLevel:
         """Return total noise and rate at time ``t``."""
+        tensors.check_times(t)
         return NoiseLevel(sigma=self.sigma(t), rate=self.rate(t))
-
-
-def _sigma(replaced: Float[Tensor, "*b"], unchanged: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return σ = −log(unchanged) from the more precise of two probabilities that sum to 1."""
-    return torch.where(replaced < 0.5, -torch.log1p(-replaced), -torch.log(unchanged))
 
 
 def corruption_probability(sigma: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Return 1 − e^−σ, the probability that noise has replaced a token."""
     return -torch.expm1(-sigma)
+
+
+def _sigma(replaced: PerSequence, unchanged: PerSequence) -> PerSequence:
+    """Return σ = −log(unchanged) from the more precise of two probabilities that sum to 1."""
+    return torch.where(replaced < 0.5, -torch.log1p(-replaced), -torch.log(unchanged))
+
+
+def _check_eps(eps: float) -> None:
+    if not 0 < eps < 1:
+        raise ValueError(f"eps is {eps}; it must lie between 0 and 1, or σ(1) is infinite or there is no noise")
 
 
 @final
@@ -73,23 +81,20 @@ class LogLinear(Schedule):
     """Probability ε that a token is unchanged at t = 1."""
 
     def __post_init__(self) -> None:
-        tensors.check_fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+        _check_eps(self.eps)
 
-    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def sigma(self, t: PerSequence) -> PerSequence:
         """σ = −log(1 − (1 − ε)t)."""
-        tensors.check_times(t)
-        return _sigma(replaced=(1 - self.eps) * t, unchanged=self._unchanged(t))
+        return _sigma((1 - self.eps) * t, self._unchanged(t))
 
-    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def rate(self, t: PerSequence) -> PerSequence:
         """σ' = (1 − ε) / (1 − (1 − ε)t)."""
-        tensors.check_times(t)
         return (1 - self.eps) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
-        """t = (1 − e^−σ) / (1 − ε)."""
         return corruption_probability(sigma) / (1 - self.eps)
 
-    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _unchanged(self, t: Tensor) -> Tensor:
         return (1 - t) + self.eps * t  # 1 − t is exact near t = 1, where 1 − (1 − ε)t would cancel
 
 
@@ -110,17 +115,15 @@ class Geometric(Schedule):
         if not 0 < self.lo < self.hi < math.inf:
             raise ValueError(f"lo is {self.lo} and hi is {self.hi}; they must satisfy 0 < lo < hi")
 
-    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def sigma(self, t: PerSequence) -> PerSequence:
         """σ = lo^(1−t) · hi^t."""
-        tensors.check_times(t)
         return torch.exp((1 - t) * math.log(self.lo) + t * math.log(self.hi))
 
-    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def rate(self, t: PerSequence) -> PerSequence:
         """σ' = σ · log(hi/lo)."""
         return self.sigma(t) * math.log(self.hi / self.lo)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
-        """t = log(σ/lo) / log(hi/lo)."""
         return torch.log(sigma / self.lo) / math.log(self.hi / self.lo)
 
 
@@ -133,23 +136,21 @@ class Cosine(Schedule):
     """Probability ε that a token is unchanged at t = 1."""
 
     def __post_init__(self) -> None:
-        tensors.check_fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+        _check_eps(self.eps)
 
-    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def sigma(self, t: PerSequence) -> PerSequence:
         """σ = −log(ε + (1 − ε)·cos(πt/2)), where 1 − cos(πt/2) = 2 sin²(πt/4)."""
-        tensors.check_times(t)
-        return _sigma(replaced=(1 - self.eps) * 2 * torch.sin(math.pi / 4 * t) ** 2, unchanged=self._unchanged(t))
+        return _sigma((1 - self.eps) * 2 * torch.sin(math.pi / 4 * t) ** 2, self._unchanged(t))
 
-    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def rate(self, t: PerSequence) -> PerSequence:
         """σ' = (1 − ε)·(π/2)·sin(πt/2) / e^−σ."""
-        tensors.check_times(t)
         return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
         """t = (4/π)·asin √((1 − e^−σ) / (2(1 − ε)))."""
         return 4 / math.pi * torch.asin(torch.sqrt(corruption_probability(sigma) / (2 * (1 - self.eps))))
 
-    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _unchanged(self, t: Tensor) -> Tensor:
         return self.eps + (1 - self.eps) * torch.sin(math.pi / 2 * (1 - t))  # cos(πt/2), precise near t = 1
 
 
@@ -164,33 +165,37 @@ class Polynomial(Schedule):
     """Probability ε that a token is unchanged at t = 1."""
 
     def __post_init__(self) -> None:
-        tensors.check_fraction("eps", self.eps, "or σ(1) is infinite or there is no noise")
+        _check_eps(self.eps)
         if not 1 <= self.power < math.inf:
             raise ValueError(f"power is {self.power}; it must be 1 or more, or the rate at t = 0 is infinite")
 
-    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def sigma(self, t: PerSequence) -> PerSequence:
         """σ = −log(1 − (1 − ε)·t^power)."""
-        tensors.check_times(t)
-        return _sigma(replaced=(1 - self.eps) * t**self.power, unchanged=self._unchanged(t))
+        return _sigma((1 - self.eps) * t**self.power, self._unchanged(t))
 
-    def rate(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def rate(self, t: PerSequence) -> PerSequence:
         """σ' = (1 − ε)·power·t^(power−1) / e^−σ."""
-        tensors.check_times(t)
         return (1 - self.eps) * self.power * t ** (self.power - 1) / self._unchanged(t)
 
     def _inverse(self, sigma: Tensor) -> Tensor:
-        """t = ((1 − e^−σ) / (1 − ε))^(1/power)."""
         return (corruption_probability(sigma) / (1 - self.eps)) ** (1 / self.power)
 
-    def _unchanged(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def _unchanged(self, t: Tensor) -> Tensor:
         return -torch.expm1(self.power * torch.log(t)) + self.eps * t**self.power  # 1 − t^power, precise at 1
+
+
+# Training times --------------------------------------------------------------------------------------------
 
 
 class Times(NamedTuple):
     """Sampled times and their importance weights 1/density: E[weight · f(t)] = ∫ f(t) dt."""
 
-    t: Float[Tensor, "*b"]
-    weight: Float[Tensor, "*b"]
+    t: PerSequence
+    weight: PerSequence
+
+
+TimeSampler = Callable[..., Times]
+"""A distribution of times on [t_min, 1]: called as ``(u, t_min=0.0)``, it maps uniforms to times and their weights."""
 
 
 def stratified(count: int, generator: torch.Generator) -> Float[Tensor, " count"]:
@@ -202,50 +207,36 @@ def stratified(count: int, generator: torch.Generator) -> Float[Tensor, " count"
     return (order + uniforms((count,), generator)) / count
 
 
-class TimeSampler(ABC):
-    """A distribution of times on [t_min, 1], as a function of uniforms."""
-
-    @abstractmethod
-    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
-        """Map ``u`` in (0, 1) to times and their weights."""
-
-
 @final
 @dataclass(frozen=True)
-class UniformTimes(TimeSampler):
-    """Uniform times."""
+class UniformTimes:
+    """Times uniform on [t_min, 1]."""
 
-    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
-        """t uniform on (t_min, 1)."""
-        tensors.check_times(u)
+    def __call__(self, u: PerSequence, t_min: float = 0.0) -> Times:
         return Times(t=t_min + (1 - t_min) * u, weight=torch.full_like(u, 1 - t_min))
 
 
 @final
 @dataclass(frozen=True)
-class LowNoiseTimes(TimeSampler):
+class LowNoiseTimes:
     """Times of density 1/(2√t), more frequent at low noise, where the loss of one masked token is weighted by 1/t.
 
     With uniform times the variance of a sequence's loss diverges as t → 0; with these it is finite.
     """
 
-    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+    def __call__(self, u: PerSequence, t_min: float = 0.0) -> Times:
         """t = u², moved to [t_min, 1]."""
-        tensors.check_times(u)
         return Times(t=t_min + (1 - t_min) * u**2, weight=(1 - t_min) * 2 * u)
 
 
 @final
-class ImportanceTimes(TimeSampler):
+class ImportanceTimes:
     """Importance-sampled times: a density that is constant on equal parts of [t_min, 1].
 
-    The weights keep the mean of a loss unchanged. Its variance is least when the masses are proportional to the root
-    mean square of the loss in each part, which `fit` measures.
+    The weights keep the mean of a loss unchanged. Its variance is least when the masses of the parts are proportional
+    to the root mean square of the loss in each, which `fit` measures. Masses must be above 0; they are normalised.
 
     Reference: Nichol and Dhariwal 2021, "Improved Denoising Diffusion Probabilistic Models", arXiv 2102.09672.
-
-    Args:
-        masses: The mass of each part of [t_min, 1], above 0; they are normalised.
     """
 
     def __init__(self, masses: Float[Tensor, " parts"]) -> None:
@@ -257,14 +248,7 @@ class ImportanceTimes(TimeSampler):
     def fit(
         cls, t: Float[Tensor, " n"], losses: Float[Tensor, " n"], parts: int = 32, t_min: float = 0.0
     ) -> "ImportanceTimes":
-        """Fit the masses to unweighted losses at times t; no part gets less than a tenth of the average mass.
-
-        Args:
-            t: Times.
-            losses: The loss at each of them, without its weight.
-            parts: Number of parts.
-            t_min: The first time.
-        """
+        """Fit the masses to unweighted losses at times t; no part gets less than a tenth of the average mass."""
         tensors.check_times(t)
         if parts < 1:
             raise ValueError(f"parts is {parts}; there must be at least 1")
@@ -275,9 +259,8 @@ class ImportanceTimes(TimeSampler):
         root = torch.where(count > 0, square / count.clamp_min(1), mean).sqrt()  # parts without samples get the mean
         return cls(root.clamp_min(root.mean() / 10) if mean > 0 else torch.ones_like(root))
 
-    def __call__(self, u: Float[Tensor, "*b"], t_min: float = 0.0) -> Times:
+    def __call__(self, u: PerSequence, t_min: float = 0.0) -> Times:
         """Map u to t by inversion: the part first, then uniformly inside it."""
-        tensors.check_times(u)
         masses = self.masses.to(u)
         ends = masses.cumsum(0)
         part = torch.searchsorted(ends, u.clamp_max(1 - 1e-12) * ends[-1], right=True).clamp_max(len(masses) - 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys import KINDS, Kind, tensor
 
 from sedd import exact
-from sedd.process import Absorbing, Frequency, Hybrid, Replacement, Uniform, at_token, log_odds
+from sedd.process import Absorbing, Frequency, Hybrid, Process, Uniform, at_token, log_odds
 from sedd.reverse import denoised_probs
 from sedd.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 
@@ -63,11 +63,9 @@ def test_columns_are_distributions(kind: Kind, n: int, sigma: float) -> None:
 
 
 @given(kinds, sizes)
-def test_rates_out_of_are_columns_and_rates_into_are_rows(kind: Kind, n: int) -> None:
+def test_incoming_rates_are_rows(kind: Kind, n: int) -> None:
     process = kind(n)
     states, Q = torch.arange(process.num_states), process.rate_matrix()
-    torch.testing.assert_close(process.rates_out_of(states), Q.T)
-    torch.testing.assert_close(process.rates_into(states), Q)
     into = process.incoming_rates(states).expand_as(Q)
     torch.testing.assert_close(into - into.diag().diag(), Q - Q.diag().diag())
     assert ((Q - Q.diag().diag() > 0).any(1) == process.is_noisy(states)).all()
@@ -86,10 +84,10 @@ def test_rate_matrices_written_out() -> None:
 @given(sizes, noises, st.integers(0, 2**32))
 def test_absorbing_and_uniform_noise_are_the_ends_of_hybrid_noise(n: int, sigma: float, seed: int) -> None:
     for mask_share, end in ((0.0, Uniform(n)), (1.0, Absorbing(n))):
-        process, s = Replacement(n, mask_share), tensor(sigma)
+        process, s = Process(n, mask_share=mask_share), tensor(sigma)
         assert torch.equal(process.transition_matrix(s), end.transition_matrix(s))
         assert torch.equal(process.rate_matrix(), end.rate_matrix())
-        near = Replacement(n, abs(mask_share - 1e-12)).transition_matrix(s)[: end.num_states, : end.num_states]
+        near = Process(n, mask_share=abs(mask_share - 1e-12)).transition_matrix(s)[: end.num_states, : end.num_states]
         torch.testing.assert_close(near, end.transition_matrix(s), rtol=0, atol=1e-11)
     equal = Frequency(n, [7.0] * n)
     torch.testing.assert_close(equal.transition_matrix(s), Uniform(n).transition_matrix(s), rtol=0, atol=1e-15)

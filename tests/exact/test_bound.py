@@ -21,7 +21,7 @@ from sedd.divergence import Divergence, score_entropy
 from sedd.exact import Distribution, objectives
 from sedd.objectives import DenoisingScoreEntropy
 from sedd.parameterization import ConditionalModel, MeanModel, ScoreModel, SignedScoreModel
-from sedd.process import Absorbing, Process, Ratio, Replacement, Uniform
+from sedd.process import Absorbing, Process, Ratio, Uniform
 from sedd.schedule import Cosine, Geometric, LogLinear, Polynomial, Schedule
 
 DISTRIBUTIONS = [(length, seed) for length in (3, 4) for seed in range(3)]
@@ -192,15 +192,15 @@ def test_mutants_are_caught(kind: Kind, schedule: Schedule, mutant: str, monkeyp
     if mutant == "constant dropped":
         monkeypatch.setattr("sedd.process.score_entropy", NoConstant())
     if mutant == "ratio inverted":
-        monkeypatch.setattr(Replacement, "ratios", inverted(Replacement.ratios))
+        monkeypatch.setattr(Process, "ratios", inverted(Process.ratios))
     if mutant == "Q transposed" and kind is Uniform:
         return  # Q is symmetric: not a mistake there
     if mutant == "Q transposed" and kind is Absorbing:  # tokens, not masks, would move backwards
         is_noisy = kind.is_noisy
         monkeypatch.setattr(kind, "is_noisy", lambda self, x_t: ~is_noisy(self, x_t))
     elif mutant == "Q transposed":  # the rate into x_t would not be the share of x_t, but of the others together
-        pi = Replacement._pi
-        monkeypatch.setattr(Replacement, "_pi", lambda self, y: (1 - pi(self, y)) / (self.num_states - 1))
+        pi = Process._pi
+        monkeypatch.setattr(Process, "_pi", lambda self, y: (1 - pi(self, y)) / (self.num_states - 1))
     if mutant == "sigma for rate":
         monkeypatch.setattr(type(schedule), "rate", type(schedule).sigma)
     distribution = random_distribution(3, 3, 0)

@@ -32,10 +32,6 @@ class Dense(DenseProcess):
 
     like: Process
 
-    @property
-    def has_mask(self) -> bool:
-        return self.like.has_mask
-
     def rate(self, y: torch.Tensor, x: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         return self.like.rate(y, x, dtype)
 
@@ -82,7 +78,7 @@ def random_log_probs(count: int, states: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("sigma", [0.0, *SIGMAS])
 def test_transitions_are_the_closed_form(process: Process, sigma: float) -> None:
-    dense = Dense(N, process)
+    dense = Dense(N, process, mask_share=process.mask_share)
     close(dense.transition_matrix(tensor(sigma)), process.transition_matrix(tensor(sigma)))
     assert torch.equal(dense.rate_matrix(), process.rate_matrix())
 
@@ -90,7 +86,7 @@ def test_transitions_are_the_closed_form(process: Process, sigma: float) -> None
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_ratios_and_scores_are_the_closed_form(process: Process, sigma: float) -> None:
     """A denoiser that is certain of x_0 has the denoising ratios as its score; another one their mean."""
-    dense, (x_t, x_0, noise) = Dense(N, process), possible_pairs(process, sigma)
+    dense, (x_t, x_0, noise) = Dense(N, process, mask_share=process.mask_share), possible_pairs(process, sigma)
     certain = torch.nn.functional.one_hot(x_0, N).double().log()
     ratio, found = process.ratios(x_t, x_0, noise), dense.mean_score(certain, x_t, noise)
     changed = (x_t != x_0).squeeze(-1)
@@ -103,7 +99,7 @@ def test_ratios_and_scores_are_the_closed_form(process: Process, sigma: float) -
 @pytest.mark.parametrize("kind", [divergence.score_entropy, divergence.square], ids=["score entropy", "square"])
 def test_denoising_losses_are_the_closed_form(process: Process, kind: divergence.Divergence, sigma: float) -> None:
     """Value and gradient at every x_t that noise leads into; the loss of all others is 0."""
-    dense, (x_t, x_0, noise) = Dense(N, process), possible_pairs(process, sigma)
+    dense, (x_t, x_0, noise) = Dense(N, process, mask_share=process.mask_share), possible_pairs(process, sigma)
     losses, gradients = [], []
     for one in (dense, process):
         log_score = random_log_probs(len(x_t), process.num_states).requires_grad_()
@@ -121,7 +117,7 @@ def test_denoising_losses_are_the_closed_form(process: Process, kind: divergence
 @pytest.mark.parametrize("share", [0.25, 0.9])
 def test_reverse_steps_are_the_closed_form(process: Process, share: float, sigma: float) -> None:
     """Tweedie's weights, the posterior of a denoiser and its KL, and p(x_0 | x) of a score."""
-    dense, (x_t, x_0, noise) = Dense(N, process), possible_pairs(process, sigma)
+    dense, (x_t, x_0, noise) = Dense(N, process, mask_share=process.mask_share), possible_pairs(process, sigma)
     log_mean, lower = random_log_probs(len(x_t), N), share * noise
     log_score = process.mean_score(log_mean, x_t, noise)
     for weights in (
@@ -138,7 +134,7 @@ def test_reverse_steps_are_the_closed_form(process: Process, share: float, sigma
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_bayes_rule_is_the_closed_form(process: Process, sigma: float) -> None:
     """p(x_0 | x_t) ∝ P_σ(x_t, x_0)·p(x_0), the noisy distribution of p, and the score, which both determine."""
-    dense, (x_t, _, noise) = Dense(N, process), possible_pairs(process, sigma)
+    dense, (x_t, _, noise) = Dense(N, process, mask_share=process.mask_share), possible_pairs(process, sigma)
     log_p = random_log_probs(len(x_t), N)
     posteriors = [one.add_log_likelihood(log_p, x_t, noise).log_softmax(-1) for one in (dense, process)]
     close(*posteriors)
@@ -155,7 +151,7 @@ def test_bayes_rule_is_the_closed_form(process: Process, sigma: float) -> None:
 @pytest.mark.parametrize("schedule", [LogLinear(), Geometric(1e-3, 8.0)], ids=str)
 def test_the_bound_is_the_closed_form(process: Process, schedule: Schedule) -> None:
     """All three terms of `bound_terms`; absorbing noise has a prior of its own, since π has no tokens."""
-    dense, p_data = Dense(N, process), random_distribution(N, 2, 0)
+    dense, p_data = Dense(N, process, mask_share=process.mask_share), random_distribution(N, 2, 0)
     model = random_model(MeanModel, process, 2).requires_grad_(False)
     sigma, noise = schedule(tensor(0.4))
     x_t, x_0, _ = exact.pairs(p_data, process, sigma)

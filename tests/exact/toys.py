@@ -9,7 +9,7 @@ import torch
 from sedd import exact
 from sedd.objectives import Objective
 from sedd.parameterization import ConditionalModel, MeanModel, ScoreModel
-from sedd.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform
+from sedd.process import Absorbing, Frequency, Hybrid, Process, Uniform
 from sedd.schedule import LogLinear, Schedule
 
 
@@ -29,7 +29,7 @@ def frequency(vocab_size: int) -> Process:
 
 def masks_and_frequency(vocab_size: int) -> Process:
     """Masks, and random tokens of different frequencies."""
-    return Replacement(vocab_size, 0.3, range(vocab_size, 0, -1))
+    return Process(vocab_size, mask_share=0.3, frequencies=range(vocab_size, 0, -1))
 
 
 Kind = Callable[[int], Process]

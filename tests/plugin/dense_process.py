@@ -8,16 +8,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sedd import tensors
-from sedd.process import Process
+from sedd import draws
+from sedd.divergence import Divergence
+from sedd.process import Process, at_token
 
 
 @dataclass(frozen=True)
 class DenseProcess(Process, ABC):
     """A process whose subclass writes `rate`: the rest is linear algebra on Q.
 
-    Q must have one stationary distribution. Sampling starts from it, and it is the
-    prior of the bound, which is finite only if no probability is 0.
+    It replaces every closed form of `Process`. Q must have one stationary distribution.
+    Sampling starts from it, and it is the prior of the bound, which is finite only if
+    no probability is 0.
     """
 
     @cached_property
@@ -41,18 +43,28 @@ class DenseProcess(Process, ABC):
 
     def transition(self, y: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
         """The entry at (y, x) of exp(σQ)."""
-        tensors.check_sigma(sigma)
         values, index = sigma.double().unique(return_inverse=True)
         y, x, index = torch.broadcast_tensors(y, x, index)
         P = self.exponential(values)
         return P[index, y, x].clamp(0, 1).to(sigma.dtype)
 
+    def columns(self, x_0: Tensor, sigma: Tensor) -> Tensor:
+        """P_σ(y, x_0) of every y."""
+        levels = sigma.double()[..., None, None]
+        return self.transition(self._states(x_0.device), x_0[..., None], levels)
+
+    def incoming_rates(self, x: Tensor) -> Tensor:
+        """The row Q(x, ·)."""
+        return self.rate(x[..., None], self._states(x.device))
+
+    def corrupt(self, x_0: Tensor, sigma: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw x_t."""
+        u = draws.uniforms((*x_0.shape, 2), generator)
+        return self.corrupt_by(x_0, sigma, u)
+
     def corrupt_by(self, x_0: Tensor, sigma: Tensor, u: Tensor) -> Tensor:
         """Invert the distribution function of the column of x_0."""
-        tensors.check_clean_tokens(x_0, self.vocab_size)
-        levels = sigma.double()[..., None, None]
-        p = self.transition(self._states(x_0.device), x_0[..., None], levels)
-        return inverse_cdf(p, u[..., 1])
+        return inverse_cdf(self.columns(x_0, sigma), u[..., 1])
 
     def prior_sample(self, u: Tensor) -> Tensor:
         """Draw from the stationary distribution."""
@@ -60,20 +72,29 @@ class DenseProcess(Process, ABC):
 
     def log_prior(self, x: Tensor, sigma: Tensor) -> Tensor:
         """log π(x)."""
-        tensors.check_states(x, self.num_states)
-        tensors.check_sigma(sigma)
         return self.stationary.log().to(sigma)[x] + torch.zeros_like(sigma)
 
     def prior_kl(self, x_0: Tensor, sigma: Tensor) -> Tensor:
         """KL(P_σ(·|x_0) ‖ π)."""
-        levels = sigma.double()[..., None, None]
-        p = self.transition(self._states(x_0.device), x_0[..., None], levels)
+        p = self.columns(x_0, sigma)
         terms = torch.xlogy(p, p) - torch.xlogy(p, self.stationary.to(p))
         return terms.sum(-1).to(sigma.dtype)
 
+    def denoising(self, divergence: Divergence, log_score: Tensor, x_t: Tensor, x_0: Tensor, sigma: Tensor) -> Tensor:
+        """Σ_{y≠x_t} Q(x_t, y)·D(s_y, P_σ(y, x_0)/P_σ(x_t, x_0))."""
+        log_p = self.columns(x_0, sigma).clamp_min(1e-300).log()
+        log_ratio = (log_p - at_token(log_p, x_t)[..., None]).to(log_score.dtype)
+        rates = self.incoming_rates(x_t).scatter(-1, x_t[..., None], 0)
+        terms = rates.to(log_score.dtype) * divergence(log_score, log_ratio)
+        return torch.where(rates > 0, terms, 0).sum(-1)
+
+    def base_log_score(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """log π(y) − log π(x_t)."""
+        log_prior = self.log_prior(self._states(x_t.device), sigma[..., None])
+        return log_prior[..., None, :] - log_prior.gather(-1, x_t)[..., None]
+
     def add_log_likelihood(self, logits: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
         """Add log P_σ(x_t, x_0)."""
-        self._check_mean(logits, x_t)
         tokens = self._states(logits.device)[: self.vocab_size]
         levels = sigma.double()[..., None, None]
         p = self.transition(x_t[..., None], tokens, levels)
@@ -85,9 +106,13 @@ class DenseProcess(Process, ABC):
         p = log_p.double().exp() @ columns.transpose(-1, -2)
         return p.clamp_min(1e-300).log().to(log_p.dtype)
 
+    def marginal_score(self, log_p: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """log p_σ(y) − log p_σ(x_t)."""
+        log_marginal = self.log_marginal(log_p, sigma)
+        return log_marginal - at_token(log_marginal, x_t)[..., None]
+
     def staggered_score(self, score: Tensor, dsigma: Tensor) -> Tensor:
         """exp(−Δσ Q) s: ill-conditioned for long steps, so prefer denoisers."""
-        tensors.check_sigma(dsigma)
         back = self.exponential(-dsigma).transpose(-1, -2)
         return (score.double() @ back).to(score.dtype)
 

@@ -85,7 +85,8 @@ def entropy(model, x_0, x_t, t, process, schedule, transposed=False, cut=0.0):
     log_s, p = model(x_t, noise.sigma).double(), process.transition_matrix(noise.sigma)
     rows = torch.arange(len(x_0))[:, None]
     a = p[rows, :, x_0] / p[rows, x_t, x_0][..., None]
-    rates = process.rates_out_of(x_t) if transposed else process.rates_into(x_t)
+    Q = process.rate_matrix()
+    rates = (Q.T if transposed else Q)[x_t]
     terms = log_s.exp() - a * log_s + torch.where(a > 0, a * (a.log() - 1), 0)
     diffusion = torch.where(rates > 0, rates * terms, 0).sum((-1, -2)) * noise.rate
     return torch.where(t > cut, diffusion, 0) + process.prior_kl(x_0, schedule.sigma(torch.ones_like(t))).sum(-1)

@@ -8,7 +8,7 @@ import torch
 
 from sedd import exact
 from sedd.objectives import DenoisingScoreEntropy
-from sedd.process import Absorbing, Frequency, Hybrid, Process, Replacement, Uniform, log_odds
+from sedd.process import Absorbing, Frequency, Hybrid, Process, Uniform, log_odds
 from sedd.schedule import (
     Cosine,
     Geometric,
@@ -28,7 +28,7 @@ EVERY = [
     Absorbing(5),
     Hybrid(5, 0.6),
     Frequency(5, (1, 2, 0.5, 4, 3)),
-    Replacement(5, mask_share=0.3, frequencies=(1, 2, 0.5, 4, 3)),
+    Process(5, mask_share=0.3, frequencies=(1, 2, 0.5, 4, 3)),
 ]
 
 

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sedd import divergence, tensors
+from sedd import tensors
+from sedd.divergence import Divergence, score_entropy, square
 from sedd.exact.distribution import Distribution, Score, all_sequences, index_of, pairs, transition_matrix
 from sedd.objectives import Integral, weighted
 from sedd.parameterization import LogScoreModel
@@ -275,9 +276,14 @@ class ExplicitObjective(Integral[LogScoreModel], ABC):
         """Raise ValueError for a distribution over another vocabulary."""
         Score(self.distribution, process)
 
-    def _log_ratio(self, process: Process, x_t: Tensor, sigma: Tensor) -> Tensor:
-        ratio: Tensor = Score(self.distribution, process)(x_t, sigma)
-        return ratio
+    def _explicit(self, model: LogScoreModel, divergence: Divergence, x_t: Tensor, t: Tensor) -> Tensor:
+        """σ'·Σ_{y≠x_i} Q(x_i, y)·D(s_y, a_y), a the true ratios."""
+        sigma, rate = model.schedule(t)
+        log_ratio = Score(self.distribution, model.process)(x_t, sigma)
+        loss = divergence(model(x_t, sigma), log_ratio)
+        rates = model.process.rate(x_t[..., None], torch.arange(model.process.num_states), loss.dtype)
+        rates = rates.scatter(-1, x_t[..., None], 0)
+        return weighted(rate, torch.where(rates > 0, rates * loss, 0).sum(-1))
 
 
 @final
@@ -289,10 +295,7 @@ class ExplicitScoreEntropy(ExplicitObjective):
         self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·Σ_{y≠x_i} Q(x_i, y)·[s_y − a_y log s_y + K(a_y)], a the true ratios."""
-        sigma, rate = model.schedule(t)
-        log_ratio = self._log_ratio(model.process, x_t, sigma)
-        loss = model.process.explicit(divergence.score_entropy, model(x_t, sigma), log_ratio, x_t)
-        return weighted(rate, loss)
+        return self._explicit(model, score_entropy, x_t, t)
 
 
 @final
@@ -304,7 +307,4 @@ class ExplicitConcreteScore(ExplicitObjective):
         self, model: LogScoreModel, x_t: Int[Tensor, "*b L"], x_0: Int[Tensor, "*b L"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b L"]:
         """σ'·½ Σ_{y≠x_i} Q(x_i, y)·(s_y − a_y)², a the true ratios."""
-        sigma, rate = model.schedule(t)
-        log_ratio = self._log_ratio(model.process, x_t, sigma)
-        loss = model.process.explicit(divergence.square, model(x_t, sigma), log_ratio, x_t)
-        return weighted(rate, loss)
+        return self._explicit(model, square, x_t, t)

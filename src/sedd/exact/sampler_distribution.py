@@ -270,7 +270,7 @@ def _generators(model: Any, process: Process, length: int, v: Float[Tensor, " n"
     rows = x.repeat(len(v), 1), sigma.repeat_interleave(len(x))
     with torch.no_grad():
         score = model(*rows).double().exp().view(len(v), *x.shape, process.num_states)
-    rates = process.rates_into(x, torch.float64).scatter(-1, x[..., None], 0)
+    rates = process.rate(x[..., None], torch.arange(process.num_states)).scatter(-1, x[..., None], 0)
     rates = torch.where(rates > 0, rates * score, 0) * -torch.expm1(-sigma)[:, None, None, None]
     total, source = torch.zeros(len(v), len(x), len(x), dtype=torch.float64), torch.arange(len(x))
     for i in range(length):
