@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sedd import likelihood
-from sedd.likelihood import BoundEstimate
+from sedd.likelihood import LikelihoodEstimate
 from sedd.nn.adapter import AdaptedNetwork, adapt
 from sedd.objectives import Autoregressive, DenoisingScoreEntropy, LambdaDCE, Objective
 from sedd.parameterization import (
@@ -237,7 +237,7 @@ class Diffusion(nn.Module):
         valid: Bool[Tensor, "b L"] | None = None,
         label: int | Int[Tensor, " b"] | None = None,
         batch: int | None = None,
-    ) -> BoundEstimate:
+    ) -> LikelihoodEstimate[Tensor]:
         """Bound −log p of each sequence from above, in nats, with its standard error.
 
         Args:

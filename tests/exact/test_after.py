@@ -1,6 +1,7 @@
 """The likelihood of a continuation, against the conditional distribution; greedy decoding, against enumeration."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +136,8 @@ def whole_row(estimate: object) -> object:
         unbound = copy.copy(model)
         unbound.context = None
         found = estimate(unbound, by, [row], **options)
-        return found._replace(nats=found.nats * len(row) / len(rows[0]), stderr=found.stderr * len(row) / len(rows[0]))
+        share = len(row) / len(rows[0])
+        return replace(found, nats=found.nats * share, stderr=found.stderr * share)
 
     return estimate_likelihood
 

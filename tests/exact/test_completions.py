@@ -13,7 +13,7 @@ import scipy.stats
 import torch
 from serving import Collector, running, site
 
-from sedd import exact, factory
+from sedd import exact, models
 from sedd.loading import LoadedModel, load_model
 from sedd.parameterization import CausalModel, MeanModel
 from sedd.process import Absorbing, Process, Uniform
@@ -187,7 +187,7 @@ def test_the_end_of_a_completion_is_the_models_or_the_limit() -> None:
 
 def test_stories_continue_their_beginning() -> None:
     """The model in the box: text for every seed, as the prompt has no ending."""
-    stories = load_model(Path(factory.__file__).parent / "models/stories")
+    stories = load_model(Path(models.__file__).parent / "stories")
     prompt = template_prompt(["Once upon a time {12}"], stories)
     for seed in range(10):
         [sequence] = SamplingRun.of(stories, SamplingSettings(steps=1, seed=seed)).sample(prompt)
@@ -198,7 +198,7 @@ def test_stories_continue_their_beginning() -> None:
 
 @pytest.mark.parametrize("limit", [12, 60])
 def test_served_stories_continue_their_beginning(limit: int) -> None:
-    stories = load_model(Path(factory.__file__).parent / "models/stories")
+    stories = load_model(Path(models.__file__).parent / "stories")
     with site(build_app(stories, "stories")) as server:
         for seed in range(2, 6):
             body = {"prompt": "Once upon a time", "max_tokens": limit, "temperature": 0.6, "seed": seed, "steps": 4}

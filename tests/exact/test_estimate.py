@@ -17,6 +17,7 @@ from sedd.likelihood import (
     AutoregressiveEstimator,
     BoundEstimator,
     DiffusionTermEstimator,
+    Draw,
     FixedOrderEstimator,
     LikelihoodEstimate,
     StratifiedTimes,
@@ -252,8 +253,8 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
         DiffusionTermEstimator(Uniform(8), Geometric(), 0.1),
         AnyOrderEstimator(Absorbing(8)),
     ):
-        both = estimator.inputs(x_0, torch.tensor([0, 0]), u, rng)
-        one = estimator.inputs(x_0[1:], torch.tensor([0]), u[1:], rng[1:])
+        both = estimator.inputs(Draw(x_0, torch.tensor([0, 0]), u, rng))
+        one = estimator.inputs(Draw(x_0[1:], torch.tensor([0]), u[1:], rng[1:]))
         for a, b in zip(both, one, strict=True):
             assert torch.equal(a[1:], b)
 
@@ -264,7 +265,8 @@ def test_inputs_are_noised_as_the_process_defines(process: Process) -> None:
     x_0 = torch.arange(4).repeat(10_000, 1)
     u = torch.full((10_000,), 0.8, dtype=torch.float64)
     bound = BoundEstimator(process, LogLinear())
-    x_t, _, t, *_ = bound.inputs(x_0, torch.zeros(10_000, dtype=torch.long), u, CounterRNG(0, torch.arange(10_000)))
+    draw = Draw(x_0, torch.zeros(10_000, dtype=torch.long), u, CounterRNG(0, torch.arange(10_000)))
+    x_t, _, t, *_ = bound.inputs(draw)
     expected = exact.transition_matrix(process, LogLinear().sigma(t[:1]))[0, :, :4]
     counts = torch.stack([torch.bincount(x_t[:, i], minlength=process.num_states) for i in range(4)], 1) / 10_000
     assert ((counts - expected).abs() <= 5 * (expected * (1 - expected) / 10_000).sqrt() + 1e-12).all()
@@ -342,9 +344,9 @@ def test_every_draw_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     """Of 5 texts, 6 draws each, in two batches: no two share a random number."""
     seen, inputs = [], BoundEstimator.inputs
 
-    def record(self: BoundEstimator, x_0: torch.Tensor, index: object, u: object, rng: CounterRNG) -> object:
-        seen.append(rng(4))
-        return inputs(self, x_0, index, u, rng)
+    def record(self: BoundEstimator, draw: Draw) -> object:
+        seen.append(draw.rng(4))
+        return inputs(self, draw)
 
     monkeypatch.setattr(BoundEstimator, "inputs", record)
     found(small(), BoundEstimator(Absorbing(8), LogLinear()), texts(5, (3,)), draws=6, batch=16)
@@ -409,7 +411,7 @@ def without_constant(kept: object) -> object:
         ("bound_terms", without_prior),
         ("bound_terms", over_masked_tokens),
         ("times_by_noise", without_constant),
-        ("_excess_changes", biased),
+        ("BoundEstimator.control_variates", biased),
     ],
     ids=[
         "none",
@@ -429,7 +431,9 @@ def test_mutants_are_caught(name: str | None, mutant: Callable[..., object], mon
     model = exact.Score(distribution, process)
     truth = bound_of_each(model, process, schedule).mean() / 3
     if name is not None:
-        monkeypatch.setattr(estimators, name, mutant(getattr(estimators, name)))
+        *owner, name = name.split(".")
+        place = getattr(estimators, owner[0]) if owner else estimators
+        monkeypatch.setattr(place, name, mutant(getattr(place, name)))
     result = found(model, BoundEstimator(process, schedule), distribution.sequences.repeat(10, 1), draws=8)
     off = abs(result.nats - truth) / result.stderr
     assert off < 4 if name is None else off > 14

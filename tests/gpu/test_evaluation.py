@@ -8,7 +8,7 @@ import torch
 
 from sedd.evaluation import SINGLE_TEXT, evaluate, models_by_precision
 from sedd.evaluation.corpus import Corpus
-from sedd.likelihood import AnyOrderEstimator, BoundEstimator, Estimator, StratifiedTimes
+from sedd.likelihood import AnyOrderEstimator, BoundEstimator, Estimator
 from sedd.likelihood.estimate import _Draws
 from sedd.loading import LoadedModel, prepare_for_inference
 from sedd.process import Absorbing, Uniform
@@ -32,8 +32,10 @@ ROWS = [np.random.default_rng(i).integers(0, 27, 128) for i in range(64)]
     ids=["absorbing", "uniform", "any-order"],
 )
 def test_a_gpu_makes_the_noise_that_a_cpu_makes(estimator: Estimator) -> None:
-    draws = _Draws(estimator, ROWS, StratifiedTimes(len(ROWS), 8, 3), 3)
-    on_cpu, on_gpu = (draws.inputs(np.arange(512), torch.device(device)) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (
+        estimator.inputs(_Draws(estimator, ROWS, 8, 3, 1, Ranks(0, 1, torch.device(device))).at(np.arange(512)))
+        for device in ("cpu", "cuda")
+    )
     for expected, found in zip(on_cpu, on_gpu, strict=True):
         if expected.dtype == torch.int64:
             assert torch.equal(found.cpu(), expected)

@@ -115,7 +115,7 @@ def test_the_command_refuses_before_the_model_is_loaded(sedd: Sedd, words_run: P
             ((words_run, "--slots", "0"), "slots is 0"),
             ((tmp_path / "nothing",), "holds no model"),
         ):
-            done = sedd("serve", *words, before="import sedd.factory; sedd.loading.load_model = None")
+            done = sedd("serve", *words, before="import sedd.loading; sedd.loading.load_model = None")
             assert done.returncode == 2
             assert expected in done.stderr
             assert "Traceback" not in done.stderr

@@ -238,8 +238,8 @@ MISTAKES = [
     Mistake(
         "padding gets noise in a bound",
         "likelihood/estimators.py",
-        "*(torch.where(valid, x, x_0) for x in (x_t, x_first))",
-        "x_t, x_first",
+        "return torch.where(valid, x_t, x_0), torch.where(valid, x_first, x_0), *times, valid",
+        "return x_t, x_first, *times, valid",
         "exact/test_bound_per_row.py::test_padding_changes_nothing",
     ),
     Mistake(
@@ -661,28 +661,28 @@ MISTAKES = [
     ),
     Mistake(
         "the prior term is dropped",
-        "likelihood/terms.py",
+        "likelihood/estimators.py",
         "prior=torch.where(valid, process.prior_kl(",
         "prior=0 * torch.where(valid, process.prior_kl(",
         TERMS,
     ),
     Mistake(
         "the reconstruction term is dropped",
-        "likelihood/terms.py",
+        "likelihood/estimators.py",
         "if ends[0] > 0:",
         "if ends[0] < 0:",
         TERMS,
     ),
     Mistake(
         "the bound without the weights of its times",
-        "likelihood/terms.py",
+        "likelihood/estimators.py",
         "diffusion = times.weight.to(diffusion.dtype)[..., None] * diffusion\n",
         "pass\n",
         TERMS,
     ),
     Mistake(
         "padding counts in the bound",
-        "likelihood/terms.py",
+        "likelihood/estimators.py",
         "diffusion=torch.where(valid, diffusion, 0).sum(-1)",
         "diffusion=diffusion.sum(-1)",
         TERMS,
@@ -696,7 +696,7 @@ MISTAKES = [
     ),
     Mistake(
         "the weight of times by noise without its constant",
-        "likelihood/terms.py",
+        "likelihood/estimators.py",
         "weight=3 * (last - first) * u**2",
         "weight=3 * u**2",
         f"{ESTIMATE}::test_times_carry_their_weight",
@@ -711,8 +711,8 @@ MISTAKES = [
     Mistake(
         "every sequence has the same weight, whatever its length",
         "likelihood/estimate.py",
-        "nats=float(nats.sum() / tokens),",
-        "nats=float((nats / draws.lengths).mean()),",
+        "float(costs.sum() / tokens), self.estimator",
+        "float((costs / self.lengths).mean()), self.estimator",
         f"{ESTIMATE}::test_texts_of_different_lengths_count_by_their_tokens",
     ),
     Mistake(
@@ -787,7 +787,7 @@ MISTAKES = [
     ),
     Mistake(
         "no reconstruction term where there is little noise",
-        "likelihood/terms.py",
+        "likelihood/estimators.py",
         "if ends[0] > 0:",
         "if ends[0] > 1e-3:",
         "exact/test_likelihood.py::test_the_reconstruction_term_counts_however_little_noise_there_is",

@@ -1,6 +1,7 @@
 """Low precision is used where it changes a result by less than a tenth of its standard error, and only there."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_an_estimate_is_of_low_precision_only_if_that_is_negligible(shift: float
     expected = estimate_likelihood(low if is_negligible else full, by, rows, **options)
     assert found.precision_check is not None
     assert found.precision_check.is_negligible == is_negligible
-    assert found._replace(precision_check=None) == expected
+    assert replace(found, precision_check=None) == expected
     both = [estimate_likelihood(model, by, rows, **options).nats for model in (low, full)]
     if not is_negligible:
         error = 5 * found.precision_check.stderr + 5 * expected.stderr
@@ -227,7 +228,7 @@ def test_validation_is_in_float32_where_bfloat16_matters(tmp_path: Path, monkeyp
     monkeypatch.setenv("SEDD_CACHE", str(tmp_path / "cache"))
     exact, mixed = trainer(tmp_path, "float32").validation_bound(), trainer(tmp_path, "bfloat16")
     bound_of = mixed._bound_of
-    monkeypatch.setattr(mixed, "_bound_of", lambda model: bound_of(model)._replace(stderr=1e-3 * exact["bound_stderr"]))
+    monkeypatch.setattr(mixed, "_bound_of", lambda model: replace(bound_of(model), stderr=1e-3 * exact["bound_stderr"]))
     first, later = mixed.validation_bound(), mixed.validation_bound()
     assert abs(first.pop("bound_bfloat16_difference")) > 1e-4 * exact["bound_stderr"]
     assert first == later

@@ -244,7 +244,9 @@ def _check(
     number = parse_orders(orders)
     check_orders(number, estimator)
     if config:
-        check_mixture(config)
+        kind, noise = config.model.parameterization, config.noise.process
+        denoises_masks = (kind, noise) == ("mean", "absorbing")
+        check_mixture(denoises_masks, config.time_conditioning == "sigma", f"{kind} under {noise} noise")
     return number, config
 
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from sedd import factory
-from sedd.likelihood import BoundTerms, LikelihoodEstimate, estimate_likelihood
+from sedd.likelihood import LikelihoodEstimate, build_estimator, estimate_likelihood
 from sedd.likelihood.estimate import OnProgress
 from sedd.likelihood.orders import Orders
 from sedd.loading import LoadedModel
@@ -52,7 +51,7 @@ def score_continuation(
     noise_seed: int | None = None,
     batch: int = 16,
     on_progress: OnProgress | None = None,
-) -> LikelihoodEstimate:
+) -> LikelihoodEstimate[float]:
     """Estimate −log p(continuation | context), or an upper bound on it, by adding noise to the continuation only.  [§8]
 
     The bound is on the distribution with which the model infills after a fixed context. For scores and denoisers under
@@ -71,11 +70,10 @@ def score_continuation(
             f"the continuation has {len(continuation)} tokens and its context {len(context)}; the model was trained on "
             f"{length} in all: shorten one of them"
         )
-    by = factory.build_estimator(estimator, loaded, BoundTerms._fields, seed=seed, orders=orders)
+    by = build_estimator(estimator, loaded.model, seed=seed, orders=orders)
     model = loaded.model.bind(context=torch.from_numpy(context).to(loaded.device))
     ranks = Ranks(0, 1, loaded.device)
     seed = seed if noise_seed is None else noise_seed
-    report = on_progress or (lambda done, total: None)
     return estimate_likelihood(
-        model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=report
+        model, by, [continuation], draws=draws, seed=seed, batch=batch, ranks=ranks, on_progress=on_progress
     )

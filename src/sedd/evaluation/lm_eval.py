@@ -25,9 +25,9 @@ from lm_eval.api.registry import register_model
 from rich.console import Console
 from rich.progress import track
 
-from sedd import evaluation, factory, hub, samplers
+from sedd import evaluation, hub, samplers
 from sedd.draws import derive_seed
-from sedd.likelihood import BoundTerms, estimate_likelihood
+from sedd.likelihood import build_estimator, estimate_likelihood
 from sedd.loading import LoadedModel
 from sedd.runtime.distributed import Ranks
 from sedd.samplers import Prompt, Warping
@@ -69,7 +69,7 @@ class SeddLM(LM):
         evaluation.require_packed_text(loaded)
         self.loaded, self.draws, self.seed, self.steps = loaded, draws, seed, steps
         self.batch, self.estimator_name = int(batch_size) * draws, estimator
-        self.estimator = factory.build_estimator(estimator, loaded, BoundTerms._fields, seed=seed)
+        self.estimator = build_estimator(estimator, loaded.model, seed=seed)
         self._sum_of_variances, self._responses = 0.0, 0
 
     @property

@@ -8,12 +8,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from sedd import factory, samplers
+from sedd import samplers
 from sedd.draws import CounterRNG, derive_seed
 from sedd.evaluation.corpus import sample_corpus
 from sedd.evaluation.protocols import OWN_SAMPLES
 from sedd.evaluation.results import make_record
-from sedd.likelihood import ImportanceWeightedEstimator, LikelihoodEstimate, OwnSampleBounds, own_sample_bounds
+from sedd.likelihood import (
+    ImportanceWeightedEstimator,
+    LikelihoodEstimate,
+    OwnSampleBounds,
+    build_estimator,
+    own_sample_bounds,
+)
 from sedd.likelihood.estimate import OnProgress, default_batch, population_stderr
 from sedd.loading import LoadedModel
 from sedd.runtime.distributed import Ranks
@@ -46,7 +52,7 @@ def evaluate_own_samples(
     """
     if samples < 2:
         raise ValueError(f"samples is {samples}; a standard error needs at least 2")
-    by = factory.build_estimator(None, loaded, OWN_SAMPLES.terms, orders=orders)
+    by = build_estimator(None, loaded.model, orders=orders)
     if not isinstance(by, ImportanceWeightedEstimator):
         raise ValueError(f"orders is {orders!r}; samples are bounded from both sides by a number of orders, such as 16")
     length = loaded.config.model.seq_len
@@ -87,7 +93,7 @@ def _generate(loaded: LoadedModel, samples: int, seed: int, batch: int) -> Drawn
     return DrawnSamples.of(samplers.SamplingRun.of(loaded, settings).sample(prompt, batch), loaded.device)
 
 
-def _summary(bounds: OwnSampleBounds, length: int, orders: int) -> LikelihoodEstimate:
+def _summary(bounds: OwnSampleBounds, length: int, orders: int) -> LikelihoodEstimate[float]:
     """Average over samples, in nats per token."""
     samples = len(bounds.upper)
     lengths = np.full(samples, length)

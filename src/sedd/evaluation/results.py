@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sedd import factory
 from sedd.evaluation.corpus import Corpus
 from sedd.evaluation.protocols import Protocol, default_draws
 from sedd.likelihood import (
     BoundTerms,
     Estimator,
     LikelihoodEstimate,
+    build_estimator,
     estimate_difference,
     estimate_likelihood,
 )
@@ -60,7 +60,7 @@ def evaluate(
         The record that is printed and stored: nats, bits, perplexity bound, terms, standard errors, and every setting
         and hash they depend on.
     """
-    by = factory.build_estimator(estimator, loaded, protocol.terms, protocol.t_min, seed, orders)
+    by = build_estimator(estimator, loaded.model, protocol.terms, protocol.t_min, seed, orders)
     draws = default_draws(protocol, orders) if draws is None else draws
     models = models or models_by_precision(loaded)
     found = estimate_likelihood(
@@ -79,7 +79,7 @@ def evaluate(
 
 
 def make_record(
-    found: LikelihoodEstimate,
+    found: LikelihoodEstimate[float],
     corpus: Corpus,
     by: Estimator,
     facts: dict[str, Any],
@@ -124,7 +124,7 @@ def evaluate_difference(
     Args:
         draws: Monte Carlo draws per sequence; None: the protocol's.
     """
-    by = factory.build_estimator(None, loaded, protocol.terms, protocol.t_min, seed)
+    by = build_estimator(None, loaded.model, protocol.terms, protocol.t_min, seed)
     draws = protocol.draws if draws is None else draws
     models, batch = (loaded.model, other.model), _batch(loaded, corpus)
     found = estimate_difference(
@@ -132,13 +132,13 @@ def evaluate_difference(
     )
     return {
         "nats_per_token": round(found.nats, DIGITS + 2),
-        "stderr_nats_per_token": _per_unit(found.stderr, 1.0, DIGITS + 2),
+        "stderr_nats_per_token": _per_unit(found.stderr_population, 1.0, DIGITS + 2),
         "bits_per_char": _per_unit(found.nats / math.log(2), corpus.characters_per_token, DIGITS + 2),
         "draws": 0 if by.is_exact else draws,
     }
 
 
-def _numbers(found: LikelihoodEstimate, corpus: Corpus, by: Estimator) -> dict[str, Any]:
+def _numbers(found: LikelihoodEstimate[float], corpus: Corpus, by: Estimator) -> dict[str, Any]:
     bits = found.nats / math.log(2)
     terms = zip(BoundTerms._fields, found.terms, strict=True)
     return {
@@ -177,7 +177,7 @@ def models_by_precision(loaded: LoadedModel, precision: str | None = None) -> Mo
     return ModelsByPrecision(model, precision or "float32", None)
 
 
-def _precision_fields(found: LikelihoodEstimate, models: ModelsByPrecision) -> dict[str, Any]:
+def _precision_fields(found: LikelihoodEstimate[float], models: ModelsByPrecision) -> dict[str, Any]:
     """Return the precision of a value, and what was measured to choose it."""
     check = found.precision_check
     if check is None:

@@ -6,10 +6,9 @@ or many.
 """
 
 from sedd.likelihood.estimate import (
-    BoundEstimate,
-    LikelihoodDifference,
     LikelihoodEstimate,
     bound,
+    build_estimator,
     estimate_difference,
     estimate_likelihood,
 )
@@ -17,11 +16,14 @@ from sedd.likelihood.estimators import (
     AnyOrderEstimator,
     AutoregressiveEstimator,
     BoundEstimator,
+    BoundTerms,
     DiffusionTermEstimator,
+    Draw,
     Estimator,
     FixedOrderEstimator,
-    MonteCarloEstimator,
+    bound_terms,
     default_estimator,
+    times_by_noise,
 )
 from sedd.likelihood.orders import (
     AllOrdersEstimator,
@@ -31,29 +33,27 @@ from sedd.likelihood.orders import (
     own_sample_bounds,
 )
 from sedd.likelihood.precision_check import PrecisionCheck, check_precision
-from sedd.likelihood.terms import BoundTerms, bound_terms, times_by_noise
 from sedd.likelihood.variance_reduction import StratifiedTimes
 
 __all__ = [
     "AllOrdersEstimator",
     "AnyOrderEstimator",
     "AutoregressiveEstimator",
-    "BoundEstimate",
     "BoundEstimator",
     "BoundTerms",
     "DiffusionTermEstimator",
+    "Draw",
     "Estimator",
     "FixedOrderEstimator",
     "ImportanceWeightedEstimator",
-    "LikelihoodDifference",
     "LikelihoodEstimate",
-    "MonteCarloEstimator",
     "Orders",
     "OwnSampleBounds",
     "PrecisionCheck",
     "StratifiedTimes",
     "bound",
     "bound_terms",
+    "build_estimator",
     "check_precision",
     "default_estimator",
     "estimate_difference",

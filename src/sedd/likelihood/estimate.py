@@ -9,8 +9,9 @@ on the number of processes, up to the rounding of the network's own arithmetic.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple, final
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 import torch
@@ -19,24 +20,102 @@ from torch import Tensor, nn
 
 from sedd import tensors
 from sedd.draws import CounterRNG, derive_seed
-from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, default_estimator
+from sedd.likelihood.estimators import (
+    AnyOrderEstimator,
+    BoundTerms,
+    DiffusionTermEstimator,
+    Draw,
+    Estimator,
+    FixedOrderEstimator,
+    default_estimator,
+)
+from sedd.likelihood.orders import AllOrdersEstimator, ImportanceWeightedEstimator, Orders, check_mixture, check_orders
 from sedd.likelihood.precision_check import FIRST, PrecisionCheck, check_precision
 from sedd.likelihood.variance_reduction import AdjustedCosts, StratifiedTimes
-from sedd.parameterization import DiscreteModel
+from sedd.parameterization import DiscreteModel, MeanModel
 from sedd.runtime.distributed import Ranks
 from sedd.schema import check_count
 from sedd.tokenizer import Ids
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of draws that this process has finished, and how many it has in all."""
+V = TypeVar("V", float, Tensor)
 
 
-class BoundEstimate(NamedTuple):
-    """An upper bound on −log p of each sequence, in nats; the exact value for an autoregressive model."""
+@final
+@dataclass(frozen=True)
+class LikelihoodEstimate(Generic[V]):
+    """−log p or an upper bound on it: of each row in nats (tensors), or of a data set in nats per token (floats)."""
 
-    nats: Float[Tensor, " b"]
-    stderr: Float[Tensor, " b"]
-    """Standard error of each value, from its draws; 0 where it is exact; the errors of rows are independent."""
+    nats: V
+    stderr: V
+    """Standard error of the value on these sequences, from the Monte Carlo draws; 0 where it is exact."""
+    stderr_population: float | None = None
+    """Standard error of the value on the population, as if these sequences were independent samples of it; None for a
+    single sequence, for rows and in training."""
+    terms: tuple[float, ...] = ()
+    """Diffusion, prior and reconstruction term of a data set; their sum is ``nats``."""
+    network_calls: int = 0
+    """Sequences that the network evaluated for a data set, without the comparison of precisions."""
+    lower: float | None = None
+    """A lower bound on the negative log-likelihood, where there is one; ``nats`` itself where it is exact."""
+    lower_stderr: float | None = None
+    precision_check: PrecisionCheck | None = None
+    """What low precision would change, or does change if that is negligible; None if it was not tried."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether ``nats`` is the value itself, not a bound."""
+        return self.lower is not None and self.lower == self.nats
+
+
+def build_estimator(
+    name: str | None,
+    model: DiscreteModel,
+    terms: Sequence[str] = BoundTerms._fields,
+    t_min: float = 0.0,
+    seed: int = 0,
+    orders: Orders | None = None,
+) -> Estimator:
+    """Build the estimator of a model's likelihood.
+
+    Args:
+        name: bound, any-order, forward, backward or random, as far as they fit the model; None: the first that fits.
+        terms: The terms of the variational bound to include: all, or the diffusion term alone as in published
+            tables.  [§8]
+        t_min: The time at which the integral of the diffusion term begins, where it stands alone.
+        seed: Decides the order named ``random``.
+        orders: The number of orders of the mixture that a time-free denoiser of masks is, or ``all``; None: another
+            estimator.
+    """
+    process, default = model.process, default_estimator(model)
+    denoises_masks = isinstance(model, MeanModel) and process.only_masks
+    what = f"a {type(model).__name__} under {type(process).__name__} noise"
+    if orders is not None:
+        check_orders(orders, name)
+        check_mixture(denoises_masks, bool(model.depends_on_sigma), what)
+        return AllOrdersEstimator(process) if orders == "all" else ImportanceWeightedEstimator(process, int(orders))
+    if default.is_exact:
+        estimators: dict[str, Estimator] = {"forward": default}
+    elif set(terms) == set(BoundTerms._fields):
+        estimators = {"bound": default}
+    else:
+        estimators = {"bound": DiffusionTermEstimator(process, model.schedule, t_min)}
+    if denoises_masks:
+        estimators |= {
+            "any-order": AnyOrderEstimator(process),
+            "forward": FixedOrderEstimator(process, torch.arange),
+            "backward": FixedOrderEstimator(process, lambda length: torch.arange(length).flip(0)),
+            "random": FixedOrderEstimator(
+                process, lambda length: torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+            ),
+        }
+    if name is not None and name not in estimators:
+        raise ValueError(f"estimator, for {what}, is {name!r}; choose one of {', '.join(estimators)}")
+    return estimators[name or next(iter(estimators))]
+
+
+# A value per row -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -48,11 +127,11 @@ def bound(
     *,
     valid: Bool[Tensor, "b L"] | None = None,
     batch: int | None = None,
-) -> BoundEstimate:
-    """Bound −log p of each sequence by the variational bound (negative ELBO).  [§8]
+) -> LikelihoodEstimate[Tensor]:
+    """Bound −log p of each sequence by the variational bound (negative ELBO), in nats.  [§8]
 
     The noise of a row is a function of the seed, the row's tokens and the number of equal rows before it. So different
-    rows do not change its value, and all errors are independent.
+    rows do not change its value, and all errors are independent. The value of an autoregressive model is exact.
 
     Args:
         model: A model of log-scores, with its process and schedule, or an autoregressive model.
@@ -68,47 +147,40 @@ def bound(
                 f"model is {type(model).__name__}, which has no {name}; pass a model, as in "
                 "bound(ScoreModel(network, process, schedule), x_0)"
             )
-    process, device = model.process, _device(model, x_0)
     valid = getattr(model, "valid", None) if valid is None else valid
     _check_rows(x_0, valid)
-    x_0 = x_0.to(device)
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    x_0 = x_0 if parameter is None else x_0.to(parameter.device)
+    device, by = x_0.device, default_estimator(model)
     if valid is not None:
         valid = valid.to(device).expand_as(x_0)
         x_0 = torch.where(valid, x_0, 0)
-    tensors.check_clean_tokens(x_0, process.vocab_size)
-    by = default_estimator(model)
+    tensors.check_clean_tokens(x_0, model.process.vocab_size)
     rows, length = x_0.shape
     times = [StratifiedTimes(1, draws, row_seed) for row_seed in _row_seeds(seed, x_0, valid)]
     u = torch.tensor(np.array([each.u[0] for each in times]), device=device)
     seeds = torch.tensor([each.seed for each in times], device=device)
     count = by.draws_of(length, draws)
-    batch = default_batch(device, process.num_states, length) if batch is None else batch
+    batch = default_batch(device, model.process.num_states, length) if batch is None else batch
     check_count("batch", batch)
     found = torch.zeros(rows, count, 5, dtype=torch.float64, device=device)
     with evaluation_mode(model):
         for place in torch.arange(rows * count, device=device).split(batch):
             row, index = place // count, place % count
-            x, some = x_0[row], None if valid is None else valid[row]
-            inputs = by.inputs(x, index, u[row, index], CounterRNG(seeds[row], index), some)
-            found[row, index] = by.values(_of_rows(model, row, some), x, *inputs)
+            some = None if valid is None else valid[row]
+            draw = Draw(x_0[row], index, u[row, index], CounterRNG(seeds[row], index), some)
+            found[row, index] = by.values(_of_rows(model, row, some), draw)
     values = found.cpu().numpy()
     if not (finite := np.isfinite(values).all((1, 2))).all():
         raise ValueError(
             f"the loss is not finite in rows {np.flatnonzero(~finite).tolist()}; look for NaN in the network's output"
         )
-    costs, control_variates = values[..., :3].sum(-1), values[..., 3:]
-    nats, variance = costs.mean(-1), np.zeros(rows)
-    if isinstance(by, MonteCarloEstimator):
+    nats, variance = values[..., :3].sum(-1).mean(-1), np.zeros(rows)
+    if not by.is_exact:
         for i in range(rows):
-            adjusted = _adjust(by, times[i], costs[i : i + 1], control_variates[i : i + 1])
+            adjusted = _adjust(by, times[i], values[i : i + 1])
             nats[i], variance[i] = adjusted.costs.mean(), adjusted.variance
-    return BoundEstimate(*(torch.from_numpy(column).to(device) for column in (nats, variance**0.5)))
-
-
-def _device(model: Any, x_0: Tensor) -> torch.device:
-    """Return the device of a model's parameters; of ``x_0`` if it has none."""
-    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return x_0.device if parameter is None else parameter.device
+    return LikelihoodEstimate(torch.from_numpy(nats).to(device), torch.from_numpy(variance**0.5).to(device))
 
 
 def _check_rows(x_0: Tensor, valid: Tensor | None) -> None:
@@ -140,9 +212,7 @@ def _of_rows(model: Any, row: Int[Tensor, " k"], valid: Tensor | None) -> Any:
     """Return the model given the padding and labels of these rows."""
     label = model.label if isinstance(model, DiscreteModel) else None
     label = None if label is None or label.ndim == 0 else label[row]
-    if valid is None and label is None:
-        return model
-    return model.bind(label=label, valid=valid)
+    return model if valid is None and label is None else model.bind(label=label, valid=valid)
 
 
 @contextmanager
@@ -163,29 +233,7 @@ def default_batch(device: torch.device, num_states: int, length: int) -> int:
     return 16 if device.type == "cpu" else max(1, min(2**16, 2**30 // num_states) // max(1, length))
 
 
-class LikelihoodEstimate(NamedTuple):
-    """Negative log-likelihood of a data set, or a bound on it, in nats per token."""
-
-    nats: float
-    stderr: float
-    """Standard error of the value on these sequences, from the Monte Carlo draws; 0 where it is exact."""
-    stderr_population: float | None
-    """Standard error of the value on the population, as if these sequences were independent samples of it; None for a
-    single sequence and in training."""
-    terms: tuple[float, ...]
-    """Diffusion, prior and reconstruction term; their sum is ``nats``."""
-    network_calls: int
-    """Sequences that the network evaluated, those of the comparison of precisions not counted."""
-    lower: float | None = None
-    """A lower bound on the negative log-likelihood, where there is one; ``nats`` itself where it is exact."""
-    lower_stderr: float | None = None
-    precision_check: PrecisionCheck | None = None
-    """What low precision would change, or does change if that is negligible; None if it was not tried."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether ``nats`` is the value itself, not a bound."""
-        return self.lower == self.nats
+# A data set ------------------------------------------------------------------------------------------------
 
 
 def estimate_likelihood(
@@ -198,18 +246,16 @@ def estimate_likelihood(
     batch: int,
     ranks: Ranks,
     low_precision_model: Any = None,
-    on_progress: OnProgress = lambda done, total: None,
-) -> LikelihoodEstimate:
+    on_progress: OnProgress | None = None,
+) -> LikelihoodEstimate[float]:
     """Estimate the likelihood of token sequences under a model.
 
     With ``low_precision_model`` all draws are evaluated by that model, and some by ``model`` too. The value is that of
-    low precision if the difference is negligible, that is, small beside the standard error; else all draws are
+    low precision if the difference is negligible, that is, small next to the standard error; else all draws are
     evaluated by ``model``. So an exact estimator, which has no standard error, uses ``model`` alone, and so do fewer
     than 64 draws.
 
     Args:
-        model: The model that ``estimator`` evaluates.
-        estimator: How a sequence's likelihood is estimated.
         sequences: Token ids; lengths may differ.
         draws: Monte Carlo draws per sequence; exact estimators ignore it.
         seed: Decides times and noise.
@@ -218,38 +264,23 @@ def estimate_likelihood(
         low_precision_model: The same model in a faster precision; None: there is none.
         on_progress: Called after each batch.
     """
-    check_count("batch", batch)
     if not sequences or not all(map(len, sequences)):
         raise ValueError(f"of {len(sequences)} sequences some or all are empty; there is nothing to score in them")
-    times = StratifiedTimes(len(sequences), draws, seed) if isinstance(estimator, MonteCarloEstimator) else None
-    all_draws = _Draws(estimator, sequences, times, seed)
-    evaluate = partial(_evaluate, draws=all_draws, batch=batch, ranks=ranks)
-    numbers = np.arange(len(all_draws))
-    full = partial(evaluate, model, on_progress=on_progress)
-    if low_precision_model is None or times is None or len(all_draws) < 4 * FIRST:
-        return _summary(full(numbers), all_draws)
-    low = evaluate(low_precision_model, numbers, on_progress=on_progress)
-    if not np.isfinite(low).all():
-        return _summary(full(numbers), all_draws)
-    estimate = _summary(low, all_draws)
-    per_draw = len(all_draws) / (all_draws.lengths * np.diff(all_draws.starts)).sum()  # the mean is in nats per token
-    check = check_precision(
-        low[:, :3].sum(-1) * per_draw,
-        lambda chosen: evaluate(model, chosen)[:, :3].sum(-1) * per_draw,
-        estimate.stderr,
-        seed,
-    )
-    if check is None or not check.is_negligible:
-        estimate = _summary(full(numbers), all_draws)
-    return estimate._replace(precision_check=check)
-
-
-class LikelihoodDifference(NamedTuple):
-    """How much more one model needs for a data set than another, in nats per token."""
-
-    nats: float
-    stderr: float | None
-    """Standard error over the sequences; None for a single one."""
+    made, check = _Draws(estimator, sequences, draws, seed, batch, ranks), None
+    if low_precision_model is not None and not estimator.is_exact and len(made.numbers) >= 4 * FIRST:
+        low = made.evaluate(low_precision_model, made.numbers, on_progress)
+        if np.isfinite(low).all():
+            estimate = made.summary(low)
+            per_draw = len(low) / (made.lengths * np.diff(made.starts)).sum()  # the mean is in nats per token
+            check = check_precision(
+                low[:, :3].sum(-1) * per_draw,
+                lambda chosen: made.evaluate(model, chosen)[:, :3].sum(-1) * per_draw,
+                estimate.stderr,
+                seed,
+            )
+            if check is not None and check.is_negligible:
+                return replace(estimate, precision_check=check)
+    return replace(made.summary(made.evaluate(model, made.numbers, on_progress)), precision_check=check)
 
 
 def estimate_difference(
@@ -261,62 +292,18 @@ def estimate_difference(
     seed: int,
     batch: int,
     ranks: Ranks,
-    on_progress: OnProgress = lambda done, total: None,
-) -> LikelihoodDifference:
+    on_progress: OnProgress | None = None,
+) -> LikelihoodEstimate[float]:
     """Estimate the likelihood under the second model minus that under the first, on the same draws.
 
-    Common random numbers: the error of the difference of similar models is far below that of either value. The other
-    arguments are those of `estimate_likelihood`.
-
-    Args:
-        models: The two models.
-        estimator: How a sequence's likelihood is estimated.
-        sequences: Token ids; lengths may differ.
-        draws: Monte Carlo draws per sequence.
-        seed: Decides times and noise.
-        batch: How many draws are evaluated at once.
-        ranks: The processes that share the work.
-        on_progress: Called after each batch.
+    Common random numbers: the error of the difference of similar models is far below the error of either value. The
+    errors are standard errors over the sequences. Arguments are as for `estimate_likelihood`.
     """
-    times = StratifiedTimes(len(sequences), draws, seed) if isinstance(estimator, MonteCarloEstimator) else None
-    all_draws = _Draws(estimator, sequences, times, seed)
-    numbers = np.arange(len(all_draws))
-    first, second = (
-        _evaluate(model, numbers, draws=all_draws, batch=batch, ranks=ranks, on_progress=on_progress)[:, :3].sum(-1)
-        for model in models
-    )
-    costs = np.add.reduceat(second - first, all_draws.starts[:-1]) / np.diff(all_draws.starts)
-    return LikelihoodDifference(
-        float(costs.sum() / all_draws.lengths.sum()), population_stderr(costs, all_draws.lengths)
-    )
-
-
-def _evaluate(
-    model: Any,
-    numbers: Int[np.ndarray, " n"],
-    *,
-    draws: "_Draws",
-    batch: int,
-    ranks: Ranks,
-    on_progress: OnProgress = lambda done, total: None,
-) -> Float[np.ndarray, "n 5"]:
-    """Return the three terms and two control variates of the draws with these numbers, from all processes."""
-    found = torch.zeros(len(numbers), 5, dtype=torch.float64, device=ranks.device)
-    mine = list(draws.batches(numbers, batch))[ranks.rank :: ranks.world_size]
-    done, total = 0, sum(map(len, mine))
-    finished = torch.cuda.Event() if found.is_cuda else None
-    for places in mine:  # a GPU computes one batch while the next one is prepared
-        x_0, *inputs = draws.inputs(numbers[places], ranks.device)
-        rows = torch.from_numpy(places).to(ranks.device)
-        with torch.no_grad():
-            found[rows] = draws.estimator.values(model, x_0, *inputs)
-        if finished is not None:
-            previous, finished = finished, torch.cuda.Event()
-            finished.record()
-            previous.synchronize()
-        on_progress(done := done + len(places), total)
-    values: np.ndarray = ranks.all_reduce_sum(found).cpu().numpy()
-    return values
+    made = _Draws(estimator, sequences, draws, seed, batch, ranks)
+    first, second = (made.evaluate(model, made.numbers, on_progress)[:, :3].sum(-1) for model in models)
+    costs = np.add.reduceat(second - first, made.starts[:-1]) / np.diff(made.starts)
+    error = population_stderr(costs, made.lengths)
+    return LikelihoodEstimate(float(costs.sum() / made.lengths.sum()), error or 0.0, error)
 
 
 @final
@@ -324,77 +311,85 @@ class _Draws:
     """All draws of a data set by number: those of the first sequence, then those of the second …"""
 
     def __init__(
-        self, estimator: Estimator, sequences: Sequence[Ids], times: StratifiedTimes | None, seed: int
+        self, estimator: Estimator, sequences: Sequence[Ids], draws: int, seed: int, batch: int, ranks: Ranks
     ) -> None:
-        self.estimator, self.sequences, self.times, self.seed = estimator, sequences, times, seed
-        self.lengths = np.array([len(ids) for ids in sequences])
-        lengths, which = np.unique(self.lengths, return_inverse=True)
-        counts = np.array([estimator.draws_of(n, times.draws if times else 0) for n in lengths.tolist()])[which]
+        check_count("batch", batch)
+        self.estimator, self.sequences, self.seed, self.batch, self.ranks = estimator, sequences, seed, batch, ranks
+        self.times = None if estimator.is_exact else StratifiedTimes(len(sequences), draws, seed)
+        self.lengths = np.array(list(map(len, sequences)))
+        counts = list(map(estimator.draws_of, self.lengths.tolist(), repeat(draws)))
         self.starts = np.concatenate([[0], np.cumsum(counts)])
-        self.u = times.u.ravel() if times else np.zeros(len(self))  # unused where the value is exact
+        self.numbers = np.arange(self.starts[-1])
+        self.u = self.times.u.ravel() if self.times else np.zeros(len(self.numbers))  # unused where the value is exact
 
-    def __len__(self) -> int:
-        return int(self.starts[-1])
+    def evaluate(
+        self, model: Any, numbers: Int[np.ndarray, " n"], on_progress: OnProgress | None = None
+    ) -> Float[np.ndarray, "n 5"]:
+        """Return the three terms and two control variates of the draws with these numbers, from all processes."""
+        found = torch.zeros(len(numbers), 5, dtype=torch.float64, device=self.ranks.device)
+        mine = self._batches(numbers)[self.ranks.rank :: self.ranks.world_size]
+        done, total = 0, sum(map(len, mine))
+        finished = torch.cuda.Event() if found.is_cuda else None
+        for places in mine:  # a GPU computes one batch while the next one is prepared
+            draw = self.at(numbers[places])
+            rows = torch.from_numpy(places).to(found.device)
+            with torch.no_grad():
+                found[rows] = self.estimator.values(model, draw)
+            if finished is not None:
+                previous, finished = finished, torch.cuda.Event()
+                finished.record()
+                previous.synchronize()
+            done += len(places)
+            if on_progress is not None:
+                on_progress(done, total)
+        values: np.ndarray = self.ranks.all_reduce_sum(found).cpu().numpy()
+        return values
 
-    @property
-    def network_calls(self) -> int:
-        """The number of sequences that the network evaluates."""
-        calls = map(self.estimator.calls_per_draw, self.lengths.tolist())
-        return int(np.dot(np.diff(self.starts), list(calls)))
-
-    def batches(self, numbers: Int[np.ndarray, " n"], size: int) -> Iterator[Int[np.ndarray, " b"]]:
-        """Yield places in ``numbers``; sequences of one length come together, so that nothing is padded."""
-        lengths = self.lengths[self._sequence_of(numbers)]
+    def _batches(self, numbers: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " b"]]:
+        """Divide the places in ``numbers``; sequences of one length come together, so that nothing is padded."""
+        lengths, found = self.lengths[np.searchsorted(self.starts, numbers, side="right") - 1], []
         for length in np.unique(lengths):
             places = np.flatnonzero(lengths == length)
-            yield from (places[i : i + size] for i in range(0, len(places), size))
+            found += np.split(places, range(self.batch, len(places), self.batch))
+        return found
 
-    def inputs(self, numbers: Int[np.ndarray, " b"], device: torch.device) -> tuple[Tensor, ...]:
-        """Return the sequences of these draws and the estimator's inputs, made on the device, as integers decide."""
-        rows = self._sequence_of(numbers)
+    def at(self, numbers: Int[np.ndarray, " b"]) -> Draw:
+        """Return what the inputs of these draws are made from, on the device: integers decide all noise."""
+        rows = np.searchsorted(self.starts, numbers, side="right") - 1
         columns = np.stack([self.sequences[row] for row in rows]), numbers, numbers - self.starts[rows], self.u[numbers]
-        x_0, number, index, u = (torch.from_numpy(column).to(device) for column in columns)
-        return x_0, *self.estimator.inputs(x_0, index, u, CounterRNG(self.seed, number))
+        x_0, number, index, u = (torch.from_numpy(column).to(self.ranks.device) for column in columns)
+        return Draw(x_0, index, u, CounterRNG(self.seed, number))
 
-    def _sequence_of(self, numbers: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        return np.searchsorted(self.starts, numbers, side="right") - 1
-
-
-def _summary(found: Float[np.ndarray, "draws 5"], draws: _Draws) -> LikelihoodEstimate:
-    """Average over draws and sum over sequences, in the order of their numbers."""
-    if not np.isfinite(found).all():
-        raise ValueError("the model gives a loss that is not finite; its weights are damaged, or its training diverged")
-    costs, control_variates, tokens = found[:, :3], found[:, 3:], draws.lengths.sum()
-    means = np.add.reduceat(costs, draws.starts[:-1]) / np.diff(draws.starts)[:, None]
-    nats, variance = means.sum(-1), 0.0
-    if isinstance(draws.estimator, MonteCarloEstimator) and draws.times is not None:
-        shape = draws.times.strata.shape
-        adjusted = _adjust(
-            draws.estimator, draws.times, costs.sum(-1).reshape(shape), control_variates.reshape(*shape, -1)
+    def summary(self, found: Float[np.ndarray, "draws 5"]) -> LikelihoodEstimate[float]:
+        """Average over draws and sum over sequences, in the order of their numbers."""
+        if not np.isfinite(found).all():
+            raise ValueError("the model gives a loss that is not finite; its weights are damaged, or training diverged")
+        counts, tokens = np.diff(self.starts), self.lengths.sum()
+        means = np.add.reduceat(found[:, :3], self.starts[:-1]) / counts[:, None]
+        costs, variance = means.sum(-1), 0.0
+        if self.times is not None:
+            adjusted = _adjust(self.estimator, self.times, found.reshape(*self.times.strata.shape, 5))
+            costs, variance = adjusted.costs.mean(-1), adjusted.variance
+        other_terms = means[:, 1:].sum(0)  # control variates adjust the diffusion term alone
+        terms = np.array([costs.sum() - other_terms.sum(), *other_terms]) / tokens
+        nats, is_exact = float(costs.sum() / tokens), self.estimator.is_exact
+        return LikelihoodEstimate(
+            nats=nats,
+            stderr=float(variance**0.5 / tokens),
+            stderr_population=population_stderr(costs, self.lengths),
+            terms=tuple(terms.tolist()),
+            network_calls=int(np.dot(counts, list(map(self.estimator.calls_per_draw, self.lengths.tolist())))),
+            lower=nats if is_exact else None,
+            lower_stderr=0.0 if is_exact else None,
         )
-        nats, variance = adjusted.costs.mean(-1), adjusted.variance
-    other_terms = means[:, 1:].sum(0)  # control variates adjust the diffusion term alone
-    terms = np.array([nats.sum() - other_terms.sum(), *other_terms]) / tokens
-    return LikelihoodEstimate(
-        nats=float(nats.sum() / tokens),
-        stderr=float(variance**0.5 / tokens),
-        stderr_population=population_stderr(nats, draws.lengths),
-        terms=tuple(terms.tolist()),
-        network_calls=draws.network_calls,
-        lower=float(nats.sum() / tokens) if draws.estimator.is_exact else None,
-        lower_stderr=0.0 if draws.estimator.is_exact else None,
-    )
 
 
 def _adjust(
-    estimator: MonteCarloEstimator,
-    times: StratifiedTimes,
-    costs: Float[np.ndarray, "sequences draws"],
-    control_variates: Float[np.ndarray, "sequences draws 2"],
+    estimator: Estimator, times: StratifiedTimes, values: Float[np.ndarray, "sequences draws 5"]
 ) -> AdjustedCosts:
     """Reduce the variance of the costs, and estimate what is left of it."""
     trend = estimator.trend(torch.from_numpy(times.midpoints.ravel())).numpy()
-    return times.adjust(costs, trend.reshape(costs.shape), control_variates)
+    return times.adjust(values[..., :3].sum(-1), trend.reshape(values.shape[:2]), values[..., 3:])
 
 
 def population_stderr(costs: Float[np.ndarray, " sequences"], lengths: Int[np.ndarray, " sequences"]) -> float | None:

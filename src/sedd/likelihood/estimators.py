@@ -1,5 +1,8 @@
 """Estimators of −log p(x_0), or of an upper bound on it, as a mean over draws.  [§6, §8]
 
+The variational bound (ELBO) is −log p(x_0) ≤ diffusion + prior + reconstruction, each an expectation over noise; see
+Lou et al. 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution", arXiv 2310.16834.
+
 A draw consists of inputs made from x_0 (a noisy or masked copy, a time, a position) and of the nats that the model
 assigns to them. The inputs are a function of the draw's own random numbers, so any process can make them.
 """
@@ -7,7 +10,7 @@ assigns to them. The inputs are a function of the draw's own random numbers, so 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,46 +18,146 @@ from torch import Tensor
 
 from sedd import tensors
 from sedd.draws import CounterRNG
-from sedd.likelihood.terms import BoundTerms, bound_terms, diffusion_nats, times_by_noise
-from sedd.objectives import AnyOrder
-from sedd.parameterization import CausalModel
+from sedd.objectives import AnyOrder, weighted
+from sedd.parameterization import CausalModel, LogScoreModel
 from sedd.process import Process, at_token
+from sedd.reverse import denoising_table
 from sedd.schedule import LowNoiseTimes, Schedule, Times
+
+# The bound at one time per sequence ------------------------------------------------------------------------
+
+
+def times_by_noise(u: Float[Tensor, "*b"], schedule: Schedule, t_min: float = 0.0) -> Times:
+    """Map uniform u to times at which σ/(1 + σ) grows as u³, from t_min to 1; the weights are 1/density.
+
+    The noise levels are then the same for every schedule, low noise being the most frequent. At low noise one changed
+    token has a loss of about 1/σ. With u² the variance would be smallest, but so much of it would lie in rare large
+    losses that a small number of draws misses it. At high noise a wrong score costs the same at every σ, and 1 − e^−σ
+    instead of σ/(1 + σ) would hardly ever draw a time there.
+    """
+    tensors.check_times(u)
+    tensors.check_t_min(t_min)
+    ends = schedule.sigma(torch.tensor([t_min, 1.0], dtype=u.dtype, device=u.device))
+    first, last = ends / (1 + ends)
+    share = first + (last - first) * u**3
+    sigma = (share / (1 - share)).clamp(*ends)  # rounding may pass an end
+    t = schedule.t(sigma)
+    return Times(t=t, weight=3 * (last - first) * u**2 * (1 + sigma) ** 2 / schedule.rate(t))
+
+
+class BoundTerms(NamedTuple):
+    """The terms of the variational bound, in nats per sequence; their sum estimates an upper bound on −log p(x_0)."""
+
+    diffusion: Float[Tensor, "*b"]
+    prior: Float[Tensor, "*b"]
+    reconstruction: Float[Tensor, "*b"]
+
+    @property
+    def total(self) -> Float[Tensor, "*b"]:
+        """The bound itself: the sum of the terms."""
+        return self.diffusion + self.prior + self.reconstruction
+
+
+def diffusion_only(nats: Float[Tensor, " b"]) -> BoundTerms:
+    """Return a likelihood as terms of a bound: all of it is the first term."""
+    return BoundTerms(nats, torch.zeros_like(nats), torch.zeros_like(nats))
+
+
+def diffusion_nats(
+    model: LogScoreModel,
+    process: Process,
+    schedule: Schedule,
+    x_0: Int[Tensor, "*b L"],
+    x_t: Int[Tensor, "*b L"],
+    t: Float[Tensor, "*b"],
+) -> Float[Tensor, "*b L"]:
+    """Return σ'·(score entropy) at every position, the integrand of the diffusion term."""
+    sigma, rate = schedule(t)
+    return weighted(rate, process.score_entropy(model(x_t, sigma), x_t, x_0, sigma))
+
+
+def bound_terms(
+    model: LogScoreModel,
+    process: Process,
+    schedule: Schedule,
+    x_0: Int[Tensor, "*b L"],
+    x_t: Int[Tensor, "*b L"],
+    x_first: Int[Tensor, "*b L"],
+    times: Times,
+    valid: Bool[Tensor, "*b L"],
+) -> BoundTerms:
+    """Estimate the terms of the bound from one noisy copy of each sequence.  [§8]
+
+    Args:
+        x_0: The sequences.
+        x_t: The sequences with the noise of ``times``, for the diffusion term.
+        x_first: The sequences with the schedule's noise at t = 0, for the reconstruction term.
+        times: One time per sequence, weighted by 1/density.
+        valid: False where a position is padding, which is not counted.
+    """
+    ends = schedule.sigma(torch.tensor([0.0, 1.0], dtype=torch.float64, device=x_0.device))
+    diffusion = diffusion_nats(model, process, schedule, x_0, x_t, times.t)
+    diffusion = times.weight.to(diffusion.dtype)[..., None] * diffusion
+    reconstruction = torch.zeros_like(diffusion)
+    if ends[0] > 0:
+        first = ends[0].to(diffusion.dtype).expand(x_0.shape[:-1])
+        reconstruction = -at_token(denoising_table(model, process, x_first, first), x_0).clamp_min(1e-30).log()
+    return BoundTerms(
+        diffusion=torch.where(valid, diffusion, 0).sum(-1),
+        prior=torch.where(valid, process.prior_kl(x_0, ends[1].expand(x_0.shape[:-1])), 0).sum(-1).to(diffusion.dtype),
+        reconstruction=torch.where(valid, reconstruction, 0).sum(-1),
+    )
+
+
+# Estimators ------------------------------------------------------------------------------------------------
+
+Inputs = tuple[Tensor, ...]
+
+
+class Draw(NamedTuple):
+    """What the inputs of one draw per row are made from."""
+
+    x_0: Int[Tensor, "b L"]
+    number: Int[Tensor, " b"]
+    """The number of each draw among those of its sequence."""
+    u: Float[Tensor, " b"]
+    """Uniform numbers in (0, 1), from which times are made."""
+    rng: CounterRNG
+    """The random numbers of each row, from which noise is made."""
+    valid: Bool[Tensor, "b L"] | None = None
+    """False at padding, which stays without noise and does not count; None: there is none."""
 
 
 class Estimator(ABC):
-    """−log p(x_0), or an upper bound on it, as a mean over draws."""
+    """−log p(x_0), or an upper bound on it, as a mean over draws; by default of a random time and noise each."""
 
-    is_exact: ClassVar[bool]
+    is_exact: ClassVar[bool] = False
     """Whether the mean over all draws is the value itself; otherwise the draws are random, and more are better."""
-
-    included: ClassVar[tuple[str, ...]]
+    included: ClassVar[tuple[str, ...]] = BoundTerms._fields
     """The terms of the variational bound that it includes.  [§8]"""
 
-    @abstractmethod
     def draws_of(self, length: int, draws: int) -> int:
         """Return how many draws a sequence of this length gets, where ``draws`` were requested."""
+        return draws
 
     def calls_per_draw(self, length: int) -> int:
         """Return how many sequences of this length the network evaluates for one draw."""
         return 1
 
     @abstractmethod
-    def inputs(
-        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
-    ) -> tuple[Tensor, ...]:
-        """Make the inputs of one draw per row.
-
-        Args:
-            x_0: The sequences.
-            index: The number of each draw among those of its sequence.
-            u: Uniform numbers in (0, 1), from which times are made.
-            rng: The random numbers of each row, from which noise is made.
-        """
+    def inputs(self, draw: Draw) -> Inputs:
+        """Make the inputs of one draw per row."""
 
     @abstractmethod
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """Evaluate one draw per row, in nats per sequence."""
+
+    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Return the expected nats as a function of u, up to a factor, if every changed token cost the same.
+
+        Zero where draws do not depend on u.
+        """
+        return torch.zeros_like(u)
 
     def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
         """Return two measures of how many more tokens were changed than expected; at any u their expectation is 0.
@@ -64,24 +167,11 @@ class Estimator(ABC):
         return torch.zeros(len(x_0), 2, dtype=torch.float64, device=x_0.device)
 
     @final
-    def values(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 5"]:
+    def values(self, model: Any, draw: Draw) -> Float[Tensor, "b 5"]:
         """Return the three terms and the two control variates of one draw per row, in float64."""
-        terms = torch.stack(self.nats(model, x_0, *inputs), -1)
-        return torch.cat([terms.double(), self.control_variates(x_0, *inputs).double()], -1)
-
-
-class MonteCarloEstimator(Estimator, ABC):
-    """An estimator whose draws are random: each has its own time and noise."""
-
-    is_exact: ClassVar[bool] = False
-
-    def draws_of(self, length: int, draws: int) -> int:
-        """Return the number of draws: as many as were requested."""
-        return draws
-
-    @abstractmethod
-    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Return the expected nats as a function of u, up to a factor, if every changed token cost the same."""
+        inputs = self.inputs(draw)
+        terms = torch.stack(self.nats(model, draw.x_0, *inputs), -1)
+        return torch.cat([terms.double(), self.control_variates(draw.x_0, *inputs).double()], -1)
 
 
 def _change_rate(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
@@ -90,36 +180,10 @@ def _change_rate(times: Times, schedule: Schedule) -> Float[Tensor, " n"]:
     return times.weight * rate * torch.exp(-sigma)
 
 
-def _excess_changes(
-    process: Process, schedule: Schedule, x_0: Tensor, x_t: Tensor, times: Times, count: int | Tensor
-) -> Float[Tensor, "b 2"]:
-    """changed/m − count, and −log m times it, both scaled by `_change_rate`; m is the probability that a token changes.
-
-    A changed token costs about 1/m under absorbing noise and about −log m/m under uniform noise, whose ratios are that
-    large. Both have expectation 0 for every model. Where m differs between tokens, the first is a sum over
-    positions, and the second has the mean of m.
-    """
-    sigma, changed = schedule.sigma(times.t)[:, None], x_t != x_0
-    token = x_0[:, :1] if process.has_fused_forms else x_0  # m is the same for every token
-    m = 1 - process.transition(token, token, sigma)
-    m = m.clamp_min(torch.finfo(m.dtype).tiny)  # without noise no token changes, and the rate is 0
-    if process.has_fused_forms:
-        changed = changed.sum(-1, keepdim=True)
-    excess = _change_rate(times, schedule) * ((changed / m).sum(-1) - count)
-    return torch.stack([excess, -m.mean(-1).log() * excess], -1)
-
-
-def diffusion_only(nats: Float[Tensor, " b"]) -> BoundTerms:
-    """Return a likelihood as terms of a bound: all of it is the first term."""
-    return BoundTerms(nats, torch.zeros_like(nats), torch.zeros_like(nats))
-
-
-@final
 @dataclass(frozen=True)
-class BoundEstimator(MonteCarloEstimator):
+class BoundEstimator(Estimator):
     """The variational bound (negative ELBO) with all three terms, integrated over t from 0 to 1.  [§8]"""
 
-    included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
     process: Process
     schedule: Schedule
 
@@ -127,98 +191,85 @@ class BoundEstimator(MonteCarloEstimator):
         """d(1 − e^−σ)/du."""
         return _change_rate(times_by_noise(u, self.schedule), self.schedule)
 
-    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
-        """Return the number of changed tokens of x_t minus its expectation."""
-        x_t, _, t, weight, valid = inputs
-        return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight), valid.sum(-1))
-
-    def inputs(
-        self,
-        x_0: Int[Tensor, "b L"],
-        index: Int[Tensor, " b"],
-        u: Float[Tensor, " b"],
-        rng: CounterRNG,
-        valid: Bool[Tensor, "b L"] | None = None,
-    ) -> tuple[Tensor, ...]:
-        """x_t, the sequence with the schedule's noise at t = 0, the time, its weight, and ``valid``.
-
-        Padding, where ``valid`` is False, stays without noise and does not count.
-        """
+    def inputs(self, draw: Draw) -> Inputs:
+        """x_t, the sequence with the schedule's noise at t = 0, the time, its weight, and ``valid``."""
+        x_0, _, u, rng, valid = draw
         valid = torch.ones_like(x_0, dtype=torch.bool) if valid is None else valid
-        times = times_by_noise(u, self.schedule)
-        x_t, x_first = (
-            self.process.corrupt_by(x_0, self.schedule.sigma(t), rng(x_0.shape[-1], event=event))
-            for event, t in enumerate((times.t, torch.zeros_like(times.t)))
-        )
-        return *(torch.where(valid, x, x_0) for x in (x_t, x_first)), times.t, times.weight, valid
+        times, length = times_by_noise(u, self.schedule), x_0.shape[-1]
+        first = self.schedule.sigma(torch.zeros_like(times.t))
+        x_t = self.process.corrupt_by(x_0, self.schedule.sigma(times.t), rng(length))
+        x_first = self.process.corrupt_by(x_0, first, rng(length, event=1))
+        return torch.where(valid, x_t, x_0), torch.where(valid, x_first, x_0), *times, valid
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """The three terms."""
         x_t, x_first, t, weight, valid = inputs
         return bound_terms(model, self.process, self.schedule, x_0, x_t, x_first, Times(t, weight), valid)
 
+    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
+        """changed/m − count, and −log m times it, both scaled by `_change_rate`; m: the probability of a change.
+
+        A changed token costs about 1/m under absorbing noise and about −log m/m under uniform noise, whose ratios are
+        that large. Both have expectation 0 for every model. Where m differs between tokens, the first is a sum over
+        positions, and the second has the mean of m.
+        """
+        x_t, _, t, weight, valid = inputs
+        sigma, changed = self.schedule.sigma(t)[:, None], x_t != x_0
+        token = x_0[:, :1] if self.process.has_fused_forms else x_0  # m is the same for every token
+        m = 1 - self.process.transition(token, token, sigma)
+        m = m.clamp_min(torch.finfo(m.dtype).tiny)  # without noise no token changes, and the rate is 0
+        if self.process.has_fused_forms:
+            changed = changed.sum(-1, keepdim=True)
+        excess = _change_rate(Times(t, weight), self.schedule) * ((changed / m).sum(-1) - valid.sum(-1))
+        return torch.stack([excess, -m.mean(-1).log() * excess], -1)
+
 
 @final
 @dataclass(frozen=True)
-class DiffusionTermEstimator(MonteCarloEstimator):
+class DiffusionTermEstimator(BoundEstimator):
     """The diffusion term alone, as a mean over t in [t_min, 1]: what published tables report, below the bound.  [§8]"""
 
     included: ClassVar[tuple[str, ...]] = ("diffusion",)
-    process: Process
-    schedule: Schedule
     t_min: float
-
-    def __post_init__(self) -> None:
-        tensors.check_t_min(self.t_min)
 
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """d(1 − e^−σ)/du."""
         return _change_rate(times_by_noise(u, self.schedule, self.t_min), self.schedule)
 
-    def control_variates(self, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> Float[Tensor, "b 2"]:
-        """Return the number of changed tokens of x_t minus its expectation."""
-        x_t, t, weight = inputs
-        return _excess_changes(self.process, self.schedule, x_0, x_t, Times(t, weight), x_0.shape[-1])
-
-    def inputs(
-        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
-    ) -> tuple[Tensor, ...]:
-        """x_t, the time and its weight."""
-        times = times_by_noise(u, self.schedule, self.t_min)
-        x_t = self.process.corrupt_by(x_0, self.schedule.sigma(times.t), rng(x_0.shape[-1]))
-        return x_t, times.t, times.weight / (1 - self.t_min)
+    def inputs(self, draw: Draw) -> Inputs:
+        """As those of the bound; x_0 stands for the sequence at t = 0, which is not used."""
+        times = times_by_noise(draw.u, self.schedule, self.t_min)
+        x_t = self.process.corrupt_by(draw.x_0, self.schedule.sigma(times.t), draw.rng(draw.x_0.shape[-1]))
+        return x_t, draw.x_0, times.t, times.weight / (1 - self.t_min), torch.ones_like(x_t, dtype=torch.bool)
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """Denoising score entropy."""
-        x_t, t, weight = inputs
+        x_t, _, t, weight, _ = inputs
         loss = diffusion_nats(model, self.process, self.schedule, x_0, x_t, t).sum(-1)
         return diffusion_only(weight.to(loss.dtype) * loss)
 
 
 @final
 @dataclass(frozen=True)
-class AnyOrderEstimator(MonteCarloEstimator):
+class AnyOrderEstimator(Estimator):
     """The mean of −log p over all orders of the tokens: a bound, for a denoiser under absorbing noise.  [§6]
 
     Reference: Ou et al. 2024, "Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean
     Data", arXiv 2406.03736.
     """
 
-    included: ClassVar[tuple[str, ...]] = BoundEstimator.included
     process: Process
 
     def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """dt/du."""
         return LowNoiseTimes()(u).weight
 
-    def inputs(
-        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
-    ) -> tuple[Tensor, ...]:
+    def inputs(self, draw: Draw) -> Inputs:
         """The sequence with exactly k tokens masked, the time that chose k, and its weight."""
-        times, length = LowNoiseTimes()(u), x_0.shape[-1]
+        times, length = LowNoiseTimes()(draw.u), draw.x_0.shape[-1]
         k = 1 + torch.floor(times.t * length)
-        rank = rng(length)[..., 0].argsort(-1).argsort(-1)
-        return torch.where(rank < k[:, None], self.process.mask, x_0), times.t, times.weight
+        rank = draw.rng(length)[..., 0].argsort(-1).argsort(-1)
+        return torch.where(rank < k[:, None], self.process.mask, draw.x_0), times.t, times.weight
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """L/k · −log p of the k masked tokens."""
@@ -236,7 +287,6 @@ class FixedOrderEstimator(Estimator):
     """
 
     is_exact: ClassVar[bool] = True
-    included: ClassVar[tuple[str, ...]] = BoundEstimator.included
     process: Process
     order: Callable[[int], Int[Tensor, " L"]]
     """The positions of a sequence of this length, in the order in which they are revealed."""
@@ -245,13 +295,11 @@ class FixedOrderEstimator(Estimator):
         """Return the number of draws: one per token."""
         return length
 
-    def inputs(
-        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
-    ) -> tuple[Tensor, ...]:
+    def inputs(self, draw: Draw) -> Inputs:
         """The sequence with the later tokens of the order masked, and the position to predict."""
-        order = self.order(x_0.shape[-1]).to(x_0.device)
-        masked = order.argsort() >= index[:, None]
-        return torch.where(masked, self.process.mask, x_0), order[index]
+        order = self.order(draw.x_0.shape[-1]).to(draw.x_0.device)
+        masked = order.argsort() >= draw.number[:, None]
+        return torch.where(masked, self.process.mask, draw.x_0), order[draw.number]
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """L · −log p of one token: the mean over the draws is then the sum over tokens."""
@@ -268,22 +316,14 @@ class AutoregressiveEstimator(Estimator):
     """−Σ_i log p(x_i | x_1 … x_{i−1}) of an autoregressive model: exact, with one draw."""
 
     is_exact: ClassVar[bool] = True
-    included: ClassVar[tuple[str, ...]] = BoundEstimator.included
 
     def draws_of(self, length: int, draws: int) -> int:
         """Return the number of draws: one."""
         return 1
 
-    def inputs(
-        self,
-        x_0: Int[Tensor, "b L"],
-        index: Int[Tensor, " b"],
-        u: Float[Tensor, " b"],
-        rng: CounterRNG,
-        valid: Bool[Tensor, "b L"] | None = None,
-    ) -> tuple[Tensor, ...]:
+    def inputs(self, draw: Draw) -> Inputs:
         """``valid``: False at padding, which does not count."""
-        return (torch.ones_like(x_0, dtype=torch.bool) if valid is None else valid,)
+        return (torch.ones_like(draw.x_0, dtype=torch.bool) if draw.valid is None else draw.valid,)
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """−log p of every token given those before it."""

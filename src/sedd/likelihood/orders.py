@@ -20,8 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sedd.draws import CounterRNG
-from sedd.likelihood.estimators import Estimator, MonteCarloEstimator, diffusion_only
-from sedd.likelihood.terms import BoundTerms
+from sedd.likelihood.estimators import BoundTerms, Draw, Estimator, Inputs, diffusion_only
 from sedd.process import Process, at_token
 from sedd.schema import check_count
 
@@ -35,15 +34,11 @@ MAX_LENGTH = 16
 
 def parse_orders(text: str) -> Orders:
     """Read a number of orders, or ``all``."""
-    if text == "all":
-        return "all"
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"orders is {text!r}; give a number of 1 or more, or all")
-    return int(text)
+    return int(text) if text.isdecimal() else text
 
 
 def check_orders(orders: Orders, estimator: str | None) -> None:
-    """Refuse a number of orders below 1, and an estimator that has other draws."""
+    """Reject a number of orders below 1, and an estimator that has other draws."""
     if orders != "all" and (not isinstance(orders, int) or orders < 1):
         raise ValueError(f"orders is {orders!r}; give a number of 1 or more, or all")
     if isinstance(orders, int):
@@ -54,30 +49,14 @@ def check_orders(orders: Orders, estimator: str | None) -> None:
         )
 
 
-def check_mixture(config: Any) -> None:
-    """Refuse a model whose distribution is not a mixture over orders."""
-    process, kind = config.noise.process, config.model.parameterization
-    if process == "absorbing" and kind == "mean" and config.time_conditioning != "sigma":
-        return
-    given = f"{kind} under {process} noise" + (" that depends on σ" if config.time_conditioning == "sigma" else "")
-    raise ValueError(
-        "orders is for a time-free denoiser under absorbing noise, whose distribution is a mixture over orders, and "
-        f"this model is {given}; leave orders out, or train one with --objective lambda-dce"
-    )
-
-
-def check_all_orders_length(length: int) -> None:
-    """Refuse a sequence that is too long for a sum over all orders."""
-    if length > MAX_LENGTH:
+def check_mixture(denoises_masks: bool, depends_on_sigma: bool, given: str) -> None:
+    """Reject a model, described by ``given``, whose distribution is not a mixture over orders."""
+    if not denoises_masks or depends_on_sigma:
+        given += " that depends on σ" if depends_on_sigma else ""
         raise ValueError(
-            f"orders is all, and a sequence has {length} tokens; the sum takes 2^{length} network calls, and at most "
-            f"{MAX_LENGTH} tokens are allowed: give a number of orders"
+            "orders is for a time-free denoiser under absorbing noise, whose distribution is a mixture over orders, "
+            f"and this model is {given}; leave orders out, or train one with --objective lambda-dce"
         )
-
-
-def _any_sigma(x: Tensor) -> Tensor:
-    """A noise level, which a time-free model does not read."""
-    return torch.ones(x.shape[:-1], device=x.device)
 
 
 def random_orders(rng: CounterRNG, length: int, count: int) -> Int[Tensor, "b count length"]:
@@ -90,15 +69,11 @@ def log_p_in_order(
 ) -> Float[Tensor, " b"]:
     """Return Σ_j log p(x at o_j | x at o_1 … o_{j−1}), by one network call per token; the head runs at o_j only.
 
-    Args:
-        model: A time-free denoiser of masks.
-        process: Its noise process.
-        x_0: Sequences.
-        order: For each row, the positions in the order in which they are revealed.
+    The model is a time-free denoiser of masks, so that σ = 1 stands for every noise level.
     """
     x_t, rows = torch.full_like(x_0, process.mask), torch.arange(len(x_0), device=x_0.device)
     total = torch.zeros(len(x_0), dtype=torch.float64, device=x_0.device)
-    sigma = _any_sigma(x_0)
+    sigma = torch.ones(len(x_0), device=x_0.device)
     for position in order.unbind(-1):
         hidden = model.hidden(x_t, sigma)[rows, position]
         log_p = model.log_mean_at(hidden, x_t[rows, position], sigma)
@@ -122,13 +97,12 @@ def minus_log_mean(log_p: Float[Tensor, "b K"]) -> Float[Tensor, " b"]:
 
 @final
 @dataclass(frozen=True)
-class ImportanceWeightedEstimator(MonteCarloEstimator):
+class ImportanceWeightedEstimator(Estimator):
     """−log of the mean of p(x | o) over ``orders`` random orders: an upper bound on −log p, decreasing in their number.
 
     A draw is one such mean, and takes orders·L network calls. Its times are not used.
     """
 
-    included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
     process: Process
     orders: int
 
@@ -136,15 +110,9 @@ class ImportanceWeightedEstimator(MonteCarloEstimator):
         """Return orders·L."""
         return self.orders * length
 
-    def trend(self, u: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Zero: a draw does not depend on u."""
-        return torch.zeros_like(u)
-
-    def inputs(
-        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
-    ) -> tuple[Tensor, ...]:
+    def inputs(self, draw: Draw) -> Inputs:
         """The orders."""
-        return (random_orders(rng, x_0.shape[-1], self.orders),)
+        return (random_orders(draw.rng, draw.x_0.shape[-1], self.orders),)
 
     def nats(self, model: Any, x_0: Int[Tensor, "b L"], *inputs: Tensor) -> BoundTerms:
         """−log (1/K) Σ_k p(x | o_k)."""
@@ -160,21 +128,22 @@ class AllOrdersEstimator(Estimator):
     """
 
     is_exact: ClassVar[bool] = True
-    included: ClassVar[tuple[str, ...]] = ("diffusion", "prior", "reconstruction")
     process: Process
 
     def draws_of(self, length: int, draws: int) -> int:
-        """Return the number of draws: one."""
-        check_all_orders_length(length)
+        """Return the number of draws: one. Reject a sequence that is too long for the sum."""
+        if length > MAX_LENGTH:
+            raise ValueError(
+                f"orders is all, and a sequence has {length} tokens; the sum takes 2^{length} network calls, and at "
+                f"most {MAX_LENGTH} tokens are allowed: give a number of orders"
+            )
         return 1
 
     def calls_per_draw(self, length: int) -> int:
-        """Return 2^L − 1, one for each set of revealed tokens but that of all."""
+        """Return 2^L − 1: one for each set of revealed tokens except the full one."""
         return (1 << length) - 1
 
-    def inputs(
-        self, x_0: Int[Tensor, "b L"], index: Int[Tensor, " b"], u: Float[Tensor, " b"], rng: CounterRNG
-    ) -> tuple[Tensor, ...]:
+    def inputs(self, draw: Draw) -> Inputs:
         """None: all orders are used."""
         return ()
 
@@ -193,7 +162,8 @@ class AllOrdersEstimator(Estimator):
         for count in range(length):
             for sets in (size == count).nonzero().squeeze(-1).split(CHUNK):
                 x_t = torch.where(revealed[sets], x_0, self.process.mask)
-                log_p = at_token(model.log_mean(x_t, _any_sigma(x_t)), x_0.expand(x_t.shape)).double()
+                sigma = torch.ones(len(x_t), device=x_t.device)
+                log_p = at_token(model.log_mean(x_t, sigma), x_0.expand(x_t.shape)).double()
                 for i in range(length):
                     of = ~revealed[sets, i]
                     larger = sets[of] + bit[i]
@@ -217,13 +187,7 @@ def own_sample_bounds(
 ) -> OwnSampleBounds:
     """Bound −log p of the model's own samples from both sides, by (orders + 1)·L network calls per sequence.
 
-    Args:
-        model: The model.
-        process: Its noise process.
-        x_0: Sequences that it generated, one token at a time.
-        order: The order in which it generated the tokens of each.
-        orders: Number of orders in each mean.
-        rng: The random numbers of each row.
+    ``order`` is the order in which the model generated the tokens of each, and ``orders`` the number in each mean.
     """
     others = log_p_in_orders(model, process, x_0, random_orders(rng, x_0.shape[-1], orders))
     own = log_p_in_order(model, process, x_0, order)

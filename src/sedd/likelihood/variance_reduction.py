@@ -30,7 +30,7 @@ MIN_PAIRS = 8
 
 
 def check_draws(draws: int) -> None:
-    """Refuse a number of draws per sequence that is not even."""
+    """Reject a number of draws per sequence that is not even."""
     if draws < 2 or draws % 2:
         raise ValueError(f"draws is {draws}; they come in pairs, whose differences give the error: choose 2, 4, 6 …")
     check_count("draws", draws)
@@ -57,19 +57,18 @@ class StratifiedTimes:
         check_draws(self.draws)
         check_seed(self.seed)
 
+    def _bits(self, stream: int, size: int) -> UInt[np.ndarray, " size"]:
+        return np.asarray(np.random.Philox(key=np.array([self.seed, stream], np.uint64)).random_raw(size))
+
     @cached_property
     def strata(self) -> Int[np.ndarray, "sequences draws"]:
         """The stratum of each draw among sequences·draws equal parts of (0, 1); pairs are neighbouring columns."""
-        size = 2 * self.sequences
-        parts = [(part * size + self._order(part, size)).reshape(-1, 2) for part in range(self.draws // 2)]
+        size, parts = 2 * self.sequences, []
+        for part in range(self.draws // 2):
+            # permute by sorting random bits: numpy keeps Philox stable across versions, but not its shuffles
+            order = np.argsort(self._bits(part, size), kind="stable")
+            parts.append((part * size + order).reshape(-1, 2))
         return np.concatenate(parts, axis=1)
-
-    def _order(self, part: int, size: int) -> Int[np.ndarray, " size"]:
-        """Permute by sorting random bits: numpy keeps Philox stable across versions, but not its shuffles."""
-        return np.asarray(np.argsort(self._bits(part, size), kind="stable"))
-
-    def _bits(self, stream: int, size: int) -> UInt[np.ndarray, " size"]:
-        return np.asarray(np.random.Philox(key=np.array([self.seed, stream], np.uint64)).random_raw(size))
 
     @cached_property
     def u(self) -> Float[np.ndarray, "sequences draws"]:
@@ -96,9 +95,13 @@ class StratifiedTimes:
             trend: The expected shape of the costs as a function of `midpoints`, up to a factor.
             control_variates: Known quantities of each draw with expectation 0.
         """
-        basis, kinds = self._basis(trend), control_variates.shape[-1]
-        regressors = _differences(np.concatenate([control_variates, basis], -1))
-        differences = _differences(costs[..., None])[:, 0]
+        # what is fitted: control variates, and as functions of time the trend and one ramp for each segment
+        segments, kinds = min(SEGMENTS, self.strata.size // 32), control_variates.shape[-1]
+        ramps = np.clip(self.midpoints[..., None] * segments - np.arange(segments), 0, 1)
+        basis = np.concatenate([trend[..., None], ramps], -1)
+        columns = np.concatenate([control_variates, basis, costs[..., None]], -1)
+        within_pairs = (columns[:, 0::2] - columns[:, 1::2]).reshape(-1, columns.shape[-1])
+        regressors, differences = np.ascontiguousarray(within_pairs[:, :-1]), np.ascontiguousarray(within_pairs[:, -1])
         fit = np.linalg.pinv(regressors) if len(regressors) >= MIN_PAIRS else np.zeros(regressors.T.shape)
         coefficients = fit @ differences
         explained = basis @ coefficients[kinds:]
@@ -111,19 +114,11 @@ class StratifiedTimes:
             variance=paired_variance(residuals, 1 + uncertainty**2) / self.draws**2,
         )
 
-    def _basis(self, trend: Float[np.ndarray, "sequences draws"]) -> Float[np.ndarray, "sequences draws columns"]:
-        """The functions of time that are fitted: the trend, and one ramp for each segment."""
-        segments = min(SEGMENTS, self.strata.size // 32)
-        ramps = np.clip(self.midpoints[..., None] * segments - np.arange(segments), 0, 1)
-        return np.concatenate([trend[..., None], ramps], -1)
-
 
 def paired_variance(differences: Float[np.ndarray, " pairs"], factors: Any = 1.0) -> float:
     """Estimate the variance of the sum of all pairs of independent draws: a pair's sum varies as its difference does.
 
-    Args:
-        differences: The difference within each pair.
-        factors: What the square of each difference is multiplied by.
+    The square of each difference is multiplied by ``factors``.
     """
     return float((differences**2 * factors).sum())
 
@@ -138,7 +133,3 @@ def neighbour_differences(
     in_order = values[np.argsort(times)]
     pairs = in_order[1::2] - in_order[: len(in_order) - 1 : 2]
     return np.concatenate([pairs, np.diff(in_order[-2:]) if len(in_order) % 2 else in_order[:0]])
-
-
-def _differences(x: Float[np.ndarray, "sequences draws columns"]) -> Float[np.ndarray, "pairs columns"]:
-    return np.asarray((x[:, 0::2] - x[:, 1::2]).reshape(-1, x.shape[-1]))

@@ -346,7 +346,7 @@ class Trainer:
         record = {"bound": found.nats, "bound_stderr": found.stderr}
         return record | ({} if bits is None else {"bound_bits_per_char": bits}) | difference
 
-    def _bound_of(self, model: DiscreteModel) -> LikelihoodEstimate:
+    def _bound_of(self, model: DiscreteModel) -> LikelihoodEstimate[float]:
         """Return the bound of a model on validation data."""
         options = self.config.train
         return validation.validation_bound(

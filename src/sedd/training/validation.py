@@ -26,7 +26,7 @@ def validation_bound(
     count: int,
     batch_size: int,
     seed: int,
-) -> likelihood.LikelihoodEstimate:
+) -> likelihood.LikelihoodEstimate[float]:
     """Estimate the variational bound over ``count`` sequences in nats per token; padding does not count.  [§8]
 
     Args:
@@ -59,7 +59,6 @@ def validation_bound(
     return likelihood.LikelihoodEstimate(
         nats=sum(terms) / tokens,
         stderr=math.sqrt(paired_variance(differences)) / tokens,
-        stderr_population=None,
         terms=tuple(term / tokens for term in terms),
         network_calls=count,
     )
