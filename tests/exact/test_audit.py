@@ -122,7 +122,9 @@ def test_the_least_margin_is_that_of_the_kraft_sum() -> None:
     """E_q ℓ − H(q) ≥ −log Σ e^−ℓ for every q, with equality at q ∝ e^−ℓ."""
     generator = torch.Generator().manual_seed(0)
     nats = 3 * torch.rand(9, generator=generator, dtype=torch.float64)
-    least = audit._entropy_margin(losses.Expected(nats, torch.zeros(9).double())).value
+    subject = next(audit_models("absorbing"))
+    expected = losses.Expected(nats, torch.zeros(9).double())
+    least = audit._least_margin(subject, losses.FULL_NOISE, expected, None)[0].difference
     assert least == pytest.approx(-torch.logsumexp(-nats, 0).item(), abs=1e-12)
     for _ in range(50):
         q = torch.rand(9, generator=generator, dtype=torch.float64) ** 3

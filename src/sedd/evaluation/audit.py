@@ -10,9 +10,9 @@ Let ℓ(x) be the expected loss of the sequence x under one model. Two things ar
 A violation of either is a counter-example. Finding none among these models does not prove the bound in general.
 """
 
-import importlib.util
 import inspect
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,17 +45,12 @@ class CounterExample(NamedTuple):
     process: str
     schedule: str
     model: str
-    distribution: dict[str, float]
-    """The probabilities of sequences, written as their token ids."""
-    entropy: float
-    """The entropy of the distribution."""
-    minus_log_p: float | None
-    """−log p under the model, averaged over the distribution; None: the entropy alone was compared."""
+    distribution: dict[str, float]  # the probabilities of sequences, written as their token ids
+    entropy: float  # of the distribution
+    minus_log_p: float | None  # −log p of the model, averaged over the distribution; None: the entropy alone counts
     expected_loss: float
-    difference: float
-    """The expected loss minus the larger of the two, below 0."""
-    stderr: float
-    """Standard error of the expected loss; 0 where it is an exact sum."""
+    difference: float  # the expected loss minus the larger of the two, below 0
+    stderr: float  # of the expected loss; 0 where it is an exact sum
 
 
 class AuditResult(NamedTuple):
@@ -63,18 +58,12 @@ class AuditResult(NamedTuple):
 
     loss: str
     process: str
-    is_bound: bool
-    """Whether no counter-example was found."""
-    is_claimed: bool
-    """Whether it claims to be a bound, as every function does and not every objective."""
-    cases: int
-    """Combinations of a model and a schedule that were evaluated."""
-    failures: tuple[str, ...]
-    """Why others could not be evaluated. Without a counter-example the first of these is raised instead."""
-    is_exact: bool
-    """Whether expectations are sums over all noise; otherwise they are means of random draws."""
-    smallest_margin: float
-    """The least E_q ℓ − H(q) and ℓ(x) + log p(x) of all cases, in nats."""
+    is_bound: bool  # whether no counter-example was found
+    is_claimed: bool  # whether it claims to be a bound, as every function does and not every objective
+    cases: int  # combinations of a model and a schedule that were evaluated
+    failures: tuple[str, ...]  # why others could not be; without a counter-example the first of these is raised instead
+    is_exact: bool  # whether expectations are sums over all noise; otherwise they are means of random draws
+    smallest_margin: float  # the least E_q ℓ − H(q) and ℓ(x) + log p(x) of all cases, in nats
     gap: float | None
     """The largest E ℓ − H of exact scores on their own distributions without a prior term: 0 if it is tight.
 
@@ -93,15 +82,6 @@ class AuditResult(NamedTuple):
 def audit_objective(name: str, process: str = "absorbing") -> AuditResult:
     """Audit an objective of this package, or of a plugin, with the prior and reconstruction terms of the bound."""
     return _audit(ObjectiveLoss(name, process), process)
-
-
-def is_defined(name: str, process: str) -> bool:
-    """Return whether an objective is defined for a process: some need masks."""
-    try:
-        ObjectiveLoss(name, process)
-    except ValueError:
-        return False
-    return True
 
 
 def audit_function(
@@ -125,17 +105,12 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     """Run a Python file and return one of its functions."""
     if not os.path.isfile(path):  # False, too, for a name that is too long
         raise ValueError(f"{path} does not exist; name a Python file and a function in it: my_loss.py:name")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look up their module
     sys.path.insert(0, str(path.resolve().parent))  # as for a script
     try:
-        spec.loader.exec_module(module)
+        module = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path} cannot be run: {describe_error(error, path)}") from error
-    functions = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
+    functions = {key: value for key, value in module.items() if inspect.isfunction(value)}
     if name not in functions:
         found = f"it defines {', '.join(functions)}" if functions else "it defines none"
         raise ValueError(f"{path} does not define the function {name!r}; {found}")
@@ -143,18 +118,6 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
 
 
 # The comparison --------------------------------------------------------------------------------------------
-
-
-class _Margin(NamedTuple):
-    """How far a loss is above what it must not be below."""
-
-    value: float
-    error: float
-    """The error of the quadrature, or one standard error of the draws."""
-    q: Tensor
-    """The distribution of data."""
-    minus_log_p: float | None
-    """What it was compared with; None: the entropy of q."""
 
 
 def _audit(loss: ObjectiveLoss | FunctionLoss, process: str) -> AuditResult:
@@ -169,29 +132,24 @@ def _audit(loss: ObjectiveLoss | FunctionLoss, process: str) -> AuditResult:
     if not cases and not failures:
         raise ValueError(f"{loss.name} fits none of the audit's models; they have log_mean, log_next or scores")
     quantile = -torch.special.ndtri(torch.tensor(FALSE_ALARM / (2 * max(1, len(cases))), dtype=torch.float64)).item()
-    evaluated, smallest, is_exact = 0, torch.inf, True
-    gaps: list[float] = []
-    found: list[CounterExample] = []
+    evaluated: list[Expected] = []
+    margins, gaps, found = [torch.inf], list[float](), list[CounterExample]()
     for subject, schedule in cases:
         try:
             expected = loss.expected(subject, schedule)
         except ValueError as error:
             failures.append(error)
             continue
-        evaluated += 1
-        is_exact = is_exact and expected.second is None
-        margins = [_entropy_margin(expected)]
-        if schedule is FULL_NOISE:
-            if subject.distribution is not None:
-                p = subject.distribution.probabilities
-                gaps.append(((p * _measured(expected)).sum() - subject.distribution.entropy()).item())
-            if (log_p := loss.log_p(subject)) is not None:
-                margins.append(_likelihood_margin(expected, log_p))
-        for margin in margins:
-            smallest = min(smallest, margin.value)
-            allowed = TOLERANCE + 10 * margin.error if expected.second is None else quantile * margin.error
-            if margin.value < -allowed:
-                found.append(_counter_example(subject, schedule, margin, expected.second is None))
+        evaluated.append(expected)
+        log_p = loss.log_p(subject) if schedule is FULL_NOISE else None
+        if schedule is FULL_NOISE and subject.distribution is not None:
+            p = subject.distribution.probabilities
+            gaps.append(((p * expected.measured).sum() - subject.distribution.entropy()).item())
+        for compared in (None,) if log_p is None else (None, log_p):
+            example, error = _least_margin(subject, schedule, expected, compared)
+            margins.append(example.difference)
+            if example.difference < -(TOLERANCE + 10 * error if expected.is_exact else quantile * error):
+                found.append(example)
     if failures and not found:
         raise failures[0]
     worst = min(found, key=lambda example: (example.minus_log_p is not None, example.difference), default=None)
@@ -200,54 +158,43 @@ def _audit(loss: ObjectiveLoss | FunctionLoss, process: str) -> AuditResult:
         process=process,
         is_bound=worst is None,
         is_claimed=loss.is_claimed,
-        cases=evaluated,
+        cases=len(evaluated),
         failures=tuple(map(str, failures)),
-        is_exact=is_exact,
-        smallest_margin=smallest,
+        is_exact=all(expected.is_exact for expected in evaluated),
+        smallest_margin=min(margins),
         gap=max(gaps, default=None),
         counter_example=worst,
     )
 
 
-def _measured(expected: Expected) -> Tensor:
-    """Return the means to test: those of draws that did not choose what is tested."""
-    return expected.nats if expected.second is None else expected.second
+def _least_margin(
+    subject: Subject, schedule: Schedule, expected: Expected, log_p: Tensor | None
+) -> tuple[CounterExample, float]:
+    """Compare a loss with the entropy or, given log p, with the likelihood, where it exceeds it least.
 
-
-def _margin(expected: Expected, q: Tensor, minus_log_p: float | None) -> _Margin:
-    nats, error = (torch.where(q > 0, q * values, 0) for values in (_measured(expected), expected.error))
-    total = error.sum() if expected.second is None else error.square().sum().sqrt()
-    least = _entropy(q) if minus_log_p is None else minus_log_p
-    return _Margin((nats.sum() - least).item(), total.item(), q, minus_log_p)
-
-
-def _entropy(q: Tensor) -> float:
-    return float(-torch.xlogy(q, q).sum()) + 0.0  # not −0
-
-
-def _entropy_margin(expected: Expected) -> _Margin:
-    """Return E_q ℓ − H(q) for the distribution q ∝ e^−ℓ, for which it is least."""
-    return _margin(expected, (-expected.nats).softmax(-1), None)
-
-
-def _likelihood_margin(expected: Expected, log_p: Tensor) -> _Margin:
-    """Return ℓ(x) + log p(x) for the sequence for which it is least."""
-    x = int((expected.nats + log_p).argmin())
-    q = torch.zeros_like(expected.nats).index_fill(0, torch.tensor([x]), 1)
-    return _margin(expected, q, -log_p[x].item())
-
-
-def _counter_example(subject: Subject, schedule: Schedule, margin: _Margin, is_exact: bool) -> CounterExample:
-    process, entropy = subject.model.process, _entropy(margin.q)
-    sequences = all_sequences(process.vocab_size, subject.length).tolist()
-    return CounterExample(
-        process=str(process),
+    E_q ℓ − H(q) is least for the distribution q ∝ e^−ℓ, and ℓ(x) + log p(x) for some sequence x. The second value is
+    the error of the difference: of the quadrature, or one standard error of the draws.
+    """
+    if log_p is None:
+        q, minus_log_p = (-expected.nats).softmax(-1), None
+    else:
+        x = int((expected.nats + log_p).argmin())
+        q, minus_log_p = torch.zeros_like(log_p).index_fill(0, torch.tensor([x]), 1), -log_p[x].item()
+    nats, errors = (torch.where(q > 0, q * values, 0) for values in (expected.measured, expected.error))
+    error = (errors.sum() if expected.is_exact else errors.square().sum().sqrt()).item()
+    entropy = float(-torch.xlogy(q, q).sum()) + 0.0  # not −0
+    least = entropy if minus_log_p is None else minus_log_p
+    difference = (nats.sum() - least).item()
+    sequences = all_sequences(subject.model.process.vocab_size, subject.length).tolist()
+    example = CounterExample(
+        process=str(subject.model.process),
         schedule=str(schedule),
         model=subject.name,
-        distribution={"".join(map(str, x)): p for x, p in zip(sequences, margin.q.tolist(), strict=True) if p > 0},
+        distribution={"".join(map(str, x)): p for x, p in zip(sequences, q.tolist(), strict=True) if p > 0},
         entropy=entropy,
-        minus_log_p=margin.minus_log_p,
-        expected_loss=(entropy if margin.minus_log_p is None else margin.minus_log_p) + margin.value,
-        difference=margin.value,
-        stderr=0.0 if is_exact else margin.error,
+        minus_log_p=minus_log_p,
+        expected_loss=least + difference,
+        difference=difference,
+        stderr=0.0 if expected.is_exact else error,
     )
+    return example, error

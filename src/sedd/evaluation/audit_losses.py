@@ -56,10 +56,8 @@ class Subject(NamedTuple):
     name: str
     model: Any
     length: int
-    is_time_free: bool
-    """Whether p(x_0 | x_t) does not depend on σ, which objectives without a schedule need."""
-    distribution: Distribution | None = None
-    """The distribution whose exact score it is, if it is one."""
+    is_time_free: bool  # whether p(x_0 | x_t) does not depend on σ, which objectives without a schedule need
+    distribution: Distribution | None = None  # the distribution whose exact score it is, if it is one
 
 
 @final
@@ -71,7 +69,6 @@ class TimeDependentTable(nn.Module):
         self.clean, self.noisy = Table(num_states, length), Table(num_states, length)
 
     def forward(self, x: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """Return the mixture."""
         weight = torch.exp(-sigma.double())[..., None, None]
         mixed: Tensor = weight * self.clean(x, sigma) + (1 - weight) * self.noisy(x, sigma)
         return mixed
@@ -87,13 +84,11 @@ class PerturbedDenoiser(nn.Module):
         self.process, self.schedule = exact_score.process, exact_score.schedule
 
     def log_mean(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L N"]:
-        """Return log p(x_0 | x_t)."""
         logits = self.exact_score.log_mean(x_t, sigma)
         errors: Tensor = self.errors(x_t, sigma)[..., : logits.shape[-1]]
         return (logits + errors).log_softmax(-1)
 
     def forward(self, x_t: Int[Tensor, "*b L"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b L n"]:
-        """Return the log-score."""
         return self.process.mean_score(self.log_mean(x_t, sigma), x_t, sigma)
 
 
@@ -148,10 +143,18 @@ class Expected(NamedTuple):
     """The expected loss of every sequence of a space, in nats."""
 
     nats: Float[Tensor, " sequences"]
-    error: Float[Tensor, " sequences"]
-    """The error of the quadrature or, of random draws, one standard error."""
-    second: Float[Tensor, " sequences"] | None = None
-    """The same from independent draws; None: ``nats`` is exact."""
+    error: Float[Tensor, " sequences"]  # of the quadrature or, of random draws, one standard error
+    second: Float[Tensor, " sequences"] | None = None  # the same from independent draws; None: ``nats`` is exact
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is a sum over all noise, and no mean of random draws."""
+        return self.second is None
+
+    @property
+    def measured(self) -> Tensor:
+        """The means to test: those of draws that did not choose what is tested."""
+        return self.nats if self.second is None else self.second
 
 
 class _Noise(NamedTuple):
@@ -161,8 +164,7 @@ class _Noise(NamedTuple):
     x_t: Int[Tensor, "n L"]
     t: Float[Tensor, " n"]
     weight: Float[Tensor, " n"]
-    sequence: Int[Tensor, " n"]
-    """The index of x_0."""
+    sequence: Int[Tensor, " n"]  # the index of x_0
 
     def mean(self, values: Float[Tensor, " n"]) -> Float[Tensor, " sequences"]:
         """Return the expectation of ``values`` for every clean sequence."""
