@@ -67,8 +67,8 @@ MISTAKES = [
     ),
     Mistake(
         "rows enter in the order of their arrival, whoever sent them",
-        "serve/fair.py",
-        "self._items.setdefault(item.client, {})",
+        "serve/jobs.py",
+        "self._items.setdefault(client, {})",
         'self._items.setdefault("", {})',
         "exact/test_engine.py::test_clients_take_turns_at_slots",
     ),

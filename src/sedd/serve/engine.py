@@ -22,8 +22,7 @@ from sedd.loading import LoadedModel
 from sedd.samplers import LeftToRight, Prompt, State
 from sedd.samplers.run import SamplingRun, SamplingStats
 from sedd.serve.batch import BatchRow, Counts, SharedBatch, failure_of, finish_ids, is_shared, width_bucket
-from sedd.serve.fair import FairQueue, Item
-from sedd.serve.jobs import Call, Edit, Event, Failed, Finished, Job, Row, Step
+from sedd.serve.jobs import Call, Edit, Event, Failed, FairQueue, Finished, Item, Job, Row, Step
 from sedd.serve.limits import Limits
 from sedd.serve.metrics import Metrics
 
@@ -53,11 +52,6 @@ class Waiting(NamedTuple):
     def client(self) -> str:
         """Who sent it."""
         return self.job.client
-
-    @property
-    def request(self) -> object:
-        """The job."""
-        return self.job
 
 
 @dataclass
@@ -143,10 +137,10 @@ class Engine:
                 self._admit(work.client, max(1, len(rows)), work.cost)
                 for waiting in rows:
                     self._count(work.client, 1, waiting.row.cost)
-                    self._waiting.push(waiting)
+                    self._waiting.push(waiting, work.client, work)
                 if isinstance(work, Call):
                     self._count(work.client, 1, work.cost)
-                    self._calls.push(work)
+                    self._calls.push(work, work.client, work)
                 self._condition.notify()
         if is_open:
             return

@@ -1,53 +1,47 @@
-"""What the engine works on: jobs, their rows, and the events that tell how a row goes on."""
+"""What the engine works on: jobs, their rows, the events that tell how a row goes on, and the queue of what waits."""
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar, final
 
 from sedd.samplers import networks_per_call
 from sedd.samplers.run import SamplingRun
 
 
 class Edit(NamedTuple):
-    """A token that a step has changed."""
+    """A token that a step has changed; None where a value was not computed."""
 
     position: int
     id: int
-    entropy: float | None = None
-    """Of the distribution p(x_0 | x) at this position, in nats; None where it was not computed."""
-    log_prob: float | None = None
-    """log p(x_0 | x) of the token, after temperature, top-k and top-p."""
-    alternatives: list[tuple[int, float]] | None = None
-    """The most probable tokens with their probabilities."""
+    entropy: float | None = None  # of the distribution p(x_0 | x) at this position, in nats
+    log_prob: float | None = None  # log p(x_0 | x) of the token, after temperature, top-k and top-p
+    alternatives: list[tuple[int, float]] | None = None  # the most probable tokens with their probabilities
 
 
 class Step(NamedTuple):
     """A row has made a step."""
 
-    step: int
-    """Its number on the time grid, from 1; steps in which nothing can happen may be left out."""
+    step: int  # its number on the time grid, from 1; steps in which nothing can happen may be left out
     t: float
-    calls: int
-    """Calls of the model that are done, or were not needed."""
+    calls: int  # calls of the model that are done, or were not needed
     total_calls: int
     edits: list[Edit]
 
 
 class Finished(NamedTuple):
-    """A row is filled."""
+    """A row is filled, by so many calls of the network."""
 
     ids: list[int]
     calls: int
-    """Network calls that were made for it."""
 
 
 class Failed(NamedTuple):
-    """A row will not be filled."""
+    """A row will not be filled; ``code``: deadline_exceeded, non_finite, canceled or internal_error."""
 
     code: str
-    """deadline_exceeded, non_finite, canceled or internal_error."""
     message: str
 
 
@@ -56,19 +50,12 @@ Event = Step | Finished | Failed
 
 @dataclass(eq=False)
 class Row:
-    """A sequence to be filled.
+    """A sequence to be filled."""
 
-    Args:
-        run: The model with its sampler, time grid and seed.
-        given: Token ids; −1 at positions to be filled.
-        index: Its number among the rows of its seed.
-        kept: How many of its positions, from the first, are its text; None: all.
-    """
-
-    run: SamplingRun
-    given: list[int]
-    index: int
-    kept: int | None = None
+    run: SamplingRun  # the model with its sampler, time grid and seed
+    given: list[int]  # token ids; −1 at positions to be filled
+    index: int  # its number among the rows of its seed
+    kept: int | None = None  # how many of its positions, from the first, are its text; None: all
 
     @cached_property
     def blanks(self) -> int:
@@ -98,24 +85,15 @@ class Row:
 
 @dataclass(eq=False)
 class Job:
-    """The rows of one request.
-
-    Args:
-        rows: The rows.
-        deadline: The time of `time.monotonic` after which it fails.
-        on_event: Called from the engine's thread with the place of a row in ``rows`` and its event.
-        streams: Whether `Step` events are sent; else only the last one of each row.
-        alternatives: How many probable tokens every edit lists, with its entropy; None: neither is computed.
-    """
+    """The rows of one request."""
 
     rows: list[Row]
-    deadline: float
-    on_event: Callable[[int, Event], None]
-    streams: bool = False
-    alternatives: int | None = None
+    deadline: float  # the time of `time.monotonic` after which it fails
+    on_event: Callable[[int, Event], None]  # called from the engine's thread with a row's place in ``rows``
+    streams: bool = False  # whether `Step` events are sent; else only the last one of each row
+    alternatives: int | None = None  # probable tokens that every edit lists, with its entropy; None: not computed
     canceled: bool = field(default=False, init=False)
-    client: str = field(default="", init=False)
-    """Who sent it: rows of different clients enter in turn."""
+    client: str = field(default="", init=False)  # who sent it: rows of different clients enter in turn
 
     @property
     def cost(self) -> int:
@@ -127,21 +105,64 @@ class Job:
 class Call:
     """A function that needs the model and runs in the engine's thread, as a likelihood does.
 
-    Args:
-        function: Called with a function that it must call now and then, which lets other rows go on.
-        cost: Tokens that the network reads for it.
-        deadline: As for `Job`.
-        on_done: Called with what the function returned or raised.
+    It gets a function that it must call now and then, which lets other rows go on.
     """
 
     function: Callable[[Callable[[], None]], object]
     cost: int
     deadline: float
-    on_done: Callable[[object], None]
+    on_done: Callable[[object], None]  # called with what the function returned or raised
     canceled: bool = field(default=False, init=False)
     client: str = field(default="", init=False)
 
-    @property
-    def request(self) -> object:
-        """Itself."""
-        return self
+
+Item = TypeVar("Item")
+
+
+@final
+class FairQueue(Generic[Item]):
+    """Items in the order of their clients' turns, for each client of its requests' turns, and then of their arrival.
+
+    A client that has many items waiting delays each item of another client by at most one item per turn, and so does
+    a request with many items that of another request of the same client.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, dict[object, deque[Item]]] = {}  # by client and request; the first of each is next
+
+    def __len__(self) -> int:
+        return sum(len(items) for requests in list(self._items.values()) for items in list(requests.values()))
+
+    def push(self, item: Item, client: str, request: object) -> None:
+        """Add an item; a new client's turn is the last, and so is a new request's of its client."""
+        self._items.setdefault(client, {}).setdefault(request, deque()).append(item)
+
+    def pop(self, may: Callable[[Item], bool] = lambda item: True) -> Item | None:
+        """Remove the next item that may have a turn, which is decided per request; None if there is none."""
+        for client, requests in self._items.items():
+            for request, items in requests.items():
+                if may(items[0]):
+                    item = items.popleft()
+                    self._replace(client, request, items)
+                    return item
+        return None
+
+    def remove(self, is_gone: Callable[[Item], bool]) -> list[Item]:
+        """Remove and return the items for which ``is_gone`` holds."""
+        gone: list[Item] = []
+        for client, requests in list(self._items.items()):
+            for request, items in list(requests.items()):
+                kept: deque[Item] = deque()
+                for item in items:  # once each: another thread may change the answer
+                    (gone if is_gone(item) else kept).append(item)
+                self._replace(client, request, kept)
+        return gone
+
+    def _replace(self, client: str, request: object, items: deque[Item]) -> None:
+        """Let others have their turn before what is left of a request."""
+        requests = self._items.pop(client)
+        del requests[request]
+        if items:
+            requests[request] = items
+        if requests:
+            self._items[client] = requests
