@@ -146,9 +146,9 @@ def _audit(loss: ObjectiveLoss | FunctionLoss, process: str) -> AuditResult:
             p = subject.distribution.probabilities
             gaps.append(((p * expected.measured).sum() - subject.distribution.entropy()).item())
         for compared in (None,) if log_p is None else (None, log_p):
-            example, error = _least_margin(subject, schedule, expected, compared)
+            example, spread = _least_margin(subject, schedule, expected, compared)
             margins.append(example.difference)
-            if example.difference < -(TOLERANCE + 10 * error if expected.is_exact else quantile * error):
+            if example.difference < -(TOLERANCE + 10 * spread if expected.is_exact else quantile * spread):
                 found.append(example)
     if failures and not found:
         raise failures[0]
