@@ -377,7 +377,7 @@ def train(config: RunConfig, variant: dict[str, Any], sequences: int) -> dict[st
         prepared = prepare_data(config)
         trainer = Trainer(config, *open_datasets(config, lambda: prepared, ranks), ranks)
         started = time.perf_counter()
-        loop._train(trainer, Path(folder), lambda: None, lambda record: None, on_event)
+        loop._train(trainer, Path(folder), [], lambda record: None, on_event)
         wall = time.perf_counter() - started
         bounds = {}
         for name, model in (("ema", trainer.ema_model), ("last", trainer.model)):

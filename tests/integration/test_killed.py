@@ -78,8 +78,8 @@ def test_a_killed_run_resumes_bit_for_bit(
 
 BACKGROUND = """
 from sedd.training import trainer
-start = saving.BackgroundWriter.__init__
-saving.BackgroundWriter.__init__ = lambda self, in_background: start(self, True)
+start = trainer.BackgroundWriter.__init__
+trainer.BackgroundWriter.__init__ = lambda self, in_background: start(self, True)
 """
 FAILS = """
 from sedd.training import checkpoint

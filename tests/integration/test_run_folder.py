@@ -76,12 +76,12 @@ def test_what_cannot_be_resumed(sedd: Sedd, corpus: Path, run: Path, tmp_path: P
         sedd(*words, changed), "trained on other data than", str(changed), "SHA-256", "held out", "restore the data"
     )
     refused(sedd(*words, "--set", "data.val_fraction=0.1"), "trained with data.val_fraction 0.05")
-    refused(sedd(*words, "--set", "optim.name=muon"), "optimizer adamw", "--set optim.name=adamw")
-    refused(sedd(*words, "--set", "seed=9"), "trained with seed 0", "--seed 0")
+    refused(sedd(*words, "--set", "optim.name=muon"), "trained with optim.name adamw", "--set optim.name=adamw")
+    refused(sedd(*words, "--set", "seed=9"), "trained with seed 0", "--set seed=0")
     assert contents(run) == before
     stored = (run / "config.json").read_text()
     (run / "config.json").write_text(stored.replace('"seed": 0', '"seed": 9'))
-    refused(sedd(*words), "trained with seed 0", "--seed 0")
+    refused(sedd(*words), "trained with seed 0", "--set seed=0")
 
 
 def test_a_run_whose_checkpoints_are_lost(sedd: Sedd, run: Path) -> None:
@@ -166,12 +166,12 @@ def test_numbers_that_no_run_can_have(
 BAD_WEIGHT = """
 import torch
 from sedd.training import trainer
-update = ema.EMA.update
+update = trainer.EMA.update
 def damage(self, step):
     update(self, step)
     if step == {step}:
         self.weights[-1].fill_({value})
-ema.EMA.update = damage
+trainer.EMA.update = damage
 """
 
 

@@ -485,8 +485,8 @@ MISTAKES = [
     Mistake(
         "bounds that are higher by less than their error are overfitting",
         "training/loop.py",
-        "lowest.nats + lowest.stderr",
-        "lowest.nats",
+        'lowest["bound"] + lowest["bound_stderr"]',
+        'lowest["bound"]',
         f"{OVERFITTING}::test_three_bounds_in_a_row_must_be_higher_by_more_than_the_error",
     ),
     Mistake(
@@ -1057,8 +1057,8 @@ MISTAKES = [
     Mistake(
         "a run is resumed with another seed",
         "training/trainer.py",
-        "if stored.config.seed != self.config.seed:",
-        "if False:",
+        '"data.val_fraction", "seed")',
+        '"data.val_fraction")',
         "integration/test_run_folder.py::test_what_cannot_be_resumed",
     ),
     Mistake(

@@ -41,6 +41,8 @@ class Batch(NamedTuple):
 
     def micro_batches(self, count: int) -> list["Batch"]:
         """Split the sequences into ``count`` equal parts, for gradient accumulation."""
+        if count == 1:
+            return [self]
         columns = zip(*(column.chunk(count) for column in self[:-1]), strict=True)
         return [Batch._make((*part, self.tokens)) for part in columns]
 
@@ -68,23 +70,24 @@ class TrainingDataLoader:
     def __getitem__(self, step: int) -> Batch:
         """Build the batch of all processes, which is cheap, and return this process's sequences."""
         ids = data.block_order(self.seed, step * self.batch_size, self.batch_size, len(self.blocks))
-        x_0, valid = (torch.from_numpy(a) for a in self.blocks.read(ids))
+        tokens, mask = self.blocks.read(ids)
+        x_0, valid = torch.from_numpy(tokens), torch.from_numpy(mask)
         generator = seeded_generator(self.seed, step, NOISE_STREAM)
         objective = self.setup.objective
         times = objective.times(stratified(self.batch_size, generator))
         x_t = torch.where(valid, objective.corrupt(self.setup, x_0, times.t, generator), x_0)
         counts = objective.counts(self.setup, x_t)
         loss_count = (valid if counts is None else counts & valid).sum(-1)
-        columns = (x_0, x_t, *times, valid, self._labels(ids, step))
-        local = self.ranks.local_slice(self.batch_size)
-        on_device = (_to_device(column[local], self.ranks.device) for column in columns)
-        return Batch._make((*on_device, loss_count[local], valid.sum()))
-
-    def _labels(self, ids: np.ndarray, step: int) -> Tensor:
-        """Return label ids, some of them replaced by no label; the other draws of the batch do not depend on that."""
         label = torch.from_numpy(self.blocks.label_ids(ids))
         hidden = torch.rand(len(label), generator=seeded_generator(self.seed, step, LABEL_STREAM)) < self.label_dropout
-        return torch.where(hidden, len(self.blocks.labels), label)
+        label = torch.where(hidden, len(self.blocks.labels), label)
+        columns = map(self._move, (x_0, x_t, *times, valid, label))
+        return Batch._make((*columns, loss_count[self.ranks.local_slice(self.batch_size)], valid.sum()))
+
+    def _move(self, column: Tensor) -> Tensor:
+        """Return this process's rows on its device, without waiting for the copy."""
+        local, device = column[self.ranks.local_slice(self.batch_size)], self.ranks.device
+        return local.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else local.to(device)
 
     def iterate(self, first_step: int) -> Iterator[Batch]:
         """Yield batches from ``first_step`` on without end; a thread builds the next one while this one is used."""
@@ -108,8 +111,3 @@ def use_one_core(pool: ThreadPoolExecutor) -> None:
     threads = torch.get_num_threads()
     pool.submit(use_one).result()
     torch.set_num_threads(threads)
-
-
-def _to_device(a: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device without waiting for the copy."""
-    return a.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else a.to(device)

@@ -331,7 +331,11 @@ class BudgetConfig:
     def spent(self, step: int, tokens: int, seconds: float) -> float:
         """Return the fraction of the nearest limit that is used, at most 1."""
         done = {"steps": step, "tokens": tokens, "minutes": seconds / 60}
-        return min(1.0, max(done[name] / limit if (limit := getattr(self, name)) else 0.0 for name in done))
+        used = 0.0
+        for name, value in done.items():
+            if limit := getattr(self, name):
+                used = max(used, value / limit)
+        return min(1.0, used)
 
     def describe_spent(self, step: int, tokens: int, seconds: float) -> str:
         """Say that a budget is used up, and which one is larger by as much: budgets are totals of a run."""

@@ -6,13 +6,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, final
 
 import torch
+from torch import Tensor
 
 from sedd import files
 from sedd.runtime import distributed, run_log
@@ -27,6 +28,7 @@ from sedd.training.trainer import (
     Trainer,
     TrainingState,
     finish_step,
+    start_copy,
     train_step,
 )
 
@@ -37,91 +39,10 @@ OnEvent = Callable[[str, Record], None]
 The record of a step has ``spent``, the fraction of the budget that is used, and what was measured at that step; on a
 GPU the metrics of a logged step come in a second record, one step later.
 """
-
 FEW_VALIDATIONS = 4
 """A run that is validated at most so often is saved at each validation that is the best."""
-
-
-class Clock:
-    """Divides wall-clock time between ``seconds``, ``eval_seconds`` and ``save_seconds`` of a run's state.
-
-    What is not evaluation or saving is training: also the wait for data, for the device and for log files. On a GPU the
-    host queues at most one step ahead, so its clock is the device's up to one step.
-    """
-
-    def __init__(self, state: TrainingState, now: Callable[[], float] = time.perf_counter) -> None:
-        self.state, self._now, self._since = state, now, now()
-
-    def _elapsed(self) -> float:
-        """Return the seconds since this was last called."""
-        before, self._since = self._since, self._now()
-        return self._since - before
-
-    def count_training(self) -> None:
-        """Count the time until now as training."""
-        self.state.seconds += self._elapsed()
-
-    @contextmanager
-    def count_apart(self, counter: str) -> Iterator[None]:
-        """Count the time inside as ``eval_seconds`` or ``save_seconds``; queued steps must have ended before."""
-        self.count_training()
-        try:
-            yield
-        finally:
-            setattr(self.state, counter, getattr(self.state, counter) + self._elapsed())
-
-
 PATIENCE = 3
 """Validations in a row that are above the lowest bound, by more than its standard error, when a run overfits."""
-
-
-class _Bound(NamedTuple):
-    step: int
-    nats: float
-    stderr: float
-
-
-@final
-class OverfittingCheck:
-    """Follows the validation bounds of a run, which have the same sequences, times and noise; it is reported once."""
-
-    def __init__(self, records: Iterable[dict[str, Any]]) -> None:
-        """Begin with the bounds among the records of a log."""
-        self._bounds: list[_Bound] = []
-        self._is_reported = False
-        for record in records:
-            self._add(record)
-
-    def _add(self, record: dict[str, Any]) -> None:
-        if math.isfinite(record.get("bound", math.nan)):
-            self._bounds.append(_Bound(record["step"], record["bound"], record["bound_stderr"]))
-
-    def describe(self, record: dict[str, Any], saved_step: int | None) -> str | None:
-        """Add a record; return what to say where it is the first that shows overfitting."""
-        self._add(record)
-        if "bound" not in record or self._is_reported or not self._bounds:
-            return None
-        lowest = min(self._bounds, key=lambda bound: bound.nats)
-        later = self._bounds[self._bounds.index(lowest) + 1 :][-PATIENCE:]
-        if len(later) < PATIENCE or any(bound.nats <= lowest.nats + lowest.stderr for bound in later):
-            return None
-        self._is_reported = True
-        return (
-            f"the run overfits: its validation bound was {lowest.nats:.3f} nats per token at step {lowest.step:,}, the "
-            f"last {PATIENCE} were higher, and now it is {later[-1].nats:.3f}. "
-            f"{_describe_saved(lowest.step, saved_step)}; stop, and train on more text, a smaller network, or with "
-            "--set model.dropout=0.1"
-        )
-
-
-def _describe_saved(lowest: int, saved: int | None) -> str:
-    if saved is None:
-        return "No checkpoint is saved before the end; set train.save_every to keep the best"
-    if saved == lowest:
-        return f"Commands use the checkpoint of step {saved:,}"
-    return (
-        f"Commands use the checkpoint of step {saved:,}, the best that was saved; a lower train.save_every saves more"
-    )
 
 
 class TrainingResult(NamedTuple):
@@ -153,30 +74,26 @@ def run(
     """
     with (
         distributed.process_group(device) as ranks,
-        _locked(out, ranks),
+        files.locked_folder(out) if ranks.is_main else nullcontext(),
         _deterministic(config.train.deterministic),
     ):
         trainer = Trainer(with_absolute_paths(config, out), *open_datasets(config, prepare, ranks), ranks)
         if trainer.blocks.padding is not None:
             on_event("note", {"text": trainer.blocks.padding})
         _resume_or_start(trainer, out, resume, on_event)
-        with _signals() as stop_signal, _open_log(trainer, out, on_event) as write, _all_written(trainer, on_event):
-            validation = _train(trainer, out, stop_signal, write, on_event)
-        return TrainingResult(out, trainer.state, stop_signal(), validation)
+        with _signals() as caught, _open_log(trainer, out, on_event) as write, _all_written(trainer, on_event):
+            validation = _train(trainer, out, caught, write, on_event)
+        return TrainingResult(out, trainer.state, caught[-1] if caught else None, validation)
 
 
 def _train(
-    trainer: Trainer,
-    out: Path,
-    stop_signal: Callable[[], int | None],
-    write: Callable[[Record], None],
-    on_event: OnEvent,
+    trainer: Trainer, out: Path, caught: list[int], write: Callable[[Record], None], on_event: OnEvent
 ) -> dict[str, float]:
-    """Train until the budget is used up or a signal arrives; return the validation bound at the end."""
+    """Train until the budget is used up or a signal is caught; return the validation bound at the end."""
     config, options, ranks, state = trainer.config, trainer.config.train, trainer.ranks, trainer.state
+    eval_every, root = config.eval_every, out / checkpoint.CHECKPOINTS
     on_nonfinite = partial(_handle_nonfinite, trainer, out, on_event)
-    clock, throughput = Clock(state), _Throughput(state)
-    overfitting = OverfittingCheck(run_log.read_log(out) if ranks.is_main else ())
+    clock, overfitting = Clock(state), OverfittingCheck(run_log.read_log(out) if ranks.is_main else ())
     validation: dict[str, float] = {}
     unread: Callable[[], Record] | None = None
     spent, stopping = _agree(config, state, ranks, False)
@@ -198,44 +115,44 @@ def _train(
             report(unread())
             unread = None
         clock.count_training()
-        spent, stopping = _agree(config, state, ranks, stop_signal() is not None)
+        spent, stopping = _agree(config, state, ranks, bool(caught))
         is_last = stopping or spent >= 1
-        is_finished = is_last or ranks.device.type == "cpu" or _reads_weights(config, state.step)
+        is_complete = spent >= 1 and not stopping  # the last step is logged and evaluated, whatever the intervals
+        validates = is_complete or _is_due(state.step, eval_every)
+        samples, saves = _is_due(state.step, options.sample_every), is_last or _is_due(state.step, options.save_every)
+        is_finished = validates or samples or saves or ranks.device.type == "cpu"
         if is_finished:
             finish_step(trainer, on_nonfinite)  # else during the next step, so that a GPU is not waited for
 
         record: Record = {"step": state.step, "tokens": state.tokens}
-        is_complete = spent >= 1 and not stopping  # the last step is logged and evaluated, whatever the intervals
         if is_complete or _is_due(state.step, options.log_every):
-            unread = partial(_step_record, trainer, metrics.start_copy(), record | {"lr": lr} | throughput.record())
+            unread = partial(_step_record, trainer, *start_copy(metrics), record | {"lr": lr} | clock.record())
         if is_finished and unread is not None:
             record, unread = unread(), None
         validation = {}
-        if is_complete or _is_due(state.step, config.eval_every):
+        if validates:
             with clock.count_apart("eval_seconds"):
                 validation = trainer.validation_bound()
-        if _is_due(state.step, options.sample_every):
+        if samples:
             with clock.count_apart("eval_seconds"):
                 record["samples"] = trainer.sample_texts(4)
             on_event("note", {"text": f"step {state.step}: {record['samples'][0]!r}"})
-        is_best = bool(validation) and state.update_best(
-            validation["bound"],
-            is_saved=is_last or _is_due(state.step, options.save_every) or _saves_best(config, state.step),
-        )
         record |= validation
+        if validation and state.update_best(validation["bound"], saves or _saves_best(config, state.step)):
+            saves = True
         if len(record) > 2:
-            report(record)
-        else:
-            on_event("log", {"spent": spent, **record})
-        if text := overfitting.describe(record, state.best_step):
-            on_event("note", {"text": text})
+            write(record)
         if is_complete:
             _check_bound(state.step, validation)
-        if is_last or is_best or _is_due(state.step, options.save_every):
+        if saves:
             with clock.count_apart("save_seconds"):
-                trainer.save(out / checkpoint.CHECKPOINTS)
+                trainer.save(root)
                 if is_last:
                     trainer.writer.wait()
+        warning = overfitting.describe(record, state.best_step) if validation else None
+        on_event("log", {"spent": spent, **record})
+        if warning is not None:
+            on_event("note", {"text": warning})
     if spent < 1 or stopping:
         return validation
     validation = validation or _logged_bound(trainer, out)
@@ -249,7 +166,7 @@ def _train(
 
 
 def _check_bound(step: int, validation: dict[str, float]) -> None:
-    """Refuse to end with a bound that is not finite."""
+    """Reject a final bound that is not finite."""
     if not math.isfinite(validation["bound"]):
         raise NonFiniteError(
             f"at step {step}, the last, the validation bound is {validation['bound']}; that step is not saved, and "
@@ -282,12 +199,6 @@ def _saves_best(config: RunConfig, step: int) -> bool:
     every, steps = config.train.save_every, config.budget.steps
     is_short = steps is not None and steps <= FEW_VALIDATIONS * config.eval_every
     return every > 0 and (is_short or step % max(1, every // 2) < config.eval_every)
-
-
-def _reads_weights(config: RunConfig, step: int) -> bool:
-    """Whether the weights are validated, sampled from or saved after this step, so that it must be finished first."""
-    intervals = (config.eval_every, config.train.sample_every, config.train.save_every)
-    return any(_is_due(step, every) for every in intervals)
 
 
 def _agree(config: RunConfig, state: TrainingState, ranks: Ranks, stop: bool) -> tuple[float, bool]:
@@ -323,7 +234,7 @@ def _handle_nonfinite(trainer: Trainer, out: Path, on_event: OnEvent, pending: P
 
 
 def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEvent) -> None:
-    """Load the newest intact checkpoint if ``resume``; otherwise refuse to overwrite a run."""
+    """Load the newest intact checkpoint if ``resume``; otherwise reject a folder that holds a run."""
     root = out / checkpoint.CHECKPOINTS
     if not resume and checkpoint.list_checkpoints(root):
         raise ValueError(f"{out} holds a run already; add --resume to continue it, or choose another --out")
@@ -344,16 +255,6 @@ def _resume_or_start(trainer: Trainer, out: Path, resume: bool, on_event: OnEven
 
 
 @contextmanager
-def _locked(out: Path, ranks: Ranks) -> Iterator[None]:
-    """Hold the lock of the run's folder, which the first process creates, for all processes."""
-    if not ranks.is_main:
-        yield
-        return
-    with files.locked_folder(out):
-        yield
-
-
-@contextmanager
 def _all_written(trainer: Trainer, on_event: OnEvent) -> Iterator[None]:
     """Wait at the end for what is written in the background; its error is raised, or printed beside another one."""
     try:
@@ -370,12 +271,10 @@ def _all_written(trainer: Trainer, on_event: OnEvent) -> Iterator[None]:
 @contextmanager
 def _deterministic(enabled: bool) -> Iterator[None]:
     """Use deterministic algorithms on a GPU too."""
-    if not enabled:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
+        torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
@@ -383,14 +282,14 @@ def _deterministic(enabled: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _signals() -> Iterator[Callable[[], int | None]]:
-    """Catch SIGTERM, SIGHUP and Ctrl-C, so that the current step is finished; yield a function that returns the signal.
+def _signals() -> Iterator[list[int]]:
+    """Catch SIGTERM, SIGHUP and Ctrl-C, so that the current step is finished; yield the list of what was caught.
 
     Signals after the first are caught too, until everything is saved.
     """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # the only thread that may handle signals
-        yield lambda: None
+        yield caught
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -401,7 +300,7 @@ def _signals() -> Iterator[Callable[[], int | None]]:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield lambda: caught[-1] if caught else None
+        yield caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -410,31 +309,92 @@ def _signals() -> Iterator[Callable[[], int | None]]:
 # Logging ---------------------------------------------------------------------------------------------------
 
 
-def _step_record(trainer: Trainer, read: Callable[[], StepMetrics], record: Record) -> Record:
+def _step_record(trainer: Trainer, metrics: list[Tensor], copied: torch.cuda.Event | None, record: Record) -> Record:
     """Return ``record`` with the metrics of its step, which is waited for."""
-    metrics = read()
-    loss, loss_by_time = metrics.loss.item(), metrics.by_time[0] / metrics.by_time[1].clamp_min(1)
+    if copied is not None:
+        copied.synchronize()
+    loss, grad_norm, by_time = StepMetrics(*metrics)
+    loss_by_time = by_time[0] / by_time[1].clamp_min(1)
     return record | {
-        "loss": loss,
-        "bits_per_char": trainer.blocks.bits_per_char(loss),
-        "grad_norm": metrics.grad_norm.item(),
+        "loss": loss.item(),
+        "bits_per_char": trainer.blocks.bits_per_char(loss.item()),
+        "grad_norm": grad_norm.item(),
         "loss_by_time": [round(value, 6) for value in loss_by_time.tolist()],
         "skipped": trainer.state.skipped or None,
     }
 
 
-class _Throughput:
-    """Meter of the training tokens per second of training since the last record; evaluation and saving do not count."""
+class Clock:
+    """Divides wall-clock time between ``seconds``, ``eval_seconds`` and ``save_seconds`` of a run's state.
 
-    def __init__(self, state: TrainingState) -> None:
-        self.state, self.seconds, self.tokens = state, state.seconds, state.tokens
+    What is not evaluation or saving is training: also the wait for data, for the device and for log files. On a GPU the
+    host queues at most one step ahead, so its clock is the device's up to one step.
+    """
+
+    def __init__(self, state: TrainingState, now: Callable[[], float] = time.perf_counter) -> None:
+        self.state, self._now, self._since = state, now, now()
+        self._recorded = state.tokens, state.seconds
+
+    def count_training(self, counter: str = "seconds") -> None:
+        """Count the time since the last call as training."""
+        before, self._since = self._since, self._now()
+        setattr(self.state, counter, getattr(self.state, counter) + self._since - before)
+
+    @contextmanager
+    def count_apart(self, counter: str) -> Iterator[None]:
+        """Count the time inside as ``eval_seconds`` or ``save_seconds``; queued steps must have ended before."""
+        self.count_training()
+        try:
+            yield
+        finally:
+            self.count_training(counter)
 
     def record(self) -> Record:
-        state = self.state
-        per_second = (state.tokens - self.tokens) / max(state.seconds - self.seconds, 1e-9)
-        self.seconds, self.tokens = state.seconds, state.tokens
+        """Return the times, and the training tokens per second of training since the last record."""
+        state, (tokens, seconds) = self.state, self._recorded
+        self._recorded = state.tokens, state.seconds
         times = {name: round(getattr(state, name), 3) for name in ("seconds", "eval_seconds", "save_seconds")}
-        return times | {"tokens_per_second": round(per_second)}
+        return times | {"tokens_per_second": round((state.tokens - tokens) / max(state.seconds - seconds, 1e-9))}
+
+
+@final
+class OverfittingCheck:
+    """Follows the validation bounds of a run, which have the same sequences, times and noise; it is reported once."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        """Begin with the bounds among the records of a log."""
+        self._bounds = [record for record in records if _has_bound(record)]
+        self._is_reported = False
+
+    def describe(self, record: Record, saved_step: int | None) -> str | None:
+        """Add a record; return what to say where it is the first that shows overfitting."""
+        if self._is_reported or not _has_bound(record):
+            return None
+        self._bounds.append(record)
+        lowest = min(self._bounds, key=_bound)
+        later = self._bounds[self._bounds.index(lowest) + 1 :][-PATIENCE:]
+        if len(later) < PATIENCE or min(map(_bound, later)) <= lowest["bound"] + lowest["bound_stderr"]:
+            return None
+        self._is_reported = True
+        if saved_step is None:
+            saved = "No checkpoint is saved before the end; set train.save_every to keep the best"
+        else:
+            saved = f"Commands use the checkpoint of step {saved_step:,}"
+            if saved_step != lowest["step"]:
+                saved += ", the best that was saved; a lower train.save_every saves more"
+        return (
+            f"the run overfits: its validation bound was {lowest['bound']:.3f} nats per token at step "
+            f"{lowest['step']:,}, the last {PATIENCE} were higher, and now it is {record['bound']:.3f}. {saved}; stop, "
+            "and train on more text, a smaller network, or with --set model.dropout=0.1"
+        )
+
+
+def _bound(record: Record) -> float:
+    return float(record["bound"])
+
+
+def _has_bound(record: Record) -> bool:
+    return math.isfinite(record.get("bound", math.nan))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A run in memory: network, EMA, optimizers and data, with their checkpoints.
+"""A run in memory, with its checkpoints, and one training step: forward, loss, backward, clipping, optimizer, EMA.
 
 Parallelism (DDP or FSDP), mixed precision, compilation, CUDA graphs and activation checkpointing are applied to the
 network here, from outside it.
@@ -7,9 +7,8 @@ Reference: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,11 @@ from sedd.training.batches import DROPOUT_STREAM, Batch, TrainingDataLoader, see
 from sedd.training.config import RunConfig
 from sedd.training.setup import build_model, build_network, build_setup
 
+TIME_BINS = 10
+"""Number of equal intervals of time in which the loss is also logged."""
+FIXED = ("model", "network", "noise", "objective", "optim.name", "data.val_fraction", "seed")
+"""Options and sections that a resumed run must have as it was trained with."""
+
 
 class NonFiniteError(RuntimeError):
     """A loss, gradient, weight or final bound was not finite; checkpoints from before that are kept."""
@@ -44,7 +48,7 @@ class TrainingState:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    """Wall-clock seconds of training; see `clock.Clock`."""
+    """Wall-clock seconds of training; see `loop.Clock`."""
     eval_seconds: float = 0.0
     """Wall-clock seconds of validation and of logged samples."""
     save_seconds: float = 0.0
@@ -60,46 +64,12 @@ class TrainingState:
     """Records in the log."""
 
     def update_best(self, bound: float, is_saved: bool = True) -> bool:
-        """Store ``bound`` if it is the lowest of a checkpoint so far, and return whether it is stored.
-
-        Args:
-            is_saved: Whether this step is saved if its bound is the lowest.
-        """
+        """Store the bound of this step if it is the lowest so far and the step is to be saved; return whether it is."""
         is_lowest = math.isfinite(bound) and (self.best is None or bound < self.best)
         self.above_best = not is_lowest
         if is_lowest and is_saved:
             self.best, self.best_step = bound, self.step
         return is_lowest and is_saved
-
-
-class PendingStep(NamedTuple):
-    """A step whose finiteness flag may still be on the GPU; a step that is not finite has changed no weight."""
-
-    step: int
-    tokens: int
-    """Training tokens before this step."""
-    batch: Batch
-    finite: Tensor
-    """On the CPU; to be read once ``copied`` is reached."""
-    copied: torch.cuda.Event | None
-    """None: ``finite`` can be read at once."""
-
-    @classmethod
-    def start(cls, state: TrainingState, batch: Batch, finite: Tensor) -> "PendingStep":
-        """Begin to copy the flag to the host without waiting for it."""
-        if finite.device.type != "cuda":
-            return cls(state.step, state.tokens, batch, finite, None)
-        on_host = torch.empty((), dtype=torch.bool, pin_memory=True)
-        on_host.copy_(finite, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        return cls(state.step, state.tokens, batch, on_host, copied)
-
-    def is_finite(self) -> bool:
-        """Wait for this step, not for later ones, and return its flag."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        return bool(self.finite)
 
 
 @final
@@ -133,83 +103,25 @@ class EMA:
             target.copy_(source)
 
 
-@final
-class BackgroundWriter:
-    """Runs one write at a time, in a thread or at once; the error of a write is raised by the next call."""
+class _ForwardOnly(nn.Module):
+    """A network for inference whose `hidden` and `head` are hidden, with a ``forward`` of its own."""
 
-    def __init__(self, in_background: bool) -> None:
-        self._threads = ThreadPoolExecutor(1, "checkpoint") if in_background else None
-        if self._threads is not None:
-            use_one_core(self._threads)
-        self._pending: Future[None] | None = None
-
-    def submit(self, write: Callable[[], None]) -> None:
-        """Begin a write once the one before it has ended."""
-        self.wait()
-        if self._threads is None:
-            write()
-        else:
-            self._pending = self._threads.submit(write)
-
-    def check(self) -> None:
-        """Raise the error of a write that has failed; do not wait for one that is not done."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until everything is written."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-
-def copy_to_host(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Copy tensors to the host, from a GPU through pinned memory, so that training may change them."""
-    copies = {stem: {name: _start_copy(value) for name, value in values.items()} for stem, values in groups.items()}
-    if any(value.is_cuda for values in groups.values() for value in values.values()):
-        torch.cuda.current_stream().synchronize()
-    return copies
-
-
-def _start_copy(value: Tensor) -> Tensor:
-    """Begin to copy a tensor; one on a GPU is there once its stream is synchronized."""
-    value = value.detach()
-    if not value.is_cuda:
-        return value.clone(memory_format=torch.contiguous_format)
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
-
-
-class _WholeNetwork(nn.Module):
-    """A sharded network for inference that hides `hidden` and `head`: FSDP gathers weights in `forward` alone."""
-
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, forward: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._forward = module, forward
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        output: Tensor = self.module(*args, **kwargs)
-        return output
-
-
-class _Float32Network(nn.Module):
-    """A network for inference without the autocast that `Trainer` gives it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        output: Tensor = type(self.module).forward(self.module, *args, **kwargs)
-        return output
+        return self._forward(*args, **kwargs)
 
 
 class Trainer:
-    """The network, EMA, optimizers, data and counters of a run; `step.train_step` advances them by a step."""
+    """The network, EMA, optimizers, data and counters of a run; `train_step` advances them by a step."""
 
     def __init__(
         self, config: RunConfig, blocks: data.TokenBlocks, validation_blocks: data.TokenBlocks, ranks: Ranks
     ) -> None:
-        ranks.local_slice(config.train.batch_size, config.train.grad_accumulation)  # raises if it cannot be divided
+        options = config.train
+        ranks.local_slice(options.batch_size, options.grad_accumulation)  # raises if it cannot be divided
         self.config, self.blocks, self.validation_blocks, self.ranks = config, blocks, validation_blocks, ranks
         self.token_counts = blocks.token_counts() if config.noise.process == "frequency" else None
         self.setup = build_setup(config, blocks.vocab_size, self.token_counts)
@@ -220,33 +132,27 @@ class Trainer:
                 "lambda-dce"
             )
         self.dataloader = TrainingDataLoader(
-            blocks,
-            self.setup,
-            config.train.batch_size,
-            config.seed,
-            ranks,
-            config.data.label_dropout if blocks.labels else 0.0,
+            blocks, self.setup, options.batch_size, config.seed, ranks, config.data.label_dropout
         )
         self.network = self._build_network(reshard_after_forward=False)  # the loss reads the head after `forward`
         ema_network = self._build_network(reshard_after_forward=True)  # no backward pass would free its weights
         self.ema = EMA(self.network, ema_network, config.optim.ema_decay)
         self.weights = self.ema.source_weights
         self.optimizers = optimizer.build_optimizers(self.network, config.optim)
-        self.ddp_model: nn.Module = self.network
-        if ranks.world_size > 1 and not config.train.fsdp:
-            self.ddp_model = nn.parallel.DistributedDataParallel(self.network)
+        self.is_ddp = ranks.world_size > 1 and not options.fsdp
+        self.ddp_model = nn.parallel.DistributedDataParallel(self.network) if self.is_ddp else self.network
         self._enable_optimizations()
         self.model = build_model(config, self.ddp_model, self.setup)
         if isinstance(adapted := self.model.network, AdaptedNetwork):
             for name in ("valid",) * self.ignores_padding + ("label",) * bool(blocks.labels):
                 adapted.require(name)
-        self.ema_model = build_model(
-            config, _WholeNetwork(ema_network) if config.train.fsdp else ema_network, self.setup
-        )
-        self.validation_model = self.ema_model
+        if options.fsdp:  # which gathers weights in `forward` alone
+            ema_network = _ForwardOnly(ema_network, ema_network.__call__)
+        self.validation_model = self.ema_model = build_model(config, ema_network, self.setup)
         self._float32_model: DiscreteModel | None = None  # until it was compared with mixed precision
-        if config.train.precision != "float32" and not config.train.fsdp:
-            self._float32_model = build_model(config, _Float32Network(ema_network), self.setup)
+        if options.precision != "float32" and not options.fsdp:
+            without_autocast = partial(type(ema_network).forward, ema_network)
+            self._float32_model = build_model(config, _ForwardOnly(ema_network, without_autocast), self.setup)
         self.state = TrainingState()
         self.pending_step: PendingStep | None = None
         self.writer = BackgroundWriter(in_background=ranks.device.type == "cuda")
@@ -285,46 +191,33 @@ class Trainer:
 
     # Loss --------------------------------------------------------------------------------------------------
 
+    def bind(self, model: DiscreteModel, valid: Tensor, label: Tensor) -> DiscreteModel:
+        """Bind a model to the padding of a batch, if that is ignored, and to its labels, if there are any."""
+        return model.bind(valid=valid if self.ignores_padding else None, label=label if self.blocks.labels else None)
+
     def batch_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss of a batch and, without gradient and ``train.loss_weighting``, that of each sequence.
 
-        The loss is fused with the head where the objective has such a form.
+        The loss is fused with the head where the objective has such a form. The loss weighting is (1 + p)(1 − e^−σ)^p,
+        whose mean is 1 where 1 − e^−σ is uniform.
         """
-        model = self.bind(self.model, batch.valid, batch.label)
-        factor = self._loss_weighting(batch.t)
+        model, objective = self.bind(self.model, batch.valid, batch.label), self.setup.objective
+        factor = torch.ones_like(batch.t)
+        if p := self.config.train.loss_weighting:
+            factor = (1 + p) * objective.corruption_probability(self.setup, batch.t).clamp_min(1e-9) ** p
         batch = batch._replace(weight=batch.weight * factor)
         count = int(batch.loss_count.sum())
-        noisy = (batch.x_t, batch.x_0, batch.t, batch.weight)
-        loss = fused_loss(self.setup.objective, model, *noisy, model.valid, count)
+        loss = fused_loss(objective, model, batch.x_t, batch.x_0, batch.t, batch.weight, model.valid, count)
         if loss is None:
             losses = self.position_losses(self.model, batch).sum(-1)
             return losses.sum(), losses.detach() / factor
         return loss.total, loss.positions.sum(-1) / factor
-
-    def _loss_weighting(self, t: Tensor) -> Tensor:
-        """Return (1 + p)(1 − e^−σ)^p, whose mean is 1 where 1 − e^−σ is uniform."""
-        if not (p := self.config.train.loss_weighting):
-            return torch.ones_like(t)
-        return (1 + p) * self.setup.objective.corruption_probability(self.setup, t).clamp_min(1e-9) ** p
 
     def position_losses(self, model: DiscreteModel, batch: Batch) -> Tensor:
         """Return the weighted loss at each position, (b, L), 0 at padding."""
         bound = self.bind(model, batch.valid, batch.label)
         loss = self.setup.objective.loss(bound, batch.x_t, batch.x_0, batch.t)
         return torch.where(batch.valid, batch.weight.to(loss.dtype)[:, None] * loss, 0)
-
-    def bind(self, model: DiscreteModel, valid: Tensor, label: Tensor) -> DiscreteModel:
-        """Bind a model to the padding of a batch, if that is ignored, and to its labels, if there are any."""
-        return model.bind(valid=valid if self.ignores_padding else None, label=label if self.blocks.labels else None)
-
-    @contextmanager
-    def gradient_sync(self, enabled: bool) -> Iterator[None]:
-        """Sum gradients over processes in this backward pass if ``enabled``: once per step is enough."""
-        if self.config.train.fsdp:
-            self.network.set_requires_gradient_sync(enabled)  # type: ignore[operator]
-        is_ddp = isinstance(self.ddp_model, nn.parallel.DistributedDataParallel)
-        with self.ddp_model.no_sync() if is_ddp and not enabled else nullcontext():  # type: ignore[operator]
-            yield
 
     # Validation and samples --------------------------------------------------------------------------------
 
@@ -452,47 +345,107 @@ class Trainer:
         self.state = TrainingState(**checkpoint.load_json(folder, "state"))
 
     def _check_compatible(self, folder: Path) -> None:
-        """Refuse weights of another model, vocabulary, tokenizer or set of labels."""
-        stored, current = checkpoint.read_stored_model(folder), self.config.as_dict()
-        if stored.vocab_size != self.blocks.vocab_size:
+        """Reject a checkpoint of other data, or of a run with other `FIXED` options."""
+        stored, blocks = checkpoint.read_stored_model(folder), self.blocks
+        advice = "resume with the tokenizer and data it was trained on"
+        if stored.vocab_size != blocks.vocab_size:
             raise ValueError(
-                f"{folder} has a vocabulary of {stored.vocab_size} and the data one of {self.blocks.vocab_size}; "
-                "resume with the tokenizer and data it was trained on"
+                f"{folder} has a vocabulary of {stored.vocab_size} and the data one of {blocks.vocab_size}; {advice}"
             )
-        if stored.labels != self.blocks.labels:
+        if stored.labels != blocks.labels:
+            raise ValueError(f"{folder} has the labels {stored.labels} and the data {blocks.labels}; {advice}")
+        if tokenizer.load_tokenizer(folder) != blocks.tokenizer:
+            raise ValueError(f"{folder} has another tokenizer than the data; {advice}")
+        if stored.data_sha256 not in (None, digest := blocks.index.sha256):
             raise ValueError(
-                f"{folder} has the labels {stored.labels} and the data {self.blocks.labels}; resume with the data it "
-                "was trained on"
+                f"{folder} was trained on other data than {', '.join(self.config.data.sources)} holds now (SHA-256 "
+                f"{str(stored.data_sha256)[:12]} then, {digest[:12]} now), so sequences that were held out would be "
+                "trained on; restore the data, or start a new run with another --out"
             )
-        if tokenizer.load_tokenizer(folder) != self.blocks.tokenizer:
-            raise ValueError(f"{folder} has another tokenizer than the data; resume with the one it was trained on")
-        sources = ", ".join(self.config.data.sources)
-        if stored.data_sha256 not in (None, digest := self.blocks.index.sha256):
-            raise ValueError(
-                f"{folder} was trained on other data than {sources} holds now (SHA-256 {str(stored.data_sha256)[:12]} "
-                f"then, {digest[:12]} now), so sequences that were held out would be trained on; restore the data, or "
-                "start a new run with another --out"
-            )
-        trained = stored.config.as_dict()
-        if (fraction := stored.config.data.val_fraction) != self.config.data.val_fraction:
-            raise ValueError(f"{folder} was trained with data.val_fraction {fraction}; resume with the same")
-        if stored.config.seed != self.config.seed:  # of initial weights, order and noise of the data, and validation
-            raise ValueError(
-                f"{folder} was trained with seed {stored.config.seed}, and seed is {self.config.seed} now; resume with "
-                f"--seed {stored.config.seed}"
-            )
-        if (name := stored.config.optim.name) != self.config.optim.name:
-            raise ValueError(
-                f"{folder} holds the state of the optimizer {name}, and optim.name is {self.config.optim.name}; resume "
-                f"with --set optim.name={name}"
-            )
-        for part in ("model", "network", "noise", "objective"):
-            if trained[part] != current[part]:
-                raise ValueError(f"{folder} was trained with {part} {trained[part]}; resume with the same {part}")
+        trained, current = stored.config.by_key(), self.config.by_key()
+        for key in (key for name in FIXED for key in trained | current if f"{key}.".startswith(f"{name}.")):
+            if (then := trained.get(key)) != (now := current.get(key)):
+                raise ValueError(
+                    f"{folder} was trained with {key} {then}, and {key} is {now}; resume with --set {key}="
+                    f"{'null' if then is None else then}"
+                )
 
 
-TIME_BINS = 10
-"""Number of equal intervals of time in which the loss is also logged."""
+# Copies to the host ----------------------------------------------------------------------------------------
+
+
+def start_copy(values: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
+    """Begin to copy tensors to the host; return the copies, and the event after which they can be read, if any."""
+    if values[0].device.type != "cuda":
+        return list(values), None
+    copies = [_pinned_copy(value) for value in values]
+    copied = torch.cuda.Event()
+    copied.record()
+    return copies, copied
+
+
+def _pinned_copy(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+
+
+def copy_to_host(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Copy tensors to the host, from a GPU through pinned memory, so that training may change them."""
+    copies: dict[str, dict[str, Tensor]] = {stem: {} for stem in groups}
+    for stem, values in groups.items():
+        for name, value in values.items():
+            value = value.detach()
+            copies[stem][name] = (
+                _pinned_copy(value) if value.is_cuda else value.clone(memory_format=torch.contiguous_format)
+            )
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+    return copies
+
+
+@final
+class BackgroundWriter:
+    """Runs one write at a time, in a thread or at once; the error of a write is raised by the next call."""
+
+    def __init__(self, in_background: bool) -> None:
+        self._threads = ThreadPoolExecutor(1, "checkpoint") if in_background else None
+        if self._threads is not None:
+            use_one_core(self._threads)
+        self._pending: Future[None] | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Begin a write once the one before it has ended."""
+        self.wait()
+        if self._threads is None:
+            write()
+        else:
+            self._pending = self._threads.submit(write)
+
+    def check(self) -> None:
+        """Raise the error of a write that has failed; do not wait for one that is not done."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+
+# A step ----------------------------------------------------------------------------------------------------
+
+
+class PendingStep(NamedTuple):
+    """A step whose finiteness flag may still be on the GPU; a step that is not finite has changed no weight."""
+
+    step: int
+    tokens: int
+    """Training tokens before this step."""
+    batch: Batch
+    finite: Tensor
+    """On the CPU; to be read once ``copied`` is reached."""
+    copied: torch.cuda.Event | None
+    """None: ``finite`` can be read at once."""
 
 
 class StepMetrics(NamedTuple):
@@ -504,22 +457,6 @@ class StepMetrics(NamedTuple):
     """Before clipping."""
     by_time: Tensor
     """Summed loss and number of tokens in each time bin, (2, TIME_BINS)."""
-
-    def start_copy(self) -> Callable[[], "StepMetrics"]:
-        """Begin to copy the metrics to the host; the function returned waits for this step alone and returns them."""
-        if self.loss.device.type != "cuda":
-            return lambda: self
-        copies = StepMetrics(*(torch.empty(a.shape, dtype=a.dtype, pin_memory=True) for a in self))
-        for copy, value in zip(copies, self, strict=True):
-            copy.copy_(value, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-
-        def wait() -> "StepMetrics":
-            copied.synchronize()
-            return copies
-
-        return wait
 
 
 OnNonFinite = Callable[[PendingStep], None]
@@ -544,10 +481,14 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
     by_time = torch.zeros(2, TIME_BINS, device=ranks.device)
     micro_batches = batch.micro_batches(config.train.grad_accumulation)
     for micro_batch in micro_batches:
-        with trainer.gradient_sync(micro_batch is micro_batches[-1]):
-            total, sequence_losses = trainer.batch_loss(micro_batch)  # forward pass and loss
-            # gradients are averaged over processes; the factor makes that average their sum
-            (total / batch.tokens * ranks.world_size).backward()
+        is_last = micro_batch is micro_batches[-1]  # gradients are summed over processes once per step
+        if config.train.fsdp:
+            trainer.network.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+        elif trainer.is_ddp:
+            trainer.ddp_model.require_backward_grad_sync = is_last  # type: ignore[assignment]
+        total, sequence_losses = trainer.batch_loss(micro_batch)  # forward pass and loss
+        # gradients are averaged over processes; the factor makes that average their sum
+        (total / batch.tokens * ranks.world_size).backward()
         time_bin = (micro_batch.t * TIME_BINS).long().clamp_max(TIME_BINS - 1)
         by_time[0].index_add_(0, time_bin, sequence_losses.float())
         by_time[1].index_add_(0, time_bin, micro_batch.valid.sum(-1).float())
@@ -560,8 +501,9 @@ def train_step(trainer: Trainer, batch: Batch, lr: float, on_nonfinite: OnNonFin
     finish_step(trainer, on_nonfinite)  # the step before this one, whose EMA update must precede new weights
     optimizer.set_learning_rate(trainer.optimizers, lr)
     optimizer.step_if_finite(trainer.optimizers, finite)
-    trainer.pending_step = PendingStep.start(state, batch, finite)
-    if ranks.device.type == "cpu":
+    (on_host,), copied = start_copy([finite])
+    trainer.pending_step = PendingStep(state.step, state.tokens, batch, on_host, copied)
+    if copied is None:
         finish_step(trainer, on_nonfinite)
     optimizer.zero_grad(trainer.optimizers)
 
@@ -582,7 +524,9 @@ def finish_step(trainer: Trainer, on_nonfinite: OnNonFinite) -> None:
     pending, trainer.pending_step = trainer.pending_step, None
     if pending is None:
         return
-    if pending.is_finite():
+    if pending.copied is not None:  # wait for this step, not for later ones
+        pending.copied.synchronize()
+    if bool(pending.finite):
         trainer.ema.update(pending.step)
     else:
         on_nonfinite(pending)
