@@ -10,7 +10,6 @@ names through the entry-point groups ``sedd.schedules``, ``sedd.processes``, ``s
 Such names are accepted wherever the built-in ones are.
 """
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +32,8 @@ class Registry:
     """The names of this package, each with ``module:attribute``."""
     group: str | None = None
     """The entry-point group in which other packages add names; None: they cannot."""
-    base: str | None = None
-    """The class, as ``module:attribute``, that all others must be subclasses of."""
+    base: str = "builtins:object"
+    """The class, as ``module:attribute``, that the classes of other packages must be subclasses of."""
 
     @cached_property
     def plugins(self) -> Mapping[str, list[EntryPoint]]:
@@ -47,14 +46,14 @@ class Registry:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """All names, the built-in ones first."""
-        return (*self.built_in, *(name for name in self.plugins if name not in self.built_in))
+        return tuple(dict.fromkeys([*self.built_in, *self.plugins]))
 
     @cache  # noqa: B019  registries live as long as the process
     def load(self, name: str) -> Any:
         """Import the class or function that ``name`` stands for."""
         check_choice(self.kind, name, self.names)
         plugins = self.plugins.get(name, [])
-        packages = " and ".join(_package(entry) for entry in plugins)
+        packages = " and ".join(f"the package {entry.dist.name if entry.dist else '(unnamed)'}" for entry in plugins)
         if name in self.built_in:
             if plugins:
                 warn(f"{self.kind} {name} is built in; that of {packages} is ignored")
@@ -62,42 +61,32 @@ class Registry:
         if len(plugins) > 1:
             raise ValueError(f"{self.kind} {name} is defined by {packages}; uninstall all but one of them")
         try:
-            found = plugins[0].load()
+            found, base = plugins[0].load(), _import(self.base)
         except Exception as error:  # whatever goes wrong while another package is imported
             raise ValueError(
                 f"{self.kind} {name} cannot be imported from {packages} ({plugins[0].value}): "
                 f"{type(error).__name__}: {error}; repair that package or uninstall it"
             ) from error
-        base = _import(self.base) if self.base else object
         if not (inspect.isclass(found) and issubclass(found, base)):
-            raise ValueError(
-                f"{self.kind} {name} is {found!r}; it must be a subclass of {base.__name__}: repair the package it is "
-                "from"
-            )
+            raise ValueError(f"{self.kind} {name} of {packages} is {found!r}; it must be a subclass of {base.__name__}")
         return found
 
     def build(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Instantiate the class that ``name`` stands for; reject unknown and missing options."""
         found = self.load(name)
-        parameters = dict(list(inspect.signature(found).parameters.items())[len(arguments) :])
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        if not takes_any and (unknown := [option for option in options if option not in parameters]):
+        parameters = list(inspect.signature(found).parameters.values())[len(arguments) :]
+        named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
+        if len(named) == len(parameters) and (unknown := [option for option in options if option not in named]):
             raise ValueError(
-                f"{self.kind} {name} has no option {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
+                f"{self.kind} {name} has no option {', '.join(unknown)}; it takes {', '.join(named) or 'none'}"
             )
-        required = [n for n, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-        if missing := [name for name in required if name not in options]:
+        if missing := [option for option, p in named.items() if p.default is p.empty and option not in options]:
             raise ValueError(f"{self.kind} {name} needs {', '.join(missing)}, which was not given")
         return found(*arguments, **options)
 
 
-def _package(entry: EntryPoint) -> str:
-    return f"the package {entry.dist.name}" if entry.dist else "a package without a name"
-
-
 def _import(place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return EntryPoint("", place, "").load()
 
 
 TOKENIZERS = Registry(

@@ -4,18 +4,16 @@ import builtins
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-MAX_COUNT = 2**20
-"""The largest count, where there is no other limit: a larger one is a mistake."""
-MAX_SAMPLES = 2**24
-"""The largest number of samples, or of tokens in a sequence."""
+MAX_COUNT = 2**20  # where there is no other limit; a larger count is a mistake
+MAX_SAMPLES = 2**24  # also of tokens in a sequence
 MAX_VOCABULARY = 2**31 - 1
-"""The largest vocabulary."""
 NAMES: Mapping[Any, str] = {
     int: "an integer",
     float: "a number",
@@ -53,27 +51,17 @@ def check_seed(seed: int) -> int:
 
 
 def check_fields(
-    where: str,
-    record: Any,
-    kinds: Mapping[str, Any],
-    *,
-    required: Collection[str] = (),
-    closed: bool = False,
+    where: str, record: Any, kinds: Mapping[str, Any], *, required: Collection[str] = (), closed: bool = False
 ) -> None:
-    """Reject a record from outside whose fields are not of these types.
-
-    Args:
-        where: What it is or where it is from, for the message.
-        kinds: The types of its fields, as in annotations.
-    """
+    """Reject a record from outside whose fields are not of these types; ``where`` is its name or source."""
     if not isinstance(record, dict):
         raise ValueError(f"{where} is a {type(record).__name__}; it must be an object with fields")
     if closed and (unknown := sorted(set(record) - set(kinds))):
         raise ValueError(f"{where} has {', '.join(unknown)}; it may have {', '.join(sorted(kinds))}")
     if missing := [name for name in required if name not in record]:
         raise ValueError(f"{where} has no {missing[0]}")
-    for name, value in record.items():
-        if name in kinds and not is_of_type(value, kind := kinds[name]):
+    for name, kind in kinds.items():
+        if name in record and not is_of_type(value := record[name], kind):
             shown = kind.__name__ if isinstance(kind, type) and not get_args(kind) else kind
             raise ValueError(f"{where} has {name} {repr(value)[:80]}; it must be of type {shown}")
 
@@ -88,49 +76,37 @@ def is_of_type(value: Any, kind: Any) -> bool:
             return isinstance(value, list) and all(is_of_type(item, inner[0]) for item in value)
         case builtins.dict:
             return isinstance(value, dict) and all(is_of_type(item, inner[1]) for item in value.values())
-        case builtins.float:
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        case builtins.int:
-            return isinstance(value, int) and not isinstance(value, bool)
+        case builtins.float | builtins.int as number:
+            return isinstance(value, int | number) and not isinstance(value, bool)
         case typing.Any:
             return True
     return isinstance(value, kind)
 
 
-def from_dict(kind: type[T], data: Any) -> T:
+def from_dict(kind: type[T], data: Any, section: str = "", root: type | None = None) -> T:
     """Build a dataclass whose fields are scalars, lists, mappings or dataclasses; text is converted to numbers.
 
-    Raises:
-        ValueError: A key is unknown or a value has the wrong type; the message names the closest key, or the type.
+    An error names the closest key to one that is unknown. ``section`` is the key of ``data`` within ``root``.
     """
-    return _build(kind, data, "", kind)
-
-
-def _build(kind: type[T], data: Any, section: str, root: type) -> T:
     if not isinstance(data, Mapping):
         raise ValueError(f"{section or 'the configuration'} is {_shown.repr(data)}; it must be a mapping of keys")
-    prefix, hints = section and f"{section}.", get_type_hints(kind)
+    prefix, hints, root = section and f"{section}.", get_type_hints(kind), root or kind
     for name in data:
         if name not in hints:
-            raise ValueError(_unknown(f"{prefix}{name}", section, hints, root))
+            known = {key.rpartition(".")[2]: key for key in (*_list_keys(root), *(f"{prefix}{own}" for own in hints))}
+            close = get_close_matches(str(name), known, 1)
+            meant = f"; did you mean {known[close[0]]}?" if close else ";"
+            own = f"{section or 'the configuration'} has {', '.join(hints)}"
+            raise ValueError(f"unknown option {_shown.repr(f'{prefix}{name}')}{meant} {own}")
     return kind(**{name: _convert(f"{prefix}{name}", value, hints[name], root) for name, value in data.items()})
 
 
-def _unknown(key: str, section: str, names: Mapping[str, Any], root: type) -> str:
-    """Name the key that was probably meant: one of the same or almost the same name, here or in another section."""
-    known = {other.rpartition(".")[2]: other for other in list_keys(root)}
-    known |= {name: f"{section}.{name}" if section else name for name in names}
-    close = get_close_matches(key.rpartition(".")[2], known, 1)
-    meant = f"; did you mean {known[close[0]]}?" if close else ";"
-    return f"unknown option {_shown.repr(key)}{meant} {section or 'the configuration'} has {', '.join(names)}"
-
-
-def list_keys(kind: type, prefix: str = "") -> Iterator[str]:
+def _list_keys(kind: type, prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of a dataclass: its fields, and those of the dataclasses in it."""
     for name, hint in get_type_hints(kind).items():
         yield f"{prefix}{name}"
         if is_dataclass(hint):
-            yield from list_keys(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+            yield from _list_keys(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
 
 
 def _convert(key: str, value: Any, kind: Any, root: type) -> Any:
@@ -147,16 +123,14 @@ def _convert(key: str, value: Any, kind: Any, root: type) -> Any:
             return TRUTH[str(value).lower()]
         case (builtins.int | builtins.float) as number if not isinstance(value, bool):
             if isinstance(value, str | int | number):
-                try:
+                with suppress(ValueError, OverflowError):
                     return number(value)
-                except (ValueError, OverflowError):
-                    pass
         case builtins.str if isinstance(value, str):
             return value
         case typing.Any if _is_plain(value):
             return value
         case section if is_dataclass(section):
-            return _build(section, value, key, root)  # type: ignore[arg-type]
+            return from_dict(section, value, key, root)  # type: ignore[arg-type]
     raise ValueError(f"{key} is {_shown.repr(value)}; it must be {NAMES[get_origin(kind) or kind]}")
 
 
